@@ -1,0 +1,52 @@
+# `make demo` and `make test` do everything from nothing; a second call reuses the environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-long lint format bench clean
+
+help:
+	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
+	@echo "make test       the test suite (under 10 minutes on 2 cores)"
+	@echo "make test-long  the long statistical runs"
+	@echo "make lint       ruff, pyright, import-linter"
+	@echo "make format     let ruff rewrite what lint would complain about"
+	@echo "make bench      speed and rounds against peers"
+	@echo "make install    only the environment, in $(VENV)"
+	@echo "make clean      remove environments, caches and run outputs"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedpdmc needs Python 3.11 or newer; found " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/fedpdmc demo
+
+test: install
+	$(BIN)/python -m pytest
+
+test-long: install
+	$(BIN)/python -m pytest -m long
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: install
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .bench-venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

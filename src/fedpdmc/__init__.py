@@ -1,0 +1,51 @@
+"""Exact samples from a Bayesian posterior whose data stay at the sites that own them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedpdmc import models as models
+    from fedpdmc.archive import load as load
+    from fedpdmc.coordinates import Reference as Reference
+    from fedpdmc.dynamics import Boomerang as Boomerang
+    from fedpdmc.dynamics import BouncyParticle as BouncyParticle
+    from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
+    from fedpdmc.dynamics import ZigZag as ZigZag
+    from fedpdmc.posterior import Posterior as Posterior
+    from fedpdmc.reference import laplace as laplace
+    from fedpdmc.sampling import sample as sample
+    from fedpdmc.site import Site as Site
+
+# The public names and where they live. They are loaded on first use, so that the command line starts without JAX.
+_HOMES = {
+    "Boomerang": "fedpdmc.dynamics",
+    "BouncyParticle": "fedpdmc.dynamics",
+    "FactorisedBoomerang": "fedpdmc.dynamics",
+    "Posterior": "fedpdmc.posterior",
+    "Reference": "fedpdmc.coordinates",
+    "Site": "fedpdmc.site",
+    "ZigZag": "fedpdmc.dynamics",
+    "laplace": "fedpdmc.reference",
+    "load": "fedpdmc.archive",
+    "models": "fedpdmc.models",
+    "sample": "fedpdmc.sampling",
+}
+
+__all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedpdmc' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"fedpdmc.{name}" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

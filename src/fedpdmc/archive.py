@@ -1,0 +1,90 @@
+"""Posteriors on disk: one zarr folder with the paths, the counts and the provenance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import zarr
+
+from fedpdmc import dynamics as all_dynamics
+from fedpdmc.coordinates import Reference
+from fedpdmc.errors import InputError
+from fedpdmc.posterior import Posterior
+from fedpdmc.precision import double_precision
+from fedpdmc.skeleton import Moments, Skeleton
+from fedpdmc.store import DrawStore, SkeletonStore, Store
+
+FORMAT = 1
+COUNTS = ("messages", "bytes", "events", "gradient_evaluations")
+
+
+def save(post: Posterior, path: Path) -> None:
+    """Write a posterior, replacing what is there."""
+    group = zarr.open_group(str(path), mode="w")
+    group.attrs.update(
+        {
+            "format": FORMAT,
+            "names": list(post.names),
+            "rounds": post.rounds,
+            "certified": post.certified,
+            "privacy": post.privacy,
+            "settings": json.loads(json.dumps(post.settings, default=str)),
+            "dynamics": _describe(post.dynamics),
+            "span": list(post.store.span),
+        }
+    )
+    arrays: dict[str, Any] = {name: getattr(post, name) for name in COUNTS}
+    arrays |= {"center": post.reference.center, "scale_tril": post.reference.scale_tril}
+    arrays |= _store_arrays(post.store)
+    for name, value in arrays.items():
+        group.create_array(name, data=np.ascontiguousarray(np.asarray(value)))
+
+
+@double_precision
+def load(path: str | Path) -> Posterior:
+    """Read a posterior that `Posterior.save` wrote; it can do everything but go on."""
+    try:
+        group = zarr.open_group(str(path), mode="r")
+        version = group.attrs["format"]
+    except (FileNotFoundError, KeyError, ValueError) as error:
+        raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote.") from error
+    if version != FORMAT:
+        raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads format {FORMAT}.")
+    attrs: dict[str, Any] = dict(group.attrs)
+    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in group.array_keys()}  # type: ignore[index]
+    dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
+    reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
+    counts = {name: arrays[name] for name in COUNTS}
+    counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
+    store = _read_store(dynamics.flow, arrays, attrs["span"])
+    return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"])
+
+
+def _describe(dynamics) -> dict[str, Any]:
+    takes = {"ZigZag": ("excess",), "FactorisedBoomerang": ("refresh", "excess")}.get(type(dynamics).__name__, ("refresh",))
+    return {"kind": type(dynamics).__name__, "rates": {name: getattr(dynamics, name) for name in takes}}
+
+
+def _store_arrays(store: Store) -> dict[str, np.ndarray]:
+    if isinstance(store, SkeletonStore):
+        skeleton = store.skeleton
+        return {"offsets": skeleton.offsets, "t": skeleton.t, "a": skeleton.a, "v": skeleton.v}
+    moments = store.moments()
+    return {
+        "draws": store.draws(store.most_draws),
+        "time": np.asarray([moments.time]),
+        "first": moments.first,
+        "second": moments.second,
+    }
+
+
+def _read_store(flow, arrays, span) -> Store:
+    begin, end = (float(x) for x in span)
+    if "t" in arrays:
+        return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["t"], arrays["a"], arrays["v"], begin, end))
+    moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"])
+    return DrawStore.of(flow, moments, arrays["draws"], begin, end)

@@ -1,0 +1,96 @@
+"""Certified bounds of a site's rates on a piece of a path, and the clocks that are inverted in closed form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials.base import ROTATION_REACH, Field
+
+RELATIVE_SLACK = 1e-9
+POSITION_SLACK = 1e-13
+
+
+class RateBound(NamedTuple):
+    """For times s in ``[0, reach]``, the signed rate of mark i is at most ``value + slope s + ½ curve s²``.
+
+    The rate itself is the positive part; ``value`` and ``slope`` are exact at s = 0 up to the slack added to them.
+    """
+
+    value: Float[Array, "C k"]
+    slope: Float[Array, "C k"]
+    curve: Float[Array, "C k"]
+    reach: Float[Array, " C"]
+
+
+def signed_rates(
+    dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Array, "C d"]
+) -> Float[Array, "C k"]:
+    """``v_i G_i`` by coordinate for flips, ``v·G`` for reflections."""
+    return v * gradient if dynamics.flips else jnp.sum(v * gradient, -1, keepdims=True)
+
+
+def taylor(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
+    """Second-order Taylor bound of the signed rates, without slack.
+
+    A flip's signed rate is ``r = v_i(s) G_i(s)``. On lines ``r' = v_i G_i'`` and ``r'' = v_i G_i''``. On rotations
+    ``r' = −a_i G_i + v_i G_i'`` and ``r'' = −r − 2 a_i G_i' + v_i G_i''``, with ``|r|`` bounded by its own expansion. A
+    reflection's is ``f' = d/ds U(a(s))``, whose derivatives the potential bounds itself.
+    """
+    value = signed_rates(dynamics, field.gradient, v)
+    if not dynamics.flips:
+        return RateBound(value, field.slope, field.curve, field.reach)
+    if not dynamics.flow.rotating:
+        return RateBound(value, v * field.slope, jnp.abs(v) * field.curve, field.reach)
+    reach = jnp.minimum(field.reach, ROTATION_REACH)
+    turn, amplitude = reach[:, None], jnp.hypot(a, v)
+    slope = v * field.slope - a * field.gradient
+    fastest = jnp.minimum(amplitude, jnp.abs(v) + turn * jnp.abs(a))
+    farthest = jnp.minimum(amplitude, jnp.abs(a) + turn * jnp.abs(v))
+    rest = 2 * farthest * (jnp.abs(field.slope) + turn * field.curve) + fastest * field.curve
+    curve = (rest + jnp.abs(value) + turn * jnp.abs(slope)) / (1 - turn**2 / 2)
+    return RateBound(value, slope, curve, reach)
+
+
+def certified(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
+    """`taylor` with room for rounding: of the sums over records, of the position, and relatively of all terms."""
+    bound = taylor(dynamics, field, a, v)
+    size = 1 + jnp.max(jnp.abs(a), -1, keepdims=True)
+    speed = jnp.sum(jnp.abs(v), -1, keepdims=True)
+    rounding = field.slack[:, None] * speed + POSITION_SLACK * size * jnp.abs(bound.slope)
+    return RateBound(
+        bound.value + RELATIVE_SLACK * jnp.abs(bound.value) + rounding,
+        bound.slope + RELATIVE_SLACK * jnp.abs(bound.slope),
+        bound.curve * (1 + RELATIVE_SLACK),
+        bound.reach,
+    )
+
+
+def affine_clock(
+    value: Float[Array, "*batch"], slope: Float[Array, "*batch"], level: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """The time τ with ``∫_0^τ (value + slope s)_+ ds = level``, infinite if the integral never gets there.
+
+    From a positive value ``τ = 2e/(b + √(b² + 2ce))``, which does not cancel; from a negative one with positive slope
+    ``τ = −b/c + √(2e/c)``.
+    """
+    rising = slope > 0
+    discriminant = value**2 + 2 * slope * level
+    from_positive = 2 * level / jnp.maximum(value + jnp.sqrt(jnp.maximum(discriminant, 0.0)), 1e-300)
+    safe = jnp.where(rising, slope, 1.0)
+    from_negative = jnp.where(rising, -value / safe + jnp.sqrt(2 * level / safe), jnp.inf)
+    reached = (value > 0) | ((value == 0) & rising)
+    return jnp.where(reached, jnp.where(discriminant < 0, jnp.inf, from_positive), from_negative)
+
+
+def exponential_clock(
+    x: Float[Array, "*batch"], speed: Float[Array, "*batch"], level: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """The time τ with ``∫_0^τ speed e^{x + speed s} ds = level`` for a positive speed: ``(log(e^x + level) − x)/speed``.
+
+    Paper, appendix E.4, step 2, in a form that neither overflows nor cancels.
+    """
+    return (jnp.logaddexp(x, jnp.log(level)) - x) / speed

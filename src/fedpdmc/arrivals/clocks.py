@@ -1,0 +1,203 @@
+"""When it jumps: three ways to find the first event of a potential along a path, in steps over all chains at once.
+
+A clock's ``step`` does a bounded amount of work for every chain, so that one caller can walk many sites and chains side by
+side. The randomness of a step is keyed by (chain, plan number, draws so far): it does not depend on who asks or when.
+"""
+
+import abc
+from typing import Generic, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedpdmc.arrivals.bounds import affine_clock, exponential_clock, taylor
+from fedpdmc.arrivals.walk import NOT_FINITE, Path, Walk, advance
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import LinearPredictor, Poisson, Potential
+
+W = TypeVar("W")
+
+
+class Clock(eqx.Module, Generic[W]):
+    """Finds the first arrival of one potential along plans."""
+
+    potential: eqx.AbstractVar[Potential]
+    dynamics: eqx.AbstractVar[Dynamics]
+
+    @property
+    def dim(self) -> int:
+        """Number of whitened coordinates that the potential sees."""
+        return self.potential.dim
+
+    @abc.abstractmethod
+    def idle(self, chains: int) -> W:
+        """The state of a walk that waits for its first plan."""
+
+    @abc.abstractmethod
+    def restart(self, state: W, new: Bool[Array, " C"], path: Path) -> W:
+        """Set out on the chains that have a new plan."""
+
+    @abc.abstractmethod
+    def step(self, state: W, path: Path, keys: Key[Array, " C"]) -> W:
+        """Walk on, on every chain that is not done."""
+
+    @abc.abstractmethod
+    def walk(self, state: W) -> Walk:
+        """The walk within the state."""
+
+
+def uniforms(
+    keys: Key[Array, " C"], number: Int[Array, " C"], draws: Int[Array, " C"], count: int
+) -> Float[Array, "C n"]:
+    """64-bit uniforms in [0, 1) for each chain's next draw."""
+
+    def one(key, plan, draw):
+        return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, plan), draw), (count,))
+
+    return jax.vmap(one)(keys, number, draws)
+
+
+def levels(u: Float[Array, "C n"]) -> Float[Array, "C n"]:
+    """Standard exponentials ``−log(1 − u)``."""
+    return -jnp.log1p(-u)
+
+
+def earliest(times: Float[Array, "C k"]) -> tuple[Float[Array, " C"], Int[Array, " C"]]:
+    """The least time and its index, for each chain."""
+    mark = jnp.argmin(times, -1)
+    return jnp.take_along_axis(times, mark[:, None], -1)[:, 0], mark
+
+
+class AffineClock(Clock[Walk]):
+    """Rates ``(b + c s)_+`` on every segment (quadratic potentials on lines): inverted, never thinned."""
+
+    potential: Potential
+    dynamics: Dynamics
+
+    def idle(self, chains):
+        """A walk that waits."""
+        return Walk.idle(self.dynamics, chains, self.dim)
+
+    def restart(self, state, new, path):
+        """Set out."""
+        return state.restart(new, path)
+
+    def walk(self, state):
+        """The state is the walk."""
+        return state
+
+    def step(self, state, path, keys):
+        """One segment."""
+        a, v = path.state(self.dynamics, state.segment, state.offset)
+        field = self.potential.field(False, self.dynamics.flips, a, v)
+        bound = taylor(self.dynamics, field, a, v)
+        u = uniforms(keys, path.number, state.draws, bound.value.shape[-1])
+        wait, mark = earliest(affine_clock(bound.value, bound.slope, levels(u)))
+        remaining = path.at(path.duration, state.segment) - state.offset
+        hit = wait < remaining
+        broken = jnp.any(~jnp.isfinite(bound.value) | ~jnp.isfinite(bound.slope), -1)
+        following, moved, over = advance(path, state.segment, state.offset, wait, ~hit)
+        if self.dynamics.flips:
+            normal = state.normal
+        else:
+            there, _ = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
+            normal = unit(self.potential.field(False, False, there, v).gradient)
+        time = jnp.where(hit, path.at(path.begin, state.segment) + moved, path.horizon)
+        new = Walk(
+            following, moved, state.draws + 1, hit | over, hit, time, mark, normal, state.passes + 1,
+            jnp.where(broken, NOT_FINITE, state.fault),
+        )  # fmt: skip
+        return keep_done(state.done, state, new)
+
+
+class ExponentialClock(Clock[Walk]):
+    """Cells of a grid: ``U = Σ e^{x_k} − y_k x_k`` with one coordinate a record, on lines with flips.
+
+    With ``w = v_k S_k`` the speed of ``x_k``, the rate is ``(w (e^{x_k} − y_k))_+``. Going up it is at most
+    ``w e^{x_k + w s}``, inverted in closed form from where it turns positive; going down at most ``|w| y_k``, a constant
+    (paper, appendix E.4, with one index).
+    """
+
+    potential: LinearPredictor
+    dynamics: Dynamics
+
+    def idle(self, chains):
+        """A walk that waits."""
+        return Walk.idle(self.dynamics, chains, self.dim)
+
+    def restart(self, state, new, path):
+        """Set out."""
+        return state.restart(new, path)
+
+    def walk(self, state):
+        """The state is the walk."""
+        return state
+
+    def step(self, state, path, keys):
+        """One candidate."""
+        a, v = path.state(self.dynamics, state.segment, state.offset)
+        counts, scale = self.potential.response, self.potential.design
+        x, speed = a * scale + self.potential.offset, v * scale
+        rising, pace = speed > 0, jnp.where(speed == 0, 1.0, jnp.abs(speed))
+        u = uniforms(keys, path.number, state.draws, x.shape[-1] + 1)
+        level = levels(u[:, :-1])
+        silent = jnp.maximum(jnp.log(counts) - x, 0.0)
+        up = silent / pace + exponential_clock(x + silent, pace, level)
+        down = level / (pace * counts)
+        wait, mark = earliest(jnp.where(speed == 0, jnp.inf, jnp.where(rising, up, down)))
+        remaining = path.at(path.duration, state.segment) - state.offset
+        hit = wait < remaining
+        following, moved, over = advance(path, state.segment, state.offset, wait, ~hit)
+        at = jnp.take_along_axis(x + speed * jnp.where(hit, wait, 0.0)[:, None], mark[:, None], -1)[:, 0]
+        expected, climbing = counts[mark], jnp.take_along_axis(rising, mark[:, None], -1)[:, 0]
+        chance = jnp.where(climbing, 1 - expected * jnp.exp(-at), 1 - jnp.exp(at) / expected)
+        accepted = hit & (u[:, -1] < chance)
+        broken = jnp.any(~jnp.isfinite(jnp.exp(x)), -1)
+        time = jnp.where(accepted, path.at(path.begin, state.segment) + moved, path.horizon)
+        new = Walk(
+            following, moved, state.draws + 1, accepted | over, accepted, time, mark, state.normal, state.passes + 1,
+            jnp.where(broken, NOT_FINITE, state.fault),
+        )  # fmt: skip
+        return keep_done(state.done, state, new)
+
+
+def unit(g: Float[Array, "C d"]) -> Float[Array, "C d"]:
+    """``g/|g|``, zero for zero."""
+    length = jnp.linalg.norm(g, axis=-1, keepdims=True)
+    return g / jnp.where(length > 0, length, 1.0)
+
+
+def keep_done(done: Bool[Array, " C"], old, new):
+    """The old state on the chains that are done, the new one elsewhere."""
+
+    def pick(before, after):
+        return jnp.where(done.reshape(done.shape + (1,) * (before.ndim - 1)), before, after)
+
+    return jax.tree.map(pick, old, new)
+
+
+def is_exponential(potential: Potential, dynamics: Dynamics) -> bool:
+    """Whether `ExponentialClock` applies."""
+    return (
+        isinstance(potential, LinearPredictor)
+        and potential.diagonal
+        and isinstance(potential.loss, Poisson)
+        and not potential.controlled
+        and dynamics.flips
+        and not dynamics.flow.rotating
+    )
+
+
+__all__ = [
+    "AffineClock",
+    "Clock",
+    "ExponentialClock",
+    "earliest",
+    "is_exponential",
+    "keep_done",
+    "levels",
+    "uniforms",
+    "unit",
+]

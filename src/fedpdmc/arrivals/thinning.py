@@ -1,0 +1,146 @@
+"""Poisson thinning under certified affine bounds on cells of the path."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedpdmc.arrivals.bounds import RateBound, affine_clock, certified, signed_rates
+from fedpdmc.arrivals.clocks import Clock, earliest, keep_done, levels, uniforms, unit
+from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import Potential
+
+# A cell is made long enough that about this many candidates are expected in it.
+CANDIDATES_PER_CELL = 3.0
+
+
+class ThinnedWalk(eqx.Module):
+    """A walk that stands at an anchor (rates known there), at a candidate, or where a pass is due.
+
+    Attributes
+    ----------
+    anchored : (C,)
+        Whether ``bound`` holds from ``(anchor_a, anchor_v)``, where the walk stands.
+    candidate : (C,)
+        Whether the walk stands at a candidate of coordinate ``walk.mark``.
+    ceiling, threshold : (C,)
+        The bound at the candidate, and the level that the rate must exceed for it to be accepted.
+    """
+
+    walk: Walk
+    anchored: Bool[Array, " C"]
+    candidate: Bool[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+    bound: RateBound
+    anchor_a: Float[Array, "C d"]
+    anchor_v: Float[Array, "C d"]
+
+
+class ThinnedClock(Clock[ThinnedWalk]):
+    """Any potential that encloses its field.
+
+    On a cell of length h the bound ``b + c s + ½ k s²`` lies below its chord, so ``(b + (c + ½ k h) s)_+`` dominates the
+    rate and is inverted in closed form. A candidate of mark i is accepted with probability rate over bound; a rate above
+    its bound is a fault. One pass over the records at a candidate serves to accept it and to start the next cell.
+
+    For flips the pass looks ahead: it takes the velocity that the flip would give, so that if the flip is accepted and
+    the next plan starts there, no pass is needed to start. What is drawn is the same either way.
+    """
+
+    potential: Potential
+    dynamics: Dynamics
+
+    def idle(self, chains):
+        """A walk that waits."""
+        k = self.dim if self.dynamics.flips else 1
+        false, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, k))
+        state = jnp.full((chains, self.dim), jnp.nan)
+        walk = Walk.idle(self.dynamics, chains, self.dim)
+        return ThinnedWalk(walk, false, false, zeros, zeros, RateBound(wide, wide, wide, zeros), state, state)
+
+    def walk(self, state):
+        """The walk within."""
+        return state.walk
+
+    def restart(self, state, new, path):
+        """Set out; a chain whose plan starts at the anchor, velocity included, has its first pass already."""
+        a, v = path.start[:, 0], path.velocity[:, 0]
+        at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
+        return eqx.tree_at(
+            lambda s: (s.walk, s.anchored, s.candidate),
+            state,
+            (
+                state.walk.restart(new, path),
+                jnp.where(new, at_anchor, state.anchored),
+                state.candidate & ~new,
+            ),
+        )
+
+    def step(self, state, path, keys):
+        """Draw where the rates are known, then pass over the records where they are not."""
+        return self._inspect(self._draw(state, path, keys), path)
+
+    def _draw(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
+        """From an anchor: the first candidate of the chord bounds, or the end of the cell."""
+        walk, bound = state.walk, state.bound
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
+        slope = bound.slope + 0.5 * bound.curve * cell[:, None]
+        u = uniforms(keys, path.number, walk.draws, slope.shape[-1] + 1)
+        wait, mark = earliest(affine_clock(bound.value, slope, levels(u[:, :-1])))
+        hit = wait < cell
+        ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
+        step = jnp.where(hit, wait, cell)
+        segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
+        moved = eqx.tree_at(
+            lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark),
+            walk,
+            (segment, offset, walk.draws + 1, over, path.horizon, mark),
+        )
+        drawn = eqx.tree_at(
+            lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
+            state,
+            (moved, jnp.zeros_like(hit), hit, ceiling, u[:, -1] * ceiling),
+        )
+        return keep_done(walk.done | ~state.anchored, state, drawn)
+
+    def _inspect(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
+        """One pass: the rates where the walk stands, to accept or reject a candidate and to start a cell."""
+        walk, flips = state.walk, self.dynamics.flips
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
+        field = self.potential.field(self.dynamics.flow.rotating, flips, a, ahead)
+        bound = certified(self.dynamics, field, a, ahead)
+        rate = pick_mark(signed_rates(self.dynamics, field.gradient, v), walk.mark)
+        violated = state.candidate & ~(rate <= state.ceiling)
+        broken = ~jnp.all(jnp.isfinite(field.gradient), -1)
+        fault = jnp.where(broken, NOT_FINITE, jnp.where(violated, VIOLATED, FINE))
+        accepted = state.candidate & (state.threshold < rate) & (fault == FINE)
+        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
+        normal = walk.normal if flips else jnp.where(accepted[:, None], unit(field.gradient), walk.normal)
+        stopped = walk.done | accepted | (fault != FINE)
+        inspected = eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),
+            walk,
+            (stopped, accepted, time, normal, walk.passes + 1, fault),
+        )
+        anchored = ~state.candidate if flips else ~accepted
+        new = ThinnedWalk(
+            inspected, anchored, jnp.zeros_like(anchored), state.ceiling, state.threshold, bound, a, ahead
+        )
+        return keep_done(walk.done | state.anchored, state, new)
+
+
+def cell_length(bound: RateBound) -> Float[Array, " C"]:
+    """A length in which the bounds expect a few candidates; any choice that looks only at the anchor is exact."""
+    value = jnp.sum(jnp.maximum(bound.value, 0.0), -1)
+    slope = jnp.sum(jnp.maximum(bound.slope, 0.0), -1)
+    curve = jnp.sum(bound.curve, -1)
+    pace = value + jnp.sqrt(CANDIDATES_PER_CELL * slope / 2) + jnp.cbrt(CANDIDATES_PER_CELL**2 * curve / 6)
+    return CANDIDATES_PER_CELL / jnp.maximum(pace, 1e-300)
+
+
+def pick_mark(rates: Float[Array, "C k"], mark) -> Float[Array, " C"]:
+    """Each chain's entry for its mark."""
+    return jnp.take_along_axis(rates, mark[:, None], -1)[:, 0]

@@ -1,0 +1,120 @@
+"""A walk along a plan: where a site has got to on every chain, and what it has found."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.plan import Arrival, Plan
+
+FINE, VIOLATED, NOT_FINITE = 0, 1, 2
+
+
+class Path(eqx.Module):
+    """A plan with the position at the start of every segment and the times at which segments begin."""
+
+    number: Int[Array, " C"]
+    start: Float[Array, "C S d"]
+    velocity: Float[Array, "C S d"]
+    begin: Float[Array, "C S"]
+    duration: Float[Array, "C S"]
+
+    @property
+    def horizon(self) -> Float[Array, " C"]:
+        """Time at which the plan ends."""
+        return self.begin[:, -1] + self.duration[:, -1]
+
+    def state(self, dynamics: Dynamics, segment: Int[Array, " C"], offset: Float[Array, " C"]):
+        """Position and velocity at ``offset`` after the start of ``segment``."""
+        if self.start.shape[1] == 1:
+            a, v = self.start[:, 0], self.velocity[:, 0]
+        else:
+            rows = jnp.arange(self.start.shape[0])
+            a, v = self.start[rows, segment], self.velocity[rows, segment]
+        return dynamics.flow.move(a, v, offset)
+
+    def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
+        """Entry of a segment table for each chain."""
+        return jnp.take_along_axis(table, jnp.minimum(segment, table.shape[1] - 1)[:, None], 1)[:, 0]
+
+
+def follow(dynamics: Dynamics, plan: Plan) -> Path:
+    """The path that a plan describes."""
+    starts, a = [plan.start], plan.start
+    for k in range(plan.duration.shape[1] - 1):
+        a, _ = dynamics.flow.move(a, plan.velocity[:, k], plan.duration[:, k])
+        starts.append(a)
+    begin = jnp.concatenate([jnp.zeros_like(plan.duration[:, :1]), jnp.cumsum(plan.duration, 1)[:, :-1]], 1)
+    return Path(plan.number, jnp.stack(starts, 1), plan.velocity, begin, plan.duration)
+
+
+class Walk(eqx.Module):
+    """Progress of one site along the plans of all chains.
+
+    Attributes
+    ----------
+    segment, offset : (C,)
+        Where it stands: ``offset`` after the start of ``segment``.
+    draws : (C,)
+        How many times this plan has drawn randomness; with the plan's number it keys the next draw.
+    done, rang, time, mark, normal
+        The answer, once ``done``; ``normal`` has no columns for flips.
+    passes : (C,)
+        Passes over the records so far, over all plans.
+    fault : (C,)
+        Zero, or why the walk cannot go on.
+    """
+
+    segment: Int[Array, " C"]
+    offset: Float[Array, " C"]
+    draws: Int[Array, " C"]
+    done: Bool[Array, " C"]
+    rang: Bool[Array, " C"]
+    time: Float[Array, " C"]
+    mark: Int[Array, " C"]
+    normal: Float[Array, "C n"]
+    passes: Int[Array, " C"]
+    fault: Int[Array, " C"]
+
+    @classmethod
+    def idle(cls, dynamics: Dynamics, chains: int, dim: int) -> Walk:
+        """A walk that has answered everything: it waits for plans."""
+        zeros, count = jnp.zeros(chains), jnp.zeros(chains, int)
+        true = jnp.ones(chains, bool)
+        normal = jnp.zeros((chains, 0 if dynamics.flips else dim))
+        return cls(count, zeros, count, true, ~true, zeros, count, normal, count, count)
+
+    def restart(self, new: Bool[Array, " C"], path: Path) -> Walk:
+        """Set out anew on the chains that have a new plan; a plan of no length is answered at once."""
+        empty = path.horizon <= 0
+
+        def pick(fresh, old):
+            return jnp.where(new, fresh, old)
+
+        return Walk(
+            pick(0, self.segment),
+            pick(0.0, self.offset),
+            pick(0, self.draws),
+            pick(empty, self.done),
+            pick(False, self.rang),
+            pick(0.0, self.time),
+            pick(0, self.mark),
+            self.normal,
+            self.passes,
+            pick(0, self.fault),
+        )
+
+    def arrival(self, dynamics: Dynamics) -> Arrival:
+        """The answer."""
+        return Arrival(self.time, self.rang, self.mark if dynamics.flips else self.normal)
+
+
+def advance(path: Path, segment, offset, step, ends_segment):
+    """Move on by ``step``; at the end of a segment go to the start of the next. Returns also whether the plan is over."""
+    moved = jnp.where(ends_segment, 0.0, offset + step)
+    following = segment + ends_segment
+    last = path.duration.shape[1] - 1
+    over = ends_segment & ((segment >= last) | (path.at(path.begin, following) >= path.horizon))
+    return following, moved, over

@@ -1,0 +1,64 @@
+"""Whitened coordinates: the one place where a covariance lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Reference(eqx.Module):
+    """Public coordinates ``x = c + S a`` in which all dynamics run.
+
+    Parameters
+    ----------
+    center : array of shape (d,)
+        The point ``c``.
+    scale_tril : array of shape (d, d), or (d,) for a diagonal one
+        The matrix ``S``; ``S Sᵀ`` plays the part of a covariance.
+    control : dict, optional
+        The sites' public quadratics by name, as `fedpdmc.laplace` makes them.
+    rounds : int
+        Serial exchanges with the sites that its making took.
+    bytes : dict, optional
+        Bytes exchanged with each site to make it.
+    """
+
+    center: Float[Array, " d"]
+    scale_tril: Float[Array, "d d"] | Float[Array, " d"]
+    control: dict[str, Any] | None = None
+    rounds: int = eqx.field(default=0, static=True)
+    bytes: dict[str, int] | None = eqx.field(default=None, static=True)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters."""
+        return self.center.shape[0]
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether ``S`` is stored as its diagonal, so that a flip moves one coordinate of x only."""
+        return self.scale_tril.ndim == 1
+
+    @property
+    def matrix(self) -> Float[Array, "d d"]:
+        """``S`` as a full matrix."""
+        return jnp.diag(self.scale_tril) if self.diagonal else self.scale_tril
+
+    def to_x(self, a: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        """``x = c + S a``."""
+        return self.center + (a * self.scale_tril if self.diagonal else a @ self.scale_tril.T)
+
+    def to_a(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        """``a = S⁻¹ (x − c)``."""
+        shifted = x - self.center
+        if self.diagonal:
+            return shifted / self.scale_tril
+        flat = jnp.linalg.solve(self.scale_tril, shifted.reshape(-1, self.dim).T).T
+        return flat.reshape(shifted.shape)
+
+    def restricted(self, index: Int[Array, " k"]) -> Reference:
+        """Reference of the coordinates ``index`` alone; only a diagonal one has it."""
+        return Reference(self.center[index], self.scale_tril[index])

@@ -1,0 +1,201 @@
+"""The coordinator plans, the sites object: Algorithm 2 of the paper, with plans.
+
+``intend`` simulates everything public up to a horizon; ``settle`` keeps the path up to the earliest arrival and applies the
+winner's jump. Between the two, the sites answer. Nothing else happens in a round.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedpdmc.arrivals import Clock, Path, clock_for
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.potentials import Potential
+
+NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
+
+
+class State(eqx.Module):
+    """Where every chain is: position, velocity, process time, number of its next plan, jumps so far."""
+
+    a: Float[Array, "C d"]
+    v: Float[Array, "C d"]
+    t: Float[Array, " C"]
+    number: Int[Array, " C"]
+    events: Int[Array, " C"]
+
+
+class Itinerary(eqx.Module):
+    """What the coordinator intends: the plan it sends, and what it keeps to itself.
+
+    Attributes
+    ----------
+    start, begin : (C, S, d), (C, S)
+        Position and time at the start of every segment.
+    ending : (C, S)
+        How each segment ends: with nothing, a refreshment, a jump of the coordinator, or a candidate that was rejected.
+    end_a, end_v : (C, d)
+        The state at the horizon, the coordinator's last event included.
+    final : (C,)
+        Whether the horizon is the end of the block.
+    """
+
+    plan: Plan
+    start: Float[Array, "C S d"]
+    begin: Float[Array, "C S"]
+    ending: Int[Array, "C S"]
+    end_a: Float[Array, "C d"]
+    end_v: Float[Array, "C d"]
+    final: Bool[Array, " C"]
+
+
+class Knots(eqx.Module):
+    """Points of the skeleton: states right after events, with those that are void marked."""
+
+    t: Float[Array, "C S"]
+    a: Float[Array, "C S d"]
+    v: Float[Array, "C S d"]
+    valid: Bool[Array, "C S"]
+
+
+class Coordinator(eqx.Module):
+    """Everything public: the dynamics, the public potential in whitened coordinates, the number of segments of a plan.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    clock : Clock or None
+        Of the public potential (prior, control variates, ``−½|a|²`` for rotations); None if it is zero.
+    segments : int
+        The most segments that a plan may have.
+    """
+
+    dynamics: Dynamics
+    clock: Clock | None
+    segments: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, dynamics: Dynamics, potential: Potential | None, segments: int) -> Coordinator:
+        """A coordinator for a public potential in whitened coordinates."""
+        return cls(dynamics, None if potential is None else clock_for(potential, dynamics), segments)
+
+    def intend(self, state: State, keys: Key[Array, " C"], until: Float[Array, ""]) -> Itinerary:
+        """Simulate the public events from the present state, up to ``until`` or to the last segment that fits."""
+        plan_keys = jax.vmap(jax.random.fold_in)(keys, state.number)
+        remaining = jnp.maximum(until - state.t, 0.0)
+
+        def segment(carry, k):
+            a, v, left = carry
+            segment_keys = jax.vmap(jax.random.fold_in, (0, None))(plan_keys, k)
+            wait, ending, next_a, next_v = self._public_event(a, v, left, segment_keys)
+            left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
+            return (next_a, next_v, left_then), (a, v, wait, ending)
+
+        (end_a, end_v, left), (start, velocity, duration, ending) = scan_segments(
+            segment, (state.a, state.v, remaining), self.segments
+        )
+        begin = jnp.concatenate([jnp.zeros_like(duration[:, :1]), jnp.cumsum(duration, 1)[:, :-1]], 1)
+        plan = Plan(state.number, state.a, duration, velocity)
+        return Itinerary(plan, start, begin, ending, end_a, end_v, left <= 0)
+
+    def _public_event(self, a, v, left, keys):
+        """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
+        dynamics = self.dynamics
+        u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 0), (4,)))(keys)
+        level = -jnp.log1p(-u[:, :2])
+        never = jnp.full(left.shape, jnp.inf)
+        refresh = level[:, 0] / dynamics.refresh if dynamics.refresh > 0 else never
+        flip_rates = self._largest_excess(a, v)
+        flip = level[:, 1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
+        public = self._public_arrival(a, v, jnp.minimum(left, jnp.minimum(refresh, flip)), keys)
+        wait = jnp.minimum(jnp.minimum(refresh, flip), public.time)
+        struck, refreshed, flipped = wait < left, refresh <= wait, flip <= wait
+        end_a, end_v = dynamics.flow.move(a, v, jnp.minimum(wait, left))
+        ending, jumped = jnp.full(left.shape, JUMPED), end_v
+        if self.clock is not None:
+            jumped = dynamics.jump(end_v, public.mark)
+        if dynamics.excess > 0:
+            mark = self._excess_mark(flip_rates, end_v, u[:, 2], u[:, 3])
+            jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
+            ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
+        if dynamics.refresh > 0:
+            fresh = jax.vmap(lambda key: dynamics.velocity(jax.random.fold_in(key, 1), a.shape[-1]))(keys)
+            jumped = jnp.where(refreshed[:, None], fresh, jumped)
+            ending = jnp.where(refreshed, REFRESHED, ending)
+        next_v = jnp.where(struck[:, None], jumped, end_v)
+        return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
+
+    def _largest_excess(self, a, v):
+        """The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle."""
+        return self.dynamics.excess * (jnp.ones_like(a) if self.dynamics.unit_speed else jnp.hypot(a, v))
+
+    def _excess_mark(self, rates, v, choose, accept):
+        """The coordinate that flips, or −1 where the candidate is thinned away."""
+        total = jnp.cumsum(rates, -1)
+        mark = jnp.argmax(total > (choose * total[:, -1])[:, None], -1)
+        actual = self.dynamics.excess * jnp.abs(jnp.take_along_axis(v, mark[:, None], -1)[:, 0])
+        return jnp.where(accept * jnp.take_along_axis(rates, mark[:, None], -1)[:, 0] <= actual, mark, -1)
+
+    def _public_arrival(self, a, v, left, keys) -> Arrival:
+        """First event of the public potential within ``left``, infinite if none."""
+        chains = a.shape[0]
+        if self.clock is None:
+            return Arrival(jnp.full(chains, jnp.inf), jnp.zeros(chains, bool), jnp.zeros(chains, int))
+        clock = self.clock
+        left = jnp.where(jnp.isfinite(left), left, 0.0)
+        path = Path(jnp.zeros(chains, int), a[:, None], v[:, None], jnp.zeros((chains, 1)), left[:, None])
+        private = jax.vmap(lambda key: jax.random.fold_in(key, 2))(keys)
+        state = clock.restart(clock.idle(chains), jnp.ones(chains, bool), path)
+        state = jax.lax.while_loop(
+            lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, private), state
+        )
+        walk = clock.walk(state)
+        arrival = walk.arrival(self.dynamics)
+        # A fault of the public clock must not pass for silence: it poisons the path, and the run stops.
+        time = jnp.where(walk.fault == 0, jnp.where(walk.rang, arrival.time, jnp.inf), jnp.nan)
+        return Arrival(time, walk.rang, arrival.mark)
+
+    def settle(
+        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, ""]
+    ) -> tuple[State, Knots, Bool[Array, " C"]]:
+        """Keep the path up to the earliest arrival (stacked over sites) and apply the winner's jump.
+
+        Returns the new state, the knots of the path that is kept, and whether a site objected.
+        """
+        times = jnp.where(arrivals.rang, arrivals.time, jnp.inf)
+        winner = jnp.argmin(times, 0)
+        time = jnp.min(times, 0)
+        objected = jnp.isfinite(time)
+        chains = jnp.arange(time.shape[0])
+        mark = arrivals.mark[winner, chains]
+        cut = jnp.where(objected, time, jnp.inf)
+        segment = jnp.sum(itinerary.begin <= cut[:, None], -1) - 1
+        offset = jnp.where(objected, time - itinerary.begin[chains, segment], 0.0)
+        a, v = self.dynamics.flow.move(itinerary.start[chains, segment], itinerary.plan.velocity[chains, segment], offset)
+        a = jnp.where(objected[:, None], a, itinerary.end_a)
+        v = jnp.where(objected[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
+        horizon = itinerary.plan.horizon
+        t = jnp.where(objected, state.t + time, jnp.where(itinerary.final, until, state.t + horizon))
+        begun = (itinerary.ending[:, :-1] != NOTHING) & (itinerary.begin[:, 1:] < cut[:, None])
+        passed = itinerary.begin + itinerary.plan.duration <= cut[:, None]
+        own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
+        knots = Knots(
+            jnp.concatenate([state.t[:, None] + itinerary.begin[:, 1:], t[:, None]], 1),
+            jnp.concatenate([itinerary.start[:, 1:], a[:, None]], 1),
+            jnp.concatenate([itinerary.plan.velocity[:, 1:], v[:, None]], 1),
+            jnp.concatenate([begun, jnp.ones_like(t, bool)[:, None]], 1),
+        )
+        return State(a, v, t, state.number + 1, state.events + own + objected), knots, objected
+
+
+def scan_segments(segment, carry, count: int):
+    """Run ``segment`` for k = 0 … count − 1 and stack its outputs along axis 1."""
+    if count == 1:
+        carry, out = segment(carry, 0)
+        return carry, tuple(x[:, None] for x in out)
+    carry, out = jax.lax.scan(segment, carry, jnp.arange(count))
+    return carry, tuple(jnp.moveaxis(x, 0, 1) for x in out)

@@ -1,0 +1,19 @@
+"""HOW it moves."""
+
+from fedpdmc.dynamics.base import Dynamics
+from fedpdmc.dynamics.boomerang import Boomerang, FactorisedBoomerang
+from fedpdmc.dynamics.bouncy import BouncyParticle
+from fedpdmc.dynamics.flows import Flow, Line, Rotation, SegmentIntegrals
+from fedpdmc.dynamics.zigzag import ZigZag
+
+__all__ = [
+    "Boomerang",
+    "BouncyParticle",
+    "Dynamics",
+    "FactorisedBoomerang",
+    "Flow",
+    "Line",
+    "Rotation",
+    "SegmentIntegrals",
+    "ZigZag",
+]

@@ -1,0 +1,43 @@
+"""How the process moves: a flow, a kind of jump, a velocity law, and the coordinator's own jumps."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from fedpdmc.dynamics.flows import Flow
+from fedpdmc.errors import InputError
+
+
+class Dynamics(eqx.Module):
+    """A piecewise deterministic process in whitened coordinates; concrete ones are data and a docstring.
+
+    With ``flips`` a jump changes the sign of one velocity coordinate and its mark is the index; otherwise it reflects the
+    velocity in a unit normal, which is the mark.
+    """
+
+    refresh: eqx.AbstractVar[float]
+    excess: eqx.AbstractVar[float]
+    flow: eqx.AbstractClassVar[Flow]
+    flips: eqx.AbstractClassVar[bool]
+    unit_speed: eqx.AbstractClassVar[bool]
+
+    def velocity(self, key: Key[Array, ""], dim: int) -> Float[Array, " d"]:
+        """A draw of the velocity's stationary law."""
+        if self.unit_speed:
+            return jax.random.rademacher(key, (dim,), dtype=float)
+        return jax.random.normal(key, (dim,))
+
+    def jump(self, v: Float[Array, "C d"], mark: Int[Array, " C"] | Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """The velocity after a jump with this mark: an involution that keeps the velocity's law."""
+        if self.flips:
+            return jnp.where(jnp.arange(v.shape[-1]) == mark[:, None], -v, v)
+        return v - 2 * jnp.sum(v * mark, -1, keepdims=True) * mark
+
+
+def rate(name: str, value: float) -> float:
+    """A rate given by the user, checked."""
+    number = float(value)
+    if not 0 <= number < float("inf"):
+        raise InputError(name, repr(value), "Give a finite rate that is zero or positive.")
+    return number

@@ -1,0 +1,255 @@
+"""All sites in one process: whole rounds compiled, no Python per event.
+
+Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. Chains do
+not wait for each other: a chain whose sites have all answered is settled and planned anew while others still walk. What a
+chain draws depends on its own plans and keys alone, so this changes no result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedpdmc.arrivals import Clock, Path, Walk, follow
+from fedpdmc.coordinator import Coordinator, Itinerary, Knots, State
+from fedpdmc.errors import BoundViolation, NotFinite
+from fedpdmc.arrivals import VIOLATED
+from fedpdmc.federation.base import Federation
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.site import answer
+
+
+class Group(eqx.Module):
+    """Sites whose clocks have the same structure and shapes, stacked along the first axis.
+
+    Attributes
+    ----------
+    clock : Clock
+        Stacked over the G sites.
+    keys : (G, C)
+        The sites' secret keys, by chain.
+    columns : (G, k) or None
+        The coordinates that each site is sent; None for all.
+    """
+
+    clock: Clock
+    keys: Key[Array, "G C"]
+    columns: Int[Array, "G k"] | None
+
+    @property
+    def size(self) -> int:
+        """Number of sites."""
+        return self.keys.shape[0]
+
+
+class Progress(eqx.Module):
+    """All that a run carries from one iteration to the next."""
+
+    state: State
+    itinerary: Itinerary
+    walks: tuple[Any, ...]
+    open: Bool[Array, " C"]
+    broken: Bool[Array, ""]
+
+
+class LocalFederation(Federation):
+    """Sites in this process.
+
+    Parameters
+    ----------
+    names : sequence of str
+    clocks : sequence of Clock
+        One for each site, as `fedpdmc.site.open_site` gives it.
+    columns : sequence of arrays or None
+        The coordinates that each site is sent.
+    keys : sequence of keys
+        The sites' secret keys.
+    chains : int
+    """
+
+    def __init__(self, names, clocks, columns, keys, chains: int):
+        self._names = tuple(names)
+        self._clocks, self._columns = list(clocks), list(columns)
+        self._chain_keys = [chain_keys(key, chains) for key in keys]
+        self.groups, self.order = _group(self._clocks, self._columns, self._chain_keys)
+        self.chains = chains
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites' names."""
+        return self._names
+
+    def exchange(self, plan: Plan) -> list[Arrival]:
+        """One round, site by site."""
+        arrivals = []
+        for name, clock, columns, keys in zip(self._names, self._clocks, self._columns, self._chain_keys, strict=True):
+            arrival, walk = _answer(clock, keys, _restrict(plan, columns))
+            raise_faults([name], np.asarray(walk.fault)[None])
+            arrivals.append(_globalise(arrival, columns))
+        return arrivals
+
+    def faults(self, progress: Progress) -> None:
+        """Raise the first fault of any site."""
+        faults = np.concatenate(
+            [np.asarray(g.clock.walk(w).fault).reshape(g.size, -1) for g, w in zip(self.groups, progress.walks, strict=True)]
+        )
+        raise_faults([self._names[i] for i in self.order], faults)
+        if bool(progress.broken):
+            raise NotFinite("coordinator", 0)
+
+    def passes(self, progress: Progress) -> np.ndarray:
+        """Passes over the records of each site, summed over chains."""
+        counts = np.concatenate(
+            [np.asarray(g.clock.walk(w).passes).reshape(g.size, -1).sum(1) for g, w in zip(self.groups, progress.walks, strict=True)]
+        )
+        out = np.zeros(len(self._names), dtype=np.int64)
+        out[self.order] = counts
+        return out
+
+
+def raise_faults(names, faults: np.ndarray) -> None:
+    """Raise for the first fault in an array of shape (sites, chains)."""
+    bad = np.argwhere(faults != 0)
+    if bad.size:
+        site, chain = (int(i) for i in bad[0])
+        raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
+
+
+def chain_keys(key: Key[Array, ""], chains: int) -> Key[Array, " C"]:
+    """One key for each chain."""
+    return jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(chains))
+
+
+def _restrict(plan: Plan, columns) -> Plan:
+    if columns is None:
+        return plan
+    return Plan(plan.number, plan.start[:, columns], plan.duration, plan.velocity[..., columns])
+
+
+def _globalise(arrival: Arrival, columns) -> Arrival:
+    if columns is None:
+        return arrival
+    return Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
+
+
+_answer = eqx.filter_jit(answer)
+
+
+def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
+    """Stack clocks of equal structure; returns the groups and, for each stacked site, its place in the federation."""
+    members: dict[Any, list[int]] = {}
+    for i, (clock, own) in enumerate(zip(clocks, columns, strict=True)):
+        leaves, structure = jax.tree.flatten(clock)
+        shape = (structure, tuple((x.shape, str(x.dtype)) for x in leaves), own is None)
+        members.setdefault(shape, []).append(i)
+    groups = []
+    for index in members.values():
+        own = None if columns[index[0]] is None else jnp.stack([jnp.asarray(columns[i]) for i in index])
+        clock = jax.tree.map(lambda *x: jnp.stack(x), *[clocks[i] for i in index])
+        groups.append(Group(clock, jnp.stack([keys[i] for i in index]), own))
+    return tuple(groups), np.concatenate([np.asarray(index) for index in members.values()])
+
+
+def _each(group: Group, function, *stacked):
+    """Map a per-site function over a group, one site at a time, on the same shapes as a site alone would use."""
+    return jax.lax.map(lambda args: function(*args), (group.clock, group.keys, *stacked))
+
+
+def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Progress:
+    """A run before its first round."""
+    chains, dim = state.a.shape
+    s = coordinator.segments
+    plan = Plan(state.number, state.a, jnp.zeros((chains, s)), jnp.zeros((chains, s, dim)))
+    zeros = jnp.zeros((chains, s))
+    itinerary = Itinerary(
+        plan, jnp.zeros((chains, s, dim)), zeros, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool)
+    )
+    walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
+    return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False))
+
+
+def run_chunk(
+    groups: tuple[Group, ...],
+    coordinator: Coordinator,
+    keys: Key[Array, " C"],
+    progress: Progress,
+    until: Float[Array, ""],
+    limit: Int[Array, ""],
+    rows: int,
+) -> tuple[Progress, Knots, Int[Array, ""]]:
+    """Up to ``limit`` iterations of the loop: settle and plan the chains that are ready, then let the sites walk.
+
+    Returns the progress, the knots (one row of all chains for each iteration, ``rows`` at most) and the number of rows.
+    """
+    chains, dim = progress.state.a.shape
+    s = coordinator.segments
+    empty = Knots(
+        jnp.zeros((rows, chains, s)), jnp.zeros((rows, chains, s, dim)), jnp.zeros((rows, chains, s, dim)),
+        jnp.zeros((rows, chains, s), bool),
+    )  # fmt: skip
+
+    def unfinished(carry):
+        now, _, row = carry
+        return (row < limit) & ~now.broken & jnp.any(now.open | (now.state.t < until))
+
+    def iteration(carry):
+        now, knots, row = carry
+        now, fresh = _round(groups, coordinator, keys, now, until)
+        knots = jax.tree.map(lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, row, 0), knots, fresh)
+        return now, knots, row + 1
+
+    return jax.lax.while_loop(unfinished, iteration, (progress, empty, jnp.array(0)))
+
+
+def _round(groups, coordinator: Coordinator, keys, now: Progress, until) -> tuple[Progress, Knots]:
+    """Settle the chains whose sites have all answered, plan for them, and let every site walk on."""
+    answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
+    done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
+    arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
+    ready = now.open & done
+    settled, knots, _ = coordinator.settle(now.state, now.itinerary, arrivals, until)
+    state = _where(ready, settled, now.state)
+    knots = Knots(knots.t, knots.a, knots.v, knots.valid & ready[:, None])
+    new = (ready | ~now.open) & (state.t < until)
+    itinerary = _where(new, coordinator.intend(state, keys, until), now.itinerary)
+    walks = tuple(
+        _walk_on(group, walk, itinerary.plan, new, coordinator) for group, walk in zip(groups, now.walks, strict=True)
+    )
+    faulty = [jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)]
+    broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.plan.horizon))
+    return Progress(state, itinerary, walks, new | (now.open & ~ready), broken), knots
+
+
+def _walk_on(group: Group, walks, plan: Plan, new, coordinator: Coordinator):
+    dynamics = coordinator.dynamics
+
+    def one(clock: Clock, chain_keys, state, *own):
+        path = follow(dynamics, _restrict(plan, own[0] if own else None))
+        return clock.step(clock.restart(state, new, path), path, chain_keys)
+
+    extra = () if group.columns is None else (group.columns,)
+    return _each(group, one, walks, *extra)
+
+
+def _arrivals(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:
+    """Who is done, and the arrivals with marks in the federation's coordinates."""
+    walk: Walk = jax.vmap(lambda c, w: c.walk(w))(group.clock, walks)
+    mark = walk.mark if group.clock.dynamics.flips else walk.normal
+    if group.columns is not None:
+        mark = jnp.take_along_axis(group.columns, mark, 1)
+    return walk.done, Arrival(walk.time, walk.rang, mark)
+
+
+def _where(choose: Bool[Array, " C"], new, old):
+    def pick(x, y):
+        return jnp.where(choose.reshape(choose.shape + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(pick, new, old)
+
+
+__all__ = ["LocalFederation", "Path", "begin", "run_chunk"]

@@ -1,0 +1,263 @@
+"""What a call of ``sample`` means: its arguments checked, its defaults chosen, the federation opened."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.coordinates import Reference
+from fedpdmc.coordinator import Coordinator, State
+from fedpdmc.dynamics import Boomerang, Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.federation.local import LocalFederation
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.reference import laplace, linear_control, prior_mean, problem_dim
+from fedpdmc.site import Opening, Site, local_columns, open_site
+
+CHAINS = 64
+# Segments of a plan: enough refreshments to last until an objection where objections are rare, else few.
+SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 32, 2
+PRIOR_SITE = "prior"
+
+
+class Method(NamedTuple):
+    """All choices of a run.
+
+    ``public`` is what the coordinator walks with, in whitened coordinates, and ``segments`` the most segments of a plan.
+    """
+
+    sites: tuple[Site, ...]
+    dim: int
+    prior: Quadratic | None
+    prior_at: str
+    dynamics: Dynamics
+    reference: Reference
+    control: dict[str, ControlVariate]
+    control_name: str
+    chains: int
+    names: list[str]
+    init: np.ndarray | None
+    seed: int
+    whitened: bool
+    public: Quadratic | None
+    segments: int
+
+    def coordinator(self) -> Coordinator:
+        """The coordinator of this run."""
+        return Coordinator.of(self.dynamics, self.public, self.segments)
+
+    def federation(self) -> LocalFederation:
+        """The sites, opened for this run in this process."""
+        openings = [self.opening(site) for site in self.sites]
+        return LocalFederation(
+            [site.name for site in self.sites],
+            [open_site(site, opening) for site, opening in zip(self.sites, openings, strict=True)],
+            [local_columns(site, opening) for site, opening in zip(self.sites, openings, strict=True)],
+            [site.key(self.seed) for site in self.sites],
+            self.chains,
+        )
+
+    def opening(self, site: Site) -> Opening:
+        share = None
+        if self.prior is not None and self.prior_at == "sites":
+            records = sum(s.records for s in self.sites)
+            share = self.prior.scaled(site.records / records if records else 1 / len(self.sites))
+        return Opening(self.reference, self.dynamics, self.control.get(site.name), share)
+
+    def start(self, burn_in: float) -> State:
+        """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean."""
+        key = jax.random.fold_in(jax.random.key(self.seed), 2)
+        keys = jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(self.chains))
+        spread = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (self.dim,)))(keys)
+        if self.init is not None:
+            a = jnp.broadcast_to(self.reference.to_a(jnp.asarray(self.init)), (self.chains, self.dim))
+        elif self.whitened:
+            a = spread
+        else:
+            center = jnp.zeros(self.dim) if self.prior is None else jnp.asarray(prior_mean(self.prior))
+            a = self.reference.to_a(center) + 0.1 * spread
+        v = jax.vmap(lambda k: self.dynamics.velocity(jax.random.fold_in(k, 1), self.dim))(keys)
+        count = jnp.zeros(self.chains, int)
+        return State(a, v, jnp.full(self.chains, -burn_in), count, count)
+
+
+def choose(
+    sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names
+) -> Method:  # fmt: skip
+    """Check every argument of ``sample`` and choose what was left open, before anything runs."""
+    members = check_sites(sites)
+    prior = check_prior(prior)
+    dim = check_dimensions(members, prior)
+    _one_of("prior_at", prior_at, ("coordinator", "sites", "extra"))
+    _one_of("bounds", bounds, ("certified",))
+    _one_of("keep", keep, ("skeleton", "draws"))
+    few_rounds = dynamics is None
+    dynamics = Boomerang() if dynamics is None else dynamics
+    if not isinstance(dynamics, Dynamics):
+        raise InputError("dynamics", repr(dynamics), "Give one such as fedpdmc.ZigZag() or fedpdmc.Boomerang().")
+    control = ("quadratic" if few_rounds else "none") if control is None else control
+    _one_of("control", control, ("none", "linear", "quadratic"))
+    reference = "laplace" if few_rounds and reference is None else reference
+    seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0)
+    chains = CHAINS if chains is None else _integer("chains", chains, 1)
+    names = check_names(names, dim)
+    init = check_init(init, chains, dim)
+    if prior is not None and prior_at == "sites" and any(s.coordinates is not None for s in members):
+        raise InputError(
+            "prior_at", "'sites' with a site that sees only some coordinates", "Use prior_at='coordinator' or 'extra'."
+        )
+    found, controls = _reference(members, prior, reference, control, dim)
+    if prior is not None and prior_at == "extra":
+        if any(site.name == PRIOR_SITE for site in members):
+            raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
+        members = (*members, Site(prior, name=PRIOR_SITE))
+    whitened = found.control is not None
+    public = public_potential(members, prior if prior_at == "coordinator" else None, controls, found, dynamics)
+    if public is None and dynamics.refresh == 0 and dynamics.excess == 0:
+        segments = 1
+    else:
+        segments = SEGMENTS_FEW_OBJECTIONS if whitened and control == "quadratic" else SEGMENTS_MANY_OBJECTIONS
+    return Method(
+        members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
+        segments,
+    )  # fmt: skip
+
+
+def public_potential(sites, prior, controls, reference: Reference, dynamics: Dynamics) -> Quadratic | None:
+    """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero."""
+    dim = reference.dim
+    total = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim))
+    if prior is not None:
+        total = total.plus(prior)
+    for site in sites:
+        if site.name in controls:
+            total = total.plus(controls[site.name].quadratic.embedded(dim, site.coordinates))
+    total = total.whiten(reference, None)
+    if dynamics.flow.rotating:
+        total = Quadratic(total.precision - jnp.eye(dim), total.linear)
+    size = max(float(jnp.max(jnp.abs(total.precision))), float(jnp.max(jnp.abs(total.linear))))
+    return total if size > 1e-9 else None
+
+
+def _reference(sites, prior, reference, control, dim) -> tuple[Reference, dict[str, ControlVariate]]:
+    if isinstance(reference, str):
+        _one_of("reference", reference, ("laplace",))
+        found = laplace(sites, prior)
+    elif reference is None:
+        found = Reference(jnp.zeros(dim), jnp.ones(dim))
+    elif isinstance(reference, Reference):
+        found = check_reference(reference, dim)
+    else:
+        raise InputError("reference", type(reference).__name__, "Give None, 'laplace' or a fedpdmc.Reference.")
+    if control == "none":
+        return found, {}
+    made = found if found.control is not None else laplace(sites, prior)
+    controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
+    if made is not found:
+        found = Reference(found.center, found.scale_tril, None, made.rounds, made.bytes)
+    return found, controls
+
+
+def check_sites(sites: Any) -> tuple[Site, ...]:
+    """At least one site, and no two of one name."""
+    if isinstance(sites, Site):
+        sites = [sites]
+    try:
+        members = tuple(sites)
+    except TypeError as error:
+        raise InputError("sites", type(sites).__name__, "Give a list of fedpdmc.Site.") from error
+    if not members:
+        raise InputError("sites", "no sites", "Give at least one fedpdmc.Site.")
+    for site in members:
+        if not isinstance(site, Site):
+            raise InputError("sites", f"a {type(site).__name__}", "Give fedpdmc.Site objects only.")
+    names = [site.name for site in members]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError("sites", f"several sites named {twice[0]!r}", "Give every site a name of its own.")
+    return members
+
+
+def check_prior(prior: Any) -> Quadratic | None:
+    """None, or a prior from `fedpdmc.models`."""
+    if prior is None or isinstance(prior, Quadratic):
+        return prior
+    raise InputError("prior", type(prior).__name__, "Give None for a flat prior, or fedpdmc.models.normal_prior(dim, ...).")
+
+
+def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
+    """The number of parameters, on which prior and sites must agree."""
+    dim = problem_dim(sites, prior)
+    covered = np.zeros(dim, bool)
+    for site in sites:
+        if site.coordinates is None and site.potential.dim != dim:
+            raise InputError(
+                f"sites ({site.name!r})",
+                f"a model of {site.potential.dim} parameters where the federation has {dim}",
+                "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
+            )
+        if site.coordinates is not None and site.coordinates.max(initial=-1) >= dim:
+            raise InputError(
+                f"sites ({site.name!r}) coordinates", str(int(site.coordinates.max())), f"Give indices below {dim}."
+            )
+        covered[slice(None) if site.coordinates is None else site.coordinates] = True
+    if prior is None and not covered.all():
+        raise InputError("prior", f"None, with no site that sees coordinate {int(np.argmin(covered))}", "Give a prior.")
+    return dim
+
+
+def check_names(names: Any, dim: int) -> list[str]:
+    """One distinct name for each parameter."""
+    if names is None:
+        return [f"x{i}" for i in range(dim)]
+    names = [str(name) for name in names]
+    if len(names) != dim:
+        raise InputError("names", f"{len(names)} names", f"Give {dim}, one for each parameter.")
+    if len(set(names)) != dim or "energy" in names:
+        raise InputError("names", repr(names), "Give distinct names, none of them 'energy'.")
+    return names
+
+
+def check_init(init: Any, chains: int, dim: int) -> np.ndarray | None:
+    """None, one starting point, or one for each chain."""
+    if init is None:
+        return None
+    array = np.asarray(init, dtype=np.float64)
+    if array.shape not in ((dim,), (chains, dim)):
+        raise InputError("init", f"shape {array.shape}", f"Give an array of shape ({dim},) or ({chains}, {dim}).")
+    if not np.all(np.isfinite(array)):
+        raise InputError("init", "values that are not finite", "Give finite starting points.")
+    return array
+
+
+def check_reference(reference: Reference, dim: int) -> Reference:
+    """A reference of the right size with a scale that can be inverted."""
+    scale, center = np.asarray(reference.scale_tril), np.asarray(reference.center)
+    if center.shape != (dim,) or scale.shape not in ((dim,), (dim, dim)):
+        raise InputError(
+            "reference", f"center of shape {center.shape}, scale of shape {scale.shape}", f"Give shapes ({dim},) and ({dim}, {dim})."
+        )
+    if not (np.all(np.isfinite(scale)) and np.all(np.isfinite(center))):
+        raise InputError("reference", "values that are not finite", "Give finite numbers.")
+    singular = np.any(scale == 0) if scale.ndim == 1 else np.linalg.cond(scale) > 1e14
+    if singular:
+        raise InputError("reference", "a singular scale", "Give a scale matrix that can be inverted.")
+    return Reference(
+        jnp.asarray(center, float), jnp.asarray(scale, float), reference.control, reference.rounds, reference.bytes
+    )
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(name, repr(value), f"Give an integer of at least {least}.")
+    return int(value)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(name, repr(value), f"Give one of {', '.join(map(repr, allowed))}.")

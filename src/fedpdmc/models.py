@@ -1,0 +1,236 @@
+"""The user's front door: models of a site's records, and priors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Potential, Quadratic, StudentT
+from fedpdmc.precision import double_precision
+
+
+def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np.ndarray:
+    """A finite float64 array of the right rank, or an error that says where it goes wrong."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}.") from error
+    ranks = (ndim,) if isinstance(ndim, int) else ndim
+    if array.ndim not in ranks:
+        raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
+    bad = np.argwhere(~np.isfinite(array))
+    if bad.size:
+        where = tuple(int(i) for i in bad[0])
+        raise InputError(name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite.")
+    return array
+
+
+def _positive(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 < number < float("inf"):
+        raise InputError(name, repr(value), "Give a positive finite number.")
+    return number
+
+
+def _design(X: Any, y: Any, call: str) -> tuple[np.ndarray, np.ndarray]:
+    design = _array(f"{call}(X)", X, 2, "(n, d)")
+    response = _array(f"{call}(y)", y, 1, "(n,)")
+    if design.shape[1] == 0:
+        raise InputError(f"{call}(X)", f"shape {design.shape}", "Give at least one column.")
+    if design.shape[0] != response.shape[0]:
+        raise InputError(
+            f"{call}(y)", f"{response.shape[0]} responses for {design.shape[0]} rows of X", "Give one response for each row of X."
+        )
+    return design, response
+
+
+def _counts(name: str, value: np.ndarray) -> np.ndarray:
+    bad = np.argwhere((value < 0) | (value != np.round(value)))
+    if bad.size:
+        where = tuple(int(i) for i in bad[0])
+        raise InputError(name, f"{value[where]} at index {where}", "Give counts: integers that are zero or positive.")
+    return value
+
+
+def _predictor(design, response, loss, offset=None) -> LinearPredictor:
+    offset = None if offset is None else jnp.asarray(offset)
+    return LinearPredictor.from_records(jnp.asarray(design), jnp.asarray(response), loss, offset)
+
+
+@double_precision
+def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None, precision: Any = None) -> Quadratic:
+    """A Gaussian prior ``N(mean, scale²)``, or with a full covariance or precision matrix.
+
+    Parameters
+    ----------
+    dim : int
+        Number of parameters.
+    mean : float or array of shape (dim,)
+    scale : float or array of shape (dim,)
+        Standard deviations; left out when ``cov`` or ``precision`` is given.
+    cov, precision : array of shape (dim, dim), optional
+        At most one of them.
+    """
+    if not isinstance(dim, (int, np.integer)) or dim < 1:
+        raise InputError("normal_prior(dim)", repr(dim), "Give the number of parameters, an integer of at least 1.")
+    if cov is not None and precision is not None:
+        raise InputError("normal_prior(cov, precision)", "both", "Give one of them.")
+    center = _array("normal_prior(mean)", mean, (0, 1), f"() or ({dim},)")
+    if center.ndim and center.shape != (dim,):
+        raise InputError("normal_prior(mean)", f"shape {center.shape}", f"Give a number or an array of shape ({dim},).")
+    center = np.broadcast_to(center, (dim,))
+    if cov is None and precision is None:
+        sd = _array("normal_prior(scale)", scale, (0, 1), f"() or ({dim},)")
+        if sd.ndim and sd.shape != (dim,):
+            raise InputError("normal_prior(scale)", f"shape {sd.shape}", f"Give a number or an array of shape ({dim},).")
+        if np.any(sd <= 0):
+            raise InputError("normal_prior(scale)", repr(scale), "Give positive standard deviations.")
+        matrix = np.diag(np.broadcast_to(sd, (dim,)) ** -2.0)
+    else:
+        name = "normal_prior(cov)" if precision is None else "normal_prior(precision)"
+        matrix = _positive_definite(name, cov if precision is None else precision, dim)
+        matrix = np.linalg.inv(matrix) if precision is None else matrix
+    return Quadratic(jnp.asarray(matrix), jnp.asarray(-matrix @ center))
+
+
+def _positive_definite(name: str, value: Any, dim: int) -> np.ndarray:
+    matrix = _array(name, value, 2, f"({dim}, {dim})")
+    if matrix.shape != (dim, dim):
+        raise InputError(name, f"shape {matrix.shape}", f"Give an array of shape ({dim}, {dim}).")
+    if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0):
+        raise InputError(name, "a matrix that is not symmetric", "Give a symmetric matrix.")
+    if np.linalg.eigvalsh(matrix)[0] <= 0:
+        raise InputError(name, f"least eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}", "Give a positive definite matrix.")
+    return (matrix + matrix.T) / 2
+
+
+@double_precision
+def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
+    """The Gaussian field of the paper's Cox model: mean zero, precision ``β (I − α A)`` with ``A`` the grid's adjacency.
+
+    Parameters
+    ----------
+    shape : (rows, columns)
+    alpha, beta : float
+        ``beta > 0``, and ``alpha`` small enough for a positive definite precision (below ¼ for any grid).
+    """
+    try:
+        rows, columns = (int(n) for n in shape)
+    except (TypeError, ValueError) as error:
+        raise InputError("grid_prior(shape)", repr(shape), "Give (rows, columns).") from error
+    if rows < 1 or columns < 1:
+        raise InputError("grid_prior(shape)", repr(shape), "Give at least one row and one column.")
+    index = np.arange(rows * columns).reshape(rows, columns)
+    adjacency = np.zeros((rows * columns, rows * columns))
+    for one, other in ((index[:, :-1], index[:, 1:]), (index[:-1], index[1:])):
+        adjacency[one.ravel(), other.ravel()] = adjacency[other.ravel(), one.ravel()] = 1.0
+    matrix = _positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - float(alpha) * adjacency)
+    least = np.linalg.eigvalsh(matrix)[0]
+    if not least > 0:
+        raise InputError("grid_prior(alpha)", repr(alpha), "The precision is not positive definite: give |alpha| below 1/4.")
+    return Quadratic(jnp.asarray(matrix), jnp.zeros(rows * columns))
+
+
+@double_precision
+def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
+    """Records ``y_i ~ N(x, scale² I)`` with unknown mean x (paper, 6.1).
+
+    Parameters
+    ----------
+    y : array of shape (n, d)
+    scale : float or array of shape (d,)
+    """
+    records = _array("gaussian_mean(y)", y, 2, "(n, d)")
+    sd = _array("gaussian_mean(scale)", scale, (0, 1), "() or (d,)")
+    if sd.ndim and sd.shape != (records.shape[1],):
+        raise InputError("gaussian_mean(scale)", f"shape {sd.shape}", f"Give a number or shape ({records.shape[1]},).")
+    if np.any(sd <= 0):
+        raise InputError("gaussian_mean(scale)", repr(scale), "Give positive standard deviations.")
+    weight = np.broadcast_to(sd, (records.shape[1],)) ** -2.0
+    return Quadratic(
+        jnp.asarray(np.diag(records.shape[0] * weight)), jnp.asarray(-weight * records.sum(0)), records.shape[0]
+    )
+
+
+@double_precision
+def linear(X: Any, y: Any, scale: float = 1.0) -> Potential:
+    """Linear regression ``y_i ~ N(ξ_i·x, scale²)``."""
+    design, response = _design(X, y, "linear")
+    weight = _positive("linear(scale)", scale) ** -2.0
+    precision = weight * design.T @ design
+    return Quadratic(jnp.asarray(precision), jnp.asarray(-weight * design.T @ response), design.shape[0])
+
+
+@double_precision
+def logistic(X: Any, y: Any) -> Potential:
+    """Logistic regression ``y_i ~ Bernoulli(1/(1 + e^{−ξ_i·x}))`` (paper, 6.2).
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+    y : array of shape (n,), zeros and ones
+    """
+    design, response = _design(X, y, "logistic")
+    bad = np.argwhere((response != 0) & (response != 1))
+    if bad.size:
+        where = int(bad[0, 0])
+        raise InputError("logistic(y)", f"{response[where]} at index {where}", "Give labels 0 and 1.")
+    return _predictor(design, response, Logistic())
+
+
+@double_precision
+def poisson(X: Any, y: Any, offset: Any = None) -> Potential:
+    """Poisson regression ``y_i ~ Poisson(e^{ξ_i·x + offset_i})``."""
+    design, response = _design(X, y, "poisson")
+    if offset is not None:
+        offset = _array("poisson(offset)", offset, 1, "(n,)")
+        if offset.shape != response.shape:
+            raise InputError("poisson(offset)", f"shape {offset.shape}", f"Give one for each record: shape {response.shape}.")
+    return _predictor(design, _counts("poisson(y)", response), Poisson(), offset)
+
+
+@double_precision
+def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
+    """Regression with Student-t noise: ``(y_i − ξ_i·x)/scale ~ t_df``."""
+    design, response = _design(X, y, "student_t")
+    loss = StudentT(jnp.asarray(_positive("student_t(df)", df)), jnp.asarray(_positive("student_t(scale)", scale)))
+    return _predictor(design, response, loss)
+
+
+@double_precision
+def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
+    """Autoregression ``Y_k = c + x Y_{k−1} + scale·t_df`` with parameters (x, c) (paper, 6.3).
+
+    Parameters
+    ----------
+    series : array of shape (N, K+1)
+        N trajectories, each with its starting value first.
+    """
+    paths = _array("ar1_student_t(series)", series, 2, "(N, K+1)")
+    if paths.shape[1] < 2:
+        raise InputError("ar1_student_t(series)", f"shape {paths.shape}", "Give at least two points in each series.")
+    before, after = paths[:, :-1].ravel(), paths[:, 1:].ravel()
+    loss = StudentT(jnp.asarray(_positive("ar1_student_t(df)", df)), jnp.asarray(_positive("ar1_student_t(scale)", scale)))
+    return _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
+
+
+@double_precision
+def log_gaussian_cox(counts: Any) -> Potential:
+    """The cells of a log-Gaussian Cox grid that a site owns: ``y_k ~ Poisson(e^{x_k})`` (paper, appendix).
+
+    Parameters
+    ----------
+    counts : array of any shape
+        Counts of the cells, flattened in C order; give `Site` the cells' ``coordinates`` in the same order.
+    """
+    cells = _array("log_gaussian_cox(counts)", counts, (1, 2), "(cells,) or (rows, columns)").ravel()
+    if not cells.size:
+        raise InputError("log_gaussian_cox(counts)", "no cells", "Give at least one cell.")
+    return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())
+

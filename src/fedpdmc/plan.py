@@ -1,0 +1,50 @@
+"""Plan and Arrival: the two messages that pass between coordinator and sites."""
+
+from __future__ import annotations
+
+import equinox as eqx
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Plan(eqx.Module):
+    """The path that the coordinator intends, for every chain, in whitened coordinates.
+
+    Attributes
+    ----------
+    number : (C,)
+        The plan's number within the run; with the chain it keys the site's randomness.
+    start : (C, d)
+        Where the path starts.
+    duration : (C, S)
+        How long each segment lasts; segments that are not used last zero. Their sum is the horizon.
+    velocity : (C, S, d)
+        The velocity at the start of each segment.
+    """
+
+    number: Int[Array, " C"]
+    start: Float[Array, "C d"]
+    duration: Float[Array, "C S"]
+    velocity: Float[Array, "C S d"]
+
+    @property
+    def horizon(self) -> Float[Array, " C"]:
+        """Time at which the plan ends."""
+        return self.duration.sum(-1)
+
+
+class Arrival(eqx.Module):
+    """A site's answer: for every chain its first event along the plan, or none by the horizon.
+
+    Attributes
+    ----------
+    time : (C,)
+        Time since the plan's start (the horizon where it did not ring).
+    rang : (C,)
+        Whether there was an event.
+    mark : (C,) or (C, d)
+        The coordinate that flips, or the unit normal of a reflection in whitened coordinates.
+    """
+
+    time: Float[Array, " C"]
+    rang: Bool[Array, " C"]
+    mark: Int[Array, " C"] | Float[Array, "C d"]

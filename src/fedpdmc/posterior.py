@@ -1,0 +1,196 @@
+"""What the user gets: moments, draws, diagnostics, ArviZ, provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.coordinates import Reference
+from fedpdmc.diagnostics import by_quantity, energy
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.precision import double_precision
+from fedpdmc.skeleton import Skeleton
+from fedpdmc.store import SkeletonStore, Store
+
+if TYPE_CHECKING:
+    from fedpdmc.sampling import Sampler
+
+# Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
+NODES = 4
+LONGEST_PIECE = 0.5
+
+
+class Posterior:
+    """Draws and exact path integrals of a posterior, with how they were made.
+
+    Attributes
+    ----------
+    names : list of str
+        The parameters' names.
+    rounds : int
+        Serial exchanges with the sites, the making of the reference included.
+    messages, bytes : arrays of shape (sites,)
+        Messages and bytes exchanged with each site, both directions.
+    events : array of shape (chains,)
+        Accepted jumps of sites and coordinator; refreshments are not counted.
+    gradient_evaluations : array of shape (sites,)
+        Passes over each site's records, for one chain each.
+    certified : bool
+        Whether every event time was drawn under a proved bound.
+    privacy : dict or None
+        What each site with a budget has spent.
+    settings : dict
+        Settings, versions and seed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        reference: Reference,
+        dynamics: Dynamics,
+        names: list[str],
+        counts: dict[str, Any],
+        settings: dict[str, Any],
+        sampler: Sampler | None = None,
+    ):
+        self.store, self.reference, self.dynamics, self._sampler = store, reference, dynamics, sampler
+        self.names, self.settings = names, settings
+        self.rounds: int = int(counts["rounds"])
+        self.messages: np.ndarray = np.asarray(counts["messages"])
+        self.bytes: np.ndarray = np.asarray(counts["bytes"])
+        self.events: np.ndarray = np.asarray(counts["events"])
+        self.gradient_evaluations: np.ndarray = np.asarray(counts["gradient_evaluations"])
+        self.certified: bool = bool(counts.get("certified", True))
+        self.privacy: dict[str, Any] | None = counts.get("privacy")
+
+    def __repr__(self) -> str:
+        begin, end = self.store.span
+        return f"Posterior({len(self.names)} parameters, {self.chains} chains, process time {end - begin:g}, {self.rounds} rounds)"
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(self.events)
+
+    @property
+    def duration(self) -> float:
+        """Process time of each chain, without the burn-in."""
+        begin, end = self.store.span
+        return end - begin
+
+    @property
+    def most_draws(self) -> int:
+        """How many draws of each chain can be asked for."""
+        return self.store.most_draws
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """Events of all chains in whitened coordinates (not with keep='draws')."""
+        if not isinstance(self.store, SkeletonStore):
+            raise InputError("skeleton", "keep='draws'", "Run with keep='skeleton' to have the events.")
+        return self.store.skeleton
+
+    @double_precision
+    def mean(self) -> np.ndarray:
+        """Exact time average of x along the paths."""
+        moments = self.store.moments()
+        return np.asarray(self.reference.to_x(jnp.asarray(moments.first / moments.time)))
+
+    @double_precision
+    def cov(self) -> np.ndarray:
+        """Exact time average of ``(x − mean)(x − mean)ᵀ`` along the paths."""
+        moments = self.store.moments()
+        mean = moments.first / moments.time
+        scale = np.asarray(self.reference.matrix)
+        cov = scale @ (moments.second / moments.time - np.outer(mean, mean)) @ scale.T
+        return (cov + cov.T) / 2
+
+    @double_precision
+    def draws(self, n: int) -> np.ndarray:
+        """Positions equally spaced in process time over the common span of all chains, of shape (chains, n, d)."""
+        if not isinstance(n, (int, np.integer)) or n < 1:
+            raise InputError("draws(n)", repr(n), "Ask for at least one draw of each chain.")
+        return np.asarray(self.reference.to_x(jnp.asarray(self.store.draws(int(n)))))
+
+    @double_precision
+    def expectation(self, f: Callable[[Any], Any]) -> np.ndarray:
+        """Time average of ``f(x)`` along the paths by Gauss–Legendre quadrature on every segment.
+
+        Parameters
+        ----------
+        f : callable
+            A JAX function of one parameter vector of shape (d,), of a number or an array.
+        """
+        skeleton, flow = self.skeleton, self.dynamics.flow
+        nodes, weights = np.polynomial.legendre.leggauss(NODES)
+        average = jax.jit(lambda x, w: jnp.tensordot(w, jax.vmap(f)(self.reference.to_x(x)), 1))
+        total, durations = None, skeleton.durations
+        pieces = np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int) if flow.rotating else np.ones(len(durations), int)
+        knot = np.repeat(np.arange(len(durations)), pieces)
+        piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        length = durations[knot] / pieces[knot]
+        for rows in np.array_split(np.arange(len(knot)), max(1, len(knot) // 2**14)):
+            times = (piece[rows, None] + (nodes + 1) / 2) * length[rows, None]
+            p, q = (np.asarray(w)[..., None] for w in flow.weights(jnp.asarray(times)))
+            a = p * skeleton.a[knot[rows], None] + q * skeleton.v[knot[rows], None]
+            w = length[rows, None] * weights / 2
+            part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
+            total = part if total is None else total + part
+        return np.asarray(total) / durations.sum()
+
+    def _diagnostic_draws(self) -> np.ndarray:
+        """Draws for ESS: fine enough not to miss what the paths know, at most one unit apart on rotations."""
+        jumps = float(np.mean(self.events)) / max(len(self.names), 1)
+        n = int(np.clip(2 * jumps, 100, 1000))
+        if self.dynamics.flow.rotating:
+            n = int(np.clip(np.ceil(2 * self.duration), 8, 4000))
+        return self.draws(min(max(n, 8), self.store.most_draws))
+
+    def _diagnose(self, function: str) -> dict[str, float]:
+        draws = self._diagnostic_draws()
+        return by_quantity(function, draws, self.names, energy(draws, self.mean(), self.cov()))
+
+    def ess(self) -> dict[str, float]:
+        """Bulk effective sample size of every parameter and of the energy, over all chains."""
+        return self._diagnose("ess")
+
+    def rhat(self) -> dict[str, float]:
+        """Split, rank-normalised R-hat of every parameter and of the energy."""
+        return self._diagnose("rhat")
+
+    def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
+        """Go on from where the run stopped, by a process time or up to an effective sample size."""
+        if self._sampler is None:
+            raise InputError(
+                "extend", "a posterior loaded from disk", "Its sites are not there: extend the posterior that sample() returned."
+            )
+        return self._sampler.extend(duration=duration, ess=ess, progress=progress)
+
+    def summary(self) -> str:
+        """A table of the parameters, and a line on how the run went."""
+        from fedpdmc.report import summary
+
+        return summary(self)
+
+    def to_arviz(self, draws: int = 1000):
+        """The draws as an ArviZ ``InferenceData``, with the settings as attributes."""
+        import arviz as az
+
+        x = self.draws(draws)
+        return az.from_dict(
+            posterior={name: x[..., i] for i, name in enumerate(self.names)},
+            attrs={"fedpdmc": json.dumps(self.settings, default=str)},
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to a zarr folder (an existing one is replaced)."""
+        from fedpdmc.archive import save
+
+        save(self, Path(path))

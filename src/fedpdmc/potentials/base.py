@@ -1,0 +1,111 @@
+"""What is sampled: a potential, and what it says of its gradient along a piece of a path."""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpdmc.coordinates import Reference
+
+# On a rotating path the remainder terms are bounded on pieces of at most this length (radians).
+ROTATION_REACH = 0.25
+
+
+class Field(NamedTuple):
+    """The gradient ``G`` of a potential at the start of a piece of path, and how it can change along it.
+
+    For flips, ``slope`` is ``G'(0)`` by coordinate and ``curve`` a bound on ``|G''|`` for times in ``[0, reach]``.
+    For reflections, with ``f(s) = U(a(s))``, ``slope`` is ``f''(0)`` and ``curve`` a bound on ``|f'''|``, of shape (C, 1).
+    ``slack`` bounds the rounding error of ``G`` in units of velocity one.
+    """
+
+    gradient: Float[Array, "C d"]
+    slope: Float[Array, "C k"]
+    curve: Float[Array, "C k"]
+    reach: Float[Array, " C"]
+    slack: Float[Array, " C"]
+
+    def __add__(self, other: Field) -> Field:  # type: ignore[override]
+        return Field(
+            self.gradient + other.gradient,
+            self.slope + other.slope,
+            self.curve + other.curve,
+            jnp.minimum(self.reach, other.reach),
+            self.slack + other.slack,
+        )
+
+
+class Potential(eqx.Module):
+    """A minus log density up to a constant, as a pytree of the numbers it needs."""
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """Number of parameters."""
+
+    @abc.abstractmethod
+    def value(self, x: Float[Array, " d"]) -> Float[Array, ""]:
+        """``U(x)``."""
+
+    @abc.abstractmethod
+    def whiten(self, reference: Reference, columns: Array | None) -> Potential:
+        """The same potential as a function of ``a``, with ``x[columns] = (c + S a)[columns]`` its own arguments."""
+
+    @abc.abstractmethod
+    def field(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Field:
+        """Gradient and certified enclosure of its change from ``(a, v)`` along a linear or a rotating path."""
+
+    def gradient(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
+        """``∇U(x)``."""
+        return jax.grad(self.value)(x)
+
+    def hessian(self, x: Float[Array, " d"]) -> Float[Array, "d d"]:
+        """``∇²U(x)``."""
+        return jax.hessian(self.value)(x)
+
+    def affine(self, rotating: bool) -> bool:
+        """Whether ``field`` is exact for all times (``curve`` zero, ``reach`` infinite)."""
+        return False
+
+
+class Sum(Potential):
+    """A sum of potentials of the same parameters."""
+
+    terms: tuple[Potential, ...]
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters."""
+        return self.terms[0].dim
+
+    def value(self, x):
+        """Sum of the terms' values."""
+        return sum((term.value(x) for term in self.terms[1:]), self.terms[0].value(x))
+
+    def gradient(self, x):
+        """Sum of the terms' gradients."""
+        return sum((term.gradient(x) for term in self.terms[1:]), self.terms[0].gradient(x))
+
+    def hessian(self, x):
+        """Sum of the terms' Hessians."""
+        return sum((term.hessian(x) for term in self.terms[1:]), self.terms[0].hessian(x))
+
+    def whiten(self, reference, columns):
+        """Whiten each term."""
+        return Sum(tuple(term.whiten(reference, columns) for term in self.terms))
+
+    def field(self, rotating, flips, a, v):
+        """Sum of the terms' fields: gradients and the bounds of their change add."""
+        total = self.terms[0].field(rotating, flips, a, v)
+        for term in self.terms[1:]:
+            total = total + term.field(rotating, flips, a, v)
+        return total
+
+    def affine(self, rotating):
+        """Whether every term is."""
+        return all(term.affine(rotating) for term in self.terms)

@@ -1,0 +1,174 @@
+"""Sums over records of a scalar loss of a linear predictor: most models of practice."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential
+from fedpdmc.potentials.losses import Loss
+
+EPSILON = 2.0**-52
+
+
+class LinearPredictor(Potential):
+    """``U(x) = Σ_i w_i R_i(z_i)`` with ``z_i = ξ_i·x + o_i``, ``R_i = ℓ(·; y_i)`` less a quadratic of ``z_i``.
+
+    The quadratic ``f_i (z − z*_i) + ½ s_i (z − z*_i)²`` is a control variate: zero, or the Taylor polynomial of the loss at
+    a public point, so that only its remainder is left to walk.
+
+    Parameters
+    ----------
+    design : array of shape (n, d), or (n,)
+        The records' covariates ``ξ_i``; of shape (n,) when record i sees coordinate i alone (the cells of a grid).
+    offset, response, weight : arrays of shape (n,)
+        ``o_i``, ``y_i`` and ``w_i`` (zero for padding).
+    control : array of shape (3, n)
+        ``z*``, ``f`` and ``s``.
+    loss : Loss
+    """
+
+    design: Float[Array, "n d"] | Float[Array, " n"]
+    offset: Float[Array, " n"]
+    response: Float[Array, " n"]
+    weight: Float[Array, " n"]
+    control: Float[Array, "3 n"]
+    loss: Loss
+
+    @classmethod
+    def from_records(cls, design, response, loss: Loss, offset=None) -> LinearPredictor:
+        """A potential of all records, with no control variate."""
+        n = design.shape[0]
+        offset = jnp.zeros(n) if offset is None else offset
+        return cls(design, offset, response, jnp.ones(n), jnp.zeros((3, n)), loss)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters."""
+        return self.design.shape[-1]
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return self.response.shape[0]
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether record i sees coordinate i alone."""
+        return self.design.ndim == 1
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a control variate is subtracted (asks the numbers: not under a trace)."""
+        return bool(jnp.any(self.control != 0))
+
+    def _predict(self, a):
+        return a * self.design if self.diagonal else a @ self.design.T
+
+    def _collect(self, r, design=None):
+        design = self.design if design is None else design
+        return r * design if self.diagonal else r @ design
+
+    def _derivatives(self, z):
+        """``R', R''`` and the bound of ``|R'''|`` at the predictors z, weighted."""
+        point, first, second = self.control
+        remainder = self.loss.first(z, self.response) - first - second * (z - point)
+        curvature = self.loss.second(z, self.response) - second
+        return self.weight * remainder, self.weight * curvature, self.weight * self.loss.third(z, self.response)
+
+    def value(self, x):
+        """``Σ w_i R_i(z_i)``."""
+        z = self._predict(x) + self.offset
+        point, first, second = self.control
+        shift = z - point
+        return jnp.sum(self.weight * (self.loss.value(z, self.response) - first * shift - 0.5 * second * shift**2))
+
+    def gradient(self, x):
+        """``Σ w_i R_i'(z_i) ξ_i``."""
+        return self._collect(self._derivatives(self._predict(x) + self.offset)[0])
+
+    def hessian(self, x):
+        """``Σ w_i R_i''(z_i) ξ_i ξ_iᵀ``."""
+        second = self._derivatives(self._predict(x) + self.offset)[1]
+        if self.diagonal:
+            return jnp.diag(self.design**2 * second)
+        return (self.design * second[:, None]).T @ self.design
+
+    def expanded_at(self, x: Float[Array, " d"], order: int) -> LinearPredictor:
+        """The same records less their own Taylor polynomial of degree ``order`` (1 or 2) at ``x``."""
+        z = self._predict(x) + self.offset
+        first = self.loss.first(z, self.response)
+        second = self.loss.second(z, self.response) if order == 2 else jnp.zeros_like(z)
+        control = jnp.stack([z, first, second])
+        return LinearPredictor(self.design, self.offset, self.response, self.weight, control, self.loss)
+
+    def padded(self, n: int) -> LinearPredictor:
+        """The same potential with records of weight zero appended up to ``n`` (cells of a grid are not padded)."""
+        if self.diagonal:
+            return self
+        extra = n - self.design.shape[0]
+
+        def fill(array, value=0.0):
+            return jnp.concatenate([array, jnp.full((extra, *array.shape[1:]), value)])
+
+        control = jnp.concatenate([self.control, jnp.zeros((3, extra))], axis=1)
+        return LinearPredictor(
+            fill(self.design), fill(self.offset), fill(self.response), fill(self.weight), control, self.loss
+        )
+
+    def whiten(self, reference, columns):
+        """Covariates ``Sᵀ ξ`` and offsets ``o + ξ·c``."""
+        rows, center = reference.matrix, reference.center
+        if columns is not None:
+            rows, center = rows[columns], center[columns]
+        offset = self.offset + self._predict(center)
+        if not self.diagonal:
+            design = self.design @ rows
+        elif reference.diagonal and columns is None:
+            design = self.design * reference.scale_tril
+        else:
+            design = self.design[:, None] * rows
+        return LinearPredictor(design, offset, self.response, self.weight, self.control, self.loss)
+
+    def field(self, rotating, flips, a, v):
+        """One pass over the records.
+
+        With ``z(s)`` the predictor along the path: ``G = Σ R' ξ``, ``G' = Σ R'' ż ξ``, ``G'' = Σ (R''' ż² + R'' z̈) ξ``,
+        and for ``f(s) = U(a(s))``: ``f'' = Σ R'' ż² + R' z̈``, ``f''' = Σ R''' ż³ + 3 R'' ż z̈ + R' z⃛``. Every ``z`` stays
+        within the loss's reach on the piece, and ``|R'''| ≤ third`` there.
+        """
+        position, speed = self._predict(a), self._predict(v)
+        first, second, third = self._derivatives(position + self.offset)
+        gradient = self._collect(first)
+        mass = jnp.sum(jnp.abs(self.design))
+        slack = 8 * EPSILON * mass * jnp.max(jnp.abs(first), -1, initial=0.0)
+        if rotating:
+            slope, curve, reach = self._along_rotation(flips, gradient, a, v, position, speed, first, second, third)
+        else:
+            slope, curve, reach = self._along_line(flips, speed, second, third)
+        return Field(gradient, slope, curve, reach, slack)
+
+    def _along_line(self, flips, speed, second, third):
+        fastest = jnp.max(jnp.abs(speed), -1, initial=0.0)
+        reach = self.loss.reach / jnp.maximum(fastest, 1e-300)
+        if flips:
+            return self._collect(second * speed), self._collect(third * speed**2, jnp.abs(self.design)), reach
+        slope = jnp.sum(second * speed**2, -1, keepdims=True)
+        return slope, jnp.sum(third * jnp.abs(speed) ** 3, -1, keepdims=True), reach
+
+    def _along_rotation(self, flips, gradient, a, v, position, speed, first, second, third):
+        amplitude = jnp.hypot(position, speed)
+        reach = jnp.minimum(ROTATION_REACH, self.loss.reach / jnp.maximum(jnp.max(amplitude, -1, initial=0.0), 1e-300))
+        turn = reach[:, None]
+        fastest = jnp.minimum(amplitude, jnp.abs(speed) + turn * jnp.abs(position))
+        farthest = jnp.minimum(amplitude, jnp.abs(position) + turn * jnp.abs(speed))
+        largest_second = jnp.abs(second) + third * turn * fastest
+        if flips:
+            curve = self._collect(third * fastest**2 + largest_second * farthest, jnp.abs(self.design))
+            return self._collect(second * speed), curve, reach
+        # Σ R' z⃛ = −Σ R' ż = −f', itself at most |f'(0)| + reach |f''(0)| + ½ reach² sup|f'''|: solve for sup|f'''|.
+        rate = jnp.sum(gradient * v, -1, keepdims=True)
+        slope = jnp.sum(second * speed**2, -1, keepdims=True) - jnp.sum(gradient * a, -1, keepdims=True)
+        rest = jnp.sum(third * fastest**3 + 3 * largest_second * fastest * farthest, -1, keepdims=True)
+        curve = (rest + jnp.abs(rate) + turn * jnp.abs(slope)) / (1 - turn**2 / 2)
+        return slope, curve, reach

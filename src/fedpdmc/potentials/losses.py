@@ -1,0 +1,137 @@
+"""Scalar losses ``ℓ(z; y)`` of a linear predictor, with a certified bound of the third derivative."""
+
+import abc
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Values = Float[Array, "..."]
+
+
+class Loss(eqx.Module):
+    """A minus log likelihood of one record as a function of its predictor ``z``.
+
+    A loss supplies its first two derivatives and ``third(z, y) ≥ sup |ℓ'''(z')|`` over ``|z' − z| ≤ reach``: with these
+    ``LinearPredictor`` bounds every rate on a piece of path.
+    """
+
+    reach: eqx.AbstractClassVar[float]
+
+    @abc.abstractmethod
+    def value(self, z: Values, y: Values) -> Values:
+        """``ℓ(z; y)`` up to a constant in z."""
+
+    @abc.abstractmethod
+    def first(self, z: Values, y: Values) -> Values:
+        """``ℓ'(z; y)``."""
+
+    @abc.abstractmethod
+    def second(self, z: Values, y: Values) -> Values:
+        """``ℓ''(z; y)``."""
+
+    @abc.abstractmethod
+    def third(self, z: Values, y: Values) -> Values:
+        """A bound of ``|ℓ'''|`` on ``[z − reach, z + reach]``."""
+
+
+class Logistic(Loss):
+    """``ℓ = log(1 + e^z) − y z``; ``ℓ'' = p(1−p) = 1/(4 cosh²(z/2)) ≤ ¼``; ``|ℓ'''| = p(1−p)|1−2p| ≤ 1/(6√3)``."""
+
+    reach = math.inf
+
+    def value(self, z, y):
+        """``log(1 + e^z) − y z``."""
+        return jnp.logaddexp(0.0, z) - y * z
+
+    def first(self, z, y):
+        """``p − y``."""
+        return jax.nn.sigmoid(z) - y
+
+    def second(self, z, y):
+        """``p (1 − p)``."""
+        p = jax.nn.sigmoid(z)
+        return p * (1 - p)
+
+    def third(self, z, y):
+        """``1/(6√3)``, attained at ``p = (1 ± 1/√3)/2``."""
+        return jnp.full_like(z, 1 / (6 * math.sqrt(3)))
+
+
+class Poisson(Loss):
+    """``ℓ = e^z − y z``: all higher derivatives are ``e^z``, at most ``e^{z+1}`` within distance one."""
+
+    reach = 1.0
+
+    def value(self, z, y):
+        """``e^z − y z``."""
+        return jnp.exp(z) - y * z
+
+    def first(self, z, y):
+        """``e^z − y``."""
+        return jnp.exp(z) - y
+
+    def second(self, z, y):
+        """``e^z``."""
+        return jnp.exp(z)
+
+    def third(self, z, y):
+        """``e^{z+1}``."""
+        return math.e * jnp.exp(z)
+
+
+class StudentT(Loss):
+    """``ℓ = (ν+1)/2 · log(1 + r²/ν)`` with ``r = (z − y)/scale``.
+
+    With ``r = √ν tan θ``, ``ℓ''' = −2 (ν+1) ν^{-3/2} sin 3θ cos³θ / scale³``, largest at ``θ = π/8``:
+    ``|ℓ'''| ≤ 2 cos⁴(π/8) (ν+1) ν^{-3/2} / scale³``.
+    """
+
+    df: Float[Array, ""]
+    scale: Float[Array, ""]
+    reach = math.inf
+
+    def value(self, z, y):
+        """``(ν+1)/2 · log(1 + r²/ν)``."""
+        r = (z - y) / self.scale
+        return 0.5 * (self.df + 1) * jnp.log1p(r * r / self.df)
+
+    def first(self, z, y):
+        """``(ν+1) r / (ν + r²) / scale``, at most ``(ν+1)/(2√ν scale)``."""
+        r = (z - y) / self.scale
+        return (self.df + 1) * r / (self.df + r * r) / self.scale
+
+    def second(self, z, y):
+        """``(ν+1)(ν − r²)/(ν + r²)² / scale²``."""
+        r2 = ((z - y) / self.scale) ** 2
+        return (self.df + 1) * (self.df - r2) / (self.df + r2) ** 2 / self.scale**2
+
+    def third(self, z, y):
+        """``2 cos⁴(π/8) (ν+1) ν^{-3/2} / scale³``."""
+        peak = 2 * math.cos(math.pi / 8) ** 4
+        return jnp.broadcast_to(peak * (self.df + 1) * self.df**-1.5 / self.scale**3, z.shape)
+
+
+class Gaussian(Loss):
+    """``ℓ = (z − y)²/(2 scale²)``."""
+
+    scale: Float[Array, ""]
+    reach = math.inf
+
+    def value(self, z, y):
+        """``(z − y)²/(2 scale²)``."""
+        return 0.5 * ((z - y) / self.scale) ** 2
+
+    def first(self, z, y):
+        """``(z − y)/scale²``."""
+        return (z - y) / self.scale**2
+
+    def second(self, z, y):
+        """``1/scale²``."""
+        return jnp.broadcast_to(1 / self.scale**2, z.shape)
+
+    def third(self, z, y):
+        """Zero."""
+        return jnp.zeros_like(z)

@@ -1,0 +1,85 @@
+"""Quadratic potentials: Gaussian priors, Gaussian likelihoods, control variates."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpdmc.potentials.base import Field, Potential
+
+
+class Quadratic(Potential):
+    """``U(x) = ½ xᵀ P x + hᵀ x`` with any symmetric ``P``.
+
+    Parameters
+    ----------
+    precision : array of shape (d, d)
+    linear : array of shape (d,)
+    records : int
+        How many records these sufficient statistics sum up; zero for priors and control variates.
+    """
+
+    precision: Float[Array, "d d"]
+    linear: Float[Array, " d"]
+    records: int = eqx.field(default=0, static=True)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters."""
+        return self.linear.shape[-1]
+
+    def value(self, x):
+        """``½ xᵀ P x + hᵀ x``."""
+        return 0.5 * x @ self.precision @ x + self.linear @ x
+
+    def gradient(self, x):
+        """``P x + h``."""
+        return self.precision @ x + self.linear
+
+    def hessian(self, x):
+        """``P``."""
+        return self.precision
+
+    def scaled(self, factor: float) -> Quadratic:
+        """``factor · U``."""
+        return Quadratic(factor * self.precision, factor * self.linear)
+
+    def plus(self, other: Quadratic, factor: float = 1.0) -> Quadratic:
+        """``U + factor · other``."""
+        return Quadratic(self.precision + factor * other.precision, self.linear + factor * other.linear)
+
+    def embedded(self, dim: int, columns: Array | None) -> Quadratic:
+        """The same function of ``x[columns]``, written over all ``dim`` coordinates."""
+        if columns is None:
+            return self
+        precision = jnp.zeros((dim, dim)).at[jnp.ix_(columns, columns)].set(self.precision)
+        return Quadratic(precision, jnp.zeros(dim).at[columns].set(self.linear))
+
+    def whiten(self, reference, columns):
+        """``B = SᵀPS`` and ``Sᵀ(Pc + h)``, with the rows of ``S`` that this potential sees."""
+        rows, center = reference.matrix, reference.center
+        if columns is not None:
+            rows, center = rows[columns], center[columns]
+        return Quadratic(rows.T @ self.precision @ rows, rows.T @ (self.precision @ center + self.linear))
+
+    def field(self, rotating, flips, a, v):
+        """Exact on lines. On rotations ``G'' = −B a(s)`` and ``f''' = −4 v·Ba − v·h``, both sinusoids."""
+        ba, bv = a @ self.precision, v @ self.precision
+        gradient = ba + self.linear
+        chains = a.shape[:-1]
+        reach, slack = jnp.full(chains, jnp.inf), jnp.zeros(chains)
+        if flips:
+            curve = jnp.hypot(a, v) @ jnp.abs(self.precision) if rotating else jnp.zeros_like(a)
+            return Field(gradient, bv, curve, reach, slack)
+        vbv = jnp.sum(v * bv, -1, keepdims=True)
+        if not rotating:
+            return Field(gradient, vbv, jnp.zeros_like(vbv), reach, slack)
+        aba, abv = jnp.sum(a * ba, -1, keepdims=True), jnp.sum(v * ba, -1, keepdims=True)
+        ah, vh = (a @ self.linear)[..., None], (v @ self.linear)[..., None]
+        curve = 4 * jnp.hypot((aba - vbv) / 2, abv) + jnp.hypot(ah, vh)
+        return Field(gradient, vbv - aba - ah, curve, reach, slack)
+
+    def affine(self, rotating):
+        """Exact on straight lines."""
+        return not rotating

@@ -1,0 +1,137 @@
+"""A run in progress: whole blocks of process time, made of short compiled chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from fedpdmc.coordinator import Coordinator, State
+from fedpdmc.errors import RunTooLong
+from fedpdmc.federation.local import LocalFederation, Progress, begin, run_chunk
+from fedpdmc.precision import double_precision
+from fedpdmc.skeleton import FlatKnots, Skeleton, flatten_knots, from_knots
+
+CHUNK_SECONDS = 0.25
+KNOT_BYTES = 2**26
+MOST_ITERATIONS = 1e9
+
+_run_chunk = eqx.filter_jit(run_chunk)
+
+
+class Tick(NamedTuple):
+    """What a progress display learns after each chunk."""
+
+    began: float
+    time: float
+    until: float
+    events: int
+    rounds: int
+    seconds: float
+
+
+class Run:
+    """The state of a federation's chains, moved on in whole blocks.
+
+    Parameters
+    ----------
+    federation : LocalFederation
+    coordinator : Coordinator
+    state : State
+        Where the chains start; their process time is minus the burn-in.
+    key : key
+        The coordinator's randomness.
+    """
+
+    @double_precision
+    def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
+        self.federation, self.coordinator = federation, coordinator
+        chains, dim = state.a.shape
+        self.keys = jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(chains))
+        self.progress: Progress = begin(federation.groups, coordinator, state)
+        row_bytes = chains * coordinator.segments * (17 + 16 * dim)
+        self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 4096))
+        self.limit = min(16, self.rows)
+
+    @property
+    def time(self) -> float:
+        """Process time that all chains have reached."""
+        return float(np.min(np.asarray(self.progress.state.t)))
+
+    @property
+    def rounds(self) -> int:
+        """Serial exchanges so far: in a round every chain that is not finished sends one plan."""
+        return int(self.plans.max())
+
+    @property
+    def plans(self) -> np.ndarray:
+        """Number of the next plan of each chain."""
+        return np.asarray(self.progress.state.number)
+
+    @property
+    def events(self) -> np.ndarray:
+        """Jumps of each chain so far."""
+        return np.asarray(self.progress.state.events)
+
+    @property
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far."""
+        return self.federation.passes(self.progress)
+
+    @double_precision
+    def advance(self, until: float, keep: Callable[[Skeleton], None], tick: Callable[[Tick], None]) -> None:
+        """Run every chain to process time ``until``: one block, all of it or nothing.
+
+        ``keep`` receives the skeleton of the block once it is complete. An interrupt or an error leaves the run where it
+        was before the block.
+        """
+        before = self.progress
+        self.progress = _align(before)
+        began = self.time
+        start = (np.asarray(before.state.a), np.asarray(before.state.v))
+        try:
+            blocks = self._chunks(until, began, tick)
+        except BaseException:
+            self.progress = before
+            raise
+        keep(from_knots(start, blocks, began, until))
+
+    def _chunks(self, until: float, began: float, tick) -> list[FlatKnots]:
+        blocks, iterations, target = [], 0, jnp.asarray(float(until))
+        while self.time < until:
+            clock = time.perf_counter()
+            limit = jnp.asarray(self.limit)
+            self.progress, knots, used = _run_chunk(
+                self.federation.groups, self.coordinator, self.keys, self.progress, target, limit, self.rows
+            )
+            used = int(used)
+            blocks.append(flatten_knots(*(np.asarray(x)[:used] for x in (knots.t, knots.a, knots.v, knots.valid))))
+            seconds = time.perf_counter() - clock
+            self.federation.faults(self.progress)
+            iterations += used
+            self._pace(seconds, used)
+            tick(Tick(began, self.time, until, int(self.events.sum()), self.rounds, seconds))
+            if iterations * (until - began) > MOST_ITERATIONS * max(self.time - began, 1e-300) and iterations > 4096:
+                raise RunTooLong(
+                    f"After {iterations} steps the slowest chain has come from process time {began:.3g} to {self.time:.3g} "
+                    f"of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. Rescale the covariates, use "
+                    "reference='laplace', or ask for a shorter duration."
+                )
+        return blocks
+
+    def _pace(self, seconds: float, used: int) -> None:
+        """Choose the next chunk's length so that it takes about a quarter of a second."""
+        if used == self.limit:
+            self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
+
+
+def _align(progress: Progress) -> Progress:
+    """At the start of a block all chains take the same plan number, as they share a round."""
+    number = jnp.full_like(progress.state.number, jnp.max(progress.state.number))
+    return eqx.tree_at(lambda p: p.state.number, progress, number)

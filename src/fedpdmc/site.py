@@ -1,0 +1,195 @@
+"""A site: the owner of records, who answers plans and tells nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from fedpdmc.arrivals import Clock, Walk, clock_for, follow
+from fedpdmc.coordinates import Reference
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.potentials import ControlVariate, LinearPredictor, Potential, Quadratic, Sum, taylor_quadratic
+
+
+class Site:
+    """One owner of data in a federation.
+
+    Parameters
+    ----------
+    potential : Potential
+        The minus log likelihood of the site's records, from `fedpdmc.models`.
+    name : str
+        Unique within the federation.
+    coordinates : sequence of int, optional
+        The entries of the parameter vector that the site depends on, in the order in which its model takes them; all if
+        None.
+    data : optional
+        Data for a potential given as a function (none of the built-in models needs it).
+    seed : int, optional
+        The site's own secret randomness. In process None derives it from the run's seed and the site's name.
+    budget : optional
+        The site's privacy budget.
+    """
+
+    def __init__(
+        self,
+        potential: Potential | Callable,
+        *,
+        name: str,
+        coordinates: Sequence[int] | None = None,
+        data: Any = None,
+        seed: int | None = None,
+        budget: Any = None,
+    ):
+        if not isinstance(name, str) or not name:
+            raise InputError("Site(name)", repr(name), "Give a non-empty string.")
+        if not isinstance(potential, Potential):
+            raise InputError(
+                "Site(potential)", type(potential).__name__, "Give a potential made by fedpdmc.models, such as logistic(X, y)."
+            )
+        if data is not None:
+            raise InputError("Site(data)", type(data).__name__, "The built-in models hold their data already: leave data out.")
+        if budget is not None:
+            raise InputError("Site(budget)", repr(budget), "Privacy budgets are not supported by this version: leave it out.")
+        self.potential = potential
+        self.name = name
+        self.seed = seed
+        self.coordinates = _check_coordinates(coordinates, potential.dim)
+
+    def __repr__(self) -> str:
+        return f"Site({self.name!r}, {type(self.potential).__name__}, dim={self.potential.dim}, records={self.records})"
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return int(getattr(self.potential, "records", 0))
+
+    def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``: a release, made only to build a reference."""
+        own = x if self.coordinates is None else x[self.coordinates]
+        value, gradient, hessian = _derivatives(self.potential, jnp.asarray(own))
+        return float(value), np.asarray(gradient), np.asarray(hessian)
+
+    def key(self, run_seed: int) -> Key[Array, ""]:
+        """The site's secret key: its own seed, or one derived from the run's seed and its name."""
+        if self.seed is not None:
+            return jax.random.key(self.seed)
+        digest = hashlib.sha256(f"{run_seed}/{self.name}".encode()).digest()
+        return jax.random.fold_in(jax.random.key(run_seed), int.from_bytes(digest[:4], "little"))
+
+
+@eqx.filter_jit
+def _derivatives(potential: Potential, x):
+    return potential.value(x), potential.gradient(x), potential.hessian(x)
+
+
+class Opening(NamedTuple):
+    """What a site must know to take part in a run: all of it public.
+
+    Attributes
+    ----------
+    reference : Reference
+        Over all parameters.
+    dynamics : Dynamics
+    control : ControlVariate or None
+        The public quadratic that is moved from the site to the coordinator.
+    prior_share : Quadratic or None
+        The part of the prior that this site walks with.
+    """
+
+    reference: Reference
+    dynamics: Dynamics
+    control: ControlVariate | None = None
+    prior_share: Quadratic | None = None
+
+
+def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
+    """The whitened coordinates that a site is sent: its own if flips move only them, else all (None)."""
+    own = opening.dynamics.flips and opening.reference.diagonal
+    return site.coordinates if own else None
+
+
+def open_site(site: Site, opening: Opening) -> Clock:
+    """The site's clock for this run: its records in whitened coordinates, less the control variate."""
+    remainder = _less_control(site.potential, opening.control)
+    sent = local_columns(site, opening)
+    if sent is not None:
+        whitened = remainder.whiten(opening.reference.restricted(jnp.asarray(sent)), None)
+    else:
+        columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
+        whitened = remainder.whiten(opening.reference, columns)
+    if opening.prior_share is not None:
+        whitened = _sum(whitened, opening.prior_share.whiten(opening.reference, None))
+    return clock_for(_padded(whitened), opening.dynamics)
+
+
+def _less_control(potential: Potential, control: ControlVariate | None) -> Potential:
+    """``U − q``: the records less their own Taylor polynomial, plus what that polynomial differs from q."""
+    if control is None:
+        return potential
+    if isinstance(potential, Quadratic):
+        return potential.plus(control.quadratic, -1.0)
+    if not isinstance(potential, LinearPredictor):
+        raise InputError("control", type(potential).__name__, "Control variates need a built-in model: use control='none'.")
+    expanded = potential.expanded_at(control.point, control.order)
+    own = taylor_quadratic(potential, control.point, control.order)
+    difference = own.plus(control.quadratic, -1.0)
+    size = jnp.max(jnp.abs(own.precision)) + jnp.max(jnp.abs(own.linear)) + 1e-300
+    gap = jnp.max(jnp.abs(difference.precision)) + jnp.max(jnp.abs(difference.linear))
+    return expanded if gap <= 1e-12 * size else Sum((expanded, difference))
+
+
+def _sum(first: Potential, second: Potential) -> Potential:
+    if isinstance(first, Quadratic) and isinstance(second, Quadratic):
+        return first.plus(second)
+    return Sum((first, second))
+
+
+def _padded(potential: Potential) -> Potential:
+    if isinstance(potential, LinearPredictor):
+        return potential.padded(bucket(potential.design.shape[0]))
+    if isinstance(potential, Sum):
+        return Sum(tuple(_padded(term) for term in potential.terms))
+    return potential
+
+
+def answer(clock: Clock, keys: Key[Array, " C"], plan: Plan) -> tuple[Arrival, Walk]:
+    """Walk a plan to the end on every chain: the site's whole part in a round."""
+    path = follow(clock.dynamics, plan)
+    state = clock.restart(clock.idle(plan.start.shape[0]), jnp.ones(plan.start.shape[0], bool), path)
+    state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
+    walk = clock.walk(state)
+    return walk.arrival(clock.dynamics), walk
+
+
+def _check_coordinates(coordinates: Sequence[int] | None, dim: int) -> np.ndarray | None:
+    if coordinates is None:
+        return None
+    index = np.asarray(coordinates)
+    if index.ndim != 1 or index.dtype.kind not in "iu" or index.shape[0] != dim:
+        raise InputError(
+            "Site(coordinates)", repr(coordinates), f"Give {dim} integers, one for each parameter of the site's model."
+        )
+    if len(set(index.tolist())) != dim or index.min(initial=0) < 0:
+        raise InputError("Site(coordinates)", repr(coordinates), "Give distinct indices that are zero or positive.")
+    return index
+
+
+def bucket(n: int) -> int:
+    """The padded number of records: powers of two to 1024, then steps of an eighth of a power of two."""
+    if n <= 16:
+        return 16
+    power = 1 << (n - 1).bit_length()
+    if power <= 1024:
+        return power
+    step = power // 16
+    return -(-n // step) * step

@@ -1,0 +1,117 @@
+"""Events and the flow between them: exact integrals along the paths, and draws from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.dynamics import Flow
+from fedpdmc.precision import double_precision
+
+Arrays = np.ndarray
+
+
+class Moments(NamedTuple):
+    """``∫ dt``, ``∫ a dt`` and ``∫ a aᵀ dt`` over all chains."""
+
+    time: float
+    first: Arrays
+    second: Arrays
+
+    def plus(self, other: Moments) -> Moments:
+        """Of both stretches together."""
+        return Moments(self.time + other.time, self.first + other.first, self.second + other.second)
+
+
+class Skeleton(NamedTuple):
+    """The knots of all chains, chain after chain, in whitened coordinates.
+
+    Attributes
+    ----------
+    offsets : (C + 1,)
+        Chain c owns the knots ``offsets[c]`` to ``offsets[c + 1] − 1``; its first is at ``begin``.
+    t, a, v
+        Process time, position and velocity right after each event.
+    begin, end : float
+        The span of process time, the same for all chains.
+    """
+
+    offsets: Arrays
+    t: Arrays
+    a: Arrays
+    v: Arrays
+    begin: float
+    end: float
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(self.offsets) - 1
+
+    @property
+    def durations(self) -> Arrays:
+        """How long the flow goes on after each knot."""
+        after = np.append(self.t[1:], self.end)
+        after[self.offsets[1:-1] - 1] = self.end
+        return after - self.t
+
+    def then(self, other: Skeleton) -> Skeleton:
+        """This stretch followed by the next one of the same chains."""
+        order = np.argsort(np.concatenate([self.owners(), other.owners()]), kind="stable")
+        joined = (np.concatenate(pair)[order] for pair in ((self.t, other.t), (self.a, other.a), (self.v, other.v)))
+        return Skeleton(self.offsets + other.offsets, *joined, self.begin, other.end)
+
+    def owners(self) -> Arrays:
+        """The chain of each knot."""
+        return np.repeat(np.arange(self.chains), np.diff(self.offsets))
+
+    @double_precision
+    def moments(self, flow: Flow) -> Moments:
+        """Exact time integrals of position and its outer product over all segments."""
+        w = [np.asarray(x)[:, None] for x in flow.integrals(jnp.asarray(self.durations))]
+        p, q, pp, pq, qq = w
+        first = (p * self.a + q * self.v).sum(0)
+        cross = (self.a * pq).T @ self.v
+        second = (self.a * pp).T @ self.a + cross + cross.T + (self.v * qq).T @ self.v
+        return Moments(self.chains * (self.end - self.begin), first, second)
+
+    @double_precision
+    def at(self, flow: Flow, times: Arrays) -> Arrays:
+        """Positions of every chain at the given times: shape (chains, n, d)."""
+        # One sorted sequence for all chains: each chain's times are shifted beyond the previous chain's.
+        stride = 2 * (self.end - self.begin) + 1
+        shifted = (self.t - self.begin) + stride * self.owners()
+        wanted = (times - self.begin)[None] + stride * np.arange(self.chains)[:, None]
+        index = np.searchsorted(shifted, wanted.ravel(), side="right") - 1
+        index = np.maximum(index, np.repeat(self.offsets[:-1], len(times)))
+        since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
+        p, q = (np.asarray(x)[:, None] for x in flow.weights(jnp.asarray(since)))
+        return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), -1)
+
+
+class FlatKnots(NamedTuple):
+    """The valid knots of a chunk, each with its chain; in order of time for every chain."""
+
+    owner: Arrays
+    t: Arrays
+    a: Arrays
+    v: Arrays
+
+
+def flatten_knots(t: Arrays, a: Arrays, v: Arrays, valid: Arrays) -> FlatKnots:
+    """The valid entries of knot arrays of shape (rows, C, S, …)."""
+    index = np.nonzero(valid)
+    return FlatKnots(index[1], t[index], a[index], v[index])
+
+
+def from_knots(start: tuple[Arrays, Arrays], chunks: list[FlatKnots], begin: float, end: float) -> Skeleton:
+    """The skeleton of a block from the state at ``begin`` and the knots of its chunks (a knot at ``end`` is the next's)."""
+    chains = start[0].shape[0]
+    first = FlatKnots(np.arange(chains), np.full(chains, begin), *start)
+    owner, t, a, v = (np.concatenate(parts) for parts in zip(first, *chunks, strict=True))
+    order = np.argsort(owner, kind="stable")
+    order = order[t[order] < end]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=chains))])
+    return Skeleton(offsets, t[order], a[order], v[order], float(begin), float(end))

@@ -1,0 +1,158 @@
+"""What is kept of the paths: the whole skeleton, or moments and a bounded number of draws."""
+
+from __future__ import annotations
+
+import abc
+import copy
+
+import numpy as np
+
+from fedpdmc.dynamics import Flow
+from fedpdmc.errors import InputError
+from fedpdmc.skeleton import Moments, Skeleton
+
+MOST_DRAWS = 4096
+
+
+class Store(abc.ABC):
+    """Receives the skeleton block by block and answers for moments and draws in whitened coordinates."""
+
+    @abc.abstractmethod
+    def copy(self) -> Store:
+        """A store that can grow without changing this one."""
+
+    @property
+    @abc.abstractmethod
+    def span(self) -> tuple[float, float]:
+        """First and last process time."""
+
+    @property
+    @abc.abstractmethod
+    def most_draws(self) -> int:
+        """How many draws of each chain can be asked for."""
+
+    @abc.abstractmethod
+    def append(self, block: Skeleton) -> None:
+        """Take the next block."""
+
+    @abc.abstractmethod
+    def moments(self) -> Moments:
+        """Exact integrals over all that was received."""
+
+    @abc.abstractmethod
+    def draws(self, n: int) -> np.ndarray:
+        """``n`` positions of every chain, equally spaced in process time."""
+
+
+class SkeletonStore(Store):
+    """Keeps every knot."""
+
+    def __init__(self, flow: Flow, skeleton: Skeleton | None = None):
+        self.flow = flow
+        self._blocks: list[Skeleton] = [] if skeleton is None else [skeleton]
+
+    def copy(self):
+        """Shares the blocks, which never change."""
+        other = SkeletonStore(self.flow)
+        other._blocks = list(self._blocks)
+        return other
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """All blocks as one."""
+        if not self._blocks:
+            raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
+        if len(self._blocks) > 1:
+            whole = self._blocks[0]
+            for block in self._blocks[1:]:
+                whole = whole.then(block)
+            self._blocks = [whole]
+        return self._blocks[0]
+
+    @property
+    def span(self):
+        """First and last process time."""
+        return self._blocks[0].begin, self._blocks[-1].end
+
+    @property
+    def most_draws(self):
+        """As many as anyone likes."""
+        return 2**31
+
+    def append(self, block):
+        """Take the next block."""
+        self._blocks.append(block)
+
+    def moments(self):
+        """Exact integrals over the skeleton."""
+        return self.skeleton.moments(self.flow)
+
+    def draws(self, n):
+        """Positions in the middle of n equal stretches of the span."""
+        begin, end = self.span
+        return self.skeleton.at(self.flow, begin + (np.arange(n) + 0.5) * (end - begin) / n)
+
+
+class DrawStore(Store):
+    """Keeps the moments and at most `MOST_DRAWS` draws of each chain, on a grid that is thinned as the run grows."""
+
+    def __init__(self, flow: Flow):
+        self.flow = flow
+        self._moments: Moments | None = None
+        self._begin, self._end, self._spacing = 0.0, 0.0, 0.0
+        self._draws: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float) -> DrawStore:
+        """A store as it was when it was saved."""
+        store = cls(flow)
+        store._moments, store._draws, store._begin, store._end = moments, draws, begin, end
+        store._spacing = (end - begin) / max(draws.shape[1], 1)
+        return store
+
+    def copy(self):
+        """Shares the arrays, which are replaced and never changed."""
+        return copy.copy(self)
+
+    @property
+    def span(self):
+        """First and last process time."""
+        return self._begin, self._end
+
+    @property
+    def most_draws(self):
+        """As many as were kept."""
+        return 0 if self._draws is None else self._draws.shape[1]
+
+    def append(self, block):
+        """Add the block's moments and the draws that fall into it."""
+        moments = block.moments(self.flow)
+        if self._moments is None or self._draws is None:
+            self._moments, self._begin = moments, block.begin
+            self._spacing = (block.end - block.begin) / (MOST_DRAWS // 2)
+            self._draws = np.empty((block.chains, 0, block.a.shape[1]))
+        else:
+            self._moments = self._moments.plus(moments)
+        self._end = block.end
+        known = self._draws.shape[1]
+        total = int(np.floor((self._end - self._begin) / self._spacing * (1 + 1e-12)))
+        fresh = block.at(self.flow, self._begin + (np.arange(known, total) + 0.5) * self._spacing)
+        self._draws = np.concatenate([self._draws, fresh], 1)
+        while self._draws.shape[1] > MOST_DRAWS:
+            # Every third draw keeps the grid centred: the middles of stretches three times as long.
+            self._draws = np.ascontiguousarray(self._draws[:, 1::3])
+            self._spacing *= 3
+
+    def moments(self):
+        """Exact integrals, accumulated."""
+        if self._moments is None:
+            raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
+        return self._moments
+
+    def draws(self, n):
+        """A subset of the kept draws with equal spacing."""
+        kept = self.most_draws
+        if self._draws is None or n > kept:
+            raise InputError("draws(n)", str(n), f"This run kept {kept} draws a chain (keep='draws'): ask for at most that.")
+        step = kept // n
+        return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]
