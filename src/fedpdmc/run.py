@@ -54,7 +54,9 @@ class Run:
         self.federation, self.coordinator = federation, coordinator
         chains, dim = state.a.shape
         self.keys = jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(chains))
-        self.progress: Progress = begin(federation.groups, coordinator, state)
+        # Strong types, as the compiled chunk returns them: it is then compiled once.
+        first = begin(federation.groups, coordinator, state)
+        self.progress: Progress = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), first)
         row_bytes = chains * coordinator.segments * (17 + 16 * dim)
         self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 4096))
         self.limit = min(16, self.rows)

@@ -19,7 +19,7 @@ class Boomerang(Dynamics):
     """
 
     refresh: float = eqx.field(default=1.0, static=True, converter=lambda value: rate("Boomerang(refresh)", value))
-    excess: float = eqx.field(default=0.0, static=True, init=False)
+    excess = 0.0
     flow = Rotation()
     flips = False
     unit_speed = False

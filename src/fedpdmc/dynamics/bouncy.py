@@ -16,7 +16,7 @@ class BouncyParticle(Dynamics):
     """
 
     refresh: float = eqx.field(default=1.0, static=True, converter=lambda value: rate("BouncyParticle(refresh)", value))
-    excess: float = eqx.field(default=0.0, static=True, init=False)
+    excess = 0.0
     flow = Line()
     flips = False
     unit_speed = False

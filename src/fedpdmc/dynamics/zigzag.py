@@ -19,7 +19,7 @@ class ZigZag(Dynamics):
     """
 
     excess: float = eqx.field(default=0.0, static=True, converter=lambda value: rate("ZigZag(excess)", value))
-    refresh: float = eqx.field(default=0.0, static=True, init=False)
+    refresh = 0.0
     flow = Line()
     flips = True
     unit_speed = True

@@ -4,7 +4,6 @@ import abc
 import math
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -47,13 +46,12 @@ class Logistic(Loss):
         return jnp.logaddexp(0.0, z) - y * z
 
     def first(self, z, y):
-        """``p − y``."""
-        return jax.nn.sigmoid(z) - y
+        """``p − y`` with ``p = ½ (1 + tanh(z/2))``."""
+        return 0.5 + 0.5 * jnp.tanh(0.5 * z) - y
 
     def second(self, z, y):
-        """``p (1 − p)``."""
-        p = jax.nn.sigmoid(z)
-        return p * (1 - p)
+        """``p (1 − p) = ¼ (1 − tanh²(z/2))``."""
+        return 0.25 - 0.25 * jnp.tanh(0.5 * z) ** 2
 
     def third(self, z, y):
         """``1/(6√3)``, attained at ``p = (1 ± 1/√3)/2``."""
