@@ -2,7 +2,7 @@
 
 Runs in an environment of its own (pdmp-jax-requirements.txt) and in a process of its own, pinned to one core.
 
-How the rival was put at its best. About 60 settings were timed on one core, on these same data, mostly with short runs
+How the rival was put at its best. About 100 settings were timed on one core, on these same data, mostly with short runs
 of 64 chains; the moments were then checked (`--check`) for the settings kept, not for each one tried. Differences
 of less than 5 % between settings are noise.
 

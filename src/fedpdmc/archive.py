@@ -65,7 +65,9 @@ def load(path: str | Path) -> Posterior:
 
 
 def _describe(dynamics) -> dict[str, Any]:
-    takes = {"ZigZag": ("excess",), "FactorisedBoomerang": ("refresh", "excess")}.get(type(dynamics).__name__, ("refresh",))
+    takes = {"ZigZag": ("excess",), "FactorisedBoomerang": ("refresh", "excess")}.get(
+        type(dynamics).__name__, ("refresh",)
+    )
     return {"kind": type(dynamics).__name__, "rates": {name: getattr(dynamics, name) for name in takes}}
 
 

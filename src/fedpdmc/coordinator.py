@@ -6,15 +6,19 @@ winner's jump. Between the two, the sites answer. Nothing else happens in a roun
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedpdmc.arrivals import Clock, Path, clock_for
+from fedpdmc.arrivals import Clock, Path, clock_for, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
+from fedpdmc.randomness import ChainKeys, chain_keys, exponentials, uniforms
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 
@@ -27,6 +31,18 @@ class State(eqx.Module):
     t: Float[Array, " C"]
     number: Int[Array, " C"]
     events: Int[Array, " C"]
+
+
+class PublicKeys(NamedTuple):
+    """The coordinator's randomness by chain: for its own events, and for the clock of the public potential."""
+
+    events: ChainKeys
+    clock: ChainKeys
+
+    @classmethod
+    def of(cls, key: Key[Array, ""], chains: int) -> PublicKeys:
+        """Both from one key."""
+        return cls(chain_keys(jax.random.fold_in(key, 0), chains), chain_keys(jax.random.fold_in(key, 1), chains))
 
 
 class Itinerary(eqx.Module):
@@ -83,15 +99,15 @@ class Coordinator(eqx.Module):
         """A coordinator for a public potential in whitened coordinates."""
         return cls(dynamics, None if potential is None else clock_for(potential, dynamics), segments)
 
-    def intend(self, state: State, keys: Key[Array, " C"], until: Float[Array, ""]) -> Itinerary:
+    def intend(self, state: State, keys: PublicKeys, until: Float[Array, ""]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits."""
-        plan_keys = jax.vmap(jax.random.fold_in)(keys, state.number)
         remaining = jnp.maximum(until - state.t, 0.0)
 
         def segment(carry, k):
             a, v, left = carry
-            segment_keys = jax.vmap(jax.random.fold_in, (0, None))(plan_keys, k)
-            wait, ending, next_a, next_v = self._public_event(a, v, left, segment_keys)
+            u = uniforms(keys.events, state.number, jnp.full_like(state.number, k), 4 + a.shape[-1])
+            public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
+            wait, ending, next_a, next_v = self._public_event(a, v, left, u, public)
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
             return (next_a, next_v, left_then), (a, v, wait, ending)
 
@@ -102,16 +118,15 @@ class Coordinator(eqx.Module):
         plan = Plan(state.number, state.a, duration, velocity)
         return Itinerary(plan, start, begin, ending, end_a, end_v, left <= 0)
 
-    def _public_event(self, a, v, left, keys):
+    def _public_event(self, a, v, left, u, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
         dynamics = self.dynamics
-        u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, 0), (4,)))(keys)
-        level = -jnp.log1p(-u[:, :2])
+        level = exponentials(u[:2])
         never = jnp.full(left.shape, jnp.inf)
-        refresh = level[:, 0] / dynamics.refresh if dynamics.refresh > 0 else never
+        refresh = level[0] / dynamics.refresh if dynamics.refresh > 0 else never
         flip_rates = self._largest_excess(a, v)
-        flip = level[:, 1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
-        public = self._public_arrival(a, v, jnp.minimum(left, jnp.minimum(refresh, flip)), keys)
+        flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
+        public = public_arrival(jnp.minimum(left, jnp.minimum(refresh, flip)))
         wait = jnp.minimum(jnp.minimum(refresh, flip), public.time)
         struck, refreshed, flipped = wait < left, refresh <= wait, flip <= wait
         end_a, end_v = dynamics.flow.move(a, v, jnp.minimum(wait, left))
@@ -119,12 +134,11 @@ class Coordinator(eqx.Module):
         if self.clock is not None:
             jumped = dynamics.jump(end_v, public.mark)
         if dynamics.excess > 0:
-            mark = self._excess_mark(flip_rates, end_v, u[:, 2], u[:, 3])
+            mark = self._excess_mark(flip_rates, end_v, u[2], u[3])
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
         if dynamics.refresh > 0:
-            fresh = jax.vmap(lambda key: dynamics.velocity(jax.random.fold_in(key, 1), a.shape[-1]))(keys)
-            jumped = jnp.where(refreshed[:, None], fresh, jumped)
+            jumped = jnp.where(refreshed[:, None], dynamics.velocity(u[4:].T), jumped)
             ending = jnp.where(refreshed, REFRESHED, ending)
         next_v = jnp.where(struck[:, None], jumped, end_v)
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
@@ -140,19 +154,16 @@ class Coordinator(eqx.Module):
         actual = self.dynamics.excess * jnp.abs(jnp.take_along_axis(v, mark[:, None], -1)[:, 0])
         return jnp.where(accept * jnp.take_along_axis(rates, mark[:, None], -1)[:, 0] <= actual, mark, -1)
 
-    def _public_arrival(self, a, v, left, keys) -> Arrival:
+    def _public_arrival(self, a, v, keys: ChainKeys, number, left) -> Arrival:
         """First event of the public potential within ``left``, infinite if none."""
         chains = a.shape[0]
         if self.clock is None:
             return Arrival(jnp.full(chains, jnp.inf), jnp.zeros(chains, bool), jnp.zeros(chains, int))
         clock = self.clock
         left = jnp.where(jnp.isfinite(left), left, 0.0)
-        path = Path(jnp.zeros(chains, int), a[:, None], v[:, None], jnp.zeros((chains, 1)), left[:, None])
-        private = jax.vmap(lambda key: jax.random.fold_in(key, 2))(keys)
+        path = Path(number, a[:, None], v[:, None], jnp.zeros((chains, 1)), left[:, None])
         state = clock.restart(clock.idle(chains), jnp.ones(chains, bool), path)
-        state = jax.lax.while_loop(
-            lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, private), state
-        )
+        state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
         walk = clock.walk(state)
         arrival = walk.arrival(self.dynamics)
         # A fault of the public clock must not pass for silence: it poisons the path, and the run stops.
@@ -170,12 +181,11 @@ class Coordinator(eqx.Module):
         winner = jnp.argmin(times, 0)
         time = jnp.min(times, 0)
         objected = jnp.isfinite(time)
-        chains = jnp.arange(time.shape[0])
-        mark = arrivals.mark[winner, chains]
+        mark = pick(jnp.swapaxes(arrivals.mark, 0, 1), winner)
         cut = jnp.where(objected, time, jnp.inf)
         segment = jnp.sum(itinerary.begin <= cut[:, None], -1) - 1
-        offset = jnp.where(objected, time - itinerary.begin[chains, segment], 0.0)
-        a, v = self.dynamics.flow.move(itinerary.start[chains, segment], itinerary.plan.velocity[chains, segment], offset)
+        offset = jnp.where(objected, time - pick(itinerary.begin, segment), 0.0)
+        a, v = self.dynamics.flow.move(pick(itinerary.start, segment), pick(itinerary.plan.velocity, segment), offset)
         a = jnp.where(objected[:, None], a, itinerary.end_a)
         v = jnp.where(objected[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
         horizon = itinerary.plan.horizon

@@ -16,6 +16,7 @@ from fedpdmc.dynamics import Boomerang, Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.randomness import chain_keys, normals, uniforms
 from fedpdmc.reference import laplace, linear_control, prior_mean, problem_dim
 from fedpdmc.site import Opening, Site, local_columns, open_site
 
@@ -71,9 +72,10 @@ class Method(NamedTuple):
 
     def start(self, burn_in: float) -> State:
         """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean."""
-        key = jax.random.fold_in(jax.random.key(self.seed), 2)
-        keys = jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(self.chains))
-        spread = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (self.dim,)))(keys)
+        keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 2), self.chains)
+        count = jnp.zeros(self.chains, int)
+        u = uniforms(keys, count, count, 2 * self.dim)
+        spread, v = normals(u[: self.dim]).T, self.dynamics.velocity(u[self.dim :].T)
         if self.init is not None:
             a = jnp.broadcast_to(self.reference.to_a(jnp.asarray(self.init)), (self.chains, self.dim))
         elif self.whitened:
@@ -81,8 +83,6 @@ class Method(NamedTuple):
         else:
             center = jnp.zeros(self.dim) if self.prior is None else jnp.asarray(prior_mean(self.prior))
             a = self.reference.to_a(center) + 0.1 * spread
-        v = jax.vmap(lambda k: self.dynamics.velocity(jax.random.fold_in(k, 1), self.dim))(keys)
-        count = jnp.zeros(self.chains, int)
         return State(a, v, jnp.full(self.chains, -burn_in), count, count)
 
 
@@ -187,7 +187,9 @@ def check_prior(prior: Any) -> Quadratic | None:
     """None, or a prior from `fedpdmc.models`."""
     if prior is None or isinstance(prior, Quadratic):
         return prior
-    raise InputError("prior", type(prior).__name__, "Give None for a flat prior, or fedpdmc.models.normal_prior(dim, ...).")
+    raise InputError(
+        "prior", type(prior).__name__, "Give None for a flat prior, or fedpdmc.models.normal_prior(dim, ...)."
+    )
 
 
 def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
@@ -240,7 +242,9 @@ def check_reference(reference: Reference, dim: int) -> Reference:
     scale, center = np.asarray(reference.scale_tril), np.asarray(reference.center)
     if center.shape != (dim,) or scale.shape not in ((dim,), (dim, dim)):
         raise InputError(
-            "reference", f"center of shape {center.shape}, scale of shape {scale.shape}", f"Give shapes ({dim},) and ({dim}, {dim})."
+            "reference",
+            f"center of shape {center.shape}, scale of shape {scale.shape}",
+            f"Give shapes ({dim},) and ({dim}, {dim}).",
         )
     if not (np.all(np.isfinite(scale)) and np.all(np.isfinite(center))):
         raise InputError("reference", "values that are not finite", "Give finite numbers.")

@@ -17,14 +17,18 @@ def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}.") from error
+        raise InputError(
+            name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}."
+        ) from error
     ranks = (ndim,) if isinstance(ndim, int) else ndim
     if array.ndim not in ranks:
         raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
     bad = np.argwhere(~np.isfinite(array))
     if bad.size:
         where = tuple(int(i) for i in bad[0])
-        raise InputError(name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite.")
+        raise InputError(
+            name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
+        )
     return array
 
 
@@ -45,7 +49,9 @@ def _design(X: Any, y: Any, call: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{call}(X)", f"shape {design.shape}", "Give at least one column.")
     if design.shape[0] != response.shape[0]:
         raise InputError(
-            f"{call}(y)", f"{response.shape[0]} responses for {design.shape[0]} rows of X", "Give one response for each row of X."
+            f"{call}(y)",
+            f"{response.shape[0]} responses for {design.shape[0]} rows of X",
+            "Give one response for each row of X.",
         )
     return design, response
 
@@ -88,7 +94,9 @@ def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None
     if cov is None and precision is None:
         sd = _array("normal_prior(scale)", scale, (0, 1), f"() or ({dim},)")
         if sd.ndim and sd.shape != (dim,):
-            raise InputError("normal_prior(scale)", f"shape {sd.shape}", f"Give a number or an array of shape ({dim},).")
+            raise InputError(
+                "normal_prior(scale)", f"shape {sd.shape}", f"Give a number or an array of shape ({dim},)."
+            )
         if np.any(sd <= 0):
             raise InputError("normal_prior(scale)", repr(scale), "Give positive standard deviations.")
         matrix = np.diag(np.broadcast_to(sd, (dim,)) ** -2.0)
@@ -106,7 +114,9 @@ def _positive_definite(name: str, value: Any, dim: int) -> np.ndarray:
     if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0):
         raise InputError(name, "a matrix that is not symmetric", "Give a symmetric matrix.")
     if np.linalg.eigvalsh(matrix)[0] <= 0:
-        raise InputError(name, f"least eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}", "Give a positive definite matrix.")
+        raise InputError(
+            name, f"least eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}", "Give a positive definite matrix."
+        )
     return (matrix + matrix.T) / 2
 
 
@@ -133,7 +143,9 @@ def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
     matrix = _positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - float(alpha) * adjacency)
     least = np.linalg.eigvalsh(matrix)[0]
     if not least > 0:
-        raise InputError("grid_prior(alpha)", repr(alpha), "The precision is not positive definite: give |alpha| below 1/4.")
+        raise InputError(
+            "grid_prior(alpha)", repr(alpha), "The precision is not positive definite: give |alpha| below 1/4."
+        )
     return Quadratic(jnp.asarray(matrix), jnp.zeros(rows * columns))
 
 
@@ -191,7 +203,9 @@ def poisson(X: Any, y: Any, offset: Any = None) -> Potential:
     if offset is not None:
         offset = _array("poisson(offset)", offset, 1, "(n,)")
         if offset.shape != response.shape:
-            raise InputError("poisson(offset)", f"shape {offset.shape}", f"Give one for each record: shape {response.shape}.")
+            raise InputError(
+                "poisson(offset)", f"shape {offset.shape}", f"Give one for each record: shape {response.shape}."
+            )
     return _predictor(design, _counts("poisson(y)", response), Poisson(), offset)
 
 
@@ -216,7 +230,9 @@ def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
     if paths.shape[1] < 2:
         raise InputError("ar1_student_t(series)", f"shape {paths.shape}", "Give at least two points in each series.")
     before, after = paths[:, :-1].ravel(), paths[:, 1:].ravel()
-    loss = StudentT(jnp.asarray(_positive("ar1_student_t(df)", df)), jnp.asarray(_positive("ar1_student_t(scale)", scale)))
+    loss = StudentT(
+        jnp.asarray(_positive("ar1_student_t(df)", df)), jnp.asarray(_positive("ar1_student_t(scale)", scale))
+    )
     return _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
 
 
@@ -233,4 +249,3 @@ def log_gaussian_cox(counts: Any) -> Potential:
     if not cells.size:
         raise InputError("log_gaussian_cox(counts)", "no cells", "Give at least one cell.")
     return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())
-

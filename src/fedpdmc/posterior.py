@@ -132,7 +132,11 @@ class Posterior:
         nodes, weights = np.polynomial.legendre.leggauss(NODES)
         average = jax.jit(lambda x, w: jnp.tensordot(w, jax.vmap(f)(self.reference.to_x(x)), 1))
         total, durations = None, skeleton.durations
-        pieces = np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int) if flow.rotating else np.ones(len(durations), int)
+        pieces = (
+            np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int)
+            if flow.rotating
+            else np.ones(len(durations), int)
+        )
         knot = np.repeat(np.arange(len(durations)), pieces)
         piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         length = durations[knot] / pieces[knot]
@@ -169,7 +173,9 @@ class Posterior:
         """Go on from where the run stopped, by a process time or up to an effective sample size."""
         if self._sampler is None:
             raise InputError(
-                "extend", "a posterior loaded from disk", "Its sites are not there: extend the posterior that sample() returned."
+                "extend",
+                "a posterior loaded from disk",
+                "Its sites are not there: extend the posterior that sample() returned.",
             )
         return self._sampler.extend(duration=duration, ess=ess, progress=progress)
 

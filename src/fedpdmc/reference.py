@@ -79,7 +79,9 @@ def problem_dim(sites: Sequence[Site], prior: Quadratic | None) -> int:
     if prior is not None:
         return prior.dim
     whole = [site.potential.dim for site in sites if site.coordinates is None]
-    parts = [int(site.coordinates.max()) + 1 for site in sites if site.coordinates is not None and site.coordinates.size]
+    parts = [
+        int(site.coordinates.max()) + 1 for site in sites if site.coordinates is not None and site.coordinates.size
+    ]
     return max(whole + parts)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.coordinator import Coordinator, State
+from fedpdmc.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.errors import RunTooLong
 from fedpdmc.federation.local import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.precision import double_precision
@@ -53,7 +53,7 @@ class Run:
     def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
         self.federation, self.coordinator = federation, coordinator
         chains, dim = state.a.shape
-        self.keys = jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(chains))
+        self.keys = PublicKeys.of(key, chains)
         # Strong types, as the compiled chunk returns them: it is then compiled once.
         first = begin(federation.groups, coordinator, state)
         self.progress: Progress = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), first)

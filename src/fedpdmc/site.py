@@ -18,6 +18,7 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate, LinearPredictor, Potential, Quadratic, Sum, taylor_quadratic
+from fedpdmc.randomness import ChainKeys
 
 
 class Site:
@@ -54,12 +55,18 @@ class Site:
             raise InputError("Site(name)", repr(name), "Give a non-empty string.")
         if not isinstance(potential, Potential):
             raise InputError(
-                "Site(potential)", type(potential).__name__, "Give a potential made by fedpdmc.models, such as logistic(X, y)."
+                "Site(potential)",
+                type(potential).__name__,
+                "Give a potential made by fedpdmc.models, such as logistic(X, y).",
             )
         if data is not None:
-            raise InputError("Site(data)", type(data).__name__, "The built-in models hold their data already: leave data out.")
+            raise InputError(
+                "Site(data)", type(data).__name__, "The built-in models hold their data already: leave data out."
+            )
         if budget is not None:
-            raise InputError("Site(budget)", repr(budget), "Privacy budgets are not supported by this version: leave it out.")
+            raise InputError(
+                "Site(budget)", repr(budget), "Privacy budgets are not supported by this version: leave it out."
+            )
         self.potential = potential
         self.name = name
         self.seed = seed
@@ -139,7 +146,9 @@ def _less_control(potential: Potential, control: ControlVariate | None) -> Poten
     if isinstance(potential, Quadratic):
         return potential.plus(control.quadratic, -1.0)
     if not isinstance(potential, LinearPredictor):
-        raise InputError("control", type(potential).__name__, "Control variates need a built-in model: use control='none'.")
+        raise InputError(
+            "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."
+        )
     expanded = potential.expanded_at(control.point, control.order)
     own = taylor_quadratic(potential, control.point, control.order)
     difference = own.plus(control.quadratic, -1.0)
@@ -162,7 +171,7 @@ def _padded(potential: Potential) -> Potential:
     return potential
 
 
-def answer(clock: Clock, keys: Key[Array, " C"], plan: Plan) -> tuple[Arrival, Walk]:
+def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:
     """Walk a plan to the end on every chain: the site's whole part in a round."""
     path = follow(clock.dynamics, plan)
     state = clock.restart(clock.idle(plan.start.shape[0]), jnp.ones(plan.start.shape[0], bool), path)

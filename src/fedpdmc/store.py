@@ -153,6 +153,8 @@ class DrawStore(Store):
         """A subset of the kept draws with equal spacing."""
         kept = self.most_draws
         if self._draws is None or n > kept:
-            raise InputError("draws(n)", str(n), f"This run kept {kept} draws a chain (keep='draws'): ask for at most that.")
+            raise InputError(
+                "draws(n)", str(n), f"This run kept {kept} draws a chain (keep='draws'): ask for at most that."
+            )
         step = kept // n
         return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]

@@ -26,9 +26,7 @@ class RateBound(NamedTuple):
     reach: Float[Array, " C"]
 
 
-def signed_rates(
-    dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Array, "C d"]
-) -> Float[Array, "C k"]:
+def signed_rates(dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"]:
     """``v_i G_i`` by coordinate for flips, ``v·G`` for reflections."""
     return v * gradient if dynamics.flips else jnp.sum(v * gradient, -1, keepdims=True)
 

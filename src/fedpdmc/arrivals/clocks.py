@@ -10,12 +10,13 @@ from typing import Generic, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc.arrivals.bounds import affine_clock, exponential_clock, taylor
 from fedpdmc.arrivals.walk import NOT_FINITE, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor, Poisson, Potential
+from fedpdmc.randomness import ChainKeys, exponentials, uniforms
 
 W = TypeVar("W")
 
@@ -40,7 +41,7 @@ class Clock(eqx.Module, Generic[W]):
         """Set out on the chains that have a new plan."""
 
     @abc.abstractmethod
-    def step(self, state: W, path: Path, keys: Key[Array, " C"]) -> W:
+    def step(self, state: W, path: Path, keys: ChainKeys) -> W:
         """Walk on, on every chain that is not done."""
 
     @abc.abstractmethod
@@ -48,26 +49,9 @@ class Clock(eqx.Module, Generic[W]):
         """The walk within the state."""
 
 
-def uniforms(
-    keys: Key[Array, " C"], number: Int[Array, " C"], draws: Int[Array, " C"], count: int
-) -> Float[Array, "C n"]:
-    """64-bit uniforms in [0, 1) for each chain's next draw."""
-
-    def one(key, plan, draw):
-        return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, plan), draw), (count,))
-
-    return jax.vmap(one)(keys, number, draws)
-
-
-def levels(u: Float[Array, "C n"]) -> Float[Array, "C n"]:
-    """Standard exponentials ``−log(1 − u)``."""
-    return -jnp.log1p(-u)
-
-
-def earliest(times: Float[Array, "C k"]) -> tuple[Float[Array, " C"], Int[Array, " C"]]:
+def earliest(times: Float[Array, "k C"]) -> tuple[Float[Array, " C"], Int[Array, " C"]]:
     """The least time and its index, for each chain."""
-    mark = jnp.argmin(times, -1)
-    return jnp.take_along_axis(times, mark[:, None], -1)[:, 0], mark
+    return jnp.min(times, 0), jnp.argmin(times, 0)
 
 
 class AffineClock(Clock[Walk]):
@@ -94,7 +78,7 @@ class AffineClock(Clock[Walk]):
         field = self.potential.field(False, self.dynamics.flips, a, v)
         bound = taylor(self.dynamics, field, a, v)
         u = uniforms(keys, path.number, state.draws, bound.value.shape[-1])
-        wait, mark = earliest(affine_clock(bound.value, bound.slope, levels(u)))
+        wait, mark = earliest(affine_clock(bound.value.T, bound.slope.T, exponentials(u)))
         remaining = path.at(path.duration, state.segment) - state.offset
         hit = wait < remaining
         broken = jnp.any(~jnp.isfinite(bound.value) | ~jnp.isfinite(bound.slope), -1)
@@ -142,18 +126,18 @@ class ExponentialClock(Clock[Walk]):
         x, speed = a * scale + self.potential.offset, v * scale
         rising, pace = speed > 0, jnp.where(speed == 0, 1.0, jnp.abs(speed))
         u = uniforms(keys, path.number, state.draws, x.shape[-1] + 1)
-        level = levels(u[:, :-1])
+        level = exponentials(u[:-1]).T
         silent = jnp.maximum(jnp.log(counts) - x, 0.0)
         up = silent / pace + exponential_clock(x + silent, pace, level)
         down = level / (pace * counts)
-        wait, mark = earliest(jnp.where(speed == 0, jnp.inf, jnp.where(rising, up, down)))
+        wait, mark = earliest(jnp.where(speed == 0, jnp.inf, jnp.where(rising, up, down)).T)
         remaining = path.at(path.duration, state.segment) - state.offset
         hit = wait < remaining
         following, moved, over = advance(path, state.segment, state.offset, wait, ~hit)
         at = jnp.take_along_axis(x + speed * jnp.where(hit, wait, 0.0)[:, None], mark[:, None], -1)[:, 0]
         expected, climbing = counts[mark], jnp.take_along_axis(rising, mark[:, None], -1)[:, 0]
         chance = jnp.where(climbing, 1 - expected * jnp.exp(-at), 1 - jnp.exp(at) / expected)
-        accepted = hit & (u[:, -1] < chance)
+        accepted = hit & (u[-1] < chance)
         broken = jnp.any(~jnp.isfinite(jnp.exp(x)), -1)
         time = jnp.where(accepted, path.at(path.begin, state.segment) + moved, path.horizon)
         new = Walk(
@@ -197,7 +181,5 @@ __all__ = [
     "earliest",
     "is_exponential",
     "keep_done",
-    "levels",
-    "uniforms",
     "unit",
 ]

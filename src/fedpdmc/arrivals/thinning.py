@@ -5,13 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedpdmc.arrivals.bounds import RateBound, affine_clock, certified, signed_rates
-from fedpdmc.arrivals.clocks import Clock, earliest, keep_done, levels, uniforms, unit
+from fedpdmc.arrivals.clocks import Clock, earliest, keep_done, unit
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
-
-# A cell is made long enough that about this many candidates are expected in it.
-CANDIDATES_PER_CELL = 3.0
+from fedpdmc.randomness import exponentials, uniforms
 
 
 class ThinnedWalk(eqx.Module):
@@ -88,7 +86,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
         slope = bound.slope + 0.5 * bound.curve * cell[:, None]
         u = uniforms(keys, path.number, walk.draws, slope.shape[-1] + 1)
-        wait, mark = earliest(affine_clock(bound.value, slope, levels(u[:, :-1])))
+        wait, mark = earliest(affine_clock(bound.value.T, slope.T, exponentials(u[:-1])))
         hit = wait < cell
         ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
         step = jnp.where(hit, wait, cell)
@@ -101,7 +99,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         drawn = eqx.tree_at(
             lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
             state,
-            (moved, jnp.zeros_like(hit), hit, ceiling, u[:, -1] * ceiling),
+            (moved, jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
         )
         return keep_done(walk.done | ~state.anchored, state, drawn)
 
@@ -133,12 +131,11 @@ class ThinnedClock(Clock[ThinnedWalk]):
 
 
 def cell_length(bound: RateBound) -> Float[Array, " C"]:
-    """A length in which the bounds expect a few candidates; any choice that looks only at the anchor is exact."""
-    value = jnp.sum(jnp.maximum(bound.value, 0.0), -1)
-    slope = jnp.sum(jnp.maximum(bound.slope, 0.0), -1)
-    curve = jnp.sum(bound.curve, -1)
-    pace = value + jnp.sqrt(CANDIDATES_PER_CELL * slope / 2) + jnp.cbrt(CANDIDATES_PER_CELL**2 * curve / 6)
-    return CANDIDATES_PER_CELL / jnp.maximum(pace, 1e-300)
+    """The length h that minimises ``1/h + ¼ k h²``: cells a unit of time, and candidates that only the chord adds.
+
+    Any choice that looks only at the anchor is exact.
+    """
+    return jnp.cbrt(2 / jnp.maximum(jnp.sum(bound.curve, -1), 1e-300))
 
 
 def pick_mark(rates: Float[Array, "C k"], mark) -> Float[Array, " C"]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
 
 FINE, VIOLATED, NOT_FINITE = 0, 1, 2
+
+
+def pick(table: Shaped[Array, "C S *rest"], index: Int[Array, " C"]) -> Shaped[Array, "C *rest"]:
+    """Each chain's entry of a table along its second axis."""
+    if table.shape[1] == 1:
+        return table[:, 0]
+    return table[jnp.arange(table.shape[0]), index]
 
 
 class Path(eqx.Module):
@@ -28,16 +35,11 @@ class Path(eqx.Module):
 
     def state(self, dynamics: Dynamics, segment: Int[Array, " C"], offset: Float[Array, " C"]):
         """Position and velocity at ``offset`` after the start of ``segment``."""
-        if self.start.shape[1] == 1:
-            a, v = self.start[:, 0], self.velocity[:, 0]
-        else:
-            rows = jnp.arange(self.start.shape[0])
-            a, v = self.start[rows, segment], self.velocity[rows, segment]
-        return dynamics.flow.move(a, v, offset)
+        return dynamics.flow.move(pick(self.start, segment), pick(self.velocity, segment), offset)
 
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
-        return jnp.take_along_axis(table, jnp.minimum(segment, table.shape[1] - 1)[:, None], 1)[:, 0]
+        return pick(table, jnp.minimum(segment, table.shape[1] - 1))
 
 
 def follow(dynamics: Dynamics, plan: Plan) -> Path:

@@ -1,12 +1,12 @@
 """How the process moves: a flow, a kind of jump, a velocity law, and the coordinator's own jumps."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from fedpdmc.dynamics.flows import Flow
 from fedpdmc.errors import InputError
+from fedpdmc.randomness import normals
 
 
 class Dynamics(eqx.Module):
@@ -22,11 +22,9 @@ class Dynamics(eqx.Module):
     flips: eqx.AbstractClassVar[bool]
     unit_speed: eqx.AbstractClassVar[bool]
 
-    def velocity(self, key: Key[Array, ""], dim: int) -> Float[Array, " d"]:
-        """A draw of the velocity's stationary law."""
-        if self.unit_speed:
-            return jax.random.rademacher(key, (dim,), dtype=float)
-        return jax.random.normal(key, (dim,))
+    def velocity(self, u: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """A draw of the velocity's stationary law from uniforms."""
+        return jnp.where(u < 0.5, -1.0, 1.0) if self.unit_speed else normals(u)
 
     def jump(self, v: Float[Array, "C d"], mark: Int[Array, " C"] | Float[Array, "C d"]) -> Float[Array, "C d"]:
         """The velocity after a jump with this mark: an involution that keeps the velocity's law."""

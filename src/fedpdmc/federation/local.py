@@ -13,14 +13,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fedpdmc.arrivals import Clock, Path, Walk, follow
-from fedpdmc.coordinator import Coordinator, Itinerary, Knots, State
+from fedpdmc.arrivals import VIOLATED, Clock, Walk, follow
+from fedpdmc.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
 from fedpdmc.errors import BoundViolation, NotFinite
-from fedpdmc.arrivals import VIOLATED
 from fedpdmc.federation.base import Federation
 from fedpdmc.plan import Arrival, Plan
+from fedpdmc.randomness import chain_keys
 from fedpdmc.site import answer
 
 
@@ -31,14 +31,14 @@ class Group(eqx.Module):
     ----------
     clock : Clock
         Stacked over the G sites.
-    keys : (G, C)
+    keys : (G, C, 2)
         The sites' secret keys, by chain.
     columns : (G, k) or None
         The coordinates that each site is sent; None for all.
     """
 
     clock: Clock
-    keys: Key[Array, "G C"]
+    keys: UInt32[Array, "G C 2"]
     columns: Int[Array, "G k"] | None
 
     @property
@@ -96,7 +96,10 @@ class LocalFederation(Federation):
     def faults(self, progress: Progress) -> None:
         """Raise the first fault of any site."""
         faults = np.concatenate(
-            [np.asarray(g.clock.walk(w).fault).reshape(g.size, -1) for g, w in zip(self.groups, progress.walks, strict=True)]
+            [
+                np.asarray(g.clock.walk(w).fault).reshape(g.size, -1)
+                for g, w in zip(self.groups, progress.walks, strict=True)
+            ]
         )
         raise_faults([self._names[i] for i in self.order], faults)
         if bool(progress.broken):
@@ -105,7 +108,10 @@ class LocalFederation(Federation):
     def passes(self, progress: Progress) -> np.ndarray:
         """Passes over the records of each site, summed over chains."""
         counts = np.concatenate(
-            [np.asarray(g.clock.walk(w).passes).reshape(g.size, -1).sum(1) for g, w in zip(self.groups, progress.walks, strict=True)]
+            [
+                np.asarray(g.clock.walk(w).passes).reshape(g.size, -1).sum(1)
+                for g, w in zip(self.groups, progress.walks, strict=True)
+            ]
         )
         out = np.zeros(len(self._names), dtype=np.int64)
         out[self.order] = counts
@@ -118,11 +124,6 @@ def raise_faults(names, faults: np.ndarray) -> None:
     if bad.size:
         site, chain = (int(i) for i in bad[0])
         raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
-
-
-def chain_keys(key: Key[Array, ""], chains: int) -> Key[Array, " C"]:
-    """One key for each chain."""
-    return jax.vmap(lambda c: jax.random.fold_in(key, c))(jnp.arange(chains))
 
 
 def _restrict(plan: Plan, columns) -> Plan:
@@ -157,7 +158,11 @@ def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
 
 def _each(group: Group, function, *stacked):
     """Map a per-site function over a group, one site at a time, on the same shapes as a site alone would use."""
-    return jax.lax.map(lambda args: function(*args), (group.clock, group.keys, *stacked))
+    everything = (group.clock, group.keys, *stacked)
+    if group.size == 1:
+        alone = function(*jax.tree.map(lambda x: x[0], everything))
+        return jax.tree.map(lambda x: x[None], alone)
+    return jax.lax.map(lambda args: function(*args), everything)
 
 
 def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Progress:
@@ -176,7 +181,7 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
 def run_chunk(
     groups: tuple[Group, ...],
     coordinator: Coordinator,
-    keys: Key[Array, " C"],
+    keys: PublicKeys,
     progress: Progress,
     until: Float[Array, ""],
     limit: Int[Array, ""],
@@ -220,7 +225,9 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until) -> tupl
     walks = tuple(
         _walk_on(group, walk, itinerary.plan, new, coordinator) for group, walk in zip(groups, now.walks, strict=True)
     )
-    faulty = [jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)]
+    faulty = [
+        jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)
+    ]
     broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.plan.horizon))
     return Progress(state, itinerary, walks, new | (now.open & ~ready), broken), knots
 
@@ -228,9 +235,9 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until) -> tupl
 def _walk_on(group: Group, walks, plan: Plan, new, coordinator: Coordinator):
     dynamics = coordinator.dynamics
 
-    def one(clock: Clock, chain_keys, state, *own):
+    def one(clock: Clock, keys, state, *own):
         path = follow(dynamics, _restrict(plan, own[0] if own else None))
-        return clock.step(clock.restart(state, new, path), path, chain_keys)
+        return clock.step(clock.restart(state, new, path), path, keys)
 
     extra = () if group.columns is None else (group.columns,)
     return _each(group, one, walks, *extra)
@@ -250,6 +257,3 @@ def _where(choose: Bool[Array, " C"], new, old):
         return jnp.where(choose.reshape(choose.shape + (1,) * (x.ndim - 1)), x, y)
 
     return jax.tree.map(pick, new, old)
-
-
-__all__ = ["LocalFederation", "Path", "begin", "run_chunk"]

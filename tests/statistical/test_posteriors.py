@@ -1,0 +1,59 @@
+"""Every dynamics on every model, with 1, 3 and 10 unequal sites, against a grid."""
+
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+from tests.statistical.checks import CHAINS, assert_exact
+from tests.statistical.targets import MODELS, SIZES, target, truth
+
+DYNAMICS = {
+    "zigzag": fp.ZigZag(),
+    "zigzag-excess": fp.ZigZag(excess=0.5),
+    "bouncy": fp.BouncyParticle(refresh=0.8),
+    "boomerang": fp.Boomerang(refresh=1.0),
+    "factorised": fp.FactorisedBoomerang(refresh=1.0, excess=0.3),
+}
+DURATION = 150.0
+
+
+def sampled(model, sites, dynamics, duration=DURATION, **settings):
+    found = target(model, sites)
+    start = truth(model, sites).draws(CHAINS, seed=17)
+    options = {"chains": CHAINS, "burn_in": 0.0, "init": start, "seed": 29, "progress": False} | settings
+    return fp.sample(found.sites(), found.prior(), dynamics=DYNAMICS[dynamics], duration=duration, **options)
+
+
+def everyday(model, sites, dynamics):
+    """Every pair of dynamics and model runs every day with one number of sites; all of them in the long run."""
+    place = list(MODELS).index(model) + list(DYNAMICS).index(dynamics)
+    return sites == list(SIZES)[place % 3]
+
+
+CASES = [
+    pytest.param(model, sites, dynamics, marks=() if everyday(model, sites, dynamics) else pytest.mark.long)
+    for dynamics in DYNAMICS
+    for sites in SIZES
+    for model in MODELS
+]
+
+
+@pytest.mark.parametrize(("model", "sites", "dynamics"), CASES)
+def test_posterior_is_exact(model, sites, dynamics):
+    assert_exact(sampled(model, sites, dynamics), truth(model, sites))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dynamics", DYNAMICS)
+@pytest.mark.parametrize("model", MODELS)
+def test_posterior_is_exact_to_one_percent(model, dynamics):
+    assert_exact(sampled(model, 3, dynamics, duration=3000.0), truth(model, 3), least_ess=10_000)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_targets_are_not_trivial(model):
+    found = truth(model, 3)
+    assert np.all(np.abs(found.mean) > 0.1)
+    assert np.all(np.abs(found.sd - 1) > 0.1)
+    if model not in ("gaussian_mean", "linear"):
+        assert np.max(np.abs(found.skew)) > 0.05
