@@ -22,7 +22,7 @@ from fedpdmc.site import Opening, Site, local_columns, open_site
 
 CHAINS = 64
 # Segments of a plan: enough refreshments to last until an objection where objections are rare, else few.
-SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 32, 2
+SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 32, 1
 PRIOR_SITE = "prior"
 
 
@@ -118,10 +118,9 @@ def choose(
         members = (*members, Site(prior, name=PRIOR_SITE))
     whitened = found.control is not None
     public = public_potential(members, prior if prior_at == "coordinator" else None, controls, found, dynamics)
-    if public is None and dynamics.refresh == 0 and dynamics.excess == 0:
-        segments = 1
-    else:
-        segments = SEGMENTS_FEW_OBJECTIONS if whitened and control == "quadratic" else SEGMENTS_MANY_OBJECTIONS
+    silent = public is None and dynamics.refresh == 0 and dynamics.excess == 0
+    few_objections = whitened and control == "quadratic" and not silent
+    segments = SEGMENTS_FEW_OBJECTIONS if few_objections else SEGMENTS_MANY_OBJECTIONS
     return Method(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
         segments,

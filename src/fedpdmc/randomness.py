@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, UInt32
 
+from fedpdmc.compilation import apart
+
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 
@@ -41,12 +43,16 @@ def uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, " C"], 
 
     Chains are the last axis, along which the compiler vectorises.
     """
-    index = (draw.astype(jnp.uint32) * jnp.uint32(count))[None] + jnp.arange(count, dtype=jnp.uint32)[:, None]
-    plan = jnp.broadcast_to(number.astype(jnp.uint32)[None], index.shape)
-    high, low = threefry((keys[None, :, 0], keys[None, :, 1]), (plan, index))
-    bits = (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
-    mantissa = (bits >> 12) | jnp.uint64(0x3FF0000000000000)
-    return lax.bitcast_convert_type(mantissa, jnp.float64) - 1.0
+
+    def generate(keys, number, draw):
+        index = (draw.astype(jnp.uint32) * jnp.uint32(count))[None] + jnp.arange(count, dtype=jnp.uint32)[:, None]
+        plan = jnp.broadcast_to(number.astype(jnp.uint32)[None], index.shape)
+        high, low = threefry((keys[None, :, 0], keys[None, :, 1]), (plan, index))
+        bits = (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
+        mantissa = (bits >> 12) | jnp.uint64(0x3FF0000000000000)
+        return lax.bitcast_convert_type(mantissa, jnp.float64) - 1.0
+
+    return apart(generate, keys, number, draw, number=number)
 
 
 def exponentials(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

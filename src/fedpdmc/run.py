@@ -16,10 +16,10 @@ from fedpdmc.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.errors import RunTooLong
 from fedpdmc.federation.local import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.precision import double_precision
-from fedpdmc.skeleton import FlatKnots, Skeleton, flatten_knots, from_knots
+from fedpdmc.skeleton import Block, FlatKnots, flatten_knots
 
 CHUNK_SECONDS = 0.25
-KNOT_BYTES = 2**26
+KNOT_BYTES = 2**23
 MOST_ITERATIONS = 1e9
 
 _run_chunk = eqx.filter_jit(run_chunk)
@@ -58,7 +58,7 @@ class Run:
         first = begin(federation.groups, coordinator, state)
         self.progress: Progress = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), first)
         row_bytes = chains * coordinator.segments * (17 + 16 * dim)
-        self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 4096))
+        self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
         self.limit = min(16, self.rows)
 
     @property
@@ -87,10 +87,10 @@ class Run:
         return self.federation.passes(self.progress)
 
     @double_precision
-    def advance(self, until: float, keep: Callable[[Skeleton], None], tick: Callable[[Tick], None]) -> None:
+    def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
         """Run every chain to process time ``until``: one block, all of it or nothing.
 
-        ``keep`` receives the skeleton of the block once it is complete. An interrupt or an error leaves the run where it
+        ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it
         was before the block.
         """
         before = self.progress
@@ -98,14 +98,14 @@ class Run:
         began = self.time
         start = (np.asarray(before.state.a), np.asarray(before.state.v))
         try:
-            blocks = self._chunks(until, began, tick)
+            chunks = self._chunks(until, began, tick)
         except BaseException:
             self.progress = before
             raise
-        keep(from_knots(start, blocks, began, until))
+        keep(Block(start, chunks, began, until))
 
     def _chunks(self, until: float, began: float, tick) -> list[FlatKnots]:
-        blocks, iterations, target = [], 0, jnp.asarray(float(until))
+        chunks, iterations, target = [], 0, jnp.asarray(float(until))
         while self.time < until:
             clock = time.perf_counter()
             limit = jnp.asarray(self.limit)
@@ -113,7 +113,7 @@ class Run:
                 self.federation.groups, self.coordinator, self.keys, self.progress, target, limit, self.rows
             )
             used = int(used)
-            blocks.append(flatten_knots(*(np.asarray(x)[:used] for x in (knots.t, knots.a, knots.v, knots.valid))))
+            chunks.append(flatten_knots(*(np.asarray(x)[:used] for x in (knots.t, knots.a, knots.v, knots.valid))))
             seconds = time.perf_counter() - clock
             self.federation.faults(self.progress)
             iterations += used
@@ -125,7 +125,7 @@ class Run:
                     f"of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. Rescale the covariates, use "
                     "reference='laplace', or ask for a shorter duration."
                 )
-        return blocks
+        return chunks
 
     def _pace(self, seconds: float, used: int) -> None:
         """Choose the next chunk's length so that it takes about a quarter of a second."""

@@ -33,7 +33,7 @@ MOST_GROWTH = 4.0
 MOST_BLOCKS = 40
 # With keep="draws" a block is cut so that its knots stay within this many bytes.
 BLOCK_BYTES = 2**26
-BLOCKS_PER_DURATION = 10
+PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 
 
 @double_precision
@@ -137,13 +137,13 @@ class Sampler:
 
     def __init__(self, method: Method, burn_in: float, keep: str):
         self.method, self.keep = method, keep
+        self.burn_in_time = burn_in
         self.run = Run(
             method.federation(),
             method.coordinator(),
             method.start(burn_in),
             jax.random.fold_in(jax.random.key(method.seed), 1),
         )
-        self.burn_in_time = burn_in
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         flow = method.dynamics.flow
         self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
@@ -176,7 +176,9 @@ class Sampler:
         return following.posterior()
 
     def _advance(self, until: float, display: Display) -> None:
-        pieces = 1 if self.method.segments > 2 else BLOCKS_PER_DURATION
+        # Chains wait for each other at the end of a block: few blocks, of many plans each.
+        plans = self.run.plans.mean() / max(self.burn_in_time + self.run.time, 1e-9) * (until - self.run.time)
+        pieces = int(np.clip(plans / PLANS_PER_BLOCK, 1, MOST_PIECES))
         for stop in self._blocks(until, pieces):
             self.run.advance(stop, self.store.append, display.tick)
 

@@ -136,7 +136,7 @@ def open_site(site: Site, opening: Opening) -> Clock:
         whitened = remainder.whiten(opening.reference, columns)
     if opening.prior_share is not None:
         whitened = _sum(whitened, opening.prior_share.whiten(opening.reference, None))
-    return clock_for(_padded(whitened), opening.dynamics)
+    return clock_for(_prepared(whitened, opening.dynamics), opening.dynamics)
 
 
 def _less_control(potential: Potential, control: ControlVariate | None) -> Potential:
@@ -163,12 +163,14 @@ def _sum(first: Potential, second: Potential) -> Potential:
     return Sum((first, second))
 
 
-def _padded(potential: Potential) -> Potential:
-    if isinstance(potential, LinearPredictor):
-        return potential.padded(bucket(potential.design.shape[0]))
+def _prepared(potential: Potential, dynamics: Dynamics) -> Potential:
+    """Records padded to a shape that other sites share, with what the dynamics can use of them worked out once."""
     if isinstance(potential, Sum):
-        return Sum(tuple(_padded(term) for term in potential.terms))
-    return potential
+        return Sum(tuple(_prepared(term, dynamics) for term in potential.terms))
+    if not isinstance(potential, LinearPredictor):
+        return potential
+    padded = potential.padded(bucket(potential.design.shape[0]))
+    return padded.with_cubic() if dynamics.flips and not dynamics.flow.rotating else padded
 
 
 def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:

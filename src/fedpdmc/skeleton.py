@@ -102,16 +102,28 @@ class FlatKnots(NamedTuple):
 
 def flatten_knots(t: Arrays, a: Arrays, v: Arrays, valid: Arrays) -> FlatKnots:
     """The valid entries of knot arrays of shape (rows, C, S, …)."""
-    index = np.nonzero(valid)
-    return FlatKnots(index[1], t[index], a[index], v[index])
+    index = np.flatnonzero(valid)
+    _, chains, segments = t.shape
+    dim = a.shape[-1]
+    return FlatKnots(
+        (index // segments) % chains, t.ravel()[index], a.reshape(-1, dim)[index], v.reshape(-1, dim)[index]
+    )
 
 
-def from_knots(start: tuple[Arrays, Arrays], chunks: list[FlatKnots], begin: float, end: float) -> Skeleton:
-    """The skeleton of a block from the state at ``begin`` and the knots of its chunks (a knot at ``end`` is the next's)."""
-    chains = start[0].shape[0]
-    first = FlatKnots(np.arange(chains), np.full(chains, begin), *start)
-    owner, t, a, v = (np.concatenate(parts) for parts in zip(first, *chunks, strict=True))
-    order = np.argsort(owner, kind="stable")
-    order = order[t[order] < end]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=chains))])
-    return Skeleton(offsets, t[order], a[order], v[order], float(begin), float(end))
+class Block(NamedTuple):
+    """A completed block as it came: the state at its beginning and the knots of its chunks."""
+
+    start: tuple[Arrays, Arrays]
+    chunks: list[FlatKnots]
+    begin: float
+    end: float
+
+    def skeleton(self) -> Skeleton:
+        """The block's knots, chain after chain (a knot at the end is the next block's first)."""
+        chains = self.start[0].shape[0]
+        first = FlatKnots(np.arange(chains), np.full(chains, self.begin), *self.start)
+        owner, t, a, v = (np.concatenate(parts) for parts in zip(first, *self.chunks, strict=True))
+        order = np.argsort(owner, kind="stable")
+        order = order[t[order] < self.end]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=chains))])
+        return Skeleton(offsets, t[order], a[order], v[order], float(self.begin), float(self.end))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 
 import numpy as np
 
 from fedpdmc.dynamics import Flow
 from fedpdmc.errors import InputError
-from fedpdmc.skeleton import Moments, Skeleton
+from fedpdmc.skeleton import Block, Moments, Skeleton
 
 MOST_DRAWS = 4096
 
 
 class Store(abc.ABC):
-    """Receives the skeleton block by block and answers for moments and draws in whitened coordinates."""
+    """Receives the paths block by block and answers for moments and draws in whitened coordinates."""
 
     @abc.abstractmethod
     def copy(self) -> Store:
@@ -32,7 +33,7 @@ class Store(abc.ABC):
         """How many draws of each chain can be asked for."""
 
     @abc.abstractmethod
-    def append(self, block: Skeleton) -> None:
+    def append(self, block: Block) -> None:
         """Take the next block."""
 
     @abc.abstractmethod
@@ -49,7 +50,7 @@ class SkeletonStore(Store):
 
     def __init__(self, flow: Flow, skeleton: Skeleton | None = None):
         self.flow = flow
-        self._blocks: list[Skeleton] = [] if skeleton is None else [skeleton]
+        self._blocks: list[Skeleton | Block] = [] if skeleton is None else [skeleton]
 
     def copy(self):
         """Shares the blocks, which never change."""
@@ -59,15 +60,13 @@ class SkeletonStore(Store):
 
     @property
     def skeleton(self) -> Skeleton:
-        """All blocks as one."""
+        """All blocks as one, put together when first asked for."""
         if not self._blocks:
             raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
-        if len(self._blocks) > 1:
-            whole = self._blocks[0]
-            for block in self._blocks[1:]:
-                whole = whole.then(block)
-            self._blocks = [whole]
-        return self._blocks[0]
+        parts = [block.skeleton() if isinstance(block, Block) else block for block in self._blocks]
+        whole = functools.reduce(Skeleton.then, parts)
+        self._blocks = [whole]
+        return whole
 
     @property
     def span(self):
@@ -126,6 +125,7 @@ class DrawStore(Store):
 
     def append(self, block):
         """Add the block's moments and the draws that fall into it."""
+        block = block.skeleton()
         moments = block.moments(self.flow)
         if self._moments is None or self._draws is None:
             self._moments, self._begin = moments, block.begin

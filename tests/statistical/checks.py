@@ -102,9 +102,9 @@ def exponential_test(levels: np.ndarray) -> Comparison:
 
 
 def mark_test(marks: np.ndarray, rates: np.ndarray) -> Comparison:
-    """Whether mark i came with probability ``rates_i/Σ rates``, by coordinate and overall."""
+    """Whether mark i came with probability ``rates_i/Σ rates``; a mark that is certain or impossible allows no miss."""
     chance = rates / rates.sum(-1, keepdims=True)
     hits = marks[:, None] == np.arange(rates.shape[-1])
     spread = np.sqrt((chance * (1 - chance)).sum(0))
-    scores = (hits - chance).sum(0) / spread
+    scores = (hits - chance).sum(0) / np.maximum(spread, 1e-12)
     return Comparison([f"mark{i}" for i in range(len(scores))], scores, 2 * stats.norm.sf(np.abs(scores)), spread**2)

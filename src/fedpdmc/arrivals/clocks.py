@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc.arrivals.bounds import affine_clock, exponential_clock, taylor
 from fedpdmc.arrivals.walk import NOT_FINITE, Path, Walk, advance
+from fedpdmc.compilation import apart
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor, Poisson, Potential
 from fedpdmc.randomness import ChainKeys, exponentials, uniforms
@@ -54,6 +55,13 @@ def earliest(times: Float[Array, "k C"]) -> tuple[Float[Array, " C"], Int[Array,
     return jnp.min(times, 0), jnp.argmin(times, 0)
 
 
+def affine_clocks(
+    value: Float[Array, "C k"], slope: Float[Array, "C k"], u: Float[Array, "k C"], number: Int[Array, " C"]
+) -> Float[Array, "k C"]:
+    """The time at which each affine clock rings, from uniforms."""
+    return apart(lambda b, c, u: affine_clock(b.T, c.T, exponentials(u)), value, slope, u, number=number)
+
+
 class AffineClock(Clock[Walk]):
     """Rates ``(b + c s)_+`` on every segment (quadratic potentials on lines): inverted, never thinned."""
 
@@ -78,7 +86,7 @@ class AffineClock(Clock[Walk]):
         field = self.potential.field(False, self.dynamics.flips, a, v)
         bound = taylor(self.dynamics, field, a, v)
         u = uniforms(keys, path.number, state.draws, bound.value.shape[-1])
-        wait, mark = earliest(affine_clock(bound.value.T, bound.slope.T, exponentials(u)))
+        wait, mark = earliest(affine_clocks(bound.value, bound.slope, u, path.number))
         remaining = path.at(path.duration, state.segment) - state.offset
         hit = wait < remaining
         broken = jnp.any(~jnp.isfinite(bound.value) | ~jnp.isfinite(bound.slope), -1)
@@ -168,7 +176,7 @@ def is_exponential(potential: Potential, dynamics: Dynamics) -> bool:
         isinstance(potential, LinearPredictor)
         and potential.diagonal
         and isinstance(potential.loss, Poisson)
-        and not potential.controlled
+        and potential.control is None
         and dynamics.flips
         and not dynamics.flow.rotating
     )

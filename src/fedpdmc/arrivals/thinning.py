@@ -4,12 +4,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedpdmc.arrivals.bounds import RateBound, affine_clock, certified, signed_rates
-from fedpdmc.arrivals.clocks import Clock, earliest, keep_done, unit
+from fedpdmc.arrivals.bounds import RateBound, certified, signed_rates
+from fedpdmc.arrivals.clocks import Clock, affine_clocks, earliest, keep_done, unit
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
-from fedpdmc.randomness import exponentials, uniforms
+from fedpdmc.randomness import uniforms
 
 
 class ThinnedWalk(eqx.Module):
@@ -86,7 +86,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
         slope = bound.slope + 0.5 * bound.curve * cell[:, None]
         u = uniforms(keys, path.number, walk.draws, slope.shape[-1] + 1)
-        wait, mark = earliest(affine_clock(bound.value.T, slope.T, exponentials(u[:-1])))
+        wait, mark = earliest(affine_clocks(bound.value, slope, u[:-1], path.number))
         hit = wait < cell
         ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
         step = jnp.where(hit, wait, cell)

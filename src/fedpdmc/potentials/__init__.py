@@ -3,13 +3,12 @@
 from fedpdmc.potentials.base import Field, Potential, Sum
 from fedpdmc.potentials.control import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.linear_predictor import LinearPredictor
-from fedpdmc.potentials.losses import Gaussian, Logistic, Loss, Poisson, StudentT
+from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.quadratic import Quadratic
 
 __all__ = [
     "ControlVariate",
     "Field",
-    "Gaussian",
     "LinearPredictor",
     "Logistic",
     "Loss",

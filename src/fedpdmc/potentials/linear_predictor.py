@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -12,7 +15,7 @@ EPSILON = 2.0**-52
 
 
 class LinearPredictor(Potential):
-    """``U(x) = Σ_i w_i R_i(z_i)`` with ``z_i = ξ_i·x + o_i``, ``R_i = ℓ(·; y_i)`` less a quadratic of ``z_i``.
+    """``U(x) = Σ_i R_i(z_i)`` with ``z_i = ξ_i·x + o_i``, ``R_i = ℓ(·; y_i)`` less a quadratic of ``z_i``.
 
     The quadratic ``f_i (z − z*_i) + ½ s_i (z − z*_i)²`` is a control variate: zero, or the Taylor polynomial of the loss at
     a public point, so that only its remainder is left to walk.
@@ -21,26 +24,28 @@ class LinearPredictor(Potential):
     ----------
     design : array of shape (n, d), or (n,)
         The records' covariates ``ξ_i``; of shape (n,) when record i sees coordinate i alone (the cells of a grid).
-    offset, response, weight : arrays of shape (n,)
-        ``o_i``, ``y_i`` and ``w_i`` (zero for padding).
-    control : array of shape (3, n)
-        ``z*``, ``f`` and ``s``.
+    offset, response : arrays of shape (n,)
+        ``o_i`` and ``y_i``.
     loss : Loss
+    control : array of shape (3, n), optional
+        ``z*``, ``f`` and ``s``.
+    cubic : array of shape (d, d, d), optional
+        ``Σ sup|ℓ'''| |ξ_i| ⊗ ξ_i ⊗ ξ_i``: with it the bound of ``G''`` on a line needs no pass over the records.
     """
 
     design: Float[Array, "n d"] | Float[Array, " n"]
     offset: Float[Array, " n"]
     response: Float[Array, " n"]
-    weight: Float[Array, " n"]
-    control: Float[Array, "3 n"]
     loss: Loss
+    control: Float[Array, "3 n"] | None = None
+    cubic: Float[Array, "d d d"] | None = None
 
     @classmethod
     def from_records(cls, design, response, loss: Loss, offset=None) -> LinearPredictor:
         """A potential of all records, with no control variate."""
         n = design.shape[0]
         offset = jnp.zeros(n) if offset is None else offset
-        return cls(design, offset, response, jnp.ones(n), jnp.zeros((3, n)), loss)
+        return cls(design, offset, response, loss)
 
     @property
     def dim(self) -> int:
@@ -57,11 +62,6 @@ class LinearPredictor(Potential):
         """Whether record i sees coordinate i alone."""
         return self.design.ndim == 1
 
-    @property
-    def controlled(self) -> bool:
-        """Whether a control variate is subtracted (asks the numbers: not under a trace)."""
-        return bool(jnp.any(self.control != 0))
-
     def _predict(self, a):
         return a * self.design if self.diagonal else a @ self.design.T
 
@@ -70,25 +70,28 @@ class LinearPredictor(Potential):
         return r * design if self.diagonal else r @ design
 
     def _derivatives(self, z):
-        """``R', R''`` and the bound of ``|R'''|`` at the predictors z, weighted."""
-        point, first, second = self.control
-        remainder = self.loss.first(z, self.response) - first - second * (z - point)
-        curvature = self.loss.second(z, self.response) - second
-        return self.weight * remainder, self.weight * curvature, self.weight * self.loss.third(z, self.response)
+        """``R', R''`` and the bound of ``|R'''|`` at the predictors z."""
+        first, second = self.loss.first(z, self.response), self.loss.second(z, self.response)
+        if self.control is not None:
+            point, slope, curvature = self.control
+            first, second = first - slope - curvature * (z - point), second - curvature
+        return first, second, self.loss.third(z, self.response)
 
     def value(self, x):
-        """``Σ w_i R_i(z_i)``."""
+        """``Σ R_i(z_i)``."""
         z = self._predict(x) + self.offset
-        point, first, second = self.control
-        shift = z - point
-        return jnp.sum(self.weight * (self.loss.value(z, self.response) - first * shift - 0.5 * second * shift**2))
+        total = jnp.sum(self.loss.value(z, self.response))
+        if self.control is None:
+            return total
+        point, slope, curvature = self.control
+        return total - jnp.sum(slope * (z - point) + 0.5 * curvature * (z - point) ** 2)
 
     def gradient(self, x):
-        """``Σ w_i R_i'(z_i) ξ_i``."""
+        """``Σ R_i'(z_i) ξ_i``."""
         return self._collect(self._derivatives(self._predict(x) + self.offset)[0])
 
     def hessian(self, x):
-        """``Σ w_i R_i''(z_i) ξ_i ξ_iᵀ``."""
+        """``Σ R_i''(z_i) ξ_i ξ_iᵀ``."""
         second = self._derivatives(self._predict(x) + self.offset)[1]
         if self.diagonal:
             return jnp.diag(self.design**2 * second)
@@ -100,21 +103,32 @@ class LinearPredictor(Potential):
         first = self.loss.first(z, self.response)
         second = self.loss.second(z, self.response) if order == 2 else jnp.zeros_like(z)
         control = jnp.stack([z, first, second])
-        return LinearPredictor(self.design, self.offset, self.response, self.weight, control, self.loss)
+        return dataclasses.replace(self, control=control)
 
     def padded(self, n: int) -> LinearPredictor:
-        """The same potential with records of weight zero appended up to ``n`` (cells of a grid are not padded)."""
+        """The same potential with records appended up to ``n`` whose covariates are zero: they add a constant.
+
+        Cells of a grid are not padded.
+        """
         if self.diagonal:
             return self
         extra = n - self.design.shape[0]
-
-        def fill(array, value=0.0):
-            return jnp.concatenate([array, jnp.full((extra, *array.shape[1:]), value)])
-
-        control = jnp.concatenate([self.control, jnp.zeros((3, extra))], axis=1)
-        return LinearPredictor(
-            fill(self.design), fill(self.offset), fill(self.response), fill(self.weight), control, self.loss
+        control = None if self.control is None else jnp.pad(self.control, ((0, 0), (0, extra)))
+        return dataclasses.replace(
+            self,
+            design=jnp.pad(self.design, ((0, extra), (0, 0))),
+            offset=jnp.pad(self.offset, (0, extra)),
+            response=jnp.pad(self.response, (0, extra)),
+            control=control,
         )
+
+    def with_cubic(self) -> LinearPredictor:
+        """The same potential with its cubic tensor, where that is cheaper than a pass over the records."""
+        if self.diagonal or not self.loss.uniform or self.dim**2 > self.design.shape[0]:
+            return self
+        weight = self.loss.third(self.offset, self.response)
+        cubic = jnp.einsum("n,ni,nj,nk->ijk", weight, jnp.abs(self.design), self.design, self.design, optimize=True)
+        return dataclasses.replace(self, cubic=cubic)
 
     def whiten(self, reference, columns):
         """Covariates ``Sᵀ ξ`` and offsets ``o + ξ·c``."""
@@ -128,7 +142,7 @@ class LinearPredictor(Potential):
             design = self.design * reference.scale_tril
         else:
             design = self.design[:, None] * rows
-        return LinearPredictor(design, offset, self.response, self.weight, self.control, self.loss)
+        return dataclasses.replace(self, design=design, offset=offset, cubic=None)
 
     def field(self, rotating, flips, a, v):
         """One pass over the records.
@@ -140,17 +154,30 @@ class LinearPredictor(Potential):
         position, speed = self._predict(a), self._predict(v)
         first, second, third = self._derivatives(position + self.offset)
         gradient = self._collect(first)
-        mass = jnp.sum(jnp.abs(self.design))
-        slack = 8 * EPSILON * mass * jnp.max(jnp.abs(first), -1, initial=0.0)
         if rotating:
             slope, curve, reach = self._along_rotation(flips, gradient, a, v, position, speed, first, second, third)
         else:
-            slope, curve, reach = self._along_line(flips, speed, second, third)
-        return Field(gradient, slope, curve, reach, slack)
+            slope, curve, reach = self._along_line(flips, v, speed, second, third)
+        return Field(gradient, slope, curve, reach, self._rounding(first, position))
 
-    def _along_line(self, flips, speed, second, third):
-        fastest = jnp.max(jnp.abs(speed), -1, initial=0.0)
-        reach = self.loss.reach / jnp.maximum(fastest, 1e-300)
+    def _rounding(self, first, position):
+        """A bound of the rounding error of ``Σ R' ξ``: a few units in the last place of the largest terms."""
+        mass = jnp.sum(jnp.abs(self.design))
+        if self.loss.uniform:
+            spread = jnp.max(jnp.abs(self.design), initial=0.0)
+            drift = 0.0 if self.control is None else jnp.max(jnp.abs(self.control[2]), initial=0.0) * spread
+            largest = (2 * self.loss.steepest + drift) * jnp.ones(position.shape[0])
+        else:
+            largest = jnp.max(jnp.abs(first), -1, initial=0.0) + jnp.max(jnp.abs(self.response), initial=0.0)
+        return 8 * EPSILON * mass * largest
+
+    def _along_line(self, flips, v, speed, second, third):
+        reach = jnp.full(speed.shape[0], jnp.inf)
+        if not math.isinf(self.loss.reach):
+            reach = self.loss.reach / jnp.maximum(jnp.max(jnp.abs(speed), -1, initial=0.0), 1e-300)
+        if flips and self.cubic is not None:
+            curve = jnp.einsum("ijk,cj,ck->ci", self.cubic, v, v)
+            return self._collect(second * speed), curve, reach
         if flips:
             return self._collect(second * speed), self._collect(third * speed**2, jnp.abs(self.design)), reach
         slope = jnp.sum(second * speed**2, -1, keepdims=True)
@@ -158,7 +185,10 @@ class LinearPredictor(Potential):
 
     def _along_rotation(self, flips, gradient, a, v, position, speed, first, second, third):
         amplitude = jnp.hypot(position, speed)
-        reach = jnp.minimum(ROTATION_REACH, self.loss.reach / jnp.maximum(jnp.max(amplitude, -1, initial=0.0), 1e-300))
+        reach = jnp.full(speed.shape[0], ROTATION_REACH)
+        if not math.isinf(self.loss.reach):
+            widest = jnp.maximum(jnp.max(amplitude, -1, initial=0.0), 1e-300)
+            reach = jnp.minimum(reach, self.loss.reach / widest)
         turn = reach[:, None]
         fastest = jnp.minimum(amplitude, jnp.abs(speed) + turn * jnp.abs(position))
         farthest = jnp.minimum(amplitude, jnp.abs(position) + turn * jnp.abs(speed))

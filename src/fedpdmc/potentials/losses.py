@@ -14,10 +14,17 @@ class Loss(eqx.Module):
     """A minus log likelihood of one record as a function of its predictor ``z``.
 
     A loss supplies its first two derivatives and ``third(z, y) ≥ sup |ℓ'''(z')|`` over ``|z' − z| ≤ reach``: with these
-    ``LinearPredictor`` bounds every rate on a piece of path.
+    ``LinearPredictor`` bounds every rate on a piece of path. With ``uniform``, ``third`` is one number for all z and y, and
+    ``|ℓ'|`` at most ``steepest``.
     """
 
     reach: eqx.AbstractClassVar[float]
+    uniform: eqx.AbstractClassVar[bool]
+
+    @property
+    def steepest(self) -> Float[Array, ""]:
+        """The largest ``|ℓ'|``, infinite if it has no bound."""
+        return jnp.asarray(jnp.inf)
 
     @abc.abstractmethod
     def value(self, z: Values, y: Values) -> Values:
@@ -40,6 +47,12 @@ class Logistic(Loss):
     """``ℓ = log(1 + e^z) − y z``; ``ℓ'' = p(1−p) = 1/(4 cosh²(z/2)) ≤ ¼``; ``|ℓ'''| = p(1−p)|1−2p| ≤ 1/(6√3)``."""
 
     reach = math.inf
+    uniform = True
+
+    @property
+    def steepest(self):
+        """One."""
+        return jnp.asarray(1.0)
 
     def value(self, z, y):
         """``log(1 + e^z) − y z``."""
@@ -62,6 +75,7 @@ class Poisson(Loss):
     """``ℓ = e^z − y z``: all higher derivatives are ``e^z``, at most ``e^{z+1}`` within distance one."""
 
     reach = 1.0
+    uniform = False
 
     def value(self, z, y):
         """``e^z − y z``."""
@@ -90,6 +104,12 @@ class StudentT(Loss):
     df: Float[Array, ""]
     scale: Float[Array, ""]
     reach = math.inf
+    uniform = True
+
+    @property
+    def steepest(self):
+        """``(ν+1)/(2√ν scale)``, attained at ``r = √ν``."""
+        return (self.df + 1) / (2 * jnp.sqrt(self.df) * self.scale)
 
     def value(self, z, y):
         """``(ν+1)/2 · log(1 + r²/ν)``."""
@@ -110,26 +130,3 @@ class StudentT(Loss):
         """``2 cos⁴(π/8) (ν+1) ν^{-3/2} / scale³``."""
         peak = 2 * math.cos(math.pi / 8) ** 4
         return jnp.broadcast_to(peak * (self.df + 1) * self.df**-1.5 / self.scale**3, z.shape)
-
-
-class Gaussian(Loss):
-    """``ℓ = (z − y)²/(2 scale²)``."""
-
-    scale: Float[Array, ""]
-    reach = math.inf
-
-    def value(self, z, y):
-        """``(z − y)²/(2 scale²)``."""
-        return 0.5 * ((z - y) / self.scale) ** 2
-
-    def first(self, z, y):
-        """``(z − y)/scale²``."""
-        return (z - y) / self.scale**2
-
-    def second(self, z, y):
-        """``1/scale²``."""
-        return jnp.broadcast_to(1 / self.scale**2, z.shape)
-
-    def third(self, z, y):
-        """Zero."""
-        return jnp.zeros_like(z)

@@ -1,0 +1,34 @@
+"""Shaping what the compiler makes of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+T = TypeVar("T")
+
+# Below this many chains a loop of its own costs more than it saves.
+FEW_CHAINS = 8
+
+
+def apart(function: Callable[..., T], *args: Array, number: Int[Array, " C"]) -> T:
+    """``function(*args)`` computed in a loop nest of its own, not inside whatever uses it.
+
+    The CPU compiler fuses a chain of elementwise work into the reduction that consumes it and then no longer vectorises
+    it: half the speed. It does not fuse across the border of a loop, so this is a loop of one turn; that plan numbers are
+    never negative is what the compiler does not know.
+    """
+    if number.shape[0] < FEW_CHAINS:
+        return function(*args)
+    turns = jnp.where(number[0] < 0, 2, 1)
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+    _, out = jax.lax.while_loop(
+        lambda carry: carry[0] < turns,
+        lambda carry: (carry[0] + 1, function(*args)),
+        (jnp.zeros((), turns.dtype), empty),
+    )
+    return out

@@ -1,0 +1,37 @@
+"""Strict JAX for all tests: shapes are checked wherever the pure parts say them, and 64 bits are never the default."""
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+# Annotated shapes are checked at every call of these, also while JAX traces them.
+CHECKED = ["fedpdmc.potentials", "fedpdmc.arrivals", "fedpdmc.randomness", "fedpdmc.dynamics.flows"]
+
+with install_import_hook(CHECKED, "beartype.beartype"):
+    import fedpdmc.arrivals  # noqa: F401
+
+settings.register_profile(
+    "fixed",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def thirty_two_bits_outside():
+    """No test and no call of the package may leave the caller in 64 bits."""
+    assert not jax.config.jax_enable_x64
+    yield
+    assert not jax.config.jax_enable_x64
+
+
+@pytest.fixture
+def double(thirty_two_bits_outside):
+    """For tests of the inner parts, which leave precision to their callers."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,103 @@
+"""The checks of this folder must fail on samplers that are wrong: a check that cannot fail is no check."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+from fedpdmc.errors import BoundViolation
+from fedpdmc.potentials import Field, LinearPredictor, Poisson, Potential
+from fedpdmc.precision import double_precision
+from fedpdmc.site import Opening
+from tests.statistical import journeys
+from tests.statistical.checks import CHAINS, compare, exponential_test
+from tests.statistical.targets import target, truth
+from tests.statistical.test_arrivals import IDENTITY, outing
+
+
+class Scaled(Potential):
+    """A site whose rates are wrong by a factor."""
+
+    inner: Potential
+    factor: float = eqx.field(static=True)
+
+    @property
+    def dim(self):
+        return self.inner.dim
+
+    def value(self, x):
+        return self.factor * self.inner.value(x)
+
+    def whiten(self, reference, columns):
+        return Scaled(self.inner.whiten(reference, columns), self.factor)
+
+    def field(self, rotating, flips, a, v):
+        found = self.inner.field(rotating, flips, a, v)
+        scaled = (self.factor * x for x in (found.gradient, found.slope, found.curve))
+        return Field(*scaled, found.reach, found.slack)
+
+
+class TooLow(Poisson):
+    """A loss that claims to be straighter than it is."""
+
+    def third(self, z, y):
+        return jnp.zeros_like(z)
+
+
+DYNAMICS = {
+    "zigzag": fp.ZigZag(),
+    "bouncy": fp.BouncyParticle(),
+    "boomerang": fp.Boomerang(),
+    "factorised": fp.FactorisedBoomerang(),
+}
+EVERY_DYNAMICS = pytest.mark.parametrize("dynamics", DYNAMICS.values(), ids=DYNAMICS)
+
+
+def compensators(factor, dynamics):
+    federation = target("logistic", 3)
+    member = federation.members[0]
+    site = fp.Site(Scaled(member.potential, factor), name="wrong")
+    journey = outing(truth("logistic", 3), IDENTITY, dynamics, seed=41)
+    rates = journeys.rates_of(dynamics, member.records.gradient)
+    heard = journeys.listen(site, Opening(IDENTITY, dynamics), journey, seed=42)
+    return exponential_test(journeys.levels(journey, rates, heard, seed=43))
+
+
+@EVERY_DYNAMICS
+def test_compensators_catch_a_rate_scaled_by_a_tenth(dynamics):
+    assert not compensators(1.1, dynamics).exact
+    assert not compensators(0.9, dynamics).exact
+
+
+def test_the_scaling_itself_is_not_what_is_caught():
+    assert compensators(1.0, DYNAMICS["zigzag"]).exact
+
+
+def scaled_posterior(factor):
+    federation, found = target("logistic", 3), truth("logistic", 3)
+    sites = [fp.Site(Scaled(m.potential, factor), name=f"site{i}") for i, m in enumerate(federation.members)]
+    start = found.draws(CHAINS, seed=44)
+    return fp.sample(
+        sites, federation.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=1500.0, burn_in=0.0, init=start,
+        seed=45, progress=False,
+    )  # fmt: skip
+
+
+def test_moments_catch_a_rate_scaled_by_a_tenth():
+    found = truth("logistic", 3)
+    assert compare(scaled_posterior(1.0), found).exact
+    assert not compare(scaled_posterior(1.1), found).exact
+
+
+@EVERY_DYNAMICS
+def test_a_bound_set_too_low_stops_the_run(dynamics):
+    records = target("poisson", 3).members[0].records
+    make = double_precision(LinearPredictor.from_records)
+    low = make(*(np.asarray(x) for x in (records.design, records.response)), TooLow(), np.asarray(records.offset))
+    found = target("poisson", 3)
+    with pytest.raises(BoundViolation, match="'low'"):
+        fp.sample(
+            [fp.Site(low, name="low"), *found.sites()[1:]], found.prior(), dynamics=dynamics, chains=CHAINS,
+            duration=100.0, init=found.prior_mean, seed=46, progress=False,
+        )  # fmt: skip
