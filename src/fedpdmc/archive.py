@@ -33,7 +33,7 @@ def save(post: Posterior, path: Path) -> None:
             "certified": post.certified,
             "privacy": post.privacy,
             "settings": json.loads(json.dumps(post.settings, default=str)),
-            "dynamics": _describe(post.dynamics),
+            "dynamics": {"kind": type(post.dynamics).__name__, "rates": post.dynamics.rates},
             "span": list(post.store.span),
         }
     )
@@ -62,13 +62,6 @@ def load(path: str | Path) -> Posterior:
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
     store = _read_store(dynamics.flow, arrays, attrs["span"])
     return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"])
-
-
-def _describe(dynamics) -> dict[str, Any]:
-    takes = {"ZigZag": ("excess",), "FactorisedBoomerang": ("refresh", "excess")}.get(
-        type(dynamics).__name__, ("refresh",)
-    )
-    return {"kind": type(dynamics).__name__, "rates": {name: getattr(dynamics, name) for name in takes}}
 
 
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:

@@ -64,6 +64,7 @@ class Method(NamedTuple):
         )
 
     def opening(self, site: Site) -> Opening:
+        """What a site is told at the start of this run."""
         share = None
         if self.prior is not None and self.prior_at == "sites":
             records = sum(s.records for s in self.sites)

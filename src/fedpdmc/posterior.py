@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
 NODES = 4
 LONGEST_PIECE = 0.5
+# Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
+DRAWS_PER_TURN = 8
 
 
 class Posterior:
@@ -72,7 +74,8 @@ class Posterior:
 
     def __repr__(self) -> str:
         begin, end = self.store.span
-        return f"Posterior({len(self.names)} parameters, {self.chains} chains, process time {end - begin:g}, {self.rounds} rounds)"
+        size = f"{len(self.names)} parameters, {self.chains} chains, process time {end - begin:g}"
+        return f"Posterior({size}, {self.rounds} rounds)"
 
     @property
     def chains(self) -> int:
@@ -154,7 +157,7 @@ class Posterior:
         jumps = float(np.mean(self.events)) / max(len(self.names), 1)
         n = int(np.clip(2 * jumps, 100, 1000))
         if self.dynamics.flow.rotating:
-            n = int(np.clip(np.ceil(2 * self.duration), 8, 4000))
+            n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(1000, np.ceil(self.duration))))
         return self.draws(min(max(n, 8), self.store.most_draws))
 
     def _diagnose(self, function: str) -> dict[str, float]:

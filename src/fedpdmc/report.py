@@ -27,6 +27,7 @@ def summary(post: Posterior) -> str:
     kind = "certified bounds: exact" if post.certified else "bounds NOT certified: not exact"
     lines.append(
         f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
-        f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events; {kind}."
+        f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events; "
+        f"{kind}."
     )
     return "\n".join(lines)

@@ -121,9 +121,9 @@ class Run:
             tick(Tick(began, self.time, until, int(self.events.sum()), self.rounds, seconds))
             if iterations * (until - began) > MOST_ITERATIONS * max(self.time - began, 1e-300) and iterations > 4096:
                 raise RunTooLong(
-                    f"After {iterations} steps the slowest chain has come from process time {began:.3g} to {self.time:.3g} "
-                    f"of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. Rescale the covariates, use "
-                    "reference='laplace', or ask for a shorter duration."
+                    f"After {iterations} steps the slowest chain has come from process time {began:.3g} to "
+                    f"{self.time:.3g} of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. "
+                    "Rescale the covariates, use reference='laplace', or ask for a shorter duration."
                 )
         return chunks
 

@@ -65,8 +65,8 @@ def sample(
     prior : Quadratic, optional
         From `fedpdmc.models`; flat if None.
     prior_at : {"coordinator", "sites", "extra"}
-        Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra site.
-        The posterior is the same.
+        Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
+        site. The posterior is the same.
     dynamics : Dynamics, optional
         None: `Boomerang` on the Laplace reference with quadratic control variates.
     reference : Reference or "laplace", optional
@@ -170,7 +170,8 @@ class Sampler:
                 if following.run.time <= max(self.run.time, 0.0):
                     raise
                 warnings.warn(
-                    f"Interrupted: the unfinished block is dropped, and the posterior ends at process time {following.run.time:g}.",
+                    "Interrupted: the unfinished block is dropped, and the posterior ends at process time "
+                    f"{following.run.time:g}.",
                     stacklevel=2,
                 )
         return following.posterior()

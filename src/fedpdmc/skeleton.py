@@ -58,10 +58,10 @@ class Skeleton(NamedTuple):
         return after - self.t
 
     def then(self, other: Skeleton) -> Skeleton:
-        """This stretch followed by the next one of the same chains."""
+        """Both stretches of the same chains, the other after this one."""
         order = np.argsort(np.concatenate([self.owners(), other.owners()]), kind="stable")
-        joined = (np.concatenate(pair)[order] for pair in ((self.t, other.t), (self.a, other.a), (self.v, other.v)))
-        return Skeleton(self.offsets + other.offsets, *joined, self.begin, other.end)
+        t, a, v = (np.concatenate(pair)[order] for pair in ((self.t, other.t), (self.a, other.a), (self.v, other.v)))
+        return Skeleton(self.offsets + other.offsets, t, a, v, self.begin, other.end)
 
     def owners(self) -> Arrays:
         """The chain of each knot."""

@@ -2,7 +2,6 @@
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import fedpdmc as fp
@@ -90,14 +89,19 @@ def test_moments_catch_a_rate_scaled_by_a_tenth():
     assert not compare(scaled_posterior(1.1), found).exact
 
 
+@double_precision
+def too_low(records):
+    """The records under a loss whose bound is wrong."""
+    design, response, offset = (jnp.asarray(x) for x in (records.design, records.response, records.offset))
+    return LinearPredictor.from_records(design, response, TooLow(), offset)
+
+
 @EVERY_DYNAMICS
 def test_a_bound_set_too_low_stops_the_run(dynamics):
-    records = target("poisson", 3).members[0].records
-    make = double_precision(LinearPredictor.from_records)
-    low = make(*(np.asarray(x) for x in (records.design, records.response)), TooLow(), np.asarray(records.offset))
-    found = target("poisson", 3)
+    federation = target("poisson", 3)
+    sites = [fp.Site(too_low(federation.members[0].records), name="low"), *federation.sites()[1:]]
     with pytest.raises(BoundViolation, match="'low'"):
         fp.sample(
-            [fp.Site(low, name="low"), *found.sites()[1:]], found.prior(), dynamics=dynamics, chains=CHAINS,
-            duration=100.0, init=found.prior_mean, seed=46, progress=False,
+            sites, federation.prior(), dynamics=dynamics, chains=CHAINS, duration=100.0, init=federation.prior_mean,
+            seed=46, progress=False,
         )  # fmt: skip

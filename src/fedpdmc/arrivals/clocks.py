@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from equinox import AbstractVar
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc.arrivals.bounds import affine_clock, exponential_clock, taylor
@@ -25,8 +26,8 @@ W = TypeVar("W")
 class Clock(eqx.Module, Generic[W]):
     """Finds the first arrival of one potential along plans."""
 
-    potential: eqx.AbstractVar[Potential]
-    dynamics: eqx.AbstractVar[Dynamics]
+    potential: AbstractVar[Potential]
+    dynamics: AbstractVar[Dynamics]
 
     @property
     def dim(self) -> int:

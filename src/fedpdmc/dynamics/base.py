@@ -1,5 +1,8 @@
 """How the process moves: a flow, a kind of jump, a velocity law, and the coordinator's own jumps."""
 
+import dataclasses
+from typing import ClassVar
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -16,11 +19,19 @@ class Dynamics(eqx.Module):
     velocity in a unit normal, which is the mark.
     """
 
-    refresh: eqx.AbstractVar[float]
-    excess: eqx.AbstractVar[float]
-    flow: eqx.AbstractClassVar[Flow]
-    flips: eqx.AbstractClassVar[bool]
-    unit_speed: eqx.AbstractClassVar[bool]
+    refresh: ClassVar[float]
+    excess: ClassVar[float]
+    flow: ClassVar[Flow]
+    flips: ClassVar[bool]
+    unit_speed: ClassVar[bool]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rates that its constructor takes, by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value:g}' for name, value in self.rates.items())})"
 
     def velocity(self, u: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """A draw of the velocity's stationary law from uniforms."""

@@ -5,7 +5,7 @@ the exact time integrals of ``a`` and ``a aᵀ`` on a segment.
 """
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class SegmentIntegrals(NamedTuple):
 class Flow(eqx.Module):
     """A deterministic motion of position and velocity."""
 
-    rotating: eqx.AbstractClassVar[bool]
+    rotating: ClassVar[bool]
 
     @abc.abstractmethod
     def weights(self, t: Times) -> tuple[Times, Times]:

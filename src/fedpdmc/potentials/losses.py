@@ -2,6 +2,7 @@
 
 import abc
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ class Loss(eqx.Module):
     ``|ℓ'|`` at most ``steepest``.
     """
 
-    reach: eqx.AbstractClassVar[float]
-    uniform: eqx.AbstractClassVar[bool]
+    reach: ClassVar[float]
+    uniform: ClassVar[bool]
 
     @property
     def steepest(self) -> Float[Array, ""]:

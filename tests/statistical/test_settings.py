@@ -1,0 +1,113 @@
+"""References, control variates, the prior's place, unlike sites and the defaults change the work, never the posterior."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+from tests.statistical.checks import CHAINS, assert_exact, features, t_test
+from tests.statistical.targets import CENTER, DENSE, MODELS, mixed, on_grid, target, truth
+from tests.statistical.test_posteriors import DYNAMICS, sampled
+
+EVERY_DYNAMICS = pytest.mark.parametrize("dynamics", DYNAMICS)
+DIAGONAL = np.array([0.4, 0.8])
+
+
+@EVERY_DYNAMICS
+def test_dense_and_diagonal_references(dynamics):
+    """Together, because they share compiled code."""
+    for scale in (DENSE, DIAGONAL):
+        post = sampled("logistic", 3, dynamics, reference=fp.Reference(CENTER, scale))
+        assert_exact(post, truth("logistic", 3), least_ess=700)
+
+
+@pytest.mark.long
+@EVERY_DYNAMICS
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("scale", [DENSE, DIAGONAL], ids=["dense", "diagonal"])
+def test_references_on_every_model(model, dynamics, scale):
+    assert_exact(sampled(model, 3, dynamics, reference=fp.Reference(CENTER, scale)), truth(model, 3), least_ess=700)
+
+
+CONTROLS = [
+    pytest.param(control, model, dynamics, marks=() if (control, model, dynamics) in few else pytest.mark.long)
+    for few in [
+        {
+            ("quadratic", "poisson", "boomerang"),
+            ("quadratic", "log_gaussian_cox", "factorised"),
+            ("quadratic", "student_t", "zigzag"),
+            ("linear", "logistic", "bouncy"),
+            ("linear", "poisson", "zigzag"),
+        }
+    ]
+    for control in ("linear", "quadratic")
+    for model in MODELS
+    for dynamics in DYNAMICS
+]
+
+
+@pytest.mark.parametrize(("control", "model", "dynamics"), CONTROLS)
+def test_control_variates_on_the_laplace_reference(control, model, dynamics):
+    post = sampled(model, 3, dynamics, reference="laplace", control=control)
+    assert_exact(post, truth(model, 3), least_ess=700)
+
+
+@pytest.mark.parametrize("dynamics", ["zigzag", "boomerang"])
+@pytest.mark.parametrize("prior_at", ["sites", "extra"])
+def test_the_prior_may_sit_anywhere(prior_at, dynamics):
+    """With the coordinator it sits in all other tests."""
+    assert_exact(sampled("logistic", 3, dynamics, prior_at=prior_at), truth("logistic", 3), least_ess=700)
+
+
+@pytest.mark.long
+@EVERY_DYNAMICS
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "log_gaussian_cox"])
+@pytest.mark.parametrize("prior_at", ["sites", "extra"])
+def test_the_prior_may_sit_anywhere_for_every_model(prior_at, model, dynamics):
+    assert_exact(sampled(model, 10, dynamics, prior_at=prior_at), truth(model, 10), least_ess=500)
+
+
+UNLIKE = [
+    pytest.param(name, scale, marks=() if name in ("zigzag", "boomerang") and scale is None else pytest.mark.long)
+    for name in DYNAMICS
+    for scale in (None, DENSE)
+]
+
+
+@pytest.mark.parametrize(("dynamics", "scale"), UNLIKE)
+def test_sites_need_not_be_alike(dynamics, scale):
+    """A logistic, a Poisson and a Student-t site on the same parameters, and one that sees only the second."""
+    federation, found = mixed(), on_grid(mixed())
+    post = fp.sample(
+        federation.sites(), federation.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=100.0, burn_in=0.0,
+        reference=None if scale is None else fp.Reference(CENTER, scale), init=found.draws(CHAINS, 51), seed=52,
+        progress=False,
+    )  # fmt: skip
+    assert_exact(post, found, least_ess=700)
+
+
+def test_the_defaults_are_exact():
+    """Nothing but sites and a prior: chains start anywhere, so the check leans on burn-in as a user's would."""
+    federation, found = target("poisson", 3), truth("poisson", 3)
+    post = fp.sample(federation.sites(), prior=federation.prior(), seed=53)
+    draws = post.draws(int(2 * post.duration))
+    names, values, expected = features(draws, found)
+    comparison = t_test(names, values.mean(1), expected)
+    assert comparison.exact, str(comparison)
+    assert comparison.ess[:2].min() > 700
+    assert min(post.ess().values()) > 1000
+
+
+@pytest.mark.parametrize("dynamics", ["zigzag", "boomerang"])
+def test_expectations_are_exact(dynamics):
+    """Of a function that is no polynomial, by quadrature along the paths."""
+    found = truth("logistic", 3)
+    post = sampled("logistic", 3, dynamics)
+    drawn = np.exp(-post.draws(200)[..., 0] ** 2).mean(1)
+    expected = found.weights.sum(1) @ np.exp(-found.axes[0] ** 2)
+    comparison = t_test(["along draws"], drawn[:, None], np.array([expected]))
+    assert comparison.exact, str(comparison)
+    with jax.enable_x64(True):
+        along = post.expectation(lambda x: jnp.exp(-x[0] ** 2))
+    assert abs(along - expected) < 6 / np.sqrt(comparison.ess[0])
