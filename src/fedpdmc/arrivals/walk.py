@@ -12,7 +12,7 @@ from fedpdmc.plan import Arrival, Plan
 FINE, VIOLATED, NOT_FINITE = 0, 1, 2
 
 
-def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Array, C * rest]:
+def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Array, "C ..."]:
     """Each chain's entry of a table along its second axis."""
     if table.shape[1] == 1:
         return table[:, 0]
