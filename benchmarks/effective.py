@@ -43,3 +43,19 @@ def bulk_ess(values: np.ndarray) -> float:
         import arviz
 
         return float(arviz.ess(np.ascontiguousarray(values), method="bulk"))
+
+
+def rates(seconds: float, cpu_seconds: float, events: int, ess: float, share: float = 1.0) -> dict[str, float]:
+    """Events and effective samples per second, by the wall clock and by the processor's.
+
+    ``share`` is the part of the work that the effective samples are credited with, the common span of all chains.
+    """
+    return {
+        "run_seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "events": events,
+        "events_per_second": events / seconds,
+        "events_per_cpu_second": events / cpu_seconds,
+        "ess_per_second": ess / (seconds * share),
+        "ess_per_cpu_second": ess / (cpu_seconds * share),
+    }

@@ -121,6 +121,17 @@ def reference_moments(problem: Problem, draws: int = 200_000, seed: int = 0) -> 
     return mean, np.sqrt(weight @ (x - mean) ** 2)
 
 
+def check_moments(problem: Problem, draws: np.ndarray, ess: float) -> dict:
+    """Compare the draws' means (in Monte Carlo standard errors) and standard deviations (ratios) with the truth."""
+    mean, sd = reference_moments(problem)
+    ratio = draws.std(axis=0) / sd
+    return {
+        "mean_max_abs_z": float(np.max(np.abs(draws.mean(axis=0) - mean) / sd) * np.sqrt(ess)),
+        "sd_ratio_min": float(ratio.min()),
+        "sd_ratio_max": float(ratio.max()),
+    }
+
+
 def sigmoid(z: np.ndarray) -> np.ndarray:
     """Evaluate 1 / (1 + exp(-z)) without overflow."""
     return 0.5 * (1.0 + np.tanh(0.5 * z))

@@ -34,14 +34,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from importlib.metadata import version
 
 import numpy as np
 
 import problems
-from effective import effective_sizes
+from effective import effective_sizes, rates
+from pinning import pin_to_one_core
 
 XLA_FLAGS = "--xla_cpu_use_thunk_runtime=false --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 BEST = {
@@ -53,19 +53,6 @@ BEST = {
 DEFAULT = {"grid_size": 10, "tmax": 2.0, "adaptive": True}
 MAX_EVENTS_PER_CHAIN = 50_000
 TOTAL_EVENTS = {"paper_gaussian": 1_280_000, "paper_logistic": 128_000}
-
-
-def pin_to_one_core(core: int | None) -> int | None:
-    """Restrict this process to one core (default: the last allowed one) and XLA to one thread, before JAX loads."""
-    os.environ["XLA_FLAGS"] = XLA_FLAGS
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    core = max(os.sched_getaffinity(0)) if core is None else core
-    os.sched_setaffinity(0, {core})
-    return core
 
 
 def gradient(problem: problems.Problem):
@@ -109,7 +96,7 @@ def start_inputs(problem: problems.Problem, chains: int, seed: int) -> tuple:
     return starts, velocities, np.arange(seed * chains, (seed + 1) * chains, dtype=np.int32)
 
 
-def equally_spaced(x: np.ndarray, v: np.ndarray, spacing: float) -> tuple[np.ndarray, float]:
+def equally_spaced(x: np.ndarray, v: np.ndarray, spacing: float) -> tuple[np.ndarray, float, float]:
     """Read draws off the skeletons at multiples of `spacing` over the common span.
 
     Parameters
@@ -122,6 +109,8 @@ def equally_spaced(x: np.ndarray, v: np.ndarray, spacing: float) -> tuple[np.nda
     Returns
     -------
     draws : ndarray of shape (chains, n, d)
+    span : float
+        Process time that a chain makes on average.
     share : float
         Share of all simulated process time that lies in the common span.
     """
@@ -134,7 +123,8 @@ def equally_spaced(x: np.ndarray, v: np.ndarray, spacing: float) -> tuple[np.nda
     for chain, ticks in enumerate(clock):
         index = np.searchsorted(ticks, times, side="right") - 1
         draws[chain] = x[chain, index] + v[chain, index] * (times - ticks[index])[:, None]
-    return draws, float(span / clock[:, -1].mean())
+    mean = float(clock[:, -1].mean())
+    return draws, mean, float(span / mean)
 
 
 def measure_once(run, problem: problems.Problem, chains: int, seed: int) -> tuple[dict, np.ndarray]:
@@ -145,36 +135,19 @@ def measure_once(run, problem: problems.Problem, chains: int, seed: int) -> tupl
     begin, cpu_begin = time.perf_counter(), time.process_time()
     x, v, *counts = jax.block_until_ready(run(*inputs))
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
-    draws, share = equally_spaced(np.asarray(x), np.asarray(v), problem.spacing)
+    draws, span, share = equally_spaced(np.asarray(x), np.asarray(v), problem.spacing)
     sizes = effective_sizes(draws)
     events = chains * (x.shape[1] - 1)
     names = ("violations", "rejections", "horizons_reached")
-    result = {
-        "run_seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "events": events,
-        "events_per_second": events / seconds,
+    result = rates(seconds, cpu_seconds, events, sizes["worst"], share) | {
         "draws": draws.shape[0] * draws.shape[1],
         "ess_coordinate": sizes["coordinate"],
         "ess_energy": sizes["energy"],
         "ess_worst": sizes["worst"],
         "span_share": share,
-        "ess_per_second": sizes["worst"] / (seconds * share),
-        "events_per_cpu_second": events / cpu_seconds,
-        "ess_per_cpu_second": sizes["worst"] / (cpu_seconds * share),
+        "process_time": span,
     }
     return result | {name: int(count.sum()) for name, count in zip(names, counts, strict=True)}, draws
-
-
-def check_moments(problem: problems.Problem, draws: np.ndarray, ess: float) -> dict:
-    """Compare the draws' means (in Monte Carlo standard errors) and standard deviations (ratios) with the truth."""
-    mean, sd = problems.reference_moments(problem)
-    ratio = draws.std(axis=0) / sd
-    return {
-        "mean_max_abs_z": float(np.max(np.abs(draws.mean(axis=0) - mean) / sd) * np.sqrt(ess)),
-        "sd_ratio_min": float(ratio.min()),
-        "sd_ratio_max": float(ratio.max()),
-    }
 
 
 def benchmark(problem: problems.Problem, options: argparse.Namespace) -> dict:
@@ -197,7 +170,7 @@ def benchmark(problem: problems.Problem, options: argparse.Namespace) -> dict:
     fastest = min(runs, key=lambda result: result["run_seconds"])
     report = fastest | {"compile_seconds": compile_seconds, "runs": runs}
     if options.check:
-        report |= check_moments(problem, np.concatenate(pooled), sum(result["ess_coordinate"] for result in runs))
+        report |= problems.check_moments(problem, np.concatenate(pooled), sum(result["ess_coordinate"] for result in runs))
     return report | {"settings": settings, "events_per_chain": events}
 
 
@@ -220,7 +193,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Run the benchmark and print its report."""
     options = parse()
-    core = pin_to_one_core(options.core)
+    core = pin_to_one_core(options.core, XLA_FLAGS)
     problem = problems.load(options.data) if options.data else problems.PROBLEMS[options.problem]()
     report = {
         "contestant": "pdmp-jax",

@@ -12,13 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.arrivals import Clock, Walk, clock_for, follow
+from fedpdmc.arrivals import Clock, StagedClock, Walk, clock_for, follow
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import ControlVariate, LinearPredictor, Potential, Quadratic, Sum, taylor_quadratic
+from fedpdmc.potentials import (
+    ControlVariate,
+    LinearPredictor,
+    Potential,
+    Quadratic,
+    Sum,
+    cubic_remainder,
+    taylor_quadratic,
+)
 from fedpdmc.randomness import ChainKeys
+
+# Passes over the records per unit of process time above which cells, which need a few, are the better way.
+MOST_STAGED_PASSES = 8.0
 
 
 class Site:
@@ -136,7 +147,21 @@ def open_site(site: Site, opening: Opening) -> Clock:
         whitened = remainder.whiten(opening.reference, columns)
     if opening.prior_share is not None:
         whitened = _sum(whitened, opening.prior_share.whiten(opening.reference, None))
-    return clock_for(_prepared(whitened, opening.dynamics), opening.dynamics)
+    prepared = _prepared(whitened, opening.dynamics)
+    staged = _staged_clock(site, opening, prepared) if sent is None else None
+    return clock_for(prepared, opening.dynamics) if staged is None else staged
+
+
+def _staged_clock(site: Site, opening: Opening, potential: Potential) -> StagedClock | None:
+    """A clock that thins on third-order knowledge first, where it would pass over the records seldom enough."""
+    control = opening.control
+    if control is None or control.order != 2 or not isinstance(potential, LinearPredictor) or potential.diagonal:
+        return None
+    if site.coordinates is not None or not site.records:
+        return None
+    remainder = cubic_remainder(potential, opening.reference.to_a(control.point))
+    clock = StagedClock(potential=potential, remainder=remainder, dynamics=opening.dynamics)
+    return clock if clock.usual_passes() <= MOST_STAGED_PASSES else None
 
 
 def _less_control(potential: Potential, control: ControlVariate | None) -> Potential:

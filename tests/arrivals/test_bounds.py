@@ -6,11 +6,11 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.support import DYNAMICS, LOSS_NAMES, loss, predictor, states
+
 from fedpdmc.arrivals.bounds import certified, signed_rates, taylor
 from fedpdmc.arrivals.thinning import cell_length
 from fedpdmc.potentials import LinearPredictor, Logistic, Quadratic, Sum
-
-from tests.support import DYNAMICS, LOSS_NAMES, loss, predictor, states
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from fedpdmc.potentials import Quadratic, Sum
 from tests.potentials.paths import along, fields, times_within
 from tests.support import LOSS_NAMES, predictor, states
+
+from fedpdmc.potentials import Quadratic, Sum
 
 pytestmark = pytest.mark.usefixtures("double")
 

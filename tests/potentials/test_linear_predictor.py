@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.potentials.paths import derivatives, fields
+from tests.support import LOSS_NAMES, predictor, states
 
 from fedpdmc.coordinates import Reference
 from fedpdmc.potentials import Quadratic, Sum, taylor_quadratic
 from fedpdmc.site import bucket
-from tests.potentials.paths import derivatives, fields
-from tests.support import LOSS_NAMES, predictor, states
 
 pytestmark = pytest.mark.usefixtures("double")
 

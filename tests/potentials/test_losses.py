@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import LOSS_NAMES, loss, responses
 
 from fedpdmc.potentials import Logistic, StudentT
-from tests.support import LOSS_NAMES, loss, responses
 
 pytestmark = pytest.mark.usefixtures("double")
 

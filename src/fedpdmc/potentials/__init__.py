@@ -5,9 +5,11 @@ from fedpdmc.potentials.control import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.quadratic import Quadratic
+from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
 
 __all__ = [
     "ControlVariate",
+    "CubicRemainder",
     "Field",
     "LinearPredictor",
     "Logistic",
@@ -17,5 +19,6 @@ __all__ = [
     "Quadratic",
     "StudentT",
     "Sum",
+    "cubic_remainder",
     "taylor_quadratic",
 ]

@@ -90,6 +90,10 @@ class LinearPredictor(Potential):
         """``Σ R_i'(z_i) ξ_i``."""
         return self._collect(self._derivatives(self._predict(x) + self.offset)[0])
 
+    def gradients(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """``Σ R_i'(z_i) ξ_i`` at many points: one pass over the records."""
+        return self._collect(self._derivatives(self._predict(a) + self.offset)[0])
+
     def hessian(self, x):
         """``Σ R_i''(z_i) ξ_i ξ_iᵀ``."""
         second = self._derivatives(self._predict(x) + self.offset)[1]

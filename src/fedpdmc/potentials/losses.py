@@ -16,11 +16,12 @@ class Loss(eqx.Module):
 
     A loss supplies its first two derivatives and ``third(z, y) ≥ sup |ℓ'''(z')|`` over ``|z' − z| ≤ reach``: with these
     ``LinearPredictor`` bounds every rate on a piece of path. With ``uniform``, ``third`` is one number for all z and y, and
-    ``|ℓ'|`` at most ``steepest``.
+    ``|ℓ'|`` at most ``steepest``. ``growth`` belongs to ``fourth``.
     """
 
     reach: ClassVar[float]
     uniform: ClassVar[bool]
+    growth: ClassVar[float]
 
     @property
     def steepest(self) -> Float[Array, ""]:
@@ -43,12 +44,17 @@ class Loss(eqx.Module):
     def third(self, z: Values, y: Values) -> Values:
         """A bound of ``|ℓ'''|`` on ``[z − reach, z + reach]``."""
 
+    @abc.abstractmethod
+    def fourth(self, z: Values, y: Values) -> Values:
+        """A number w with ``|ℓ''''(z + u)| ≤ w e^{growth |u|}`` for all u."""
+
 
 class Logistic(Loss):
     """``ℓ = log(1 + e^z) − y z``; ``ℓ'' = p(1−p) = 1/(4 cosh²(z/2)) ≤ ¼``; ``|ℓ'''| = p(1−p)|1−2p| ≤ 1/(6√3)``."""
 
     reach = math.inf
     uniform = True
+    growth = 0.0
 
     @property
     def steepest(self):
@@ -71,12 +77,17 @@ class Logistic(Loss):
         """``1/(6√3)``, attained at ``p = (1 ± 1/√3)/2``."""
         return jnp.full_like(z, 1 / (6 * math.sqrt(3)))
 
+    def fourth(self, z, y):
+        """``|p(1−p)(1 − 6p(1−p))| ≤ ⅛``, attained at ``p = ½``."""
+        return jnp.full_like(z, 0.125)
+
 
 class Poisson(Loss):
     """``ℓ = e^z − y z``: all higher derivatives are ``e^z``, at most ``e^{z+1}`` within distance one."""
 
     reach = 1.0
     uniform = False
+    growth = 1.0
 
     def value(self, z, y):
         """``e^z − y z``."""
@@ -94,6 +105,10 @@ class Poisson(Loss):
         """``e^{z+1}``."""
         return math.e * jnp.exp(z)
 
+    def fourth(self, z, y):
+        """``e^{z+u} ≤ e^z e^{|u|}``."""
+        return jnp.exp(z)
+
 
 class StudentT(Loss):
     """``ℓ = (ν+1)/2 · log(1 + r²/ν)`` with ``r = (z − y)/scale``.
@@ -106,6 +121,7 @@ class StudentT(Loss):
     scale: Float[Array, ""]
     reach = math.inf
     uniform = True
+    growth = 0.0
 
     @property
     def steepest(self):
@@ -131,3 +147,7 @@ class StudentT(Loss):
         """``2 cos⁴(π/8) (ν+1) ν^{-3/2} / scale³``."""
         peak = 2 * math.cos(math.pi / 8) ** 4
         return jnp.broadcast_to(peak * (self.df + 1) * self.df**-1.5 / self.scale**3, z.shape)
+
+    def fourth(self, z, y):
+        """``6 (ν+1) ν^{-2} / scale⁴``: the k-th derivative of ``log(1 + w²)`` is at most ``2 (k−1)!``."""
+        return jnp.broadcast_to(6 * (self.df + 1) / self.df**2 / self.scale**4, z.shape)

@@ -1,0 +1,173 @@
+"""Thinning in stages for controlled potentials: on constants, then on a tensor, and only then on the records."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from fedpdmc.arrivals.bounds import POSITION_SLACK, RELATIVE_SLACK, signed_rates
+from fedpdmc.arrivals.clocks import Clock, keep_done, unit
+from fedpdmc.arrivals.thinning import pick_mark
+from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import CubicRemainder, LinearPredictor
+from fedpdmc.randomness import exponentials, uniforms
+
+# On a line the constants hold on a cell on which the distance grows by at most this much (posterior standard deviations).
+CELL = 0.5
+# A step never looks for longer than this: far out in the tails the constants are large and candidates many.
+MOST_LOOKS = 256
+# What a look costs in passes over the records, roughly.
+LOOK_COST = 0.02
+
+
+class StagedWalk(eqx.Module):
+    """A walk that stands at a candidate which the tensor could not reject, or has yet to find one.
+
+    Attributes
+    ----------
+    pending : (C,)
+        Whether the walk stands at such a candidate: its records are due.
+    ceiling, threshold : (C,)
+        The tensor's bound at the candidate, and the level that the rate must exceed for it to be accepted.
+    """
+
+    walk: Walk
+    pending: Bool[Array, " C"]
+    ceiling: Float[Array, " C"]
+    threshold: Float[Array, " C"]
+
+
+class StagedClock(Clock[StagedWalk]):
+    """The remainder of a potential after its quadratic control variate.
+
+    A candidate comes from constants: on a rotation ``|a|² + |v|² = ρ²`` is conserved, so ``|b|`` is at most ``ρ`` plus the
+    distance of the expansion point, on a whole segment. It is kept with probability tensor bound over constant, in O(d³),
+    and then accepted with probability rate over tensor bound, in one pass over the records for all chains that wait for it.
+    """
+
+    potential: LinearPredictor
+    remainder: CubicRemainder
+    dynamics: Dynamics
+
+    def usual_passes(self) -> float:
+        """Work per unit of time where the posterior is like the reference, in passes over the records.
+
+        The mean tensor bound says how often the records are asked; looks are much cheaper, but not free.
+        """
+        rng = np.random.default_rng(0)
+        a, v = rng.standard_normal((2, 256, self.dim))
+        a, v = jnp.asarray(a), jnp.asarray(np.sign(v) if self.dynamics.unit_speed else v)
+        passes = jnp.mean(jnp.sum(self._tensor_bound(a, v), -1))
+        looks = jnp.mean(jnp.sum(self._constants(a, v, jnp.full(a.shape[0], jnp.inf))[0], -1))
+        return float(passes + LOOK_COST * looks)
+
+    def idle(self, chains):
+        """A walk that waits."""
+        false, zeros = jnp.zeros(chains, bool), jnp.zeros(chains)
+        return StagedWalk(Walk.idle(self.dynamics, chains, self.dim), false, zeros, zeros)
+
+    def walk(self, state):
+        """The walk within."""
+        return state.walk
+
+    def restart(self, state, new, path):
+        """Set out."""
+        return StagedWalk(state.walk.restart(new, path), state.pending & ~new, state.ceiling, state.threshold)
+
+    def step(self, state, path, keys):
+        """Look for candidates until every chain has one or is done; then one pass over the records."""
+
+        def searching(carry):
+            looks, now = carry
+            return (looks < MOST_LOOKS) & jnp.any(~(now.walk.done | now.pending))
+
+        _, state = jax.lax.while_loop(
+            searching, lambda carry: (carry[0] + 1, self._look(carry[1], path, keys)), (jnp.array(0), state)
+        )
+        return self._inspect(state, path)
+
+    def _constants(self, a, v, remaining):
+        """Bounds of the rates by mark that hold for a while, and for how long."""
+        flips, rotating = self.dynamics.flips, self.dynamics.flow.rotating
+        distance = jnp.linalg.norm(self.remainder.center)
+        if rotating:
+            size, cell = jnp.sqrt(jnp.sum(a**2 + v**2, -1)) + distance, remaining
+            speed = jnp.hypot(a, v)
+        else:
+            pace = jnp.linalg.norm(v, axis=-1)
+            cell = jnp.minimum(remaining, CELL / jnp.maximum(pace, 1e-300))
+            size = jnp.linalg.norm(a - self.remainder.center, axis=-1) + pace * cell
+            speed = jnp.abs(v)
+        if flips:
+            rates = speed * self.remainder.largest(size, True)
+        elif rotating:
+            # Over |b|² + |v|² ≤ ρ²: |b|²|v| ≤ 2ρ³/(3√3) and |b|³|v| ≤ 3√3ρ⁴/16.
+            cubic = 0.5 * self.remainder.norm * 2 * size**3 / (3 * jnp.sqrt(3.0))
+            rates = cubic[:, None] + size[:, None] * (3 * jnp.sqrt(3.0) / 16) * self.remainder.beyond(size, False)
+        else:
+            rates = jnp.linalg.norm(v, axis=-1, keepdims=True) * self.remainder.largest(size, False)
+        return rates * (1 + 2 * RELATIVE_SLACK) + self._slack(size, speed), cell
+
+    def _tensor_bound(self, a, v):
+        """Bound of the rate of every mark at ``(a, v)``, to third order with the error of the rest."""
+        b = a - self.remainder.center
+        size = jnp.linalg.norm(b, axis=-1)
+        signed = signed_rates(self.dynamics, self.remainder.gradient(b), v)
+        speed = jnp.abs(v) if self.dynamics.flips else jnp.linalg.norm(v, axis=-1, keepdims=True)
+        beyond = speed * self.remainder.beyond(size, self.dynamics.flips)
+        bound = jnp.maximum(signed, 0.0) + RELATIVE_SLACK * jnp.abs(signed) + (1 + RELATIVE_SLACK) * beyond
+        return bound + 0.5 * self._slack(size, v)
+
+    def _slack(self, size, v):
+        """Room for the rounding of sums over records, in units of the whitened rates."""
+        scale = jnp.sum(jnp.abs(v), -1, keepdims=True) * (1 + size[:, None])
+        return POSITION_SLACK * scale * (1 + self.potential.design.shape[0])
+
+    def _look(self, state: StagedWalk, path: Path, keys) -> StagedWalk:
+        """One candidate of the constant bounds, put to the tensor."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        rates, cell = self._constants(a, v, remaining)
+        total = jnp.cumsum(rates, -1)
+        u = uniforms(keys, path.number, walk.draws, 4)
+        wait = exponentials(u[0]) / jnp.maximum(total[:, -1], 1e-300)
+        mark = jnp.sum(total < (u[1] * total[:, -1])[:, None], -1)
+        hit = wait < cell
+        there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
+        bound, constant = pick_mark(self._tensor_bound(there, velocity), mark), pick_mark(rates, mark)
+        segment, offset, over = advance(
+            path, walk.segment, walk.offset, jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+        )
+        fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
+        fault = jnp.where(jnp.isfinite(total[:, -1]), fault, NOT_FINITE)
+        moved = eqx.tree_at(
+            lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark, w.fault),
+            walk,
+            (segment, offset, walk.draws + 1, over | (fault != FINE), path.horizon, mark, fault),
+        )
+        pending = hit & (u[2] * constant < bound) & (fault == FINE)
+        return keep_done(walk.done | state.pending, state, StagedWalk(moved, pending, bound, u[3] * bound))
+
+    def _inspect(self, state: StagedWalk, path: Path) -> StagedWalk:
+        """One pass: the rate at the candidates."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        gradient = self.potential.gradients(a)
+        rate = pick_mark(signed_rates(self.dynamics, gradient, v), walk.mark)
+        violated = ~(rate <= state.ceiling)
+        fault = jnp.where(jnp.isfinite(rate), jnp.where(violated, VIOLATED, FINE), NOT_FINITE)
+        accepted = (state.threshold < rate) & (fault == FINE)
+        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
+        normal = walk.normal if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
+        inspected = eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),
+            walk,
+            (accepted | (fault != FINE), accepted, time, normal, walk.passes + 1, fault),
+        )
+        new = StagedWalk(inspected, jnp.zeros_like(accepted), state.ceiling, state.threshold)
+        return keep_done(walk.done | ~state.pending, state, new)

@@ -1,0 +1,123 @@
+"""Third-order knowledge of a controlled ``LinearPredictor``: bounds of its rates that need no pass over the records."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpdmc.potentials.linear_predictor import LinearPredictor
+
+# Up to this dimension the quartic form is bounded through its d² × d² matrix.
+MOST_PARAMETERS = 32
+# Relative room for the rounding of eigenvalues.
+ROOM = 1 + 1e-9
+
+
+class CubicRemainder(eqx.Module):
+    """What is left of a potential after its Taylor polynomial of degree two at ``center``, to third order and beyond.
+
+    With ``b = a − center`` and ``u_n = ξ_n·b``, Taylor's formula gives for every direction e
+    ``|e·∇R − ½ T[b, b, e]| ≤ ⅙ e^{g max|u|} Σ_n w_n |u_n|³ |ξ_n·e|``, where ``T = Σ ℓ'''(z*_n) ξ_n⊗ξ_n⊗ξ_n`` and
+    ``|ℓ''''(z*_n + u)| ≤ w_n e^{g|u|}``. By Hölder the sum is at most ``Q |b|³ |e|`` if ``Σ w_n (ξ_n·b)⁴ ≤ Q |b|⁴``, and for
+    a coordinate ``Q^{¾} (Σ w_n ξ_{ni}⁴)^{¼} |b|³``.
+
+    Attributes
+    ----------
+    center : (d,)
+        The point of expansion in whitened coordinates.
+    tensor : (d, d, d)
+        ``T``.
+    norm, norms : (), (d,)
+        Certified bounds of ``T[b, b, e]`` over unit vectors, and of ``T[b, b, e_i]``.
+    quartic, quartics : (), (d,)
+        ``Q``, and its coordinate form.
+    growth : ()
+        ``g max_n |ξ_n|``.
+    """
+
+    center: Float[Array, " d"]
+    tensor: Float[Array, "d d d"]
+    norm: Float[Array, ""]
+    norms: Float[Array, " d"]
+    quartic: Float[Array, ""]
+    quartics: Float[Array, " d"]
+    growth: Float[Array, ""]
+
+    def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """``½ T[b, b, ·]``."""
+        dim = self.tensor.shape[0]
+        outer = (b[:, :, None] * b[:, None, :]).reshape(-1, dim * dim)
+        return 0.5 * outer @ self.tensor.reshape(dim * dim, dim)
+
+    def beyond(self, size: Float[Array, " C"], flips: bool) -> Float[Array, "C k"]:
+        """Bound of the error of ``½ T[b, b, e]`` for ``|b| ≤ size``: by coordinate, or for any unit vector e."""
+        quartic = self.quartics if flips else self.quartic[None]
+        return (jnp.exp(self.growth * size) * size**3 / 6)[:, None] * quartic
+
+    def largest(self, size: Float[Array, " C"], flips: bool) -> Float[Array, "C k"]:
+        """Bound of ``|e·∇R|`` for ``|b| ≤ size``."""
+        norm = self.norms if flips else self.norm[None]
+        return 0.5 * (size**2)[:, None] * norm + self.beyond(size, flips)
+
+
+def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> CubicRemainder:
+    """The third-order knowledge of a whitened potential whose control variate is its Taylor polynomial at ``center``."""
+    design, z = np.asarray(potential.design), potential.design @ center + potential.offset
+    third = np.asarray(jax.vmap(jax.grad(potential.loss.second))(z, potential.response))
+    weight = np.asarray(potential.loss.fourth(z, potential.response))
+    tensor = np.einsum("n,ni,nj,nk->ijk", third, design, design, design, optimize=True)
+    quartic = _quartic_bound(design, weight)
+    coordinate = (weight[:, None] * design**4).sum(0)
+    norms = np.abs(np.linalg.eigvalsh(np.moveaxis(tensor, 2, 0))).max(1)
+    reach = potential.loss.growth * np.sqrt((design**2).sum(1).max(initial=0.0))
+    return CubicRemainder(
+        jnp.asarray(center),
+        jnp.asarray(tensor),
+        jnp.asarray(ROOM * _cubic_bound(tensor)),
+        jnp.asarray(ROOM * norms),
+        jnp.asarray(ROOM * quartic),
+        jnp.asarray(ROOM * quartic**0.75 * coordinate**0.25),
+        jnp.asarray(ROOM * reach),
+    )
+
+
+def _cubic_bound(tensor: np.ndarray) -> float:
+    """A bound of ``T[b, b, e]`` over unit vectors from the singular triples ``(σ_k, U_k, w_k)`` of the d² × d unfolding.
+
+    ``T[b, b, e] = Σ σ_k U_k[b, b] w_k·e``; for every r the first r terms, less ``σ_{r+1}``, are bounded by the spectral
+    norms of the symmetric ``U_k``, and the rest by ``σ_{r+1}``.
+    """
+    dim = tensor.shape[0]
+    left, sigma, _ = np.linalg.svd(tensor.reshape(dim * dim, dim), full_matrices=False)
+    matrices = left.T.reshape(-1, dim, dim)
+    norms = np.abs(np.linalg.eigvalsh((matrices + np.swapaxes(matrices, 1, 2)) / 2)).max(1)
+    following = np.append(sigma[1:], 0.0)
+    bounds = [
+        np.sqrt(np.sum(((sigma[: r + 1] - following[r]) * norms[: r + 1]) ** 2)) + following[r]
+        for r in range(len(sigma))
+    ]
+    return float(min([sigma[0], *bounds]))
+
+
+def _quartic_bound(design: np.ndarray, weight: np.ndarray) -> float:
+    """A bound of ``Σ w_n (ξ_n·b)⁴`` over unit vectors b, from the eigenpairs of ``Σ w vec(ξξᵀ) vec(ξξᵀ)ᵀ``.
+
+    ``Q ≤ Σ_{k≤r} (λ_k − λ_{r+1}) ‖U_k‖² + λ_{r+1}`` for every r, with ``U_k`` the symmetric matrix of eigenvector k.
+    """
+    if not design.size:
+        return 0.0
+    dim = design.shape[1]
+    if dim > MOST_PARAMETERS:
+        second = np.linalg.eigvalsh((design * weight[:, None]).T @ design)[-1]
+        return float(second * (design**2).sum(1).max())
+    squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
+    values, vectors = np.linalg.eigh((squares * weight[:, None]).T @ squares)
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    matrices = vectors.T.reshape(-1, dim, dim)
+    norms = np.abs(np.linalg.eigvalsh((matrices + np.swapaxes(matrices, 1, 2)) / 2)).max(1)
+    following = np.append(values[1:], 0.0)
+    partial = np.cumsum(values * norms**2) - following * np.cumsum(norms**2) + following
+    return float(min(values[0], partial.min()))

@@ -1,0 +1,51 @@
+"""Skeletons made by hand, and what brute force says of them."""
+
+import numpy as np
+
+from fedpdmc.skeleton import Block, FlatKnots, Skeleton
+
+
+def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
+    """Chains with different numbers of knots, one of them with no event at all."""
+    rng = np.random.default_rng(seed)
+    times = [np.concatenate([[begin], np.sort(rng.uniform(begin, end, n - 1))]) for n in knots[:chains]]
+    total = sum(len(t) for t in times)
+    return Skeleton(
+        np.cumsum([0, *(len(t) for t in times)]),
+        np.concatenate(times),
+        3.0 + rng.normal(size=(total, dim)),
+        rng.normal(size=(total, dim)),
+        begin,
+        end,
+    )
+
+
+def block(path):
+    """The same paths as a run hands them over: where the chains were, and the knots as they came, in two chunks."""
+    first = path.offsets[:-1]
+    rest = np.setdiff1d(np.arange(len(path.t)), first)
+    rest = rest[np.argsort(path.t[rest], kind="stable")]
+    chunks = [FlatKnots(path.owners()[i], path.t[i], path.a[i], path.v[i]) for i in np.array_split(rest, 2)]
+    return Block((path.a[first], path.v[first]), chunks, path.begin, path.end)
+
+
+def position(path, rotating, chain, time):
+    """Where a chain is at a time: the flow from its last knot."""
+    own = slice(path.offsets[chain], path.offsets[chain + 1])
+    k = int(np.searchsorted(path.t[own], time, side="right")) - 1
+    a, v, s = path.a[own][k], path.v[own][k], time - path.t[own][k]
+    return a * np.cos(s) + v * np.sin(s) if rotating else a + v * s
+
+
+def integrals(path, rotating):
+    """``∫ a`` and ``∫ a aᵀ`` over all chains by Gauss quadrature on every stretch between knots."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    first, second = 0.0, 0.0
+    for chain in range(path.chains):
+        edges = np.append(path.t[path.offsets[chain] : path.offsets[chain + 1]], path.end)
+        for left, right in zip(edges[:-1], edges[1:], strict=True):
+            for node, weight in zip(nodes, weights, strict=True):
+                x = position(path, rotating, chain, left + (node + 1) / 2 * (right - left))
+                first = first + weight * (right - left) / 2 * x
+                second = second + weight * (right - left) / 2 * np.outer(x, x)
+    return first, second

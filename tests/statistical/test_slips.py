@@ -1,0 +1,73 @@
+"""Slips of the paper that code must not copy (DESIGN.md, section 7): derivatives against automatic differentiation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+from fedpdmc.potentials import Logistic, StudentT
+from fedpdmc.precision import double_precision
+from tests.statistical.targets import MODELS, target
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_and_hessians_are_those_of_the_likelihood(model):
+    """Against central differences of the plain-NumPy likelihood, which shares nothing with the package."""
+    member, x, step = target(model, 3).members[0], np.array([0.7, -0.4]), 1e-4
+    _, gradient, hessian = derivatives(member, x)
+    shifts = step * np.eye(2)
+    numeric = [(member.records.potential(x + e) - member.records.potential(x - e)) / (2 * step) for e in shifts]
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-6)
+    numeric = [(member.records.gradient(x + e) - member.records.gradient(x - e)) / (2 * step) for e in shifts]
+    np.testing.assert_allclose(hessian, numeric, rtol=1e-6, atol=1e-6)
+
+
+@double_precision
+def derivatives(member, x):
+    return fp.Site(member.potential, name="site").derivatives(x)
+
+
+@double_precision
+def by_autodiff(loss, z, y):
+    """First, second and third derivative of a loss's value."""
+    value = jax.grad(lambda z: loss.value(z, y))
+    return [np.asarray(jax.vmap(f)(z)) for f in (value, jax.grad(value), jax.grad(jax.grad(value)))]
+
+
+@double_precision
+def by_hand(loss, z, y):
+    return [np.asarray(f(z, jnp.full_like(z, y))) for f in (loss.first, loss.second, loss.third)]
+
+
+def test_logistic_hessian_has_half_the_predictor_in_its_cosh():
+    with jax.enable_x64(True):
+        z = jnp.linspace(-6, 6, 401)
+    (first, second, third), (ours, curvature, bound) = by_autodiff(Logistic(), z, 1.0), by_hand(Logistic(), z, 1.0)
+    np.testing.assert_allclose(ours, first, atol=1e-14)
+    np.testing.assert_allclose(curvature, second, atol=1e-14)
+    np.testing.assert_allclose(curvature, 1 / (4 * np.cosh(z / 2) ** 2), atol=1e-14)
+    assert np.all(np.abs(third) <= bound)
+
+
+def test_student_t_slope_is_bounded_by_the_corrected_constant():
+    """``(ν+1)/(2√ν)``; the paper's ``(ν+1)√ν/(2ν²)`` agrees at ν = 1 only."""
+    with jax.enable_x64(True):
+        df, z = 4.0, jnp.linspace(-20, 20, 40_001)
+        loss = StudentT(jnp.asarray(df), jnp.asarray(1.0))
+    (first, second, third), (ours, curvature, bound) = by_autodiff(loss, z, 0.0), by_hand(loss, z, 0.0)
+    np.testing.assert_allclose(ours, first, atol=1e-13)
+    np.testing.assert_allclose(curvature, second, atol=1e-13)
+    assert np.all(np.abs(third) <= bound)
+    assert np.max(np.abs(third)) > 0.999 * np.min(bound)
+    assert np.max(np.abs(first)) == pytest.approx((df + 1) / (2 * np.sqrt(df)), rel=1e-6)
+    assert np.max(np.abs(first)) > (df + 1) * np.sqrt(df) / (2 * df**2)
+
+
+def test_ar1_curvature_at_minus_one_is_not_zero():
+    """The paper bounds the Hessian by ``(1 + y)²``, which is 0 at y = −1 where the truth has norm ``1 + y² = 2``."""
+    potential = fp.models.ar1_student_t(np.array([[-1.0, 0.3]]), df=3.0)
+    residual_free = np.array([0.0, 0.3])
+    _, _, hessian = double_precision(fp.Site(potential, name="ar1").derivatives)(residual_free)
+    curvature = (3.0 + 1) / 3.0
+    np.testing.assert_allclose(np.linalg.eigvalsh(hessian), [0.0, 2.0 * curvature], atol=1e-12)
