@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RIVAL_VENV := .bench-venv
+RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-long lint format bench clean
@@ -44,9 +46,15 @@ format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: install
-	$(BIN)/python -m benchmarks
+# The rival needs another JAX than we do. `make bench ARGS=--quick` only shows that it works.
+$(RIVAL_STAMP): benchmarks/pdmp-jax-requirements.txt
+	$(PYTHON) -m venv $(RIVAL_VENV)
+	$(RIVAL_VENV)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+bench: install $(RIVAL_STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) .bench-venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo
+	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ QUICK_SHARE, QUICK_REPEATS, QUICK_EVENTS = 0.05, 2, 500
 
 @dataclass(frozen=True)
 class Case:
-    """One setting of the package, and whether the rival runs beside it.
+    """One setting of the package.
 
     Attributes
     ----------
@@ -39,8 +39,8 @@ class Case:
 
     @property
     def against_rival(self) -> bool:
-        """The rival samples pooled data only, with the plain process."""
-        return self.sites == 1
+        """Whether the rival runs beside it: it samples pooled data, by the plain process."""
+        return self.sites == 1 and self.method == "plain"
 
     def quick(self) -> Case:
         """The same, much shorter."""

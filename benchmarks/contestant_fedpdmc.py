@@ -87,7 +87,9 @@ def measure_once(first, problem: problems.Problem, options: argparse.Namespace) 
     clocks.append((time.perf_counter(), time.process_time()))
     draws = post.draws(first_steps(options) + options.steps)[:, first_steps(options) :]
     sizes, events = effective_sizes(draws), int((post.events - first.events).sum())
-    extend, skeleton = (tuple(after - before for after, before in zip(clocks[k], clocks[0], strict=True)) for k in (1, 2))
+    extend, skeleton = (
+        tuple(after - before for after, before in zip(clocks[k], clocks[0], strict=True)) for k in (1, 2)
+    )
     result = rates(*extend, events, sizes["worst"]) | {"skeleton": rates(*skeleton, events, sizes["worst"])}
     return result | {
         "draws": draws.shape[0] * draws.shape[1],

@@ -170,7 +170,9 @@ def benchmark(problem: problems.Problem, options: argparse.Namespace) -> dict:
     fastest = min(runs, key=lambda result: result["run_seconds"])
     report = fastest | {"compile_seconds": compile_seconds, "runs": runs}
     if options.check:
-        report |= problems.check_moments(problem, np.concatenate(pooled), sum(result["ess_coordinate"] for result in runs))
+        report |= problems.check_moments(
+            problem, np.concatenate(pooled), sum(result["ess_coordinate"] for result in runs)
+        )
     return report | {"settings": settings, "events_per_chain": events}
 
 

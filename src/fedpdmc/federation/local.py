@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fedpdmc.arrivals import VIOLATED, Clock, Walk, follow
+from fedpdmc.arrivals import VIOLATED, Clock, Path, Walk, follow
 from fedpdmc.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.federation.base import Federation
@@ -169,11 +169,10 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     """A run before its first round."""
     chains, dim = state.a.shape
     s = coordinator.segments
-    plan = Plan(state.number, state.a, jnp.zeros((chains, s)), jnp.zeros((chains, s, dim)))
-    zeros = jnp.zeros((chains, s))
-    itinerary = Itinerary(
-        plan, jnp.zeros((chains, s, dim)), zeros, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool)
+    path = follow(
+        coordinator.dynamics, Plan(state.number, state.a, jnp.zeros((chains, s)), jnp.zeros((chains, s, dim)))
     )
+    itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool))
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
     return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False))
 
@@ -222,22 +221,36 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until) -> tupl
     knots = Knots(knots.t, knots.a, knots.v, knots.valid & ready[:, None])
     new = (ready | ~now.open) & (state.t < until)
     itinerary = _where(new, coordinator.intend(state, keys, until), now.itinerary)
-    walks = tuple(
-        _walk_on(group, walk, itinerary.plan, new, coordinator) for group, walk in zip(groups, now.walks, strict=True)
-    )
+    walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
     faulty = [
         jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)
     ]
-    broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.plan.horizon))
+    broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
     return Progress(state, itinerary, walks, new | (now.open & ~ready), broken), knots
 
 
-def _walk_on(group: Group, walks, plan: Plan, new, coordinator: Coordinator):
-    dynamics = coordinator.dynamics
+def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):
+    """Set out on new plans and take one step, or all steps where a plan costs more to make than chains lose by waiting."""
+    walks = tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
+    if not to_the_end:
+        return walks
+    none = jnp.zeros_like(new)
 
+    def unfinished(walks):
+        done = [jax.vmap(lambda c, w: c.walk(w).done)(g.clock, w) for g, w in zip(groups, walks, strict=True)]
+        return ~jnp.all(jnp.concatenate(done))
+
+    return jax.lax.while_loop(
+        unfinished,
+        lambda w: tuple(_step(group, walk, path, none) for group, walk in zip(groups, w, strict=True)),
+        walks,
+    )
+
+
+def _step(group: Group, walks, path: Path, new):
     def one(clock: Clock, keys, state, *own):
-        path = follow(dynamics, _restrict(plan, own[0] if own else None))
-        return clock.step(clock.restart(state, new, path), path, keys)
+        own_path = path.restricted(own[0]) if own else path
+        return clock.step(clock.restart(state, new, own_path), own_path, keys)
 
     extra = () if group.columns is None else (group.columns,)
     return _each(group, one, walks, *extra)
