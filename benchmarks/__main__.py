@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
 from benchmarks.tables import label, rates_table, ratios, ratios_table
+from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 RIVAL_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"

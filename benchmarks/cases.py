@@ -48,7 +48,7 @@ class Case:
 
 
 CASES = (
-    Case("paper_gaussian", 64, 1, 12_000, goal=("events", 5.0)),
+    Case("paper_gaussian", 64, 1, 15_000, goal=("events", 5.0)),
     Case("paper_gaussian", 1, 1, 300_000, goal=("events", 1.0)),
     Case("paper_logistic", 64, 1, 2_400, goal=("ess", 5.0)),
     Case("paper_logistic", 1, 1, 40_000, goal=("ess", 1.0)),

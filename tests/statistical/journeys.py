@@ -103,7 +103,9 @@ def listen(site: fp.Site, opening: Opening, journey: Journey, seed: int, number:
     federation = LocalFederation(
         [site.name], [open_site(site, opening)], [local_columns(site, opening)], [jax.random.key(seed)], CHAINS
     )
-    plan = Plan(jnp.full(CHAINS, number), *(jnp.asarray(x) for x in (journey.start, journey.duration, journey.velocity)))
+    plan = Plan(
+        jnp.full(CHAINS, number), *(jnp.asarray(x) for x in (journey.start, journey.duration, journey.velocity))
+    )
     (arrival,) = federation.exchange(plan)
     return Heard(*(np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark)))
 

@@ -133,7 +133,9 @@ def on_grid(target: Target, points: int = 300, width: float = 9.0) -> Truth:
     center, half = target.prior_mean, 6 / np.sqrt(np.linalg.eigvalsh(target.prior_precision)[0]) * np.ones(2)
     for n in (points // 2, points // 2, points):
         axes = tuple(np.linspace(c - h, c + h, n) for c, h in zip(center, half, strict=True))
-        energy = np.stack([target.potential(np.stack(np.meshgrid([x], axes[1], indexing="ij"), -1))[0] for x in axes[0]])
+        energy = np.stack(
+            [target.potential(np.stack(np.meshgrid([x], axes[1], indexing="ij"), -1))[0] for x in axes[0]]
+        )
         weights = np.exp(energy.min() - energy)
         truth = Truth(axes, weights / weights.sum())
         center, half = truth.mean, width * truth.sd
@@ -196,7 +198,9 @@ def ar1_student_t(rng, sizes):
             series[:, k] = 0.3 + 0.5 * series[:, k - 1] + T_SCALE * rng.standard_t(DF, count)
         before, after = series[:, :-1].ravel(), series[:, 1:].ravel()
         X = np.stack([before, np.ones(n)], 1)
-        return Member(records("student", X, after, scale=T_SCALE), fp.models.ar1_student_t(series, df=DF, scale=T_SCALE))
+        return Member(
+            records("student", X, after, scale=T_SCALE), fp.models.ar1_student_t(series, df=DF, scale=T_SCALE)
+        )
 
     return [member(n) for n in sizes]
 

@@ -22,7 +22,13 @@ DYNAMICS = {
     "factorised": fp.FactorisedBoomerang(),
 }
 IDENTITY = fp.Reference(np.zeros(2), np.ones(2))
-EVERY_DYNAMICS = pytest.mark.parametrize("dynamics", DYNAMICS.values(), ids=DYNAMICS)
+SOME_DYNAMICS = pytest.mark.parametrize(
+    "dynamics",
+    [
+        pytest.param(dynamics, id=name, marks=() if name in ("zigzag", "boomerang") else pytest.mark.long)
+        for name, dynamics in DYNAMICS.items()
+    ],
+)
 
 
 def dense():
@@ -77,14 +83,14 @@ def test_arrivals_have_the_rate_of_the_records(model, dynamics):
     check(federation.sites()[0], Opening(IDENTITY, dynamics), federation.members[0].records.gradient, journey)
 
 
-@EVERY_DYNAMICS
+@SOME_DYNAMICS
 def test_arrivals_in_dense_coordinates(dynamics):
     federation, reference = target("logistic", 3), dense()
     journey = outing(truth("logistic", 3), reference, dynamics, seed=22)
     check(federation.sites()[0], Opening(reference, dynamics), federation.members[0].records.gradient, journey)
 
 
-@EVERY_DYNAMICS
+@SOME_DYNAMICS
 def test_arrivals_of_the_remainder_after_quadratic_control(dynamics):
     federation = target("poisson", 3)
     sites, member = federation.sites(), federation.members[0]
@@ -99,7 +105,7 @@ def test_arrivals_of_the_remainder_after_quadratic_control(dynamics):
     check(sites[0], Opening(reference, dynamics, control), gradient, journey)
 
 
-@pytest.mark.parametrize("dynamics", [DYNAMICS["zigzag"], DYNAMICS["boomerang"]], ids=["zigzag", "boomerang"])
+@SOME_DYNAMICS
 def test_arrivals_with_a_share_of_the_prior(dynamics):
     federation = target("logistic", 3)
     member, prior = federation.members[0], federation.prior()
@@ -162,7 +168,9 @@ PUBLIC = {
 def intend(dynamics, precision, linear, journey, segments=8):
     """The coordinator's plans from the starts of a journey: NumPy arrays of the itinerary."""
     count = jnp.zeros(journeys.CHAINS, int)
-    state = State(jnp.asarray(journey.start), jnp.asarray(journey.velocity[:, 0]), jnp.zeros(journeys.CHAINS), count, count)
+    state = State(
+        jnp.asarray(journey.start), jnp.asarray(journey.velocity[:, 0]), jnp.zeros(journeys.CHAINS), count, count
+    )
     coordinator = Coordinator.of(dynamics, Quadratic(jnp.asarray(precision), jnp.asarray(linear)), segments)
     keys = PublicKeys.of(jax.random.key(31), journeys.CHAINS)
     found = jax.jit(Coordinator.intend)(coordinator, state, keys, jnp.asarray(1.5))

@@ -24,7 +24,8 @@ def shared():
 
 def prior_only():
     """A prior N(CENTER, DENSE DENSEᵀ) and a site without records."""
-    return [fp.Site(fp.models.logistic(np.zeros((0, 2)), []), name="empty")], fp.models.normal_prior(2, CENTER, cov=COVARIANCE)
+    site = fp.Site(fp.models.logistic(np.zeros((0, 2)), []), name="empty")
+    return [site], fp.models.normal_prior(2, CENTER, cov=COVARIANCE)
 
 
 def stationary(chains, seed):
@@ -35,8 +36,8 @@ def stationary(chains, seed):
 def test_boomerang_on_its_own_gaussian_never_bounces(make, control):
     sites, prior = make()
     post = fp.sample(
-        sites, prior, dynamics=fp.Boomerang(), reference=fp.Reference(CENTER, DENSE), control=control, chains=CHAINS, duration=300.0, burn_in=0.0, init=stationary(CHAINS, 1), seed=2,
-        progress=False,
+        sites, prior, dynamics=fp.Boomerang(), reference=fp.Reference(CENTER, DENSE), control=control, chains=CHAINS,
+        duration=300.0, burn_in=0.0, init=stationary(CHAINS, 1), seed=2, progress=False,
     )  # fmt: skip
     assert post.events.sum() == 0
     draws = (post.draws(600) - CENTER) @ np.linalg.inv(DENSE).T
@@ -65,10 +66,10 @@ def test_doubling_records_equals_halving_the_variance(dynamics):
     found = on_grid(doubled(1, 1.5 / np.sqrt(2)))
     for target in (doubled(2, 1.5), doubled(1, 1.5 / np.sqrt(2))):
         post = fp.sample(
-            target.sites(), target.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=100.0, burn_in=0.0,
+            target.sites(), target.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=150.0, burn_in=0.0,
             init=found.draws(CHAINS, 6), seed=7, progress=False,
         )  # fmt: skip
-        assert_exact(post, found)
+        assert_exact(post, found, least_ess=500)
 
 
 def switching_rates(y, sites, seed):

@@ -10,7 +10,7 @@ import pytest
 import fedpdmc as fp
 from tests.statistical.checks import CHAINS, assert_exact, features, t_test
 from tests.statistical.targets import MODELS, mixed, on_grid, target, truth
-from tests.statistical.test_posteriors import DYNAMICS, sampled
+from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
 
 EVERY_DYNAMICS = pytest.mark.parametrize("dynamics", DYNAMICS)
 
@@ -23,15 +23,20 @@ def near(found, diagonal):
 
 # For each dynamics a model that it runs every day with three sites: the compiled code is shared.
 COMPILED = {
-    "zigzag": "logistic", "zigzag-excess": "student_t", "bouncy": "poisson", "boomerang": "logistic", "factorised": "student_t"
-}  # fmt: skip
+    "zigzag": "logistic",
+    "zigzag-excess": "student_t",
+    "bouncy": "poisson",
+    "boomerang": "logistic",
+    "factorised": "student_t",
+}
 
 
 @pytest.mark.parametrize("diagonal", [False, True], ids=["dense", "diagonal"])
 @pytest.mark.parametrize(("dynamics", "model"), COMPILED.items())
 def test_references(dynamics, model, diagonal):
     found = truth(model, 3)
-    assert_exact(sampled(model, 3, dynamics, reference=near(found, diagonal)), found, least_ess=700)
+    post = sampled(model, 3, dynamics, 3 * DURATION[dynamics], reference=near(found, diagonal))
+    assert_exact(post, found, least_ess=500)
 
 
 @pytest.mark.long
@@ -40,11 +45,12 @@ def test_references(dynamics, model, diagonal):
 @pytest.mark.parametrize("diagonal", [False, True], ids=["dense", "diagonal"])
 def test_references_on_every_model(model, dynamics, diagonal):
     found = truth(model, 3)
-    assert_exact(sampled(model, 3, dynamics, reference=near(found, diagonal)), found, least_ess=700)
+    post = sampled(model, 3, dynamics, 3 * DURATION[dynamics], reference=near(found, diagonal))
+    assert_exact(post, found, least_ess=500)
 
 
+# Every day also the defaults, below: quadratic control with the Boomerang.
 EVERYDAY_CONTROLS = {
-    ("quadratic", "poisson", "boomerang"),
     ("quadratic", "log_gaussian_cox", "factorised"),
     ("quadratic", "logistic", "zigzag"),
     ("linear", "poisson", "bouncy"),
@@ -58,13 +64,13 @@ CONTROLS = [
 @pytest.mark.parametrize(("control", "model", "dynamics"), CONTROLS)
 def test_control_variates_on_the_laplace_reference(control, model, dynamics):
     post = sampled(model, 3, dynamics, reference="laplace", control=control)
-    assert_exact(post, truth(model, 3), least_ess=700)
+    assert_exact(post, truth(model, 3), least_ess=500)
 
 
-@pytest.mark.parametrize(("prior_at", "dynamics"), [("sites", "zigzag"), ("extra", "boomerang")])
+@pytest.mark.parametrize(("prior_at", "dynamics"), [("sites", "zigzag"), ("extra", "bouncy")])
 def test_the_prior_may_sit_anywhere(prior_at, dynamics):
     """With the coordinator it sits in all other tests."""
-    assert_exact(sampled("logistic", 3, dynamics, prior_at=prior_at), truth("logistic", 3), least_ess=700)
+    assert_exact(sampled("logistic", 3, dynamics, prior_at=prior_at), truth("logistic", 3), least_ess=500)
 
 
 @pytest.mark.long
@@ -76,7 +82,7 @@ def test_the_prior_may_sit_anywhere_for_every_model(prior_at, model, dynamics):
 
 
 UNLIKE = [
-    pytest.param(name, own, marks=() if (name, own) in (("zigzag", True), ("boomerang", False)) else pytest.mark.long)
+    pytest.param(name, own, marks=() if name == "zigzag" and own else pytest.mark.long)
     for name in DYNAMICS
     for own in (True, False)
 ]
@@ -87,11 +93,11 @@ def test_sites_need_not_be_alike(dynamics, diagonal):
     """A logistic, a Poisson and a Student-t site on the same parameters, and one that sees only the second."""
     federation, found = mixed(), on_grid(mixed())
     post = fp.sample(
-        federation.sites(), federation.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=100.0, burn_in=0.0,
+        federation.sites(), federation.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=DURATION[dynamics], burn_in=0.0,
         reference=near(found, diagonal), init=found.draws(CHAINS, 51), seed=52,
         progress=False,
     )  # fmt: skip
-    assert_exact(post, found, least_ess=700)
+    assert_exact(post, found, least_ess=500)
 
 
 def test_the_defaults_are_exact():
@@ -111,10 +117,10 @@ def test_expectations_are_exact(dynamics):
     """Of a function that is no polynomial, by quadrature along the paths."""
     found = truth("logistic", 3)
     post = sampled("logistic", 3, dynamics)
-    drawn = np.exp(-post.draws(200)[..., 0] ** 2).mean(1)
-    expected = found.weights.sum(1) @ np.exp(-found.axes[0] ** 2)
+    drawn = np.exp(-(post.draws(200)[..., 0] ** 2)).mean(1)
+    expected = found.weights.sum(1) @ np.exp(-(found.axes[0] ** 2))
     comparison = t_test(["along draws"], drawn[:, None], np.array([expected]))
     assert comparison.exact, str(comparison)
     with jax.enable_x64(True):
-        along = post.expectation(lambda x: jnp.exp(-x[0] ** 2))
+        along = post.expectation(lambda x: jnp.exp(-(x[0] ** 2)))
     assert abs(along - expected) < 6 / np.sqrt(comparison.ess[0])

@@ -46,7 +46,7 @@ def test_logistic_hessian_has_half_the_predictor_in_its_cosh():
     (first, second, third), (ours, curvature, bound) = by_autodiff(Logistic(), z, 1.0), by_hand(Logistic(), z, 1.0)
     np.testing.assert_allclose(ours, first, atol=1e-14)
     np.testing.assert_allclose(curvature, second, atol=1e-14)
-    np.testing.assert_allclose(curvature, 1 / (4 * np.cosh(z / 2) ** 2), atol=1e-14)
+    np.testing.assert_allclose(curvature, 1 / (4 * np.cosh(np.asarray(z) / 2) ** 2), atol=1e-14)
     assert np.all(np.abs(third) <= bound)
 
 
