@@ -20,9 +20,13 @@ from fedpdmc.randomness import chain_keys, normals, uniforms
 from fedpdmc.reference import laplace, linear_control, prior_mean, problem_dim
 from fedpdmc.site import Opening, Site, local_columns, open_site
 
-CHAINS = 64
+# The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
+CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 1024
+SAMPLES_PER_CHAIN = 16
+# Refreshment that balances the mixing of coordinates and energy on the Laplace reference.
+REFRESH = 1.2
 # Segments of a plan: enough refreshments to last until an objection where objections are rare, else few.
-SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 32, 1
+SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
 PRIOR_SITE = "prior"
 
 
@@ -88,7 +92,7 @@ class Method(NamedTuple):
 
 
 def choose(
-    sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names
+    sites, prior, prior_at, dynamics, reference, control, chains, ess, init, seed, bounds, keep, names
 ) -> Method:  # fmt: skip
     """Check every argument of ``sample`` and choose what was left open, before anything runs."""
     members = check_sites(sites)
@@ -98,14 +102,14 @@ def choose(
     _one_of("bounds", bounds, ("certified",))
     _one_of("keep", keep, ("skeleton", "draws"))
     few_rounds = dynamics is None
-    dynamics = Boomerang() if dynamics is None else dynamics
+    dynamics = Boomerang(refresh=REFRESH) if dynamics is None else dynamics
     if not isinstance(dynamics, Dynamics):
         raise InputError("dynamics", repr(dynamics), "Give one such as fedpdmc.ZigZag() or fedpdmc.Boomerang().")
     control = ("quadratic" if few_rounds else "none") if control is None else control
     _one_of("control", control, ("none", "linear", "quadratic"))
     reference = "laplace" if few_rounds and reference is None else reference
     seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0)
-    chains = CHAINS if chains is None else _integer("chains", chains, 1)
+    chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
     names = check_names(names, dim)
     init = check_init(init, chains, dim)
     if prior is not None and prior_at == "sites" and any(s.coordinates is not None for s in members):
@@ -126,6 +130,12 @@ def choose(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
         segments,
     )  # fmt: skip
+
+
+def _usual_chains(few_rounds: bool, ess: float | None) -> int:
+    if not few_rounds or ess is None:
+        return CHAINS
+    return int(np.clip(2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)), LEAST_CHAINS, MOST_CHAINS))
 
 
 def public_potential(sites, prior, controls, reference: Reference, dynamics: Dynamics) -> Quadratic | None:

@@ -30,6 +30,8 @@ WHITENED_BURN_IN = 5.0
 # Effective samples that a chain on a good reference makes per unit of process time, for the first guess of a block.
 USUAL_YIELD = 0.2
 MOST_GROWTH = 4.0
+# Objections per unit of time above which a rotation about the reference is not worth its while.
+MANY_OBJECTIONS = 2.0
 MOST_BLOCKS = 40
 # With keep="draws" a block is cut so that its knots stay within this many bytes.
 BLOCK_BYTES = 2**26
@@ -68,13 +70,14 @@ def sample(
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
         site. The posterior is the same.
     dynamics : Dynamics, optional
-        None: `Boomerang` on the Laplace reference with quadratic control variates.
+        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates.
     reference : Reference or "laplace", optional
         Whitened coordinates. None with explicit dynamics: the identity.
     control : {"none", "linear", "quadratic"}, optional
         Public quadratics moved from the sites to the coordinator. None with explicit dynamics: "none".
     chains : int, optional
-        Chains that run side by side and share every message.
+        Chains that run side by side and share every message. None: 64, or as many as ``ess`` calls for in the few-rounds
+        method.
     duration : float, optional
         Process time of every chain after the burn-in.
     ess : float, optional
@@ -105,7 +108,7 @@ def sample(
         A rate exceeded its certified bound: a bug.
     """
     check_length(duration, ess)
-    method = choose(sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names)
+    method = choose(sites, prior, prior_at, dynamics, reference, control, chains, ess, init, seed, bounds, keep, names)
     wanted = _burn_in(burn_in, duration, method)
     sampler = Sampler(method, wanted, keep)
     if wanted > 0:
@@ -174,7 +177,22 @@ class Sampler:
                     f"{following.run.time:g}.",
                     stacklevel=2,
                 )
+        following._warn_if_far()
         return following.posterior()
+
+    def _warn_if_far(self) -> None:
+        """Say so if the posterior is too far from its reference for the few-rounds method to be wise."""
+        span = max(self.run.time, 0.0)
+        if not (self.method.whitened and self.method.control_name == "quadratic" and span > 0):
+            return
+        rate = float(np.mean(self.run.events - self.burn_in_events)) / span
+        if self.method.dynamics.flow.rotating and rate > MANY_OBJECTIONS:
+            warnings.warn(
+                f"The sites object {rate:.2g} times per unit of process time: the posterior is far from its Laplace "
+                "reference (heavy tails, or few records). The draws are exact, but dynamics=fedpdmc.ZigZag() or "
+                "BouncyParticle() may need less time.",
+                stacklevel=4,
+            )
 
     def _advance(self, until: float, display: Display) -> None:
         # Chains wait for each other at the end of a block: few blocks, of many plans each.

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
 from benchmarks.cases import CASES
 from benchmarks.tables import RATES, rates_table, ratios, ratios_table, summarise
+from rich.console import Console
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMAND = "contestant_fedpdmc.py --problem paper_gaussian --chains 16 --sites 2 --steps 100 --repeats 2 --check"

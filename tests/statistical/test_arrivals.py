@@ -182,8 +182,8 @@ def first_event(itinerary):
     real = np.isin(itinerary.ending, (REFRESHED, JUMPED))
     rang, segment = real.any(1), np.where(real.any(1), real.argmax(1), real.shape[1] - 1)
     rows = np.arange(len(rang))
-    ends = itinerary.begin + itinerary.plan.duration
-    after = np.concatenate([itinerary.plan.velocity[:, 1:], itinerary.end_v[:, None]], 1)
+    ends = np.cumsum(itinerary.path.duration, 1)
+    after = np.concatenate([itinerary.path.velocity[:, 1:], itinerary.end_v[:, None]], 1)
     return ends[rows, segment], rang, itinerary.ending[rows, segment] == REFRESHED, after[rows, segment]
 
 
