@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
-from benchmarks.tables import label, rates_table, ratios, ratios_table
+from benchmarks.tables import label, markdown, rates_table, ratios, ratios_table
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
@@ -83,7 +83,7 @@ def main() -> None:
     """Run, print the tables, write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works; not to be quoted")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of results.json and tables.txt")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of results.json and tables.md")
     options = parser.parse_args()
     if not RIVAL_PYTHON.exists():
         raise SystemExit("The rival's environment is not there: run `make bench`, which makes it.")
@@ -99,9 +99,9 @@ def main() -> None:
         "contestants": reports,
     }
     (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    with (options.out / "tables.txt").open("w") as file:
-        for screen in (console, Console(width=WIDTH, file=file)):
-            screen.print(rates_table(reports), ratios_table(found["ratios"]))
+    tables = rates_table(reports), ratios_table(found["ratios"])
+    console.print(*tables)
+    (options.out / "tables.md").write_text(markdown(*tables))
     console.print(f"results in {options.out}")
 
 

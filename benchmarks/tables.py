@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from statistics import median
 
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 CLOCKS = ("extend", "skeleton")
@@ -43,7 +46,9 @@ def ratios(reports: list[dict]) -> list[dict]:
         }
         if rivals:
             best = max(rivals, key=lambda name: rivals[name]["ess_per_cpu_second"]["median"])
-            rows += [_ratio(ours, rivals, best, quantity, clock) for quantity in ("events", "ess") for clock in CLOCKS]
+            # Events of two processes cannot be compared, their effective samples can.
+            quantities = ("events", "ess") if ours["method"] == "plain" else ("ess",)
+            rows += [_ratio(ours, rivals, best, quantity, clock) for quantity in quantities for clock in CLOCKS]
     return rows
 
 
@@ -75,7 +80,7 @@ def rates_table(reports: list[dict]) -> Table:
     table = Table(title="Rates on one core: median (best) of the repeats")
     for name in ("problem", "chains", "sites", "contestant", "clock"):
         table.add_column(name)
-    for name in ("compile s", "events/s", "ESS/s", "events/cpu s", "ESS/cpu s", "max |z|", "sd ratios"):
+    for name in ("compile s", "events/s", "ESS/s", "events/cpu s", "ESS/cpu s", "max z", "sd ratios"):
         table.add_column(name, justify="right")
     for report in reports:
         for clock, rates in summarise(report).items():
@@ -119,3 +124,12 @@ def ratios_table(rows: list[dict]) -> Table:
             row["rival_best"],
         )
     return table
+
+
+def markdown(*tables: Table) -> str:
+    """The same tables for a document."""
+    screen = Console(width=400, file=io.StringIO(), color_system=None)
+    for table in tables:
+        table.box, title, table.title = box.MARKDOWN, table.title, None
+        screen.print(title, table, sep="\n\n")
+    return "\n".join(line.strip() for line in screen.file.getvalue().splitlines()).strip() + "\n"

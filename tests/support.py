@@ -1,5 +1,7 @@
 """Small problems that many tests share: equal shapes, so that what one test compiled the next one reuses."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -79,3 +81,26 @@ def short_run(sites=None, prior_=None, **options):
     if options.get("ess") is not None:
         options.pop("duration")
     return fp.sample(hospitals() if sites is None else sites, prior() if prior_ is None else prior_, **options)
+
+
+@functools.cache
+def default_run():
+    """The few-rounds method: Boomerang on the Laplace reference with quadratic control variates."""
+    return short_run(names=["slope", "other"])
+
+
+@functools.cache
+def zigzag_run(keep="skeleton"):
+    """Zig-Zag in the parameters' own coordinates."""
+    return short_run(dynamics=fp.ZigZag(), burn_in=1.0, keep=keep)
+
+
+def on_grid(records, precision=1.0, mean=(0.0, 0.0), half=6.0, n=801):
+    """Mean and standard deviations of a posterior of two parameters by brute force; ``records(x)``: minus log likelihood."""
+    axis = np.linspace(-half, half, n)
+    x = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    energy = records(x) + 0.5 * precision * np.sum((x - mean) ** 2, 1)
+    weight = np.exp(energy.min() - energy)
+    weight /= weight.sum()
+    center = weight @ x
+    return center, np.sqrt(weight @ (x - center) ** 2)

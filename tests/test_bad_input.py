@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from tests.support import SHORT, hospitals, logistic_site, prior
+
+import fedpdmc as fp
 from fedpdmc import models
 from fedpdmc.errors import InputError
 from fedpdmc.run import Run
-
-import fedpdmc as fp
-from tests.support import SHORT, hospitals, logistic_site, prior
 
 NAN = float("nan")
 X, LABELS = np.arange(8.0).reshape(4, 2), [0, 1, 1, 0]
@@ -16,7 +16,7 @@ MISSING = np.where(X == 3, NAN, X)
 MODELS = [
     # call, argument, found
     (lambda: models.logistic(MISSING, LABELS), r"logistic\(X\)", r"nan at index \(1, 1\)"),
-    (lambda: models.logistic(X * np.inf, LABELS), r"logistic\(X\)", "nan|inf"),
+    (lambda: models.logistic(np.where(X == 0, -np.inf, X), LABELS), r"logistic\(X\)", r"-inf at index \(0, 0\)"),
     (lambda: models.logistic(X.ravel(), LABELS), r"logistic\(X\)", r"shape \(8,\)"),
     (lambda: models.logistic([[1, 2], [1]], [0, 1]), r"logistic\(X\)", "not numeric"),
     (lambda: models.logistic(X[:, :0], LABELS), r"logistic\(X\)", r"shape \(4, 0\)"),
@@ -72,7 +72,11 @@ ARGUMENTS = [
     ({"sites": None}, "sites", "NoneType"),
     ({"sites": [1]}, "sites", "a int"),
     ({"sites": [logistic_site("a"), logistic_site("a")]}, "sites", "several sites named 'a'"),
-    ({"sites": [logistic_site("a"), fp.Site(models.log_gaussian_cox([1, 2, 3]), name="b")]}, "sites .*'b'", "3 parameters"),
+    (
+        {"sites": [logistic_site("a"), fp.Site(models.log_gaussian_cox([1, 2, 3]), name="b")]},
+        "sites .*'b'",
+        "3 parameters",
+    ),
     ({"sites": [logistic_site("a", coordinates=[0, 5])]}, "sites .*'a'", "5"),
     ({"sites": [logistic_site("a", coordinates=[0, 2])], "prior": None}, "prior", "coordinate 1"),
     ({"prior": models.normal_prior(3)}, "sites .*'north'", "2 parameters where the federation has 3"),
@@ -80,7 +84,6 @@ ARGUMENTS = [
     ({"prior": models.logistic(X, LABELS)}, "prior", "LinearPredictor"),
     ({"prior_at": "nowhere"}, "prior_at", "'nowhere'"),
     ({"prior_at": "sites", "sites": [logistic_site("a", coordinates=[0, 1])]}, "prior_at", "'sites'"),
-    ({"prior_at": "extra", "sites": [logistic_site("prior")]}, "sites", "a site named 'prior'"),
     ({"dynamics": "zigzag"}, "dynamics", "'zigzag'"),
     ({"dynamics": fp.ZigZag}, "dynamics", "ZigZag"),
     ({"reference": "nuts"}, "reference", "'nuts'"),
@@ -89,6 +92,7 @@ ARGUMENTS = [
     ({"reference": fp.Reference(np.zeros(2), np.array([1.0, 0.0]))}, "reference", "singular"),
     ({"reference": fp.Reference(np.zeros(3), np.eye(3))}, "reference", r"shape \(3,\)"),
     ({"reference": fp.Reference(np.array([0.0, NAN]), np.eye(2))}, "reference", "not finite"),
+    ({"reference": fp.Reference("here", np.eye(2))}, "reference", r"center of shape \(\)"),
     ({"control": "cubic"}, "control", "'cubic'"),
     ({"bounds": "grid"}, "bounds", "'grid'"),
     ({"keep": "nothing"}, "keep", "'nothing'"),
@@ -102,8 +106,6 @@ ARGUMENTS = [
     ({"duration": np.inf}, "duration", "inf"),
     ({"duration": None, "ess": -5}, "ess", "-5"),
     ({"duration": 1.0, "ess": 100}, "duration, ess", "both"),
-    ({"burn_in": -1.0}, "burn_in", "-1.0"),
-    ({"burn_in": NAN}, "burn_in", "nan"),
     ({"init": [1.0]}, "init", r"shape \(1,\)"),
     ({"init": np.zeros((3, 2))}, "init", r"shape \(3, 2\)"),
     ({"init": [0.0, NAN]}, "init", "not finite"),
@@ -113,6 +115,13 @@ ARGUMENTS = [
     ({"names": ["a"]}, "names", "1 names"),
     ({"names": ["a", "a"]}, "names", r"\['a', 'a'\]"),
     ({"names": ["a", "energy"]}, "names", "energy"),
+]
+
+# Refused, but only after the sites were asked for derivatives.
+LATE = [
+    ({"prior_at": "extra", "sites": [logistic_site("prior")]}, "sites", "a site named 'prior'"),
+    ({"burn_in": -1.0}, "burn_in", "-1.0"),
+    ({"burn_in": NAN}, "burn_in", "nan"),
 ]
 
 # Refused, but with an error that does not say which argument was wrong.
@@ -126,7 +135,6 @@ NOT_SAID = [
     ({"seed": 2**64}, "seed"),
     ({"keep": np.array([1, 2])}, "keep"),
     ({"prior": models.linear(np.ones((3, 2)), [1.0, 2.0, 3.0])}, "prior"),
-    ({"sites": [logistic_site("a"), logistic_site("b")], "reference": fp.Reference("here", np.eye(2))}, "reference"),
 ]
 NOT_SAID_MODELS = [
     (lambda: models.gaussian_mean(np.zeros((3, 0))), r"gaussian_mean\(y\)"),
@@ -149,14 +157,15 @@ def assert_refused(call, argument, found):
 
 @pytest.fixture
 def nothing_runs(monkeypatch):
-    def advance(*_):
-        raise AssertionError("the run started")
+    def refuse(*_):
+        raise AssertionError("something ran")
 
-    monkeypatch.setattr(Run, "advance", advance)
+    monkeypatch.setattr(Run, "advance", refuse)
+    monkeypatch.setattr(fp.Site, "derivatives", refuse)
 
 
 def sample(given):
-    options = {"sites": hospitals(), "prior": prior(), "dynamics": fp.ZigZag(), "duration": 1.0, **SHORT} | given
+    options = {"sites": hospitals(), "prior": prior(), "duration": 1.0, **SHORT} | given
     return fp.sample(options.pop("sites"), options.pop("prior"), **options)
 
 
@@ -170,6 +179,12 @@ def test_arguments_of_sample(given, argument, found, nothing_runs):
     assert_refused(lambda: sample(given), argument, found)
 
 
+@pytest.mark.xfail(strict=True, reason="checked after the reference is made")
+@pytest.mark.parametrize("given, argument, found", LATE, ids=lambda x: str(x)[:40] if isinstance(x, dict) else "")
+def test_arguments_of_sample_that_are_looked_at_late(given, argument, found, nothing_runs):
+    assert_refused(lambda: sample(given), argument, found)
+
+
 @pytest.mark.xfail(strict=True, reason="the error is not an InputError that names the argument")
 @pytest.mark.parametrize("given, argument", NOT_SAID, ids=lambda x: str(x)[:40] if isinstance(x, dict) else "")
 def test_arguments_of_the_wrong_type(given, argument, nothing_runs):
@@ -180,13 +195,3 @@ def test_arguments_of_the_wrong_type(given, argument, nothing_runs):
 @pytest.mark.parametrize("call, argument", NOT_SAID_MODELS)
 def test_models_and_references_of_the_wrong_type(call, argument):
     assert_refused(call, argument, "")
-
-
-@pytest.mark.parametrize("given", [{"duration": 1.0, "ess": 5.0}, {"duration": -1.0}, {"ess": 0.0}])
-def test_extend_refuses_what_sample_refuses(given, nothing_runs):
-    post = fp.Posterior.__new__(fp.Posterior)
-    from fedpdmc.sampling import Sampler
-
-    post._sampler = Sampler.__new__(Sampler)
-    with pytest.raises(InputError):
-        post.extend(**given)

@@ -102,9 +102,12 @@ class FlatKnots(NamedTuple):
 
 def flatten_knots(t: Arrays, a: Arrays, v: Arrays, valid: Arrays) -> FlatKnots:
     """The valid entries of knot arrays of shape (rows, C, S, …)."""
-    index = np.flatnonzero(valid)
-    _, chains, segments = t.shape
+    rows, chains, segments = t.shape
     dim = a.shape[-1]
+    if valid.all():
+        owner = np.tile(np.repeat(np.arange(chains), segments), rows)
+        return FlatKnots(owner, t.ravel(), a.reshape(-1, dim), v.reshape(-1, dim))
+    index = np.flatnonzero(valid)
     return FlatKnots(
         (index // segments) % chains, t.ravel()[index], a.reshape(-1, dim)[index], v.reshape(-1, dim)[index]
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from tests.support import DYNAMICS, LOSS_NAMES, predictor, states
 
 from fedpdmc.arrivals import VIOLATED, StagedClock
 from fedpdmc.arrivals.bounds import signed_rates
@@ -15,7 +16,6 @@ from fedpdmc.plan import Plan
 from fedpdmc.potentials import cubic_remainder
 from fedpdmc.randomness import chain_keys
 from fedpdmc.site import answer
-from tests.support import DYNAMICS, LOSS_NAMES, predictor, states
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -6,12 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests.support import hospitals, prior
+
+import fedpdmc as fp
 from fedpdmc.method import choose
 from fedpdmc.precision import double_precision
 from fedpdmc.run import Run
-
-import fedpdmc as fp
-from tests.support import hospitals, prior
 
 
 @double_precision

@@ -3,14 +3,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.federation.rounds import KINDS, assert_same_path, compiled, method, of_chain, plain, start
+from tests.support import logistic_site
+
+import fedpdmc as fp
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.federation.base import message_bytes
 from fedpdmc.federation.local import raise_faults, run_chunk
 from fedpdmc.precision import double_precision
-
-import fedpdmc as fp
-from tests.federation.rounds import KINDS, assert_same_path, compiled, method, of_chain, plain, start
-from tests.support import logistic_site
 
 ENDS = (3.0, 8.0)
 
@@ -70,7 +70,9 @@ def seeded(*seeds):
 def test_a_sites_own_seed_is_its_randomness():
     runs = {}
     for seeds in ((1, 2), (1, 3), (None, None)):
-        sites = [fp.Site(site.potential, name=site.name, seed=seed) for site, seed in zip(seeded(0, 0), seeds, strict=True)]
+        sites = [
+            fp.Site(site.potential, name=site.name, seed=seed) for site, seed in zip(seeded(0, 0), seeds, strict=True)
+        ]
         for run_seed in (3, 4):
             runs[seeds, run_seed] = compiled(method(KINDS["zigzag"], sites=sites, seed=run_seed), (4.0,))[0].t
     distinct = {tuple(t) for t in runs.values()}

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.support import LOSS_NAMES, predictor
 
 from fedpdmc.potentials.remainder import _cubic_bound, _quartic_bound, cubic_remainder
-from tests.support import LOSS_NAMES, predictor
 
 pytestmark = pytest.mark.usefixtures("double")
 

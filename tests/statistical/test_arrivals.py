@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import integrate, stats
+from tests.statistical import journeys
+from tests.statistical.checks import ALPHA, exponential_test, mark_test
+from tests.statistical.targets import CENTER, DENSE, MODELS, mixed, target, truth
 
 import fedpdmc as fp
 from fedpdmc.coordinator import JUMPED, REFRESHED, Coordinator, PublicKeys, State
 from fedpdmc.potentials import Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Opening
-from tests.statistical import journeys
-from tests.statistical.checks import ALPHA, exponential_test, mark_test
-from tests.statistical.targets import CENTER, DENSE, MODELS, mixed, target, truth
 
 DYNAMICS = {
     "zigzag": fp.ZigZag(),

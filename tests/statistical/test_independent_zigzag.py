@@ -1,7 +1,6 @@
 """The package and a Zig-Zag written only for the tests agree with each other, and with the grid."""
 
 import numpy as np
-
 from tests.reference_zigzag import zigzag
 from tests.statistical.checks import t_test, welch_test
 from tests.statistical.targets import target, truth
@@ -23,10 +22,10 @@ def grid_monomials(found):
 def test_an_independent_zigzag_agrees():
     federation, found = target("logistic", 3), truth("logistic", 3)
     records = [(m.records.design, m.records.response) for m in federation.members]
-    start = found.draws(256, seed=3)
+    start = found.draws(128, seed=3)
     plain = zigzag(records, federation.prior_mean, federation.prior_precision, start, 60.0, seed=4)
     assert t_test(NAMES, plain, grid_monomials(found)).exact
-    post = sampled("logistic", 3, "zigzag", duration=400.0)
+    post = sampled("logistic", 3, "zigzag", duration=200.0)
     ours = monomials(post.draws(800)).mean(1)
     comparison = welch_test(NAMES, ours, plain)
     assert comparison.exact, str(comparison)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from scipy import stats
-
-import fedpdmc as fp
 from tests.statistical.checks import CHAINS, assert_exact, t_test
 from tests.statistical.targets import CENTER, DENSE, Member, Target, on_grid, records
 from tests.statistical.test_posteriors import DYNAMICS
+
+import fedpdmc as fp
 
 COVARIANCE = DENSE @ DENSE.T
 
@@ -61,7 +61,7 @@ def doubled(copies, scale):
     return Target((first, *others))
 
 
-@pytest.mark.parametrize("dynamics", ["zigzag-excess", "factorised"])
+@pytest.mark.parametrize("dynamics", ["zigzag-excess", pytest.param("factorised", marks=pytest.mark.long)])
 def test_doubling_records_equals_halving_the_variance(dynamics):
     found = on_grid(doubled(1, 1.5 / np.sqrt(2)))
     for target in (doubled(2, 1.5), doubled(1, 1.5 / np.sqrt(2))):
@@ -90,7 +90,7 @@ def switching_rates(y, sites, seed):
 @pytest.mark.parametrize("sites", [1, 5, 10, 25, 50])
 def test_switching_rate_is_that_of_the_paper_corrected(sites):
     """``d √(NM/(2π))`` on average over data sets; every coordinate is an independent data set of its own."""
-    n, dim, datasets = 50, 10, 16
+    n, dim, datasets = 50, 10, 10
     rng = np.random.default_rng([sites, 1])
     rates = np.concatenate([switching_rates(rng.normal(0.5, 1.0, (n, dim)), sites, seed) for seed in range(datasets)])
     found, error = dim * rates.mean(), dim * stats.sem(rates)

@@ -1,18 +1,19 @@
 """The checks of this folder must fail on samplers that are wrong: a check that cannot fail is no check."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import Array
+from tests.statistical import journeys
+from tests.statistical.checks import ALPHA, CHAINS, compare, exponential_test
+from tests.statistical.targets import target, truth
+from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, SOME_DYNAMICS, outing
 
 import fedpdmc as fp
 from fedpdmc.errors import BoundViolation
 from fedpdmc.potentials import Field, LinearPredictor, Poisson, Potential
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Opening
-from tests.statistical import journeys
-from tests.statistical.checks import CHAINS, compare, exponential_test
-from tests.statistical.targets import target, truth
-from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, SOME_DYNAMICS, outing
 
 
 class Scaled(Potential):
@@ -61,8 +62,8 @@ def compensators(factor, dynamics):
 
 @SOME_DYNAMICS
 def test_compensators_catch_a_rate_scaled_by_a_tenth(dynamics):
-    assert not compensators(1.1, dynamics).exact
-    assert not compensators(0.9, dynamics).exact
+    for factor in (1.1, 0.9):
+        assert np.all(compensators(factor, dynamics).p < ALPHA)
 
 
 def test_the_scaling_itself_is_not_what_is_caught():
@@ -70,7 +71,7 @@ def test_the_scaling_itself_is_not_what_is_caught():
 
 
 def scaled_posterior(factor):
-    federation, found = target("logistic", 3), truth("logistic", 3)
+    federation, found = target("logistic", 1), truth("logistic", 1)
     sites = [fp.Site(scaled(m.potential, factor), name=f"site{i}") for i, m in enumerate(federation.members)]
     start = found.draws(CHAINS, seed=44)
     return fp.sample(
@@ -81,7 +82,7 @@ def scaled_posterior(factor):
 
 def test_moments_catch_a_rate_scaled_by_a_tenth():
     """The sites alone are scaled, so that the prior keeps its rate."""
-    found = truth("logistic", 3)
+    found = truth("logistic", 1)
     assert compare(scaled_posterior(1.0), found).exact
     assert not compare(scaled_posterior(1.1), found).exact
 
@@ -102,10 +103,10 @@ def test_a_bound_set_too_low_is_noticed(dynamics):
 
 
 def test_a_bound_set_too_low_stops_the_run():
-    federation = target("poisson", 3)
-    sites = [fp.Site(too_low(federation.members[0].records), name="low"), *federation.sites()[1:]]
+    federation = target("poisson", 1)
+    site = fp.Site(too_low(federation.members[0].records), name="low")
     with pytest.raises(BoundViolation, match="'low'"):
         fp.sample(
-            sites, federation.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, init=federation.prior_mean,
+            [site], federation.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, init=federation.prior_mean,
             seed=46, progress=False,
         )  # fmt: skip

@@ -5,10 +5,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.statistical.checks import CHAINS, welch_test
 
 import fedpdmc as fp
 from fedpdmc.precision import double_precision
-from tests.statistical.checks import CHAINS, welch_test
 
 pytestmark = pytest.mark.long
 

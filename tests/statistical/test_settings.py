@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import fedpdmc as fp
 from tests.statistical.checks import CHAINS, assert_exact, features, t_test
 from tests.statistical.targets import MODELS, mixed, on_grid, target, truth
 from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
+
+import fedpdmc as fp
 
 EVERY_DYNAMICS = pytest.mark.parametrize("dynamics", DYNAMICS)
 
@@ -35,7 +35,7 @@ COMPILED = {
 @pytest.mark.parametrize(("dynamics", "model"), COMPILED.items())
 def test_references(dynamics, model, diagonal):
     found = truth(model, 3)
-    post = sampled(model, 3, dynamics, 3 * DURATION[dynamics], reference=near(found, diagonal))
+    post = sampled(model, 3, dynamics, 2 * DURATION[dynamics], reference=near(found, diagonal))
     assert_exact(post, found, least_ess=500)
 
 
@@ -45,7 +45,7 @@ def test_references(dynamics, model, diagonal):
 @pytest.mark.parametrize("diagonal", [False, True], ids=["dense", "diagonal"])
 def test_references_on_every_model(model, dynamics, diagonal):
     found = truth(model, 3)
-    post = sampled(model, 3, dynamics, 3 * DURATION[dynamics], reference=near(found, diagonal))
+    post = sampled(model, 3, dynamics, 2 * DURATION[dynamics], reference=near(found, diagonal))
     assert_exact(post, found, least_ess=500)
 
 
@@ -93,9 +93,8 @@ def test_sites_need_not_be_alike(dynamics, diagonal):
     """A logistic, a Poisson and a Student-t site on the same parameters, and one that sees only the second."""
     federation, found = mixed(), on_grid(mixed())
     post = fp.sample(
-        federation.sites(), federation.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=DURATION[dynamics], burn_in=0.0,
-        reference=near(found, diagonal), init=found.draws(CHAINS, 51), seed=52,
-        progress=False,
+        federation.sites(), federation.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=DURATION[dynamics],
+        burn_in=0.0, reference=near(found, diagonal), init=found.draws(CHAINS, 51), seed=52, progress=False,
     )  # fmt: skip
     assert_exact(post, found, least_ess=500)
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.statistical.targets import MODELS, target
 
 import fedpdmc as fp
 from fedpdmc.potentials import Logistic, StudentT
 from fedpdmc.precision import double_precision
-from tests.statistical.targets import MODELS, target
 
 
 @pytest.mark.parametrize("model", MODELS)

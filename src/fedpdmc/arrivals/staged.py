@@ -17,7 +17,7 @@ from fedpdmc.potentials import CubicRemainder, LinearPredictor
 from fedpdmc.randomness import exponentials, uniforms
 
 # On a line the constants hold on a cell on which the distance grows by at most this much (posterior standard deviations).
-CELL = 0.5
+CELL = 1.5
 # A step never looks for longer than this: far out in the tails the constants are large and candidates many.
 MOST_LOOKS = 256
 # What a look costs in passes over the records, roughly.

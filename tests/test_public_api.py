@@ -1,0 +1,41 @@
+import subprocess
+import sys
+
+import pytest
+
+import fedpdmc as fp
+
+PROMISED = {
+    "Boomerang", "BouncyParticle", "FactorisedBoomerang", "Reference", "Site", "ZigZag", "laplace", "load", "models",
+    "sample",
+}  # fmt: skip
+MODELS = {
+    "ar1_student_t", "gaussian_mean", "grid_prior", "linear", "log_gaussian_cox", "logistic", "normal_prior", "poisson",
+    "student_t",
+}  # fmt: skip
+
+
+def test_the_promised_names_are_there_and_at_most_twenty():
+    assert set(fp.__all__) >= PROMISED
+    assert len(fp.__all__) <= 20
+    assert all(hasattr(fp, name) for name in fp.__all__)
+    assert set(dir(fp)) == set(fp.__all__)
+
+
+def test_every_model_is_there():
+    assert all(callable(getattr(fp.models, name)) for name in MODELS)
+
+
+def test_every_public_name_says_what_it_is():
+    for name in set(fp.__all__) - {"__version__"}:
+        assert getattr(fp, name).__doc__, name
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'smaple'"):
+        _ = fp.smaple
+
+
+def test_import_does_not_import_jax():
+    code = "import sys, fedpdmc; assert 'jax' not in sys.modules, 'jax'; fedpdmc.ZigZag; assert 'jax' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
