@@ -179,19 +179,16 @@ def test_arguments_of_sample(given, argument, found, nothing_runs):
     assert_refused(lambda: sample(given), argument, found)
 
 
-@pytest.mark.xfail(strict=True, reason="checked after the reference is made")
 @pytest.mark.parametrize("given, argument, found", LATE, ids=lambda x: str(x)[:40] if isinstance(x, dict) else "")
 def test_arguments_of_sample_that_are_looked_at_late(given, argument, found, nothing_runs):
     assert_refused(lambda: sample(given), argument, found)
 
 
-@pytest.mark.xfail(strict=True, reason="the error is not an InputError that names the argument")
 @pytest.mark.parametrize("given, argument", NOT_SAID, ids=lambda x: str(x)[:40] if isinstance(x, dict) else "")
 def test_arguments_of_the_wrong_type(given, argument, nothing_runs):
     assert_refused(lambda: sample(given), argument, "")
 
 
-@pytest.mark.xfail(strict=True, reason="the error is not an InputError that names the argument, or there is none")
 @pytest.mark.parametrize("call, argument", NOT_SAID_MODELS)
 def test_models_and_references_of_the_wrong_type(call, argument):
     assert_refused(call, argument, "")

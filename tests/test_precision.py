@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.support import default_run, hospitals, prior, short_run, zigzag_run
+from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigzag_run
 
 import fedpdmc as fp
 
@@ -36,8 +36,8 @@ def test_input_of_32_bits_is_taken():
     start = jnp.asarray([0.5, 2.0])
     assert start.dtype == jnp.float32
     reference = fp.Reference(jnp.zeros(2), jnp.ones(2))
-    post = short_run(dynamics=fp.ZigZag(), duration=1.0, burn_in=0.0, init=start, reference=reference)
-    same = short_run(dynamics=fp.ZigZag(), duration=1.0, burn_in=0.0, init=[0.5, 2.0])
+    post = short_run(dynamics=ZIGZAG, duration=1.0, burn_in=0.0, init=start, reference=reference)
+    same = short_run(dynamics=ZIGZAG, duration=1.0, burn_in=0.0, init=[0.5, 2.0])
     np.testing.assert_array_equal(post.skeleton.t, same.skeleton.t)
     assert post.mean().dtype == np.float64
 
@@ -45,7 +45,7 @@ def test_input_of_32_bits_is_taken():
 def test_the_callers_precision_is_left_alone():
     for setting in (False, True):
         with jax.enable_x64(setting):
-            post = short_run(dynamics=fp.ZigZag(), duration=1.0)
+            post = short_run(dynamics=ZIGZAG, duration=1.0)
             post.summary()
             fp.laplace(hospitals(), prior())
             assert jax.config.jax_enable_x64 is setting
@@ -62,7 +62,7 @@ def test_the_same_bits_come_from_another_thread_and_precision():
     results = {}
 
     def work():
-        post = short_run(dynamics=fp.ZigZag(), burn_in=1.0)
+        post = short_run(dynamics=ZIGZAG, burn_in=1.0)
         results["path"], results["mean"] = post.skeleton, post.mean()
         results["default"] = jnp.zeros(1).dtype
 
@@ -74,5 +74,5 @@ def test_the_same_bits_come_from_another_thread_and_precision():
     for one, other in zip(results["path"], zigzag_run().skeleton, strict=True):
         np.testing.assert_array_equal(one, other)
     with jax.enable_x64(True):
-        wide = short_run(dynamics=fp.ZigZag(), burn_in=1.0)
+        wide = short_run(dynamics=ZIGZAG, burn_in=1.0)
     np.testing.assert_array_equal(wide.skeleton.t, zigzag_run().skeleton.t)

@@ -46,18 +46,14 @@ def test_both_stores_have_the_same_moments(flow):
         np.testing.assert_allclose(left, right, rtol=1e-12)
 
 
-# A draw in the middle of a stretch that straddles two blocks is looked up in the second, before its beginning.
-straddles = pytest.mark.xfail(strict=True, reason="DrawStore.append clamps draws before the block to its beginning")
-
-
 @pytest.mark.parametrize(
     "lengths",
     [
         [1.0],
         [7.0, 0.01],
         [0.3, 0.7, 2.9, 11.0, 44.0],
-        pytest.param([1.0] * 5, marks=straddles),
-        pytest.param([1.0] * 50, marks=straddles),
+        [1.0] * 5,
+        [1.0] * 50,
     ],
 )
 def test_kept_draws_stay_equally_spaced_however_the_run_grows(lengths):
@@ -84,10 +80,7 @@ def test_fewer_draws_are_equally_spaced_and_centred(n):
     assert abs((times[0] + times[-1]) / 2 - 5.0) <= 10.0 / store.most_draws
 
 
-part_only = pytest.mark.xfail(strict=True, reason="a step of whole draws: 1500 of 2048 come from the middle of the run")
-
-
-@pytest.mark.parametrize("n", [10, 1000, pytest.param(1500, marks=part_only)])
+@pytest.mark.parametrize("n", [10, 1000, 1500])
 def test_fewer_draws_cover_the_whole_span(n):
     store = DrawStore(Line())
     store.append(clock_block(0.0, 10.0))
@@ -138,7 +131,6 @@ def test_memory_of_kept_draws_does_not_grow_with_the_run():
     assert max(sizes) <= 3 * MOST_DRAWS * 2 * 8
 
 
-@pytest.mark.xfail(strict=True, reason="a long block after a short one is first drawn at the short one's spacing")
 def test_memory_does_not_grow_with_the_length_of_the_next_block():
     store = filled(DrawStore(Line()), [0.1])
     following = block(skeleton(1, begin=0.1, end=20.0))

@@ -23,7 +23,11 @@ COUNTS = ("messages", "bytes", "events", "gradient_evaluations")
 
 
 def save(post: Posterior, path: Path) -> None:
-    """Write a posterior, replacing what is there."""
+    """Write a posterior, replacing one that is there and nothing else."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not _is_ours(path)):
+        raise InputError(
+            "save(path)", f"{path}, which is not a saved posterior", "Give a new path, or one of a posterior."
+        )
     group = zarr.open_group(str(path), mode="w")
     group.attrs.update(
         {
@@ -35,6 +39,7 @@ def save(post: Posterior, path: Path) -> None:
             "settings": json.loads(json.dumps(post.settings, default=str)),
             "dynamics": {"kind": type(post.dynamics).__name__, "rates": post.dynamics.rates},
             "span": list(post.store.span),
+            "keep": "skeleton" if isinstance(post.store, SkeletonStore) else "draws",
         }
     )
     arrays: dict[str, Any] = {name: getattr(post, name) for name in COUNTS}
@@ -44,23 +49,36 @@ def save(post: Posterior, path: Path) -> None:
         group.create_array(name, data=np.ascontiguousarray(np.asarray(value)))
 
 
+def _is_ours(path: Path) -> bool:
+    try:
+        return "format" in zarr.open_group(str(path), mode="r").attrs
+    except (FileNotFoundError, KeyError, ValueError):
+        return False
+
+
 @double_precision
 def load(path: str | Path) -> Posterior:
     """Read a posterior that `Posterior.save` wrote; it can do everything but go on."""
     try:
         group = zarr.open_group(str(path), mode="r")
         version = group.attrs["format"]
+        if version != FORMAT:
+            raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads format {FORMAT}.")
+        return _read(group)
     except (FileNotFoundError, KeyError, ValueError) as error:
-        raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote.") from error
-    if version != FORMAT:
-        raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads format {FORMAT}.")
+        if isinstance(error, InputError):
+            raise
+        raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote, whole.") from error
+
+
+def _read(group) -> Posterior:
     attrs: dict[str, Any] = dict(group.attrs)
-    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in group.array_keys()}  # type: ignore[index]
+    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in group.array_keys()}
     dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
-    store = _read_store(dynamics.flow, arrays, attrs["span"])
+    store = _read_store(dynamics.flow, arrays, attrs["span"], attrs["keep"])
     return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"])
 
 
@@ -74,12 +92,13 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
         "time": np.asarray([moments.time]),
         "first": moments.first,
         "second": moments.second,
+        "pivot": moments.pivot,
     }
 
 
-def _read_store(flow, arrays, span) -> Store:
+def _read_store(flow, arrays, span, keep: str) -> Store:
     begin, end = (float(x) for x in span)
-    if "t" in arrays:
+    if keep == "skeleton":
         return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["t"], arrays["a"], arrays["v"], begin, end))
-    moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"])
+    moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
     return DrawStore.of(flow, moments, arrays["draws"], begin, end)

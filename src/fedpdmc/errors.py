@@ -42,10 +42,11 @@ class BoundViolation(FedPDMCError):
 class NotFinite(FedPDMCError):
     """A site's rate was not a finite number at a point of the plan."""
 
-    def __init__(self, site: str, chain: int):
+    def __init__(self, site: str, chain: int, message: str | None = None):
         self.site, self.chain = site, chain
         super().__init__(
-            f"site {site!r}, chain {chain}: the rate was not finite (code NOT_FINITE). Start nearer to the posterior "
+            message
+            or f"site {site!r}, chain {chain}: the rate was not finite (code NOT_FINITE). Start nearer to the posterior "
             "(init=), rescale the covariates, or use reference='laplace'."
         )
 

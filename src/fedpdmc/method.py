@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +14,10 @@ from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.federation.local import LocalFederation
+from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.randomness import chain_keys, normals, uniforms
-from fedpdmc.reference import laplace, linear_control, prior_mean, problem_dim
+from fedpdmc.reference import laplace, linear_control, prior_mean
 from fedpdmc.site import Opening, Site, local_columns, open_site
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
@@ -92,7 +92,7 @@ class Method(NamedTuple):
 
 
 def choose(
-    sites, prior, prior_at, dynamics, reference, control, chains, ess, init, seed, bounds, keep, names
+    sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess=None
 ) -> Method:  # fmt: skip
     """Check every argument of ``sample`` and choose what was left open, before anything runs."""
     members = check_sites(sites)
@@ -108,7 +108,7 @@ def choose(
     control = ("quadratic" if few_rounds else "none") if control is None else control
     _one_of("control", control, ("none", "linear", "quadratic"))
     reference = "laplace" if few_rounds and reference is None else reference
-    seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0)
+    seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0, 2**63 - 1)
     chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
     names = check_names(names, dim)
     init = check_init(init, chains, dim)
@@ -116,10 +116,11 @@ def choose(
         raise InputError(
             "prior_at", "'sites' with a site that sees only some coordinates", "Use prior_at='coordinator' or 'extra'."
         )
+    extra = prior is not None and prior_at == "extra"
+    if extra and any(site.name == PRIOR_SITE for site in members):
+        raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
     found, controls = _reference(members, prior, reference, control, dim)
-    if prior is not None and prior_at == "extra":
-        if any(site.name == PRIOR_SITE for site in members):
-            raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
+    if prior is not None and extra:
         members = (*members, Site(prior, name=PRIOR_SITE))
     whitened = found.control is not None
     public = public_potential(members, prior if prior_at == "coordinator" else None, controls, found, dynamics)
@@ -173,61 +174,14 @@ def _reference(sites, prior, reference, control, dim) -> tuple[Reference, dict[s
     return found, controls
 
 
-def check_sites(sites: Any) -> tuple[Site, ...]:
-    """At least one site, and no two of one name."""
-    if isinstance(sites, Site):
-        sites = [sites]
-    try:
-        members = tuple(sites)
-    except TypeError as error:
-        raise InputError("sites", type(sites).__name__, "Give a list of fedpdmc.Site.") from error
-    if not members:
-        raise InputError("sites", "no sites", "Give at least one fedpdmc.Site.")
-    for site in members:
-        if not isinstance(site, Site):
-            raise InputError("sites", f"a {type(site).__name__}", "Give fedpdmc.Site objects only.")
-    names = [site.name for site in members]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError("sites", f"several sites named {twice[0]!r}", "Give every site a name of its own.")
-    return members
-
-
-def check_prior(prior: Any) -> Quadratic | None:
-    """None, or a prior from `fedpdmc.models`."""
-    if prior is None or isinstance(prior, Quadratic):
-        return prior
-    raise InputError(
-        "prior", type(prior).__name__, "Give None for a flat prior, or fedpdmc.models.normal_prior(dim, ...)."
-    )
-
-
-def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
-    """The number of parameters, on which prior and sites must agree."""
-    dim = problem_dim(sites, prior)
-    covered = np.zeros(dim, bool)
-    for site in sites:
-        if site.coordinates is None and site.potential.dim != dim:
-            raise InputError(
-                f"sites ({site.name!r})",
-                f"a model of {site.potential.dim} parameters where the federation has {dim}",
-                "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
-            )
-        if site.coordinates is not None and site.coordinates.max(initial=-1) >= dim:
-            raise InputError(
-                f"sites ({site.name!r}) coordinates", str(int(site.coordinates.max())), f"Give indices below {dim}."
-            )
-        covered[slice(None) if site.coordinates is None else site.coordinates] = True
-    if prior is None and not covered.all():
-        raise InputError("prior", f"None, with no site that sees coordinate {int(np.argmin(covered))}", "Give a prior.")
-    return dim
-
-
 def check_names(names: Any, dim: int) -> list[str]:
     """One distinct name for each parameter."""
     if names is None:
         return [f"x{i}" for i in range(dim)]
-    names = [str(name) for name in names]
+    try:
+        names = [str(name) for name in names]
+    except TypeError as error:
+        raise InputError("names", repr(names), f"Give {dim} names, one for each parameter.") from error
     if len(names) != dim:
         raise InputError("names", f"{len(names)} names", f"Give {dim}, one for each parameter.")
     if len(set(names)) != dim or "energy" in names:
@@ -239,7 +193,10 @@ def check_init(init: Any, chains: int, dim: int) -> np.ndarray | None:
     """None, one starting point, or one for each chain."""
     if init is None:
         return None
-    array = np.asarray(init, dtype=np.float64)
+    try:
+        array = np.asarray(init, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError("init", repr(init), f"Give an array of shape ({dim},) or ({chains}, {dim}).") from error
     if array.shape not in ((dim,), (chains, dim)):
         raise InputError("init", f"shape {array.shape}", f"Give an array of shape ({dim},) or ({chains}, {dim}).")
     if not np.all(np.isfinite(array)):
@@ -266,12 +223,12 @@ def check_reference(reference: Reference, dim: int) -> Reference:
     )
 
 
-def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(name, repr(value), f"Give an integer of at least {least}.")
+def _integer(name: str, value: Any, least: int, most: int = 2**31) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise InputError(name, repr(value), f"Give an integer from {least} to {most}.")
     return int(value)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise InputError(name, repr(value), f"Give one of {', '.join(map(repr, allowed))}.")

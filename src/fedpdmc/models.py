@@ -24,7 +24,7 @@ def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np
     if array.ndim not in ranks:
         raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
     bad = np.argwhere(~np.isfinite(array))
-    if bad.size:
+    if len(bad):
         where = tuple(int(i) for i in bad[0])
         raise InputError(
             name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
@@ -130,17 +130,16 @@ def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
     alpha, beta : float
         ``beta > 0``, and ``alpha`` small enough for a positive definite precision (below ¼ for any grid).
     """
-    try:
-        rows, columns = (int(n) for n in shape)
-    except (TypeError, ValueError) as error:
-        raise InputError("grid_prior(shape)", repr(shape), "Give (rows, columns).") from error
-    if rows < 1 or columns < 1:
-        raise InputError("grid_prior(shape)", repr(shape), "Give at least one row and one column.")
+    size = _array("grid_prior(shape)", shape, (0, 1), "(2,)")
+    if size.shape != (2,) or np.any(size < 1) or np.any(size != np.round(size)):
+        raise InputError("grid_prior(shape)", repr(shape), "Give (rows, columns), whole numbers of at least one.")
+    rows, columns = (int(n) for n in size)
+    coupling = float(_array("grid_prior(alpha)", alpha, 0, "()"))
     index = np.arange(rows * columns).reshape(rows, columns)
     adjacency = np.zeros((rows * columns, rows * columns))
     for one, other in ((index[:, :-1], index[:, 1:]), (index[:-1], index[1:])):
         adjacency[one.ravel(), other.ravel()] = adjacency[other.ravel(), one.ravel()] = 1.0
-    matrix = _positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - float(alpha) * adjacency)
+    matrix = _positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - coupling * adjacency)
     least = np.linalg.eigvalsh(matrix)[0]
     if not least > 0:
         raise InputError(
@@ -159,6 +158,8 @@ def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
     scale : float or array of shape (d,)
     """
     records = _array("gaussian_mean(y)", y, 2, "(n, d)")
+    if records.shape[1] == 0:
+        raise InputError("gaussian_mean(y)", f"shape {records.shape}", "Give at least one column.")
     sd = _array("gaussian_mean(scale)", scale, (0, 1), "() or (d,)")
     if sd.ndim and sd.shape != (records.shape[1],):
         raise InputError("gaussian_mean(scale)", f"shape {sd.shape}", f"Give a number or shape ({records.shape[1]},).")

@@ -103,16 +103,13 @@ class Posterior:
     @double_precision
     def mean(self) -> np.ndarray:
         """Exact time average of x along the paths."""
-        moments = self.store.moments()
-        return np.asarray(self.reference.to_x(jnp.asarray(moments.first / moments.time)))
+        return np.asarray(self.reference.to_x(jnp.asarray(self.store.moments().mean())))
 
     @double_precision
     def cov(self) -> np.ndarray:
         """Exact time average of ``(x − mean)(x − mean)ᵀ`` along the paths."""
-        moments = self.store.moments()
-        mean = moments.first / moments.time
         scale = np.asarray(self.reference.matrix)
-        cov = scale @ (moments.second / moments.time - np.outer(mean, mean)) @ scale.T
+        cov = scale @ self.store.moments().cov() @ scale.T
         return (cov + cov.T) / 2
 
     @double_precision

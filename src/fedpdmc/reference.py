@@ -8,12 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import ImproperPosterior
+from fedpdmc.errors import ImproperPosterior, NotFinite
+from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Site
 
 MOST_ROUNDS = 60
+# Under a flat prior: relative eigenvalue of a flat direction; loss of curvature that calls for a closer look; and the least
+# rise of the potential one standard deviation from a mode (½ for a Gaussian).
+SINGULAR, LEVELLED, LEAST_RISE = 1e-10, 1e-2, 0.05
+REMEDY = (
+    ": the posterior is improper under a flat prior (separable or collinear data, or none). Give a proper prior, such as "
+    "fedpdmc.models.normal_prior(dim, scale=...)."
+)
 
 
 @double_precision
@@ -31,21 +39,26 @@ def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance:
     tolerance : float
         Stop when the next step is shorter than this many posterior standard deviations.
     """
-    dim = problem_dim(sites, prior)
+    sites, prior = check_sites(sites), check_prior(prior)
+    dim = check_dimensions(sites, prior)
     x = np.zeros(dim) if prior is None else prior_mean(prior)
     traffic = {site.name: 0 for site in sites}
     value, gradient, hessian, parts = _ask(sites, prior, x, traffic)
-    rounds, damping = 1, 0.0
+    if not (np.isfinite(value) and np.all(np.isfinite(hessian))):
+        raise NotFinite(
+            "laplace",
+            0,
+            f"laplace: the sites' likelihood is not finite at the starting point {x[:4]} (the prior's mean, or zero). Check "
+            "offsets and covariates for values that overflow, or centre the prior where the likelihood is finite.",
+        )
+    rounds, damping, first = 1, 0.0, hessian
     while True:
         precision = _positive_definite(hessian, damping)
         step = -np.linalg.solve(precision, gradient)
         if damping == 0.0 and float(step @ precision @ step) <= tolerance**2:
             break
         if rounds >= MOST_ROUNDS or not np.all(np.isfinite(step)):
-            raise ImproperPosterior(
-                f"laplace: found no mode after {rounds} rounds; the posterior may be improper (separable data under a flat "
-                "prior). Give a proper prior, such as fedpdmc.models.normal_prior(dim, scale=...)."
-            )
+            raise ImproperPosterior(f"laplace: found no mode after {rounds} rounds{REMEDY}")
         trial = _ask(sites, prior, x + step, traffic)
         rounds += 1
         if np.isfinite(trial[0]) and trial[0] <= value + 1e-12 * abs(value):
@@ -53,6 +66,8 @@ def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance:
             damping = 0.0 if damping < 1e-6 else damping / 10
         else:
             damping = max(10 * damping, 1e-2)
+    if prior is None:
+        rounds += _check_proper(sites, x, value, first, hessian, traffic)
     precision = _positive_definite(hessian, 0.0)
     covariance = np.linalg.inv(precision)
     control = {
@@ -65,6 +80,28 @@ def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance:
     return Reference(jnp.asarray(x + step), jnp.asarray(scale), control, rounds, traffic)
 
 
+def _check_proper(sites, x, value, first, hessian, traffic) -> int:
+    """Under a flat prior: refuse a posterior that is flat in some direction; returns the rounds this took.
+
+    A potential that only levels off, as with separable data, seems to have a mode once its slope is small. Then its
+    curvature has fallen far below where it started, and one standard deviation further out it has hardly risen.
+    """
+    size = np.sqrt(np.abs(np.diag(hessian)))
+    if not np.all(size > 0) or np.linalg.eigvalsh(hessian / np.outer(size, size))[0] < SINGULAR:
+        raise ImproperPosterior(f"laplace: the likelihood is flat in some direction{REMEDY}")
+    lost = np.flatnonzero(np.diag(hessian) < LEVELLED * np.diag(first))
+    rounds = 0
+    for i in lost:
+        for sign in (-1.0, 1.0):
+            step = np.zeros_like(x)
+            step[i] = sign / size[i]
+            rise = _ask(sites, None, x + step, traffic)[0] - value
+            rounds += 1
+            if not rise > LEAST_RISE:
+                raise ImproperPosterior(f"laplace: the likelihood levels off in parameter {i}{REMEDY}")
+    return rounds
+
+
 def linear_control(reference: Reference) -> dict[str, ControlVariate]:
     """The first-order part of a reference's control variates: ``∇U_m(x*)·x`` alone."""
     control = {}
@@ -72,17 +109,6 @@ def linear_control(reference: Reference) -> dict[str, ControlVariate]:
         gradient = quadratic.gradient(point)
         control[name] = ControlVariate(Quadratic(jnp.zeros_like(quadratic.precision), gradient), point, 1)
     return control
-
-
-def problem_dim(sites: Sequence[Site], prior: Quadratic | None) -> int:
-    """Number of parameters of the federation."""
-    if prior is not None:
-        return prior.dim
-    whole = [site.potential.dim for site in sites if site.coordinates is None]
-    parts = [
-        int(site.coordinates.max()) + 1 for site in sites if site.coordinates is not None and site.coordinates.size
-    ]
-    return max(whole + parts)
 
 
 def prior_mean(prior: Quadratic) -> np.ndarray:

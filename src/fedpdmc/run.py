@@ -60,16 +60,13 @@ class Run:
         row_bytes = chains * coordinator.segments * (17 + 16 * dim)
         self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
         self.limit = min(16, self.rows)
+        # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
+        self.rounds = 0
 
     @property
     def time(self) -> float:
         """Process time that all chains have reached."""
         return float(np.min(np.asarray(self.progress.state.t)))
-
-    @property
-    def rounds(self) -> int:
-        """Serial exchanges so far: in a round every chain that is not finished sends one plan."""
-        return int(self.plans.max())
 
     @property
     def plans(self) -> np.ndarray:
@@ -93,19 +90,17 @@ class Run:
         ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it
         was before the block.
         """
-        before = self.progress
-        self.progress = _align(before)
-        began = self.time
+        before, began = self.progress, self.time
         start = (np.asarray(before.state.a), np.asarray(before.state.v))
         try:
-            chunks = self._chunks(until, began, tick)
+            keep(Block(start, self._chunks(until, began, tick), began, until))
         except BaseException:
             self.progress = before
             raise
-        keep(Block(start, chunks, began, until))
+        self.rounds += int((self.plans - np.asarray(before.state.number)).max())
 
     def _chunks(self, until: float, began: float, tick) -> list[FlatKnots]:
-        chunks, iterations, target = [], 0, jnp.asarray(float(until))
+        chunks, iterations, target, first = [], 0, jnp.asarray(float(until)), self.plans
         while self.time < until:
             clock = time.perf_counter()
             limit = jnp.asarray(self.limit)
@@ -118,7 +113,8 @@ class Run:
             self.federation.faults(self.progress)
             iterations += used
             self._pace(seconds, used)
-            tick(Tick(began, self.time, until, int(self.events.sum()), self.rounds, seconds))
+            rounds = self.rounds + int((self.plans - first).max())
+            tick(Tick(began, self.time, until, int(self.events.sum()), rounds, seconds))
             if iterations * (until - began) > MOST_ITERATIONS * max(self.time - began, 1e-300) and iterations > 4096:
                 raise RunTooLong(
                     f"After {iterations} steps the slowest chain has come from process time {began:.3g} to "
@@ -131,9 +127,3 @@ class Run:
         """Choose the next chunk's length so that it takes about a quarter of a second."""
         if used == self.limit:
             self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
-
-
-def _align(progress: Progress) -> Progress:
-    """At the start of a block all chains take the same plan number, as they share a round."""
-    number = jnp.full_like(progress.state.number, jnp.max(progress.state.number))
-    return eqx.tree_at(lambda p: p.state.number, progress, number)

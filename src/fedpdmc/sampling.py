@@ -108,7 +108,9 @@ def sample(
         A rate exceeded its certified bound: a bug.
     """
     check_length(duration, ess)
-    method = choose(sites, prior, prior_at, dynamics, reference, control, chains, ess, init, seed, bounds, keep, names)
+    if burn_in is not None and not 0 <= _number(burn_in) < float("inf"):
+        raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
+    method = choose(sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess)
     wanted = _burn_in(burn_in, duration, method)
     sampler = Sampler(method, wanted, keep)
     if wanted > 0:
@@ -121,14 +123,17 @@ def check_length(duration: float | None, ess: float | None) -> None:
     if duration is not None and ess is not None:
         raise InputError("duration, ess", "both", "Give one of them.")
     for name, value in (("duration", duration), ("ess", ess)):
-        if value is not None and not 0 < float(value) < float("inf"):
+        if value is not None and not 0 < _number(value) < float("inf"):
             raise InputError(name, repr(value), "Give a positive finite number.")
+
+
+def _number(value: Any) -> float:
+    """A real number, or nan for what is none."""
+    return float(value) if isinstance(value, (int, float, np.integer, np.floating)) else float("nan")
 
 
 def _burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:
     if burn_in is not None:
-        if not 0 <= float(burn_in) < float("inf"):
-            raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
         return float(burn_in)
     if method.whitened:
         return WHITENED_BURN_IN

@@ -78,6 +78,10 @@ class Site:
             raise InputError(
                 "Site(budget)", repr(budget), "Privacy budgets are not supported by this version: leave it out."
             )
+        if seed is not None and (
+            isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
+        ):
+            raise InputError("Site(seed)", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
         self.potential = potential
         self.name = name
         self.seed = seed
@@ -99,10 +103,10 @@ class Site:
 
     def key(self, run_seed: int) -> Key[Array, ""]:
         """The site's secret key: its own seed, or one derived from the run's seed and its name."""
-        if self.seed is not None:
-            return jax.random.key(self.seed)
-        digest = hashlib.sha256(f"{run_seed}/{self.name}".encode()).digest()
-        return jax.random.fold_in(jax.random.key(run_seed), int.from_bytes(digest[:4], "little"))
+        seed = run_seed if self.seed is None else self.seed
+        kind = "run" if self.seed is None else "own"
+        digest = hashlib.sha256(f"{kind}/{seed}/{self.name}".encode()).digest()
+        return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
 
 
 @eqx.filter_jit

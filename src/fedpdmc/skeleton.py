@@ -14,15 +14,27 @@ Arrays = np.ndarray
 
 
 class Moments(NamedTuple):
-    """``∫ dt``, ``∫ a dt`` and ``∫ a aᵀ dt`` over all chains."""
+    """``∫ dt``, ``∫ (a − pivot) dt`` and ``∫ (a − pivot)(a − pivot)ᵀ dt`` over all chains.
+
+    A pivot near the mean keeps the covariance from cancelling.
+    """
 
     time: float
     first: Arrays
     second: Arrays
+    pivot: Arrays
 
     def plus(self, other: Moments) -> Moments:
-        """Of both stretches together."""
-        return Moments(self.time + other.time, self.first + other.first, self.second + other.second)
+        """Of both stretches together, about the same pivot."""
+        return Moments(self.time + other.time, self.first + other.first, self.second + other.second, self.pivot)
+
+    def mean(self) -> Arrays:
+        """Time average of a."""
+        return self.pivot + self.first / self.time
+
+    def cov(self) -> Arrays:
+        """Time average of ``(a − mean)(a − mean)ᵀ``."""
+        return self.second / self.time - np.outer(self.first, self.first) / self.time**2
 
 
 class Skeleton(NamedTuple):
@@ -68,14 +80,16 @@ class Skeleton(NamedTuple):
         return np.repeat(np.arange(self.chains), np.diff(self.offsets))
 
     @double_precision
-    def moments(self, flow: Flow) -> Moments:
-        """Exact time integrals of position and its outer product over all segments."""
+    def moments(self, flow: Flow, pivot: Arrays | None = None) -> Moments:
+        """Exact time integrals of position and its outer product over all segments, about a pivot (lines only) or zero."""
+        pivot = np.zeros(self.a.shape[1]) if pivot is None or flow.rotating else pivot
+        a = self.a - pivot
         w = [np.asarray(x)[:, None] for x in flow.integrals(jnp.asarray(self.durations))]
         p, q, pp, pq, qq = w
-        first = (p * self.a + q * self.v).sum(0)
-        cross = (self.a * pq).T @ self.v
-        second = (self.a * pp).T @ self.a + cross + cross.T + (self.v * qq).T @ self.v
-        return Moments(self.chains * (self.end - self.begin), first, second)
+        first = (p * a + q * self.v).sum(0)
+        cross = (a * pq).T @ self.v
+        second = (a * pp).T @ a + cross + cross.T + (self.v * qq).T @ self.v
+        return Moments(self.chains * (self.end - self.begin), first, second, pivot)
 
     @double_precision
     def at(self, flow: Flow, times: Arrays) -> Arrays:

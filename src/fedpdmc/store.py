@@ -13,6 +13,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.skeleton import Block, Moments, Skeleton
 
 MOST_DRAWS = 4096
+# A subset of draws with equal steps is taken if it covers this share of the run.
+LEAST_COVER = 0.9
 
 
 class Store(abc.ABC):
@@ -84,7 +86,7 @@ class SkeletonStore(Store):
 
     def moments(self):
         """Exact integrals over the skeleton."""
-        return self.skeleton.moments(self.flow)
+        return self.skeleton.moments(self.flow, self.skeleton.a[0])
 
     def draws(self, n):
         """Positions in the middle of n equal stretches of the span."""
@@ -124,24 +126,22 @@ class DrawStore(Store):
         return 0 if self._draws is None else self._draws.shape[1]
 
     def append(self, block):
-        """Add the block's moments and the draws that fall into it."""
-        block = block.skeleton()
-        moments = block.moments(self.flow)
+        """Add the block's moments and the draws that fall into it, or neither."""
+        path = block.skeleton()
         if self._moments is None or self._draws is None:
-            self._moments, self._begin = moments, block.begin
-            self._spacing = (block.end - block.begin) / (MOST_DRAWS // 2)
-            self._draws = np.empty((block.chains, 0, block.a.shape[1]))
+            begin, draws = path.begin, np.empty((path.chains, 0, path.a.shape[1]))
+            spacing = (path.end - path.begin) / (MOST_DRAWS // 2)
+            moments = path.moments(self.flow, path.a[0])
         else:
-            self._moments = self._moments.plus(moments)
-        self._end = block.end
-        known = self._draws.shape[1]
-        total = int(np.floor((self._end - self._begin) / self._spacing * (1 + 1e-12)))
-        fresh = block.at(self.flow, self._begin + (np.arange(known, total) + 0.5) * self._spacing)
-        self._draws = np.concatenate([self._draws, fresh], 1)
-        while self._draws.shape[1] > MOST_DRAWS:
-            # Every third draw keeps the grid centred: the middles of stretches three times as long.
-            self._draws = np.ascontiguousarray(self._draws[:, 1::3])
-            self._spacing *= 3
+            begin, draws, spacing = self._begin, self._draws, self._spacing
+            moments = self._moments.plus(path.moments(self.flow, self._moments.pivot))
+        # Draw k stands in the middle of stretch k. Every third of them is the middle of a stretch three times as long.
+        while (path.end - begin) / spacing + 0.5 > MOST_DRAWS + 1:
+            draws, spacing = draws[:, 1::3], 3 * spacing
+        total = int(np.floor((path.end - begin) / spacing * (1 + 1e-12) + 0.5))
+        fresh = path.at(self.flow, begin + (np.arange(draws.shape[1], total) + 0.5) * spacing)
+        draws = np.concatenate([draws, fresh], 1)
+        self._moments, self._draws, self._spacing, self._begin, self._end = moments, draws, spacing, begin, path.end
 
     def moments(self):
         """Exact integrals, accumulated."""
@@ -150,11 +150,13 @@ class DrawStore(Store):
         return self._moments
 
     def draws(self, n):
-        """A subset of the kept draws with equal spacing."""
+        """A subset of the kept draws: equally spaced, to within a kept draw where none that is covers the run."""
         kept = self.most_draws
         if self._draws is None or n > kept:
             raise InputError(
                 "draws(n)", str(n), f"This run kept {kept} draws a chain (keep='draws'): ask for at most that."
             )
         step = kept // n
-        return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]
+        if n * step >= LEAST_COVER * kept:
+            return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]
+        return self._draws[:, ((np.arange(n) + 0.5) * kept / n).astype(int)]

@@ -1,12 +1,13 @@
 """The same run twice: by the compiled loop, and by plain rounds of plan, exchange and settle."""
 
+import inspect
 import types
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tests.support import hospitals, prior
+from tests.support import ZIGZAG, hospitals, prior
 
 import fedpdmc as fp
 from fedpdmc.method import choose
@@ -16,12 +17,10 @@ from fedpdmc.run import Run
 
 @double_precision
 def method(dynamics=None, *, sites=None, chains=4, seed=3, **options):
-    """What ``fp.sample`` would run."""
-    wanted = {
-        "prior_at": "coordinator", "reference": None, "control": None, "init": None, "bounds": "certified",
-        "keep": "skeleton", "names": None, **options,
-    }  # fmt: skip
-    wanted |= {"sites": sites or hospitals(), "prior": prior(), "dynamics": dynamics, "chains": chains, "seed": seed}
+    """What ``fp.sample`` would run: all that is not said here as it is there by default."""
+    said = {"sites": sites or hospitals(), "prior": prior(), "dynamics": dynamics, "chains": chains, "seed": seed}
+    defaults = {name: given.default for name, given in inspect.signature(fp.sample).parameters.items()}
+    wanted = {name: (defaults | said | options)[name] for name in inspect.signature(choose).parameters}
     return choose(**wanted)
 
 
@@ -64,8 +63,6 @@ def plain(chosen, ends):
     federation, coordinator, state = run.federation, run.coordinator, run.progress.state
     paths = [[] for _ in range(chosen.chains)]
     for end in ends:
-        # All chains share a round, so at the start of a block they take the same plan number.
-        state = eqx.tree_at(lambda s: s.number, state, jnp.full_like(state.number, state.number.max()))
         for chain, path in enumerate(paths):
             path.append((float(state.t[chain]), np.asarray(state.a[chain]), np.asarray(state.v[chain])))
         until = jnp.asarray(float(end))
@@ -108,7 +105,7 @@ def assert_same_path(one, other, first=50, atol=1e-9):
 
 KINDS = {
     "default": None,
-    "zigzag": fp.ZigZag(excess=0.1),
+    "zigzag": ZIGZAG,
     "bouncy": fp.BouncyParticle(),
     "boomerang": fp.Boomerang(),
     "factorised": fp.FactorisedBoomerang(excess=0.1),

@@ -29,4 +29,4 @@ def test_an_independent_zigzag_agrees():
     ours = monomials(post.draws(800)).mean(1)
     comparison = welch_test(NAMES, ours, plain)
     assert comparison.exact, str(comparison)
-    assert comparison.ess[:2].min() * found.sd.min() ** 2 > 2000
+    assert np.all(comparison.ess[:2] * found.sd**2 > 1000)

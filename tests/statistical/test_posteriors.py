@@ -66,3 +66,21 @@ def test_targets_are_not_trivial(model):
     assert np.all(np.abs(found.sd - 1) > 0.1)
     if model not in ("gaussian_mean", "linear"):
         assert np.max(np.abs(found.skew)) > 0.05
+
+
+@pytest.mark.parametrize("model", ["gaussian_mean", "linear"])
+def test_the_grid_agrees_with_closed_forms(model):
+    federation, found = target(model, 3), truth(model, 3)
+    precision = federation.prior_precision.copy()
+    shift = federation.prior_precision @ federation.prior_mean
+    for member in federation.members:
+        scaled = member.records.design / member.records.scale[:, None]
+        precision += scaled.T @ scaled
+        shift += scaled.T @ (member.records.response / member.records.scale)
+    covariance = np.linalg.inv(precision)
+    np.testing.assert_allclose(found.mean, covariance @ shift, atol=1e-9)
+    np.testing.assert_allclose(found.cov, covariance, atol=1e-9)
+    np.testing.assert_allclose(found.skew, 0, atol=1e-9)
+    width = 1.6448536 * np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose(found.low, found.mean - width, atol=2e-3 * found.sd.max())
+    np.testing.assert_allclose(found.high, found.mean + width, atol=2e-3 * found.sd.max())

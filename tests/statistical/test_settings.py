@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.statistical.checks import CHAINS, assert_exact, features, t_test
-from tests.statistical.targets import MODELS, mixed, on_grid, target, truth
+from tests.statistical.targets import MODELS, Member, Target, mixed, on_grid, records, target, truth
 from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
 
 import fedpdmc as fp
@@ -52,7 +52,6 @@ def test_references_on_every_model(model, dynamics, diagonal):
 # Every day also the defaults, below: quadratic control with the Boomerang.
 EVERYDAY_CONTROLS = {
     ("quadratic", "log_gaussian_cox", "factorised"),
-    ("quadratic", "logistic", "zigzag"),
     ("linear", "poisson", "bouncy"),
 }
 CONTROLS = [
@@ -109,6 +108,32 @@ def test_the_defaults_are_exact():
     assert comparison.exact, str(comparison)
     assert comparison.ess[:2].min() > 700
     assert min(post.ess().values()) > 1000
+
+
+def test_sites_of_one_seed_are_independent():
+    """Seeds that two owners chose alike by accident must not tie their clocks together."""
+    federation, found = target("logistic", 3), truth("logistic", 3)
+    sites = [fp.Site(m.potential, name=f"site{i}", seed=7) for i, m in enumerate(federation.members)]
+    post = fp.sample(
+        sites, federation.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=400.0, burn_in=0.0,
+        init=found.draws(CHAINS, 54), seed=7, progress=False,
+    )  # fmt: skip
+    assert_exact(post, found)
+
+
+def test_a_prior_is_never_too_wide_to_count():
+    """Parameters of size 1e5 under a prior of precision 1e-10, which counts as much as at size one."""
+    stretch, rng = 1e5, np.random.default_rng(55)
+    X = np.stack([np.ones(16), rng.normal(0.4, 1.0, 16)], 1) / stretch
+    y = X @ [stretch, stretch / 2] + 1.5 * rng.normal(size=16)
+    member = Member(records("gaussian", X, y, scale=1.5), fp.models.linear(X, y, 1.5))
+    wide = Target((member,), np.zeros(2), np.array([[2.0, 0.3], [0.3, 1.0]]) / stretch**2)
+    found = on_grid(wide)
+    post = fp.sample(
+        wide.sites(), wide.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=100 * stretch, burn_in=0.0,
+        init=found.draws(CHAINS, 56), seed=57, progress=False,
+    )  # fmt: skip
+    assert_exact(post, found, least_ess=500)
 
 
 @pytest.mark.parametrize("dynamics", ["zigzag", "boomerang"])

@@ -12,6 +12,7 @@ from fedpdmc.potentials.base import ROTATION_REACH, Field
 
 RELATIVE_SLACK = 1e-9
 POSITION_SLACK = 1e-13
+LOWEST_EXPONENT = -600.0
 
 
 class RateBound(NamedTuple):
@@ -87,8 +88,9 @@ def affine_clock(
 def exponential_clock(
     x: Float[Array, "*batch"], speed: Float[Array, "*batch"], level: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
-    """The time τ with ``∫_0^τ speed e^{x + speed s} ds = level`` for a positive speed: ``(log(e^x + level) − x)/speed``.
+    """The time τ with ``∫_0^τ speed e^{x + speed s} ds = level`` for a positive speed: ``log1p(level e^{−x})/speed``.
 
-    Paper, appendix E.4, step 2, in a form that neither overflows nor cancels.
+    Paper, appendix E.4, step 2. Where ``e^{−x}`` would overflow, ``log(e^x + level) − x`` does not cancel.
     """
-    return (jnp.logaddexp(x, jnp.log(level)) - x) / speed
+    plain = jnp.log1p(level * jnp.exp(-jnp.maximum(x, LOWEST_EXPONENT)))
+    return jnp.where(x > LOWEST_EXPONENT, plain, jnp.logaddexp(x, jnp.log(level)) - x) / speed

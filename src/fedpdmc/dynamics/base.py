@@ -46,7 +46,10 @@ class Dynamics(eqx.Module):
 
 def rate(name: str, value: float) -> float:
     """A rate given by the user, checked."""
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
     if not 0 <= number < float("inf"):
         raise InputError(name, repr(value), "Give a finite rate that is zero or positive.")
     return number
