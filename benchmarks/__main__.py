@@ -34,6 +34,15 @@ def machine() -> dict:
     }
 
 
+def commit() -> str | None:
+    """Which source was measured, with "-dirty" if it was changed since; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def contest(command: list[str]) -> dict:
     """Run one contestant to its end and read the JSON object it prints last."""
     load = os.getloadavg()
@@ -93,6 +102,7 @@ def main() -> None:
     reports = run(options.quick, console)
     found = {
         "started": started,
+        "commit": commit(),
         "quick": options.quick,
         "machine": machine(),
         "ratios": ratios(reports),

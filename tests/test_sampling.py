@@ -180,6 +180,7 @@ def test_the_prior_can_be_an_extra_site():
     assert chosen.public is None
 
 
+@pytest.mark.usefixtures("double")
 def test_the_prior_can_be_split_over_the_sites_by_record_count():
     chosen = method(ZIGZAG, prior_at="sites")
     shares = [chosen.opening(site).prior_share for site in chosen.sites]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ REFRESH = 1.2
 # Segments of a plan: enough refreshments to last until an objection where objections are rare, else few.
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
 PRIOR_SITE = "prior"
+# What is left of a sum relative to its largest term when it is rounding only.
+CANCELLED = 1e-10
 
 
 class Method(NamedTuple):
@@ -142,17 +145,22 @@ def _usual_chains(few_rounds: bool, ess: float | None) -> int:
 def public_potential(sites, prior, controls, reference: Reference, dynamics: Dynamics) -> Quadratic | None:
     """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero."""
     dim = reference.dim
-    total = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim))
-    if prior is not None:
-        total = total.plus(prior)
-    for site in sites:
-        if site.name in controls:
-            total = total.plus(controls[site.name].quadratic.embedded(dim, site.coordinates))
-    total = total.whiten(reference, None)
+    terms = [] if prior is None else [prior]
+    terms += [controls[s.name].quadratic.embedded(dim, s.coordinates) for s in sites if s.name in controls]
+    whitened = [term.whiten(reference, None) for term in terms]
     if dynamics.flow.rotating:
-        total = Quadratic(total.precision - jnp.eye(dim), total.linear)
-    size = max(float(jnp.max(jnp.abs(total.precision))), float(jnp.max(jnp.abs(total.linear))))
-    return total if size > 1e-9 else None
+        whitened.append(Quadratic(-jnp.eye(dim), jnp.zeros(dim)))
+    if not whitened:
+        return None
+    total = functools.reduce(Quadratic.plus, whitened)
+    # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
+    left = _largest(total.precision) > CANCELLED * max(_largest(term.precision) for term in whitened)
+    left |= _largest(total.linear) > CANCELLED * max(_largest(term.linear) for term in whitened)
+    return total if left else None
+
+
+def _largest(array) -> float:
+    return float(jnp.max(jnp.abs(array)))
 
 
 def _reference(sites, prior, reference, control, dim) -> tuple[Reference, dict[str, ControlVariate]]:

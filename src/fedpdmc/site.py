@@ -30,6 +30,8 @@ from fedpdmc.randomness import ChainKeys
 
 # Passes over the records per unit of process time above which cells, which need a few, are the better way.
 MOST_STAGED_PASSES = 8.0
+# Relative difference of two quadratics that are the same but for rounding.
+SAME = 1e-12
 
 
 class Site:
@@ -181,9 +183,11 @@ def _less_control(potential: Potential, control: ControlVariate | None) -> Poten
     expanded = potential.expanded_at(control.point, control.order)
     own = taylor_quadratic(potential, control.point, control.order)
     difference = own.plus(control.quadratic, -1.0)
-    size = jnp.max(jnp.abs(own.precision)) + jnp.max(jnp.abs(own.linear)) + 1e-300
-    gap = jnp.max(jnp.abs(difference.precision)) + jnp.max(jnp.abs(difference.linear))
-    return expanded if gap <= 1e-12 * size else Sum((expanded, difference))
+    size = jnp.max(jnp.abs(own.precision))
+    same = jnp.max(jnp.abs(difference.precision)) <= SAME * size
+    reach = jnp.max(jnp.abs(own.linear)) + size * jnp.max(jnp.abs(control.point))
+    same &= jnp.max(jnp.abs(difference.linear)) <= SAME * reach
+    return expanded if bool(same) else Sum((expanded, difference))
 
 
 def _sum(first: Potential, second: Potential) -> Potential:

@@ -58,8 +58,8 @@ def _settle(coordinator, state, itinerary, arrivals, until):
 
 @double_precision
 def plain(chosen, ends):
-    """Knots (t, a, v) of every chain by rounds in Python, each block's beginning included; and the last state."""
-    run = start(chosen)
+    """Knots (t, a, v) of every chain by rounds in Python, each block's beginning included; the last state; the rounds."""
+    run, rounds = start(chosen), 0
     federation, coordinator, state = run.federation, run.coordinator, run.progress.state
     paths = [[] for _ in range(chosen.chains)]
     for end in ends:
@@ -68,11 +68,12 @@ def plain(chosen, ends):
         until = jnp.asarray(float(end))
         while bool(jnp.any(state.t < until)):
             state, knots, going = _round(federation, coordinator, run.keys, state, until)
+            rounds += 1
             valid = np.asarray(knots.valid) & np.asarray(going)[:, None] & (np.asarray(knots.t) < end)
             for chain, path in enumerate(paths):
                 for k in np.flatnonzero(valid[chain]):
                     path.append(tuple(np.asarray(x[chain, k]) for x in (knots.t, knots.a, knots.v)))
-    return [tuple(np.stack(part) for part in zip(*path, strict=True)) for path in paths], state
+    return [tuple(np.stack(part) for part in zip(*path, strict=True)) for path in paths], state, rounds
 
 
 def _round(federation, coordinator, keys, state, until):

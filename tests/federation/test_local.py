@@ -15,15 +15,20 @@ from fedpdmc.precision import double_precision
 ENDS = (3.0, 8.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# The default is a Boomerang too; lines and reflections are each in one of the others.
+LONG = pytest.param("boomerang", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("kind", ["default", "zigzag", "factorised", pytest.param("bouncy", marks=pytest.mark.long), LONG])
 def test_the_compiled_loop_does_what_plain_rounds_do(kind):
     chosen = method(KINDS[kind])
     skeleton, run = compiled(chosen, ENDS)
-    paths, state = plain(chosen, ENDS)
+    paths, state, rounds = plain(chosen, ENDS)
     for chain, path in enumerate(paths):
         assert_same_path(of_chain(skeleton, chain), path, first=10**6, atol=0)
     np.testing.assert_array_equal(run.events, state.events)
     np.testing.assert_array_equal(run.plans, state.number)
+    assert run.rounds == rounds
 
 
 def cells(*owned):
@@ -31,13 +36,13 @@ def cells(*owned):
     return [fp.Site(fp.models.log_gaussian_cox([3 * k for k in own]), name=str(own), coordinates=own) for own in owned]
 
 
-@pytest.mark.parametrize("kind", ["zigzag", "boomerang"])
+@pytest.mark.parametrize("kind", ["zigzag", LONG])
 def test_sites_of_some_coordinates_do_what_they_do_alone(kind):
     chosen = method(KINDS[kind], sites=cells([1], [0], [1, 0]))
     columns = [None if c is None else list(c) for c in start(chosen).federation._columns]
     assert columns == ([[1], [0], [1, 0]] if kind == "zigzag" else [None] * 3)
     skeleton, _ = compiled(chosen, ENDS)
-    paths, _ = plain(chosen, ENDS)
+    paths, _, _ = plain(chosen, ENDS)
     for chain, path in enumerate(paths):
         assert_same_path(of_chain(skeleton, chain), path, first=10**6)
 
@@ -62,7 +67,7 @@ def test_the_size_of_a_chunk_changes_no_bit(kind):
 
 
 @pytest.mark.parametrize("ends", [ENDS[-1:], ENDS], ids=["one block", "two blocks"])
-@pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["zigzag", LONG])
 def test_a_chain_runs_the_same_beside_more_chains(kind, ends):
     few, many = (compiled(method(KINDS[kind], chains=chains), ends)[0] for chains in (4, 8))
     for chain in range(4):

@@ -1,13 +1,16 @@
 """Derivatives of a potential along a path, by automatic differentiation: what its own formulas are held against."""
 
+import functools
 import itertools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+# What is computed here is compared to many digits, not to the last bit: compile it fast.
+FAST = {"xla_backend_optimization_level": 0}
 
-@eqx.filter_jit
+
+@functools.partial(jax.jit, compiler_options=FAST)
 def fields(potential, a, v):
     """``Potential.field`` by (rotating, flips)."""
     kinds = itertools.product((False, True), repeat=2)
@@ -32,14 +35,14 @@ def series(function, order):
     return all_of
 
 
-@eqx.filter_jit
+@functools.partial(jax.jit, compiler_options=FAST)
 def derivatives(potential, x):
     """``∇U`` and ``∇²U`` at points (C, d): by the potential, then by automatic differentiation of its value."""
     own = jax.vmap(potential.gradient)(x), jax.vmap(potential.hessian)(x)
     return own, (jax.vmap(jax.grad(potential.value))(x), jax.vmap(jax.hessian(potential.value))(x))
 
 
-@eqx.filter_jit
+@functools.partial(jax.jit, static_argnames="rotating", compiler_options=FAST)
 def along(potential, rotating, a, v, s):
     """``∇U(a(s))`` and two derivatives in s, then ``U(a(s))`` and three: for chains (C, d) and times (C, n)."""
 

@@ -56,7 +56,7 @@ def test_posterior_is_exact(model, sites, dynamics):
 @pytest.mark.parametrize("dynamics", DYNAMICS)
 @pytest.mark.parametrize("model", MODELS)
 def test_posterior_is_exact_to_a_few_percent(model, dynamics):
-    assert_exact(sampled(model, 3, dynamics, 15 * DURATION[dynamics]), truth(model, 3), least_ess=7000)
+    assert_exact(sampled(model, 3, dynamics, 8 * DURATION[dynamics]), truth(model, 3), least_ess=5000)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
 
 from fedpdmc.potentials.base import Field, Potential
 
@@ -49,7 +50,7 @@ class Quadratic(Potential):
         """``U + factor · other``."""
         return Quadratic(self.precision + factor * other.precision, self.linear + factor * other.linear)
 
-    def embedded(self, dim: int, columns: Array | None) -> Quadratic:
+    def embedded(self, dim: int, columns: Int[ArrayLike, " k"] | None) -> Quadratic:
         """The same function of ``x[columns]``, written over all ``dim`` coordinates."""
         if columns is None:
             return self
