@@ -31,10 +31,10 @@ demo: install
 	$(BIN)/fedpdmc demo
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-long: install
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from tests.support import DYNAMICS, LOSS_NAMES, loss, predictor, states
 
+import fedpdmc as fp
+from fedpdmc.arrivals import StagedClock
 from fedpdmc.arrivals.bounds import certified, signed_rates, taylor
 from fedpdmc.arrivals.thinning import cell_length
 from fedpdmc.potentials import LinearPredictor, Logistic, Quadratic, Sum
+from fedpdmc.site import Opening, open_site
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -86,6 +89,20 @@ def test_counts_of_a_million_million(kind):
     counts = jnp.asarray(np.round(np.exp(design @ POINT + 27.0)))
     potential = LinearPredictor.from_records(jnp.asarray(design), counts, loss("poisson"), jnp.full(12, 27.0))
     assert_bounded(potential, DYNAMICS[kind], center=POINT, spreads=(1e-9, 1e-6, 1e-3), slow=1e-6)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="StagedClock._slack knows the number of records, not the size of their responses"
+)
+def test_counts_of_a_million_million_in_stages():
+    dynamics, design = DYNAMICS["boomerang"], np.random.default_rng(0).normal(size=(12, 2))
+    site = fp.Site(fp.models.poisson(design, np.round(np.exp(design @ POINT[:2] + 27.0))), name="many")
+    made = fp.laplace([site])
+    clock = open_site(site, Opening(made, dynamics, made.control["many"]))
+    assert isinstance(clock, StagedClock)
+    a, v = states(0, 1000, 2)
+    rates = signed_rates(dynamics, clock.potential.gradients(a), v)
+    assert np.all(rates <= clock._tensor_bound(a, v))
 
 
 @pytest.mark.parametrize("kind", DYNAMICS)

@@ -19,7 +19,9 @@ ENDS = (3.0, 8.0)
 LONG = pytest.param("boomerang", marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("kind", ["default", "zigzag", "factorised", pytest.param("bouncy", marks=pytest.mark.long), LONG])
+@pytest.mark.parametrize(
+    "kind", ["default", "zigzag", "factorised", pytest.param("bouncy", marks=pytest.mark.long), LONG]
+)
 def test_the_compiled_loop_does_what_plain_rounds_do(kind):
     chosen = method(KINDS[kind])
     skeleton, run = compiled(chosen, ENDS)
