@@ -159,14 +159,12 @@ def test_ess_that_takes_several_blocks():
     assert post.duration > 10.0
 
 
-@pytest.mark.xfail(strict=True, reason="lines are diagnosed on at most 1000 draws a chain: ess=1500 never stops")
 def test_ess_of_a_long_chain_can_pass_a_thousand():
     site = fp.Site(fp.models.gaussian_mean(np.ones((2, 2))), name="a")
     post = fp.sample(site, prior(), dynamics=fp.ZigZag(), chains=1, duration=4000.0, seed=3, progress=False)
     assert min(post.ess().values()) > 1200
 
 
-@pytest.mark.xfail(strict=True, reason="the run would go on for ever: its ESS cannot pass the number of kept draws")
 def test_more_ess_than_draws_are_kept_is_refused(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_BLOCKS", 1)
     with pytest.raises(InputError, match="ess"), warnings.catch_warnings(action="ignore"):

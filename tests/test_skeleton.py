@@ -32,7 +32,6 @@ def test_positions_are_those_of_the_flow_from_the_last_knot(flow):
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="reshape(chains, 0, -1) of nothing")
 def test_no_times_give_no_positions():
     assert skeleton().at(Line(), np.empty(0)).shape == (3, 0, 2)
 

@@ -27,6 +27,8 @@ NODES = 4
 LONGEST_PIECE = 0.5
 # Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
 DRAWS_PER_TURN = 8
+# Draws of all chains that diagnostics look at, or a thousand of each chain if that is more.
+MOST_DIAGNOSED = 2**16
 
 
 class Posterior:
@@ -152,9 +154,10 @@ class Posterior:
     def _diagnostic_draws(self) -> np.ndarray:
         """Draws for ESS: fine enough not to miss what the paths know, at most one unit apart on rotations."""
         jumps = float(np.mean(self.events)) / max(len(self.names), 1)
-        n = int(np.clip(2 * jumps, 100, 1000))
+        most = max(1000, MOST_DIAGNOSED // self.chains)
+        n = int(np.clip(2 * jumps, 100, most))
         if self.dynamics.flow.rotating:
-            n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(1000, np.ceil(self.duration))))
+            n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(most, np.ceil(self.duration))))
         return self.draws(min(max(n, 8), self.store.most_draws))
 
     def _diagnose(self, function: str) -> dict[str, float]:

@@ -22,7 +22,7 @@ from fedpdmc.precision import double_precision
 from fedpdmc.progress import Display
 from fedpdmc.run import Run
 from fedpdmc.site import Site, local_columns
-from fedpdmc.store import DrawStore, SkeletonStore, Store
+from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 
 DEFAULT_ESS = 1000.0
 FIRST_BLOCK = 10.0
@@ -224,6 +224,12 @@ class Sampler:
 
     def _until(self, target: float, display: Display) -> None:
         """Append whole blocks, each as long as the ESS so far suggests, and look at the ESS between them only."""
+        if self.keep == "draws" and target > LEAST_DRAWS * self.method.chains:
+            raise InputError(
+                "ess",
+                f"{target:g} with keep='draws', which keeps {LEAST_DRAWS} to {MOST_DRAWS} draws of each chain",
+                "Ask for less, take more chains, or use keep='skeleton'.",
+            )
         first = FIRST_BLOCK
         if self.method.whitened:
             first = float(np.clip(target / (USUAL_YIELD * self.method.chains), FIRST_BLOCK, 100 * FIRST_BLOCK))

@@ -102,7 +102,7 @@ class Skeleton(NamedTuple):
         index = np.maximum(index, np.repeat(self.offsets[:-1], len(times)))
         since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
         p, q = (np.asarray(x)[:, None] for x in flow.weights(jnp.asarray(since)))
-        return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), -1)
+        return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), self.a.shape[1])
 
 
 class FlatKnots(NamedTuple):

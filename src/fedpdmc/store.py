@@ -13,6 +13,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.skeleton import Block, Moments, Skeleton
 
 MOST_DRAWS = 4096
+# Thinning takes every third draw.
+LEAST_DRAWS = MOST_DRAWS // 3
 # A subset of draws with equal steps is taken if it covers this share of the run.
 LEAST_COVER = 0.9
 

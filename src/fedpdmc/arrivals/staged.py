@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fedpdmc.arrivals.bounds import POSITION_SLACK, RELATIVE_SLACK, signed_rates
+from fedpdmc.arrivals.bounds import RELATIVE_SLACK, signed_rates
 from fedpdmc.arrivals.clocks import Clock, keep_done, unit
 from fedpdmc.arrivals.thinning import pick_mark
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
@@ -125,7 +125,7 @@ class StagedClock(Clock[StagedWalk]):
     def _slack(self, size, v):
         """Room for the rounding of sums over records, in units of the whitened rates."""
         scale = jnp.sum(jnp.abs(v), -1, keepdims=True) * (1 + size[:, None])
-        return POSITION_SLACK * scale * (1 + self.potential.design.shape[0])
+        return self.remainder.rounding * scale
 
     def _look(self, state: StagedWalk, path: Path, keys) -> StagedWalk:
         """One candidate of the constant bounds, put to the tensor."""

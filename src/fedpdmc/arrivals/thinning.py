@@ -112,7 +112,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         bound = certified(self.dynamics, field, a, ahead)
         rate = pick_mark(signed_rates(self.dynamics, field.gradient, v), walk.mark)
         violated = state.candidate & ~(rate <= state.ceiling)
-        broken = ~jnp.all(jnp.isfinite(field.gradient), -1)
+        broken = ~jnp.all(jnp.isfinite(field.gradient), -1) | ~jnp.all(jnp.isfinite(field.curve), -1)
         fault = jnp.where(broken, NOT_FINITE, jnp.where(violated, VIOLATED, FINE))
         accepted = state.candidate & (state.threshold < rate) & (fault == FINE)
         time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)

@@ -14,6 +14,8 @@ from fedpdmc.potentials.linear_predictor import LinearPredictor
 MOST_PARAMETERS = 32
 # Relative room for the rounding of eigenvalues.
 ROOM = 1 + 1e-9
+# Units in the last place that a sum over records may be off, relative to its terms.
+ULPS = 64 * 2.0**-52
 
 
 class CubicRemainder(eqx.Module):
@@ -36,6 +38,8 @@ class CubicRemainder(eqx.Module):
         ``Q``, and its coordinate form.
     growth : ()
         ``g max_n |ξ_n|``.
+    rounding : ()
+        Bound of the rounding error of the gradient's sums, per unit of ``1 + |b|``.
     """
 
     center: Float[Array, " d"]
@@ -45,6 +49,7 @@ class CubicRemainder(eqx.Module):
     quartic: Float[Array, ""]
     quartics: Float[Array, " d"]
     growth: Float[Array, ""]
+    rounding: Float[Array, ""]
 
     def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``½ T[b, b, ·]``."""
@@ -81,7 +86,17 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
         jnp.asarray(ROOM * quartic),
         jnp.asarray(ROOM * quartic**0.75 * coordinate**0.25),
         jnp.asarray(ROOM * reach),
+        jnp.asarray(_rounding(potential, z)),
     )
+
+
+def _rounding(potential: LinearPredictor, z: Float[Array, " n"]) -> float:
+    """Some units in the last place of all terms of ``Σ R' ξ``, before they cancel, plus the same for positions."""
+    size = np.abs(np.asarray(potential.design)).max(1, initial=0.0)
+    first = np.abs(np.asarray(potential.loss.first(z, potential.response)))
+    second = np.abs(np.asarray(potential.loss.second(z, potential.response)))
+    terms = 1 + np.abs(np.asarray(potential.response)) + first + second * (np.abs(np.asarray(z)) + size)
+    return ULPS * float(np.sum(size * terms)) + 1e-13
 
 
 def _cubic_bound(tensor: np.ndarray) -> float:
