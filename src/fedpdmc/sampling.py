@@ -249,6 +249,7 @@ class Sampler:
             stacklevel=3,
         )
 
+    @double_precision
     def posterior(self) -> Posterior:
         """What has been drawn so far."""
         method, rounds = self.method, self.run.rounds

@@ -71,9 +71,7 @@ class Skeleton(NamedTuple):
 
     def then(self, other: Skeleton) -> Skeleton:
         """Both stretches of the same chains, the other after this one."""
-        order = np.argsort(np.concatenate([self.owners(), other.owners()]), kind="stable")
-        t, a, v = (np.concatenate(pair)[order] for pair in ((self.t, other.t), (self.a, other.a), (self.v, other.v)))
-        return Skeleton(self.offsets + other.offsets, t, a, v, self.begin, other.end)
+        return join([self, other])
 
     def owners(self) -> Arrays:
         """The chain of each knot."""
@@ -103,6 +101,16 @@ class Skeleton(NamedTuple):
         since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
         p, q = (np.asarray(x)[:, None] for x in flow.weights(jnp.asarray(since)))
         return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), self.a.shape[1])
+
+
+def join(parts: list[Skeleton]) -> Skeleton:
+    """Successive stretches of the same chains as one."""
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate([part.owners() for part in parts]), kind="stable")
+    t, a, v = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("t", "a", "v"))
+    offsets = np.sum([part.offsets for part in parts], axis=0)
+    return Skeleton(offsets, t, a, v, parts[0].begin, parts[-1].end)
 
 
 class FlatKnots(NamedTuple):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import abc
 import copy
-import functools
 
 import numpy as np
 
 from fedpdmc.dynamics import Flow
 from fedpdmc.errors import InputError
-from fedpdmc.skeleton import Block, Moments, Skeleton
+from fedpdmc.skeleton import Block, Moments, Skeleton, join
 
 MOST_DRAWS = 4096
 # Thinning takes every third draw.
@@ -68,7 +67,7 @@ class SkeletonStore(Store):
         if not self._blocks:
             raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
         parts = [block.skeleton() if isinstance(block, Block) else block for block in self._blocks]
-        whole = functools.reduce(Skeleton.then, parts)
+        whole = join(parts)
         self._blocks = [whole]
         return whole
 
