@@ -102,8 +102,11 @@ class Coordinator(eqx.Module):
         """A coordinator for a public potential in whitened coordinates."""
         return cls(dynamics, None if potential is None else clock_for(potential, dynamics), segments)
 
-    def intend(self, state: State, keys: PublicKeys, until: Float[Array, ""]) -> Itinerary:
-        """Simulate the public events from the present state, up to ``until`` or to the last segment that fits."""
+    def intend(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
+        """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
+
+        ``until`` is one process time, or one for each chain.
+        """
         remaining = jnp.maximum(until - state.t, 0.0)
 
         def segment(carry, k):
@@ -173,7 +176,7 @@ class Coordinator(eqx.Module):
         return Arrival(time, walk.rang, arrival.mark)
 
     def settle(
-        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, ""]
+        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]
     ) -> tuple[State, Knots, Bool[Array, " C"]]:
         """Keep the path up to the earliest arrival (stacked over sites) and apply the winner's jump.
 

@@ -3,16 +3,16 @@
 import inspect
 import types
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tests.support import ZIGZAG, hospitals, prior
 
 import fedpdmc as fp
+from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import choose
 from fedpdmc.precision import double_precision
 from fedpdmc.run import Run
+from fedpdmc.skeleton import join
 
 
 @double_precision
@@ -25,11 +25,10 @@ def method(dynamics=None, *, sites=None, chains=4, seed=3, **options):
 
 
 @double_precision
-def start(chosen):
+def start(chosen, kind=Run, **options):
     """A run before its first block."""
-    return Run(
-        chosen.federation(), chosen.coordinator(), chosen.start(0.0), jax.random.fold_in(jax.random.key(chosen.seed), 1)
-    )
+    key = jax.random.fold_in(jax.random.key(chosen.seed), 1)
+    return kind(chosen.federation(), chosen.coordinator(), chosen.start(0.0), key, **options)
 
 
 def compiled(chosen, ends, limit=None):
@@ -40,54 +39,16 @@ def compiled(chosen, ends, limit=None):
         run._pace = types.MethodType(lambda self, seconds, used: None, run)
     for end in ends:
         run.advance(end, blocks.append, lambda tick: None)
-    whole = blocks[0].skeleton()
-    for block in blocks[1:]:
-        whole = whole.then(block.skeleton())
-    return whole, run
-
-
-@eqx.filter_jit
-def _intend(coordinator, state, keys, until):
-    return coordinator.intend(state, keys, until)
-
-
-@eqx.filter_jit
-def _settle(coordinator, state, itinerary, arrivals, until):
-    return coordinator.settle(state, itinerary, arrivals, until)
+    return join([block.skeleton() for block in blocks]), run
 
 
 @double_precision
-def plain(chosen, ends):
-    """Knots (t, a, v) of every chain by rounds in Python, each block's beginning included; the last state; the rounds."""
-    run, rounds = start(chosen), 0
-    federation, coordinator, state = run.federation, run.coordinator, run.progress.state
-    paths = [[] for _ in range(chosen.chains)]
+def plain(chosen, ends, **options):
+    """The skeleton of the same blocks by rounds in Python, and the run."""
+    run, blocks = start(chosen, Rounds, **options), []
     for end in ends:
-        for chain, path in enumerate(paths):
-            path.append((float(state.t[chain]), np.asarray(state.a[chain]), np.asarray(state.v[chain])))
-        until = jnp.asarray(float(end))
-        while bool(jnp.any(state.t < until)):
-            state, knots, going = _round(federation, coordinator, run.keys, state, until)
-            rounds += 1
-            valid = np.asarray(knots.valid) & np.asarray(going)[:, None] & (np.asarray(knots.t) < end)
-            for chain, path in enumerate(paths):
-                for k in np.flatnonzero(valid[chain]):
-                    path.append(tuple(np.asarray(x[chain, k]) for x in (knots.t, knots.a, knots.v)))
-    return [tuple(np.stack(part) for part in zip(*path, strict=True)) for path in paths], state, rounds
-
-
-def _round(federation, coordinator, keys, state, until):
-    """One exchange; chains that are finished send a plan of no length and stay where they are."""
-    going = state.t < until
-    itinerary = _intend(coordinator, state, keys, until)
-    assert not np.any(np.asarray(itinerary.plan.horizon)[~np.asarray(going)])
-    arrivals = jax.tree.map(lambda *x: jnp.stack(x), *federation.exchange(itinerary.plan))
-    settled, knots, _ = _settle(coordinator, state, itinerary, arrivals, until)
-
-    def pick(new, old):
-        return jnp.where(going.reshape(going.shape + (1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(pick, settled, state), knots, going
+        run.advance(end, blocks.append, lambda tick: None)
+    return join([block.skeleton() for block in blocks]), run
 
 
 def of_chain(skeleton, chain):

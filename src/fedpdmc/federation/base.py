@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 
+import numpy as np
+
 from fedpdmc.plan import Arrival, Plan
 
 
@@ -18,6 +20,11 @@ class Federation(abc.ABC):
     @abc.abstractmethod
     def exchange(self, plan: Plan) -> list[Arrival]:
         """One round: every site's arrival along the plan, in the order of `names`."""
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        """Passes over each site's records so far; zero for a site that does not tell."""
+        return np.zeros(len(self.names), dtype=np.int64)
 
 
 def message_bytes(chains: int, segments: int, sent: int, flips: bool) -> tuple[int, int]:
