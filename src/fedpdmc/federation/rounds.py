@@ -36,7 +36,8 @@ class _Line:
     """Shared by all copies of a run: the state from which the sites may be asked next, and the block under way."""
 
     def __init__(self, tip: State):
-        self.tip, self.unfinished = tip, None  # type: tuple[State, _Unfinished | None]
+        self.tip = tip
+        self.unfinished: _Unfinished | None = None
 
 
 class Rounds:
