@@ -57,3 +57,44 @@ class RunTooLong(FedPDMCError):
 
 class ImproperPosterior(FedPDMCError):
     """The mode could not be found because the posterior has none, or is flat in some direction."""
+
+
+class WireError(FedPDMCError):
+    """Bytes that are not a message, or a message whose fields do not fit together.
+
+    Parameters
+    ----------
+    field : str
+        Where in the message.
+    found : str
+    """
+
+    def __init__(self, field: str, found: str):
+        self.field, self.found = field, found
+        super().__init__(f"{field}: found {found}. The message was refused.")
+
+
+class BadAnswer(FedPDMCError):
+    """A site answered something that cannot be the answer to what it was asked."""
+
+    def __init__(self, site: str, reason: str):
+        self.site, self.reason = site, reason
+        super().__init__(
+            f"site {site!r}: {reason} (code BAD_ANSWER). The run was stopped at its last complete block; check the "
+            "site's software and start the coordinator again to go on."
+        )
+
+
+class Refused(FedPDMCError):
+    """A site, or the coordinator, said no.
+
+    Attributes
+    ----------
+    site : str
+    code : str
+        Why, in one word; the site's own log has the details.
+    """
+
+    def __init__(self, site: str, code: str, remedy: str = "The site's audit log says why."):
+        self.site, self.code = site, code
+        super().__init__(f"site {site!r} refused (code {code}). {remedy}")
