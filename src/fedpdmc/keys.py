@@ -1,0 +1,158 @@
+"""Certificates for a study: one authority, one certificate for the coordinator and one for each site.
+
+The certificate's name is the party's name: a site can only speak as the site that its certificate names, and only the
+certificate named ``coordinator`` is taken for the coordinator's. The keys are on the curve P-256.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedpdmc.errors import InputError
+
+COORDINATOR = "coordinator"
+AUTHORITY_DAYS, DAYS = 3650, 365
+MOST_NAME = 64
+
+
+class Credentials(NamedTuple):
+    """A party's private key, its certificate and the authority's certificate, as PEM."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+
+def check_name(name: str) -> str:
+    """A site's name as it may stand in a certificate: printable, at most 64 characters, no slash, not the coordinator's."""
+    good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
+    if not good or any(c in name for c in "/\\=,\0") or name in (".", ".."):
+        raise InputError(
+            "site name", repr(name), "Give 1 to 64 printable characters without / \\ = , or spaces at its ends."
+        )
+    if name == COORDINATOR:
+        raise InputError("site name", repr(name), "That is the coordinator's name: give the site another one.")
+    return name
+
+
+def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS) -> Path:
+    """Write an authority, a coordinator and site certificates into ``folder``, a folder for each party.
+
+    ``folder/coordinator`` goes to the coordinator, ``folder/sites/NAME`` to that site; ``folder/authority`` signs
+    further certificates and is best kept off both. An authority that is there already is used again, and parties that
+    have a certificate keep it.
+
+    Parameters
+    ----------
+    folder : path
+    sites : sequence of str
+    days : int
+        How long the certificates are good for.
+    """
+    folder = Path(folder)
+    for name in sites:
+        check_name(name)
+    if len(set(sites)) != len(sites):
+        raise InputError("sites", "a name that occurs twice", "Give every site a name of its own.")
+    key, authority = _authority(folder / "authority")
+    _party(folder / COORDINATOR, COORDINATOR, key, authority, days, ExtendedKeyUsageOID.SERVER_AUTH)
+    for name in sites:
+        _party(folder / "sites" / name, name, key, authority, days, ExtendedKeyUsageOID.CLIENT_AUTH)
+    return folder
+
+
+def read_credentials(folder: str | Path) -> Credentials:
+    """What `make_keys` wrote for one party."""
+    folder = Path(folder)
+    try:
+        return Credentials(*((folder / name).read_bytes() for name in ("key.pem", "certificate.pem", "authority.pem")))
+    except OSError as error:
+        raise InputError(
+            "keys",
+            f"{error.strerror}: {error.filename}",
+            "Give a party's folder with key.pem, certificate.pem, authority.pem.",
+        ) from error
+
+
+def certificate_name(certificate: bytes) -> str:
+    """The name in a certificate."""
+    subject = x509.load_pem_x509_certificate(certificate).subject
+    return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    if (folder / "key.pem").exists():
+        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InputError(
+                "keys", f"{folder / 'key.pem'}, which is no P-256 key", "Give a folder that fedpdmc keys made."
+            )
+        return key, x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpdmc study authority")])
+    builder = (
+        _dated(name, name, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+    )
+    certificate = builder.sign(key, hashes.SHA256())
+    _write(folder, key, certificate, certificate)
+    return key, certificate
+
+
+def _party(folder: Path, name: str, authority_key, authority, days: int, purpose) -> None:
+    if (folder / "certificate.pem").exists():
+        return
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = (
+        _dated(subject, authority.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    )
+    if name == COORDINATOR:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(COORDINATOR)]), critical=False)
+    _write(folder, key, builder.sign(authority_key, hashes.SHA256()), authority)
+
+
+def _dated(subject, issuer, key, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks of different institutions differ by minutes.
+        .not_valid_before(now - datetime.timedelta(minutes=10))
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=signs, crl_sign=signs, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _write(folder: Path, key, certificate: x509.Certificate, authority: x509.Certificate) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    descriptor = os.open(folder / "key.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret)
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "authority.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))

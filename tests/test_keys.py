@@ -1,0 +1,37 @@
+import stat
+
+import pytest
+from cryptography import x509
+
+from fedpdmc.errors import InputError
+from fedpdmc.keys import certificate_name, make_keys, read_credentials
+
+
+def test_each_party_gets_its_own_folder_and_the_secret_is_its_own(tmp_path):
+    make_keys(tmp_path / "keys", ["north", "south"])
+    for party in ("coordinator", "sites/north", "sites/south"):
+        folder = tmp_path / "keys" / party
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
+        found = read_credentials(folder)
+        assert certificate_name(found.certificate) == party.removeprefix("sites/")
+        authority = x509.load_pem_x509_certificate(found.authority)
+        x509.load_pem_x509_certificate(found.certificate).verify_directly_issued_by(authority)
+
+
+def test_a_site_is_added_later_and_the_others_keep_their_keys(tmp_path):
+    make_keys(tmp_path, ["north"])
+    before = read_credentials(tmp_path / "sites" / "north")
+    make_keys(tmp_path, ["north", "south"])
+    assert read_credentials(tmp_path / "sites" / "north") == before
+    assert read_credentials(tmp_path / "sites" / "south").authority == before.authority
+
+
+@pytest.mark.parametrize("name", ["", "coordinator", "a/b", " north", "..", "x" * 65, "a\nb", "a=b"])
+def test_names_that_cannot_be_trusted_are_refused(tmp_path, name):
+    with pytest.raises(InputError, match="site name"):
+        make_keys(tmp_path, [name])
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(InputError, match="key.pem"):
+        read_credentials(tmp_path)
