@@ -1,0 +1,261 @@
+"""The study contract: one TOML file that says what is estimated, how, and what may be asked of a site."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.keys import check_name
+from fedpdmc.study.design import Design
+from fedpdmc.study.tables import Table, read_bytes
+
+FORMAT = 1
+FAMILIES = ("linear", "logistic", "poisson", "student_t")
+TYPES = ("number", "count", "level")
+KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
+         "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
+DEFAULT_REFRESH = {"Boomerang": 1.2}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A declared column of the records.
+
+    ``number`` and ``count`` have bounds, outside of which a value is refused; what enters the model is
+    ``(f(value) − center)/scale`` with f the logarithm if ``log``. ``level`` has its levels, the first of them the baseline.
+    """
+
+    name: str
+    type: str
+    levels: tuple[str, ...] = ()
+    bounds: tuple[float, float] = (0.0, 0.0)
+    center: float = 0.0
+    scale: float = 1.0
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Study:
+    """A contract, read and checked.
+
+    Attributes
+    ----------
+    text : bytes
+        The file as it is; its SHA-256 is the study's ``digest``, which coordinator and sites compare.
+    derivatives : bool
+        Whether sites release their own value, gradient and Hessian at points of the coordinator's choice.
+    rounds : int
+        The most requests that a site answers.
+    observed_time : float
+        The most process time, summed over chains, that a site lets be observed.
+    """
+
+    text: bytes
+    name: str
+    sites: tuple[str, ...]
+    family: str
+    formula: str
+    options: dict[str, Any]
+    columns: dict[str, Column]
+    prior_mean: float | tuple[float, ...]
+    prior_scale: float | tuple[float, ...] | None
+    kind: str
+    rates: dict[str, float]
+    reference: str
+    control: str
+    chains: int
+    ess: float | None
+    duration: float | None
+    burn_in: float | None
+    derivatives: bool
+    rounds: int
+    observed_time: float
+    epsilon: float | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the file."""
+        return hashlib.sha256(self.text).digest()
+
+    @cached_property
+    def design(self) -> Design:
+        """The formula over the declared columns."""
+        return Design(self.formula, self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names."""
+        return self.design.names
+
+    def prior(self):
+        """The prior, or None for a flat one."""
+        from fedpdmc.models import normal_prior
+
+        if self.prior_scale is None:
+            return None
+        return normal_prior(len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale))
+
+    def dynamics(self):
+        """The dynamics with their rates."""
+        import fedpdmc.dynamics
+
+        return getattr(fedpdmc.dynamics, self.kind)(**self.rates)
+
+    def potential(self, records):
+        """The minus log likelihood of records that `read_records` has checked."""
+        from fedpdmc import models
+
+        X, y = self.design.matrix(records), self.design.response(records)
+        if self.family == "poisson":
+            name = self.options.get("offset")
+            return models.poisson(X, y, offset=None if name is None else np.asarray(records[name], float))
+        return getattr(models, self.family)(X, y, **self.options)
+
+
+def read_study(path: str | Path) -> Study:
+    """Read a contract from a TOML file."""
+    return parse_study(read_bytes(path, "study"))
+
+
+def parse_study(text: bytes) -> Study:
+    """Check a contract, all of it, before anything else is done with it."""
+    top = Table.parse(text, "study.toml")
+    if top.whole("format") != FORMAT:
+        raise InputError("study.toml: format", str(top.values["format"]), f"This version of fedpdmc reads {FORMAT}.")
+    sites = tuple(check_name(site) for site in top.texts("sites"))
+    fields: dict[str, Any] = {"text": text, "name": top.text("name"), "sites": sites}
+    fields["columns"] = _columns(top.table("columns"))
+    fields |= _model(top.table("model"), fields["columns"])
+    fields |= _prior(top.table("prior"))
+    fields |= _dynamics(top.table("dynamics", None))
+    fields |= _run(top.table("run", None))
+    fields |= _releases(top.table("releases"), top.table("limits"))
+    fields |= _privacy(top)
+    top.done()
+    study = Study(**fields)
+    _check_together(study)
+    return study
+
+
+def _columns(table: Table) -> dict[str, Column]:
+    columns = {}
+    for name in table.keys():
+        if not name.isidentifier():
+            raise InputError(f"{table.where}: {name}", repr(name), "Name columns by letters, digits and underscores.")
+        one = table.table(name)
+        kind = one.text("type", among=TYPES)
+        if kind == "level":
+            columns[name] = Column(name, kind, levels=one.texts("levels", least=2))
+        else:
+            bounds = one.numbers("bounds")
+            log = one.flag("log", False)
+            if not isinstance(bounds, tuple) or len(bounds) != 2 or not bounds[0] < bounds[1]:
+                raise InputError(f"{one.where}: bounds", repr(bounds), "Give [least, most].")
+            if log and bounds[0] <= 0:
+                raise InputError(f"{one.where}: bounds", repr(bounds), "A logarithm needs a positive least value.")
+            if kind == "count" and bounds[0] < 0:
+                raise InputError(f"{one.where}: bounds", repr(bounds), "Counts are zero or positive.")
+            scale = one.number("scale", 1.0, least=1e-300)
+            columns[name] = Column(name, kind, (), bounds, one.number("center", 0.0), scale, log)
+        one.done()
+    return columns
+
+
+def _model(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
+    family, options = table.text("family", among=FAMILIES), {}
+    if family in ("linear", "student_t"):
+        options["scale"] = table.number("scale", least=1e-300)
+    if family == "student_t":
+        options["df"] = table.number("df", least=1e-3)
+    if family == "poisson" and (offset := table.text("offset", None)) is not None:
+        if offset not in columns or columns[offset].type == "level":
+            raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
+        options["offset"] = offset
+    formula = table.text("formula")
+    table.done()
+    return {"family": family, "options": options, "formula": formula}
+
+
+def _prior(table: Table) -> dict[str, Any]:
+    flat = table.flag("flat", False)
+    mean, scale = table.numbers("mean", 0.0), None if flat else table.numbers("scale")
+    if scale is not None and np.min(scale) <= 0:
+        raise InputError(f"{table.where}: scale", repr(scale), "Give positive standard deviations.")
+    table.done()
+    return {"prior_mean": mean, "prior_scale": scale}
+
+
+def _dynamics(table: Table) -> dict[str, Any]:
+    few = "kind" not in table.values
+    kind = table.text("kind", "Boomerang", among=tuple(KINDS))
+    rates = {}
+    for rate in KINDS[kind]:
+        default = 0.0 if rate == "excess" else DEFAULT_REFRESH.get(kind, 1.0)
+        rates[rate] = table.number(rate, default, least=0.0)
+    reference = table.text("reference", "laplace" if few else "none", among=("laplace", "none"))
+    control = table.text("control", "quadratic" if few else "none", among=("none", "linear", "quadratic"))
+    chains = table.whole("chains", 64, least=1, most=2**16)
+    table.done()
+    return {"kind": kind, "rates": rates, "reference": reference, "control": control, "chains": chains}
+
+
+def _run(table: Table) -> dict[str, Any]:
+    ess, duration = (table.number(key, None, least=1e-300) for key in ("ess", "duration"))
+    if ess is not None and duration is not None:
+        raise InputError(table.where, "ess and duration", "Give one of them.")
+    burn_in = table.number("burn_in", None, least=0.0)
+    table.done()
+    return {"ess": 1000.0 if ess is None and duration is None else ess, "duration": duration, "burn_in": burn_in}
+
+
+def _releases(releases: Table, limits: Table) -> dict[str, Any]:
+    if not releases.flag("arrivals", True):
+        raise InputError(f"{releases.where}: arrivals", "false", "Without arrivals there is no study.")
+    derivatives = releases.text("derivatives", "none", among=("none", "own", "summed"))
+    if derivatives == "summed":
+        raise InputError(
+            f"{releases.where}: derivatives",
+            "'summed'",
+            "Secure sums are not supported by this version: allow 'own', or choose dynamics without a reference.",
+        )
+    releases.done()
+    found = {
+        "derivatives": derivatives == "own",
+        "rounds": limits.whole("rounds", least=1, most=2**62),
+        "observed_time": limits.number("observed_time", least=1e-300),
+    }
+    limits.done()
+    return found
+
+
+def _privacy(top: Table) -> dict[str, Any]:
+    if "privacy" not in top.values:
+        return {}
+    table = top.table("privacy")
+    raise InputError(
+        table.where, "a privacy budget", "Budgets over a network are not supported by this version: leave it out."
+    )
+
+
+def _check_together(study: Study) -> None:
+    """What one table says of another."""
+    study.design.check_response(study.family)
+    for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
+        if isinstance(value, tuple) and len(value) != len(study.names):
+            raise InputError(
+                f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(study.names)}."
+            )
+    if (study.reference == "laplace" or study.control != "none") and not study.derivatives:
+        raise InputError(
+            "study.toml: releases: derivatives",
+            "'none' with a Laplace reference or control variates",
+            "Allow derivatives = 'own', or set reference = 'none' and control = 'none'.",
+        )
+    if study.control != "none" and study.reference != "laplace":
+        raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")

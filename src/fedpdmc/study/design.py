@@ -1,0 +1,113 @@
+"""An R-style formula over declared columns: the same design matrix at every site, whatever its records hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from formulaic import Formula
+from formulaic.errors import FormulaicError
+from formulaic.parser.types import Factor
+
+from fedpdmc.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Column
+
+WHERE = "study.toml: model: formula"
+
+
+class Design:
+    """A formula of declared columns, their interactions, and nothing that is evaluated.
+
+    Functions in a formula would run code from the contract at the site, and many (``center``, ``poly``) depend on the
+    site's own records, so that sites would disagree about what a parameter means. Columns are centred, scaled or put
+    on a log scale where they are declared.
+
+    Parameters
+    ----------
+    formula : str
+        Such as ``outcome ~ treatment * age``.
+    columns : dict of Column
+    """
+
+    def __init__(self, formula: str, columns: dict[str, Column]):
+        self.columns = columns
+        try:
+            parsed: Any = Formula(formula)
+            left, right = list(parsed.lhs), list(parsed.rhs)
+        except (FormulaicError, AttributeError, TypeError, SyntaxError) as error:
+            raise InputError(WHERE, repr(formula), "Give one such as 'outcome ~ treatment + age'.") from error
+        self.used = {factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns)}
+        if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
+            raise InputError(WHERE, repr(formula), "Put one declared column, the response, left of '~'.")
+        self.response_name = str(left[0])
+        if any(self.response_name in {factor.expr for factor in term.factors} for term in right):
+            raise InputError(WHERE, repr(formula), "The response cannot be on both sides.")
+        # The template holds every level, so that the columns of the design follow from the contract alone.
+        try:
+            self._spec = parsed.rhs.get_model_matrix(self._template(), na_action="raise").model_spec
+        except FormulaicError as error:
+            raise InputError(WHERE, repr(formula), str(error)) from error
+        self.names: tuple[str, ...] = tuple(self._spec.column_names)
+        if not self.names:
+            raise InputError(WHERE, repr(formula), "Give at least one term.")
+
+    def _template(self) -> pd.DataFrame:
+        most = max([len(column.levels) for column in self.columns.values()] + [2])
+        frame = {}
+        for name, column in self.columns.items():
+            if column.type == "level":
+                frame[name] = pd.Categorical(
+                    [column.levels[i % len(column.levels)] for i in range(most)], categories=list(column.levels)
+                )
+            else:
+                frame[name] = np.linspace(0.25, 0.75, most)
+        return pd.DataFrame(frame)
+
+    def matrix(self, records: pd.DataFrame) -> np.ndarray:
+        """The design matrix, of shape (n, d)."""
+        if not len(records):
+            return np.zeros((0, len(self.names)))
+        found = self._spec.get_model_matrix(records, na_action="raise")
+        if tuple(found.columns) != self.names:
+            raise InputError(WHERE, "columns that depend on the records", "Please report this formula.")
+        return np.ascontiguousarray(found.to_numpy(), dtype=np.float64)
+
+    def response(self, records: pd.DataFrame) -> np.ndarray:
+        """The response as numbers; a level is 0 for the first and 1 for the second."""
+        column = records[self.response_name]
+        if self.columns[self.response_name].type == "level":
+            return column.cat.codes.to_numpy(dtype=np.float64)
+        return column.to_numpy(dtype=np.float64)
+
+    def check_response(self, family: str) -> None:
+        """Refuse a response that the family cannot have."""
+        column = self.columns[self.response_name]
+        binary = column.type == "level" and len(column.levels) == 2
+        plain = column.center == 0 and column.scale == 1 and not column.log
+        good = {
+            "logistic": binary,
+            "poisson": column.type == "count" and plain,
+            "linear": column.type == "number",
+            "student_t": column.type == "number",
+        }[family]
+        if not good:
+            need = {"logistic": "a level of two", "poisson": "a count, neither centred nor scaled"}.get(family, "a number")
+            raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
+
+
+def _is_column(factor: Factor, columns: dict[str, Column]) -> bool:
+    """Whether a factor is a declared column; constants are not, and anything else is refused."""
+    if factor.eval_method is Factor.EvalMethod.LITERAL:
+        return False
+    if factor.eval_method is not Factor.EvalMethod.LOOKUP:
+        raise InputError(
+            WHERE,
+            repr(factor.expr),
+            "Functions are not evaluated: name columns only, and set center, scale or log where a column is declared.",
+        )
+    if factor.expr not in columns:
+        raise InputError(WHERE, repr(factor.expr), "Declare this column under [columns].")
+    return True

@@ -1,0 +1,78 @@
+"""A site's own rules: what it takes part in, whatever the contract says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpdmc.errors import Refused
+from fedpdmc.study.contract import FAMILIES, Study
+from fedpdmc.study.tables import Table, read_bytes
+
+CHECK = "Change the contract together, or the site's policy.toml."
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site allows.
+
+    Attributes
+    ----------
+    least_records : int
+        Fewer records than this take part in nothing.
+    most_parameters_per_record : float
+    families : tuple of str
+    derivatives : bool
+        Whether the site's own gradient and Hessian may be released.
+    most_rounds, most_observed_time
+        The largest limits that a contract may set.
+    largest_epsilon : float or None
+        If given, a contract must have a privacy budget of at most this.
+    """
+
+    least_records: int
+    most_parameters_per_record: float
+    families: tuple[str, ...]
+    derivatives: bool
+    most_rounds: int
+    most_observed_time: float
+    largest_epsilon: float | None
+
+    def check(self, site: str, study: Study, records: int) -> None:
+        """Raise `Refused` if the contract, or the site's own number of records, is not within the policy."""
+        dim = len(study.names)
+        faults = {
+            "POLICY_SITE": site not in study.sites,
+            "POLICY_RECORDS": records < self.least_records,
+            "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
+            "POLICY_FAMILY": study.family not in self.families,
+            "POLICY_DERIVATIVES": study.derivatives and not self.derivatives,
+            "POLICY_ROUNDS": study.rounds > self.most_rounds,
+            "POLICY_TIME": study.observed_time > self.most_observed_time,
+            "POLICY_EPSILON": self.largest_epsilon is not None
+            and (study.epsilon is None or study.epsilon > self.largest_epsilon),
+        }
+        for code, broken in faults.items():
+            if broken:
+                raise Refused(site, code, CHECK)
+
+
+def read_policy(path: str | Path) -> Policy:
+    """Read a policy from a TOML file."""
+    table = Table.parse(read_bytes(path, "policy"), "policy.toml")
+    families = table.texts("families")
+    for family in families:
+        if family not in FAMILIES:
+            raise table._wrong("families", f"Known families: {', '.join(FAMILIES)}.")
+    policy = Policy(
+        least_records=table.whole("least_records", least=0),
+        most_parameters_per_record=table.number("most_parameters_per_record", least=0.0),
+        families=families,
+        derivatives=table.flag("derivatives", False),
+        most_rounds=table.whole("most_rounds", least=1, most=2**62),
+        most_observed_time=table.number("most_observed_time", least=0.0),
+        largest_epsilon=table.number("largest_epsilon", None, least=0.0, most=math.inf),
+    )
+    table.done()
+    return policy

@@ -1,0 +1,133 @@
+"""TOML read strictly: every key is known, has its type and stays in its range."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpdmc.errors import InputError
+
+REQUIRED: Any = object()
+
+
+def read_bytes(path: str | Path, argument: str) -> bytes:
+    """The bytes of a file."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(argument, f"{error.strerror}: {path}", "Give the path of a TOML file.") from error
+
+
+class Table:
+    """A TOML table whose keys are taken one by one; `done` refuses those that nobody took.
+
+    Parameters
+    ----------
+    values : dict
+    where : str
+        The table's name, for messages.
+    """
+
+    def __init__(self, values: dict[str, Any], where: str):
+        self.values, self.where, self._taken = values, where, set()
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Table:
+        """The table that a TOML file is."""
+        try:
+            return cls(tomllib.loads(data.decode()), where)
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(where, str(error), "Give a TOML file.") from error
+
+    def _take(self, key: str, default: Any) -> Any:
+        self._taken.add(key)
+        if key in self.values:
+            return self.values[key]
+        if default is REQUIRED:
+            raise InputError(f"{self.where}: {key}", "nothing", "It must be given.")
+        return default
+
+    def _wrong(self, key: str, remedy: str) -> InputError:
+        return InputError(f"{self.where}: {key}", repr(self.values.get(key)), remedy)
+
+    def table(self, key: str, default: Any = REQUIRED) -> Table:
+        """A table within this one; an empty one if ``default`` is None and it is not there."""
+        value = self._take(key, default)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self._wrong(key, "Give a table.")
+        return Table(value, f"{self.where}: {key}")
+
+    def text(self, key: str, default: Any = REQUIRED, among: Sequence[str] | None = None) -> str:
+        """A text, perhaps one of a few."""
+        value = self._take(key, default)
+        if value is default and default is not REQUIRED:
+            return value
+        if not isinstance(value, str) or not value or (among is not None and value not in among):
+            raise self._wrong(key, "Give a text." if among is None else f"Give one of {', '.join(map(repr, among))}.")
+        return value
+
+    def texts(self, key: str, default: Any = REQUIRED, least: int = 1) -> tuple[str, ...]:
+        """A list of different texts."""
+        value = self._take(key, default)
+        if value is default and default is not REQUIRED:
+            return value
+        good = isinstance(value, list) and len(value) >= least and all(isinstance(x, str) and x for x in value)
+        if not good or len(set(value)) != len(value):
+            raise self._wrong(key, f"Give a list of at least {least} different texts.")
+        return tuple(value)
+
+    def number(self, key: str, default: Any = REQUIRED, least: float = -math.inf, most: float = math.inf) -> float:
+        """A finite number in a range."""
+        value = self._take(key, default)
+        if value is default and default is not REQUIRED:
+            return value
+        if not is_number(value) or not least <= value <= most:
+            raise self._wrong(key, f"Give a finite number from {least:g} to {most:g}.")
+        return float(value)
+
+    def whole(self, key: str, default: Any = REQUIRED, least: int = 0, most: int = 2**31) -> int:
+        """An integer in a range."""
+        value = self._take(key, default)
+        if value is default and default is not REQUIRED:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(key, f"Give an integer from {least} to {most}.")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "Give true or false.")
+        return value
+
+    def numbers(self, key: str, default: Any = REQUIRED) -> float | tuple[float, ...]:
+        """A number, or a list of them."""
+        value = self._take(key, default)
+        if is_number(value):
+            return float(value)
+        if not isinstance(value, list) or not value or not all(map(is_number, value)):
+            raise self._wrong(key, "Give a number or a list of numbers.")
+        return tuple(float(x) for x in value)
+
+    def keys(self) -> list[str]:
+        """All keys, which count as taken."""
+        self._taken.update(self.values)
+        return list(self.values)
+
+    def done(self) -> None:
+        """Refuse keys that mean nothing here: a misspelt limit must not pass for none."""
+        unknown = sorted(set(self.values) - self._taken)
+        if unknown:
+            known = ", ".join(sorted(self._taken))
+            raise InputError(f"{self.where}: {unknown[0]}", "a key that is not known", f"Known here: {known}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite real number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
