@@ -35,7 +35,7 @@ class Design:
     def __init__(self, formula: str, columns: dict[str, Column]):
         self.columns = columns
         try:
-            parsed: Any = Formula(formula)
+            parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
             left, right = list(parsed.lhs), list(parsed.rhs)
         except (FormulaicError, AttributeError, TypeError, SyntaxError) as error:
             raise InputError(WHERE, repr(formula), "Give one such as 'outcome ~ treatment + age'.") from error
@@ -94,7 +94,9 @@ class Design:
             "student_t": column.type == "number",
         }[family]
         if not good:
-            need = {"logistic": "a level of two", "poisson": "a count, neither centred nor scaled"}.get(family, "a number")
+            need = {"logistic": "a level of two", "poisson": "a count, neither centred nor scaled"}.get(
+                family, "a number"
+            )
             raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
 
 

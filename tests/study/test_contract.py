@@ -1,0 +1,101 @@
+"""Contracts: what is read, and that nothing half right passes."""
+
+import hashlib
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.study.contracts import CONTRACT, POLICY
+
+from fedpdmc.errors import InputError, Refused
+from fedpdmc.study import parse_study, read_policy
+
+
+def changed(old, new):
+    assert old in CONTRACT
+    return CONTRACT.replace(old, new).encode()
+
+
+def test_a_contract_says_everything():
+    study = parse_study(CONTRACT.encode())
+    assert study.names == ("Intercept", "drug[T.verum]", "age")
+    assert study.digest == hashlib.sha256(CONTRACT.encode()).digest()
+    assert (study.kind, study.rates, study.reference, study.control) == (
+        "Boomerang", {"refresh": 1.2}, "laplace", "quadratic",
+    )  # fmt: skip
+    prior = study.prior()
+    np.testing.assert_allclose(np.asarray(prior.precision), np.eye(3) / 1.5**2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("format = 1", "format = 2", "format"),
+        ("[limits]\nrounds = 2000", "[limits]", "limits: rounds"),
+        ("rounds = 2000", "round = 2000\nrounds = 2000", "limits: round"),
+        ('["north", "south"]', '["north", "north"]', "sites"),
+        ('["north", "south"]', '["north", "coordinator"]', "site name"),
+        ('family = "logistic"', 'family = "probit"', "model: family"),
+        ("ill ~ drug + age", "ill ~ drug + poly(age, 2)", "poly"),
+        ("ill ~ drug + age", "ill ~ drug + {__import__('os').system('true')}", "Functions are not evaluated"),
+        ("ill ~ drug + age", "ill ~ drug + weight", "Declare this column"),
+        ("ill ~ drug + age", "ill ~ ill + age", "both sides"),
+        ("ill ~ drug + age", "drug + age", "formula"),
+        ("ill ~ drug + age", "age ~ drug", "response of logistic"),
+        ("bounds = [18, 100]", "bounds = [100, 18]", "bounds"),
+        ("bounds = [18, 100], ", "", "bounds"),
+        ("scale = 1.5", "scale = -1.5", "prior: scale"),
+        ("scale = 1.5", "scale = [1.5, 2.0]", "2 numbers"),
+        ("scale = 1.5", "scale = nan", "prior: scale"),
+        ("chains = 4", "chains = 0", "chains"),
+        ("chains = 4", 'chains = 4\nkind = "HMC"', "dynamics: kind"),
+        ("duration = 6.0", "duration = 6.0\ness = 10", "ess and duration"),
+        ('derivatives = "own"', 'derivatives = "summed"', "Secure sums"),
+        ('derivatives = "own"', 'derivatives = "none"', "Laplace reference"),
+        ("[limits]", "[privacy]\nepsilon = 1.0\n[limits]", "privacy"),
+        ("[prior]", "[prior", "study.toml"),
+    ],
+)
+def test_what_is_wrong_is_refused_where_it_stands(old, new, where):
+    with pytest.raises(InputError) as error:
+        parse_study(changed(old, new))
+    assert where in str(error.value)
+
+
+def test_the_design_follows_from_the_contract_and_not_from_the_records():
+    study = parse_study(changed("ill ~ drug + age", "ill ~ drug * age"))
+    assert study.names == ("Intercept", "drug[T.verum]", "age", "drug[T.verum]:age")
+    drug = pd.Categorical(["placebo", "placebo"], categories=["placebo", "verum"])
+    ill = pd.Categorical(["yes", "no"], categories=["no", "yes"])
+    records = pd.DataFrame({"ill": ill, "drug": drug, "age": [0.5, -1.0]})
+    np.testing.assert_array_equal(study.design.matrix(records), [[1, 0, 0.5, 0], [1, 0, -1.0, 0]])
+    np.testing.assert_array_equal(study.design.response(records), [1, 0])
+    assert study.design.matrix(records[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "records", "code"),
+    [
+        ("", "", 4, "POLICY_RECORDS"),
+        ("= 0.5", "= 0.1", 12, "POLICY_PARAMETERS"),
+        ('["logistic"]', '["linear", "poisson"]', 12, "POLICY_FAMILY"),
+        ("derivatives = true", "derivatives = false", 12, "POLICY_DERIVATIVES"),
+        ("1000000", "1999", 12, "POLICY_ROUNDS"),
+        ("1e6", "999.0", 12, "POLICY_TIME"),
+        ("least_records = 5", "least_records = 5\nlargest_epsilon = 1.0", 12, "POLICY_EPSILON"),
+    ],
+)
+def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
+    (tmp_path / "policy.toml").write_text(POLICY.replace(old, new))
+    study, policy = parse_study(CONTRACT.encode()), read_policy(tmp_path / "policy.toml")
+    with pytest.raises(Refused) as error:
+        policy.check("north", study, records)
+    assert error.value.code == code
+
+
+def test_a_policy_lets_pass_what_it_allows(tmp_path):
+    (tmp_path / "policy.toml").write_text(POLICY)
+    policy, study = read_policy(tmp_path / "policy.toml"), parse_study(CONTRACT.encode())
+    policy.check("north", study, 12)
+    with pytest.raises(Refused, match="POLICY_SITE"):
+        policy.check("east", study, 12)

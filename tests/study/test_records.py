@@ -1,0 +1,142 @@
+"""Records from files and real databases: the same numbers from each, and refusals by row and column."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.study.contracts import CONTRACT, rows, write_csv
+
+from fedpdmc.errors import InputError
+from fedpdmc.study import parse_study, read_records
+
+STUDY = parse_study(CONTRACT.encode())
+QUERY = "SELECT ill, drug, age FROM patients ORDER BY id"
+
+
+def matrix(source, query=None, study=STUDY):
+    records = read_records(study, source, query)
+    return study.design.matrix(records), study.design.response(records)
+
+
+def fill(execute, mark):
+    execute("CREATE TABLE patients (id INTEGER, ill TEXT, drug TEXT, age INTEGER)")
+    for i, record in enumerate(rows("north")):
+        execute(f"INSERT INTO patients VALUES ({mark}, {mark}, {mark}, {mark})", (i, *record))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return matrix(write_csv(tmp_path_factory.mktemp("csv") / "north.csv", rows("north")))
+
+
+def test_csv_gives_the_design(expected):
+    X, y = expected
+    wanted = [[1.0, float(drug == "verum"), (age - 50) / 10] for _, drug, age in rows("north")]
+    np.testing.assert_array_equal(X, wanted)
+    np.testing.assert_array_equal(y, [float(ill == "yes") for ill, _, _ in rows("north")])
+
+
+def test_parquet_gives_the_same(tmp_path, expected):
+    ill, drug, age = zip(*rows("north"), strict=True)
+    pl.DataFrame({"age": age, "ill": ill, "drug": drug}).write_parquet(tmp_path / "north.parquet")
+    for one, other in zip(matrix(tmp_path / "north.parquet"), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sqlite_gives_the_same_and_is_only_read(tmp_path, expected):
+    path = tmp_path / "north.db"
+    with sqlite3.connect(path) as connection:
+        fill(connection.execute, "?")
+    connection.close()
+    for one, other in zip(matrix(f"sqlite:{path}", QUERY), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(InputError, match="readonly"):
+        matrix(f"sqlite:{path}", "DELETE FROM patients")
+    with pytest.raises(InputError, match="unable to open"):
+        matrix(f"sqlite:{tmp_path / 'nowhere.db'}", QUERY)
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    """A server of its own, on a socket in a folder of its own; it does not run as root."""
+    if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
+        pytest.skip("no PostgreSQL server on this machine")
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-pg-") as folder:
+        user = None
+        if os.geteuid() == 0:
+            user = "nobody"
+            shutil.chown(folder, user)
+        data = f"{folder}/data"
+
+        def call(*command):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder)
+
+        call("initdb", "-D", data, "-U", "reader", "--auth=trust", "--no-sync")
+        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+        call("pg_ctl", "-D", data, "-w", "-l", f"{folder}/log", "-o", options, "start")
+        yield f"postgresql://reader@/postgres?host={folder}"
+        call("pg_ctl", "-D", data, "-m", "immediate", "stop")
+
+
+def test_postgresql_gives_the_same_and_is_only_read(postgres, expected):
+    import psycopg
+
+    with psycopg.connect(postgres) as connection:
+        fill(connection.execute, "%s")
+    for one, other in zip(matrix(postgres, QUERY), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(InputError, match="read-only"):
+        matrix(postgres, "DELETE FROM patients RETURNING ill, drug, age")
+    with pytest.raises(InputError, match="does not exist"):
+        matrix(postgres, "SELECT * FROM nothing")
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value", "what"),
+    [
+        (3, "age", "", "a missing value"),
+        (3, "age", "old", "no number ('old')"),
+        (4, "age", "17", "out of bounds ('17')"),
+        (4, "age", "nan", "missing or not finite"),
+        (5, "age", "1e999", "not finite"),
+        (6, "drug", "aspirin", "an unknown level ('aspirin')"),
+        (6, "drug", "", "a missing value"),
+        (1, "ill", "Yes", "an unknown level"),
+    ],
+)
+def test_bad_values_are_refused_by_row_and_column(tmp_path, row, column, value, what):
+    records = [dict(zip(("ill", "drug", "age"), record, strict=True)) for record in rows("north")]
+    records[row - 1][column] = value
+    path = write_csv(tmp_path / "north.csv", [tuple(record.values()) for record in records])
+    with pytest.raises(InputError) as error:
+        matrix(path)
+    assert f"row {row}, column {column!r}" in str(error.value)
+    assert what in str(error.value)
+
+
+def test_counts_and_logarithms(tmp_path):
+    contract = CONTRACT.replace('"logistic"', '"poisson"\noffset = "days"').replace("ill ~ drug + age", "falls ~ age")
+    contract = contract.replace("[prior]", 'falls = { type = "count", bounds = [0, 50] }\n'
+                                'days = { type = "number", bounds = [1, 365], log = true }\n\n[prior]')  # fmt: skip
+    study = parse_study(contract.encode())
+    (tmp_path / "a.csv").write_text("falls,age,days\n2,40,7\n0,60,1\n")
+    records = read_records(study, tmp_path / "a.csv")
+    np.testing.assert_array_equal(records["days"], np.log([7.0, 1.0]))
+    assert study.potential(records).records == 2
+    (tmp_path / "b.csv").write_text("falls,age,days\n2,40,7\n0.5,60,1\n")
+    with pytest.raises(InputError, match="row 2, column 'falls': found no whole number"):
+        read_records(study, tmp_path / "b.csv")
+
+
+def test_wrong_sources_are_refused(tmp_path):
+    for source, query in ((tmp_path / "a.xlsx", None), (tmp_path / "a.csv", "SELECT 1"), ("sqlite:a.db", None)):
+        with pytest.raises(InputError, match="data"):
+            read_records(STUDY, source, query)
+    (tmp_path / "a.csv").write_text("ill,drug\nno,verum\n")
+    with pytest.raises(InputError, match="no column 'age'"):
+        read_records(STUDY, tmp_path / "a.csv")
