@@ -144,3 +144,25 @@ def test_with_nothing_public_a_plan_is_one_segment_to_the_end():
     itinerary = intended(chief, now("factorised"), jnp.asarray(5.0))
     np.testing.assert_allclose(itinerary.plan.duration, 3.0)
     assert np.all(itinerary.final)
+
+
+def test_a_plan_ends_where_the_prior_is_dealt_anew_and_only_then_are_the_shares_new():
+    before = jnp.tile(jnp.asarray([0.2, 0.3, 0.5]), (CHAINS, 1))
+    chief = Coordinator.of(KINDS["bouncy"], None, SEGMENTS, 0.4)
+    state = eqx.tree_at(lambda s: s.share, now("bouncy"), before, is_leaf=lambda x: x is None)
+    until = jnp.asarray(5.0)
+    itinerary = intended(chief, state, until)
+    np.testing.assert_array_equal(itinerary.plan.share, before)
+    dealt = np.any(np.asarray(itinerary.share) != np.asarray(before), 1)
+    full = np.all(np.asarray(itinerary.ending) != NOTHING, 1)
+    assert 0 < dealt.sum() < CHAINS
+    np.testing.assert_array_equal(dealt, ~np.asarray(itinerary.final) & ~full)
+    np.testing.assert_allclose(np.sum(itinerary.share, 1), 1.0)
+    after, _, _ = settled(chief, state, itinerary, silent(chief, itinerary), until)
+    np.testing.assert_array_equal(after.share, itinerary.share)
+    np.testing.assert_allclose(after.t[dealt], 2.0 + itinerary.plan.horizon[dealt])
+    assert np.all(np.asarray(after.t)[dealt] < 5.0)
+    objection = silent(chief, itinerary)
+    objection = Arrival(0.5 * objection.time, ~objection.rang, objection.mark)
+    cut, _, _ = settled(chief, state, itinerary, objection, until)
+    np.testing.assert_array_equal(cut.share, before)

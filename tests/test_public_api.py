@@ -6,8 +6,8 @@ import pytest
 import fedpdmc as fp
 
 PROMISED = {
-    "Boomerang", "BouncyParticle", "FactorisedBoomerang", "Reference", "Site", "ZigZag", "laplace", "load", "models",
-    "sample",
+    "Boomerang", "BouncyParticle", "FactorisedBoomerang", "Redistributed", "Reference", "Site", "ZigZag", "laplace", "load",
+    "models", "sample",
 }  # fmt: skip
 MODELS = {
     "ar1_student_t", "gaussian_mean", "grid_prior", "linear", "log_gaussian_cox", "logistic", "normal_prior", "poisson",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
     from fedpdmc.dynamics import ZigZag as ZigZag
     from fedpdmc.posterior import Posterior as Posterior
+    from fedpdmc.redistribution import Redistributed as Redistributed
     from fedpdmc.reference import laplace as laplace
     from fedpdmc.sampling import sample as sample
     from fedpdmc.site import Site as Site
@@ -26,6 +27,7 @@ _HOMES = {
     "BouncyParticle": "fedpdmc.dynamics",
     "FactorisedBoomerang": "fedpdmc.dynamics",
     "Posterior": "fedpdmc.posterior",
+    "Redistributed": "fedpdmc.redistribution",
     "Reference": "fedpdmc.coordinates",
     "Site": "fedpdmc.site",
     "ZigZag": "fedpdmc.dynamics",

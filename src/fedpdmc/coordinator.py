@@ -19,30 +19,36 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
 from fedpdmc.randomness import ChainKeys, chain_keys, exponentials, uniforms
+from fedpdmc.redistribution import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 
 
 class State(eqx.Module):
-    """Where every chain is: position, velocity, process time, number of its next plan, jumps so far."""
+    """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
+
+    ``share`` is the sites' parts of a prior that is redistributed, and None for any other.
+    """
 
     a: Float[Array, "C d"]
     v: Float[Array, "C d"]
     t: Float[Array, " C"]
     number: Int[Array, " C"]
     events: Int[Array, " C"]
+    share: Float[Array, "C M"] | None = None
 
 
 class PublicKeys(NamedTuple):
-    """The coordinator's randomness by chain: for its own events, and for the clock of the public potential."""
+    """The coordinator's randomness by chain: its own events, the clock of the public potential, the prior's shares."""
 
     events: ChainKeys
     clock: ChainKeys
+    share: ChainKeys
 
     @classmethod
     def of(cls, key: Key[Array, ""], chains: int) -> PublicKeys:
-        """Both from one key."""
-        return cls(chain_keys(jax.random.fold_in(key, 0), chains), chain_keys(jax.random.fold_in(key, 1), chains))
+        """All from one key."""
+        return cls(*(chain_keys(jax.random.fold_in(key, use), chains) for use in range(3)))
 
 
 class Itinerary(eqx.Module):
@@ -58,6 +64,8 @@ class Itinerary(eqx.Module):
         The state at the horizon, the coordinator's last event included.
     final : (C,)
         Whether the horizon is the end of the block.
+    share : (C, M), optional
+        The sites' parts of the prior from the horizon on.
     """
 
     path: Path
@@ -65,11 +73,13 @@ class Itinerary(eqx.Module):
     end_a: Float[Array, "C d"]
     end_v: Float[Array, "C d"]
     final: Bool[Array, " C"]
+    share: Float[Array, "C M"] | None = None
 
     @property
     def plan(self) -> Plan:
         """What is sent."""
-        return Plan(self.path.number, self.path.start[:, 0], self.path.duration, self.path.velocity)
+        path = self.path
+        return Plan(path.number, path.start[:, 0], path.duration, path.velocity, path.share)
 
 
 class Knots(eqx.Module):
@@ -91,23 +101,32 @@ class Coordinator(eqx.Module):
         Of the public potential (prior, control variates, ``−½|a|²`` for rotations); None if it is zero.
     segments : int
         The most segments that a plan may have.
+    redistribution : float
+        The rate at which the prior is dealt anew to the sites, where they hold it in parts.
     """
 
     dynamics: Dynamics
     clock: Clock | None
     segments: int = eqx.field(static=True)
+    redistribution: float = eqx.field(default=0.0, static=True)
 
     @classmethod
-    def of(cls, dynamics: Dynamics, potential: Potential | None, segments: int) -> Coordinator:
+    def of(
+        cls, dynamics: Dynamics, potential: Potential | None, segments: int, redistribution: float = 0.0
+    ) -> Coordinator:
         """A coordinator for a public potential in whitened coordinates."""
-        return cls(dynamics, None if potential is None else clock_for(potential, dynamics), segments)
+        return cls(dynamics, None if potential is None else clock_for(potential, dynamics), segments, redistribution)
 
     def intend(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
 
         ``until`` is one process time, or one for each chain.
         """
-        remaining = jnp.maximum(until - state.t, 0.0)
+        remaining, share, fresh = jnp.maximum(until - state.t, 0.0), state.share, None
+        due = jnp.zeros_like(remaining, bool)
+        if share is not None:
+            redistributed, fresh = self._redistribution(keys, state, share.shape[1])
+            due, remaining = redistributed < remaining, jnp.minimum(remaining, redistributed)
 
         def segment(carry, k):
             a, v, left = carry
@@ -120,8 +139,17 @@ class Coordinator(eqx.Module):
         (end_a, end_v, left), (velocity, duration, ending) = scan_segments(
             segment, (state.a, state.v, remaining), self.segments
         )
-        path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity))
-        return Itinerary(path, ending, end_a, end_v, left <= 0)
+        path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity, share))
+        if share is not None and fresh is not None:
+            share = jnp.where((due & (left <= 0))[:, None], fresh, share)
+        return Itinerary(path, ending, end_a, end_v, (left <= 0) & ~due, share)
+
+    def _redistribution(
+        self, keys: PublicKeys, state: State, sites: int
+    ) -> tuple[Float[Array, " C"], Float[Array, "C M"]]:
+        """When the prior is dealt anew, and how: independent of state and past, so a plan that is cut may draw again."""
+        u = uniforms(keys.share, state.number, jnp.zeros_like(state.number), 1 + sites)
+        return exponentials(u[0]) / self.redistribution, shares(u[1:])
 
     def _public_event(self, a, v, left, u, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
@@ -203,7 +231,10 @@ class Coordinator(eqx.Module):
             jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
             jnp.concatenate([begun, jnp.ones_like(t, bool)[:, None]], 1),
         )
-        return State(a, v, t, state.number + 1, state.events + own + objected), knots, objected
+        share = state.share
+        if share is not None and itinerary.share is not None:
+            share = jnp.where(objected[:, None], share, itinerary.share)
+        return State(a, v, t, state.number + 1, state.events + own + objected, share), knots, objected
 
 
 def scan_segments(segment, carry, count: int):

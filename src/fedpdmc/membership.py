@@ -9,6 +9,7 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic
+from fedpdmc.redistribution import Redistributed
 from fedpdmc.site import Site
 
 
@@ -33,7 +34,8 @@ def check_sites(sites: Any) -> tuple[Site, ...]:
 
 
 def check_prior(prior: Any) -> Quadratic | None:
-    """None, or a prior from `fedpdmc.models`."""
+    """None, or a prior from `fedpdmc.models`, also where it is redistributed."""
+    prior = prior.prior if isinstance(prior, Redistributed) else prior
     if prior is None or (isinstance(prior, Quadratic) and not prior.records):
         return prior
     raise InputError(

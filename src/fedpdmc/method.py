@@ -18,6 +18,7 @@ from fedpdmc.federation.local import LocalFederation
 from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.randomness import chain_keys, normals, uniforms
+from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
 from fedpdmc.site import Opening, Site, local_columns, open_site
 
@@ -29,6 +30,7 @@ REFRESH = 1.2
 # Segments of a plan: enough refreshments to last until an objection where objections are rare, else few.
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
 PRIOR_SITE = "prior"
+REDISTRIBUTED = "redistributed"
 # What is left of a sum relative to its largest term when it is rounding only.
 CANCELLED = 1e-10
 
@@ -36,7 +38,8 @@ CANCELLED = 1e-10
 class Method(NamedTuple):
     """All choices of a run.
 
-    ``public`` is what the coordinator walks with, in whitened coordinates, and ``segments`` the most segments of a plan.
+    ``public`` is what the coordinator walks with, in whitened coordinates, ``segments`` the most segments of a plan, and
+    ``redistribution`` the rate at which the prior is dealt anew to the sites, zero if it is not.
     """
 
     sites: tuple[Site, ...]
@@ -54,10 +57,11 @@ class Method(NamedTuple):
     whitened: bool
     public: Quadratic | None
     segments: int
+    redistribution: float = 0.0
 
     def coordinator(self) -> Coordinator:
         """The coordinator of this run."""
-        return Coordinator.of(self.dynamics, self.public, self.segments)
+        return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution)
 
     def federation(self) -> LocalFederation:
         """The sites, opened for this run in this process."""
@@ -72,11 +76,13 @@ class Method(NamedTuple):
 
     def opening(self, site: Site) -> Opening:
         """What a site is told at the start of this run."""
-        share = None
+        share = self.prior if self.redistribution > 0 else None
         if self.prior is not None and self.prior_at == "sites":
             records = sum(s.records for s in self.sites)
             share = self.prior.scaled(site.records / records if records else 1 / len(self.sites))
-        return Opening(self.reference, self.dynamics, self.control.get(site.name), share)
+        return Opening(
+            self.reference, self.dynamics, self.control.get(site.name), share, self.redistribution > 0
+        )  # fmt: skip
 
     def start(self, burn_in: float) -> State:
         """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean."""
@@ -91,7 +97,11 @@ class Method(NamedTuple):
         else:
             center = jnp.zeros(self.dim) if self.prior is None else jnp.asarray(prior_mean(self.prior))
             a = self.reference.to_a(center) + 0.1 * spread
-        return State(a, v, jnp.full(self.chains, -burn_in), count, count)
+        share = None
+        if self.redistribution > 0:
+            keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 3), self.chains)
+            share = shares(uniforms(keys, count, count, len(self.sites)))
+        return State(a, v, jnp.full(self.chains, -burn_in), count, count, share)
 
 
 def choose(
@@ -99,9 +109,9 @@ def choose(
 ) -> Method:  # fmt: skip
     """Check every argument of ``sample`` and choose what was left open, before anything runs."""
     members = check_sites(sites)
+    redistribution, prior_at = _redistribution(prior, prior_at)
     prior = check_prior(prior)
     dim = check_dimensions(members, prior)
-    _one_of("prior_at", prior_at, ("coordinator", "sites", "extra"))
     _one_of("bounds", bounds, ("certified",))
     _one_of("keep", keep, ("skeleton", "draws"))
     few_rounds = dynamics is None
@@ -115,9 +125,11 @@ def choose(
     chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
     names = check_names(names, dim)
     init = check_init(init, chains, dim)
-    if prior is not None and prior_at == "sites" and any(s.coordinates is not None for s in members):
+    if prior is not None and prior_at in ("sites", REDISTRIBUTED) and any(s.coordinates is not None for s in members):
         raise InputError(
-            "prior_at", "'sites' with a site that sees only some coordinates", "Use prior_at='coordinator' or 'extra'."
+            "prior_at" if prior_at == "sites" else "prior",
+            f"{prior_at!r} with a site that sees only some coordinates",
+            "Use a plain prior with prior_at='coordinator' or 'extra'.",
         )
     extra = prior is not None and prior_at == "extra"
     if extra and any(site.name == PRIOR_SITE for site in members):
@@ -132,8 +144,20 @@ def choose(
     segments = SEGMENTS_FEW_OBJECTIONS if few_objections else SEGMENTS_MANY_OBJECTIONS
     return Method(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
-        segments,
+        segments, redistribution,
     )  # fmt: skip
+
+
+def _redistribution(prior: Any, prior_at: str) -> tuple[float, str]:
+    """The rate at which the prior is dealt anew, and where the prior sits."""
+    _one_of("prior_at", prior_at, ("coordinator", "sites", "extra"))
+    if not isinstance(prior, Redistributed):
+        return 0.0, prior_at
+    if prior_at != "coordinator":
+        raise InputError(
+            "prior_at", f"{prior_at!r} with a Redistributed prior", "Leave it out: the sites hold the prior."
+        )
+    return prior.rate, REDISTRIBUTED
 
 
 def _usual_chains(few_rounds: bool, ess: float | None) -> int:

@@ -19,12 +19,15 @@ class Plan(eqx.Module):
         How long each segment lasts; segments that are not used last zero. Their sum is the horizon.
     velocity : (C, S, d)
         The velocity at the start of each segment.
+    share : (C, M), or (C,) as a site gets it; optional
+        The sites' parts of a prior that is redistributed, for the whole plan.
     """
 
     number: Int[Array, " C"]
     start: Float[Array, "C d"]
     duration: Float[Array, "C S"]
     velocity: Float[Array, "C S d"]
+    share: Float[Array, "C M"] | Float[Array, " C"] | None = None
 
     @property
     def horizon(self) -> Float[Array, " C"]:

@@ -20,6 +20,7 @@ from fedpdmc.posterior import Posterior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.progress import Display
+from fedpdmc.redistribution import Redistributed
 from fedpdmc.run import Run
 from fedpdmc.site import Site, local_columns
 from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
@@ -41,7 +42,7 @@ PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 @double_precision
 def sample(
     sites: Sequence[Site] | Site,
-    prior: Quadratic | None = None,
+    prior: Quadratic | Redistributed | None = None,
     *,
     prior_at: str = "coordinator",
     dynamics: Dynamics | None = None,
@@ -64,11 +65,11 @@ def sample(
     ----------
     sites : sequence of Site
         The owners of the data.
-    prior : Quadratic, optional
+    prior : Quadratic or Redistributed, optional
         From `fedpdmc.models`; flat if None.
     prior_at : {"coordinator", "sites", "extra"}
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
-        site. The posterior is the same.
+        site. The posterior is the same. `Redistributed` has a place of its own.
     dynamics : Dynamics, optional
         None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates.
     reference : Reference or "laplace", optional
@@ -273,7 +274,8 @@ class Sampler:
         columns = local_columns(site, method.opening(site))
         sent = method.dim if columns is None else len(columns)
         made = (method.reference.bytes or {}).get(site.name, 0)
-        return made + rounds * sum(message_bytes(method.chains, method.segments, sent, method.dynamics.flips))
+        share = method.redistribution > 0
+        return made + rounds * sum(message_bytes(method.chains, method.segments, sent, method.dynamics.flips, share))
 
     def _settings(self) -> dict[str, Any]:
         method = self.method
@@ -282,6 +284,7 @@ class Sampler:
             "reference": "laplace" if method.whitened else "diagonal" if method.reference.diagonal else "dense",
             "control": method.control_name,
             "prior_at": method.prior_at if method.prior is not None else "flat",
+            "redistribution": method.redistribution,
             "chains": method.chains,
             "segments": method.segments,
             "burn_in": self.burn_in_time,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.arrivals import Clock, StagedClock, Walk, clock_for, follow
+from fedpdmc.arrivals import Clock, StagedClock, Walk, clock_for, follow, holding
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
@@ -22,6 +22,7 @@ from fedpdmc.potentials import (
     LinearPredictor,
     Potential,
     Quadratic,
+    Shared,
     Sum,
     cubic_remainder,
     taylor_quadratic,
@@ -128,12 +129,15 @@ class Opening(NamedTuple):
         The public quadratic that is moved from the site to the coordinator.
     prior_share : Quadratic or None
         The part of the prior that this site walks with.
+    redistributed : bool
+        Whether ``prior_share`` is the whole prior, of which every plan says the part.
     """
 
     reference: Reference
     dynamics: Dynamics
     control: ControlVariate | None = None
     prior_share: Quadratic | None = None
+    redistributed: bool = False
 
 
 def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
@@ -152,7 +156,8 @@ def open_site(site: Site, opening: Opening) -> Clock:
         columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
         whitened = remainder.whiten(opening.reference, columns)
     if opening.prior_share is not None:
-        whitened = _sum(whitened, opening.prior_share.whiten(opening.reference, None))
+        share = opening.prior_share.whiten(opening.reference, None)
+        whitened = Shared(whitened, share) if opening.redistributed else _sum(whitened, share)
     prepared = _prepared(whitened, opening.dynamics)
     staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
@@ -200,6 +205,8 @@ def _prepared(potential: Potential, dynamics: Dynamics) -> Potential:
     """Records padded to a shape that other sites share, with what the dynamics can use of them worked out once."""
     if isinstance(potential, Sum):
         return Sum(tuple(_prepared(term, dynamics) for term in potential.terms))
+    if isinstance(potential, Shared):
+        return Shared(_prepared(potential.records, dynamics), potential.prior)
     if not isinstance(potential, LinearPredictor):
         return potential
     padded = potential.padded(bucket(potential.design.shape[0]))
@@ -208,7 +215,7 @@ def _prepared(potential: Potential, dynamics: Dynamics) -> Potential:
 
 def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:
     """Walk a plan to the end on every chain: the site's whole part in a round."""
-    path = follow(clock.dynamics, plan)
+    path, clock = follow(clock.dynamics, plan), holding(clock, plan.share)
     state = clock.restart(clock.idle(plan.start.shape[0]), jnp.ones(plan.start.shape[0], bool), path)
     state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
     walk = clock.walk(state)

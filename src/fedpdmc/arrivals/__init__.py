@@ -1,13 +1,28 @@
 """WHEN it jumps."""
 
+import equinox as eqx
+from jaxtyping import Array, Float
+
 from fedpdmc.arrivals.clocks import AffineClock, Clock, ExponentialClock, is_exponential
 from fedpdmc.arrivals.staged import StagedClock
 from fedpdmc.arrivals.thinning import ThinnedClock
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, follow, pick
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import Potential
+from fedpdmc.potentials import Potential, Shared
 
-__all__ = ["FINE", "NOT_FINITE", "VIOLATED", "Clock", "Path", "StagedClock", "Walk", "clock_for", "follow", "pick"]
+__all__ = [
+    "FINE",
+    "NOT_FINITE",
+    "VIOLATED",
+    "Clock",
+    "Path",
+    "StagedClock",
+    "Walk",
+    "clock_for",
+    "follow",
+    "holding",
+    "pick",
+]
 
 
 def clock_for(potential: Potential, dynamics: Dynamics) -> Clock:
@@ -17,3 +32,14 @@ def clock_for(potential: Potential, dynamics: Dynamics) -> Clock:
     if is_exponential(potential, dynamics):
         return ExponentialClock(potential, dynamics)  # type: ignore[arg-type]
     return ThinnedClock(potential, dynamics)
+
+
+def holding(clock: Clock, share: Float[Array, " C"] | None) -> Clock:
+    """The clock of a site that holds this part of the prior on each chain; itself where the prior is not redistributed.
+
+    A clock may start a plan with rates that it found at the end of the one before. That is a plan which an objection ended,
+    and then the parts are the same: they change at horizons, where nothing has been looked at.
+    """
+    if share is None or not isinstance(clock.potential, Shared):
+        return clock
+    return eqx.tree_at(lambda c: c.potential, clock, clock.potential.holding(share))

@@ -28,6 +28,7 @@ class Path(eqx.Module):
     velocity: Float[Array, "C S d"]
     begin: Float[Array, "C S"]
     duration: Float[Array, "C S"]
+    share: Float[Array, "C M"] | Float[Array, " C"] | None = None
 
     @property
     def horizon(self) -> Float[Array, " C"]:
@@ -40,7 +41,9 @@ class Path(eqx.Module):
 
     def restricted(self, columns: Int[Array, " k"]) -> Path:
         """The same path of some coordinates."""
-        return Path(self.number, self.start[..., columns], self.velocity[..., columns], self.begin, self.duration)
+        return Path(
+            self.number, self.start[..., columns], self.velocity[..., columns], self.begin, self.duration, self.share
+        )  # fmt: skip
 
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
@@ -51,7 +54,7 @@ def follow(dynamics: Dynamics, plan: Plan) -> Path:
     """The path that a plan describes."""
     begin = jnp.concatenate([jnp.zeros_like(plan.duration[:, :1]), jnp.cumsum(plan.duration, 1)[:, :-1]], 1)
     if plan.duration.shape[1] == 1:
-        return Path(plan.number, plan.start[:, None], plan.velocity, begin, plan.duration)
+        return Path(plan.number, plan.start[:, None], plan.velocity, begin, plan.duration, plan.share)
 
     def segment(a, leg):
         velocity, duration = leg
@@ -59,7 +62,7 @@ def follow(dynamics: Dynamics, plan: Plan) -> Path:
 
     legs = (jnp.swapaxes(plan.velocity, 0, 1), plan.duration.T)
     _, starts = jax.lax.scan(segment, plan.start, legs)
-    return Path(plan.number, jnp.swapaxes(starts, 0, 1), plan.velocity, begin, plan.duration)
+    return Path(plan.number, jnp.swapaxes(starts, 0, 1), plan.velocity, begin, plan.duration, plan.share)
 
 
 class Walk(eqx.Module):

@@ -27,12 +27,12 @@ class Federation(abc.ABC):
         return np.zeros(len(self.names), dtype=np.int64)
 
 
-def message_bytes(chains: int, segments: int, sent: int, flips: bool) -> tuple[int, int]:
+def message_bytes(chains: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
     """Size of a plan and of an arrival as raw buffers: what one round costs a site that is sent ``sent`` coordinates.
 
-    A plan holds for each chain its number, the start, and a duration and a velocity for each segment; an arrival the
-    time, whether it rang, and a coordinate or a normal.
+    A plan holds for each chain its number, the start, and a duration and a velocity for each segment, and the site's
+    ``share`` of a prior that is redistributed; an arrival the time, whether it rang, and a coordinate or a normal.
     """
-    plan = chains * 8 * (1 + sent + segments * (1 + sent))
+    plan = chains * 8 * (1 + sent + segments * (1 + sent) + share)
     arrival = chains * (8 + 1 + (4 if flips else 8 * sent))
     return plan, arrival

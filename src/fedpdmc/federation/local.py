@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fedpdmc.arrivals import VIOLATED, Clock, Path, Walk, follow
+from fedpdmc.arrivals import VIOLATED, Clock, Path, Walk, follow, holding
 from fedpdmc.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.federation.base import Federation
@@ -35,11 +35,14 @@ class Group(eqx.Module):
         The sites' secret keys, by chain.
     columns : (G, k) or None
         The coordinates that each site is sent; None for all.
+    place : (G,)
+        Each site's place in the federation.
     """
 
     clock: Clock
     keys: UInt32[Array, "G C 2"]
     columns: Int[Array, "G k"] | None
+    place: Int[Array, " G"]
 
     @property
     def size(self) -> int:
@@ -87,8 +90,9 @@ class LocalFederation(Federation):
     def exchange(self, plan: Plan) -> list[Arrival]:
         """One round, site by site."""
         arrivals = []
-        for name, clock, columns, keys in zip(self._names, self._clocks, self._columns, self._chain_keys, strict=True):
-            arrival, walk = _answer(clock, keys, _restrict(plan, columns))
+        members = zip(self._names, self._clocks, self._columns, self._chain_keys, strict=True)
+        for place, (name, clock, columns, keys) in enumerate(members):
+            arrival, walk = _answer(clock, keys, _restrict(plan, columns, place))
             raise_faults([name], np.asarray(walk.fault)[None])
             arrivals.append(_globalise(arrival, columns))
         return arrivals
@@ -126,10 +130,11 @@ def raise_faults(names, faults: np.ndarray) -> None:
         raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
 
 
-def _restrict(plan: Plan, columns) -> Plan:
-    if columns is None:
-        return plan
-    return Plan(plan.number, plan.start[:, columns], plan.duration, plan.velocity[..., columns])
+def _restrict(plan: Plan, columns, place: int) -> Plan:
+    """What one site is sent of a plan."""
+    share = None if plan.share is None else plan.share[:, place]
+    columns = slice(None) if columns is None else columns
+    return Plan(plan.number, plan.start[:, columns], plan.duration, plan.velocity[..., columns], share)
 
 
 def _globalise(arrival: Arrival, columns) -> Arrival:
@@ -152,7 +157,7 @@ def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
     for index in members.values():
         own = None if columns[index[0]] is None else jnp.stack([jnp.asarray(columns[i]) for i in index])
         clock = jax.tree.map(lambda *x: jnp.stack(x), *[clocks[i] for i in index])
-        groups.append(Group(clock, jnp.stack([keys[i] for i in index]), own))
+        groups.append(Group(clock, jnp.stack([keys[i] for i in index]), own, jnp.asarray(index)))
     return tuple(groups), np.concatenate([np.asarray(index) for index in members.values()])
 
 
@@ -170,9 +175,10 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     chains, dim = state.a.shape
     s = coordinator.segments
     path = follow(
-        coordinator.dynamics, Plan(state.number, state.a, jnp.zeros((chains, s)), jnp.zeros((chains, s, dim)))
+        coordinator.dynamics,
+        Plan(state.number, state.a, jnp.zeros((chains, s)), jnp.zeros((chains, s, dim)), state.share),
     )
-    itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool))
+    itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool), state.share)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
     return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False))
 
@@ -248,12 +254,12 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
 
 
 def _step(group: Group, walks, path: Path, new):
-    def one(clock: Clock, keys, state, *own):
-        own_path = path.restricted(own[0]) if own else path
+    def one(clock: Clock, keys, state, own, place):
+        own_path = path if own is None else path.restricted(own)
+        clock = holding(clock, None if path.share is None else path.share[:, place])
         return clock.step(clock.restart(state, new, own_path), own_path, keys)
 
-    extra = () if group.columns is None else (group.columns,)
-    return _each(group, one, walks, *extra)
+    return _each(group, one, walks, group.columns, group.place)
 
 
 def _arrivals(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:

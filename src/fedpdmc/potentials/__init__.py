@@ -6,6 +6,7 @@ from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.quadratic import Quadratic
 from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
+from fedpdmc.potentials.shared import Shared
 
 __all__ = [
     "ControlVariate",
@@ -17,6 +18,7 @@ __all__ = [
     "Poisson",
     "Potential",
     "Quadratic",
+    "Shared",
     "StudentT",
     "Sum",
     "cubic_remainder",
