@@ -52,6 +52,8 @@ class Study:
         Whether sites release their own value, gradient and Hessian at points of the coordinator's choice.
     rounds : int
         The most requests that a site answers.
+    most_derivatives : int
+        At how many points.
     observed_time : float
         The most process time, summed over chains, that a site lets be observed.
     """
@@ -75,6 +77,7 @@ class Study:
     burn_in: float | None
     derivatives: bool
     rounds: int
+    most_derivatives: int
     observed_time: float
     epsilon: float | None = None
 
@@ -228,6 +231,7 @@ def _releases(releases: Table, limits: Table) -> dict[str, Any]:
     found = {
         "derivatives": derivatives == "own",
         "rounds": limits.whole("rounds", least=1, most=2**62),
+        "most_derivatives": limits.whole("derivatives", 100, least=0),
         "observed_time": limits.number("observed_time", least=1e-300),
     }
     limits.done()

@@ -1,0 +1,277 @@
+"""The site's side of a study: checks every request against contract, policy and log, and answers it once.
+
+An agent turns one message into another and knows nothing of how messages travel: every engine carries the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc import __version__
+from fedpdmc.arrivals import VIOLATED
+from fedpdmc.coordinates import Reference
+from fedpdmc.errors import InputError, Refused, WireError
+from fedpdmc.federation import wire
+from fedpdmc.federation.journal import Journal, Kind
+from fedpdmc.plan import Plan
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.precision import double_precision
+from fedpdmc.randomness import chain_keys
+from fedpdmc.site import Opening, Site, answer, open_site
+from fedpdmc.study.contract import Study
+
+logger = logging.getLogger("fedpdmc.site")
+SOFTWARE = f"fedpdmc {__version__}"
+MOST_SEGMENTS = 4096
+# A coordinator that is refused this often is not mistaken but hostile: the agent stops.
+MOST_REFUSALS = 1000
+# A horizon may exceed what is left of the observed time by rounding.
+ROUNDING = 1e-9
+SPEED = 1e-12
+
+_answer = eqx.filter_jit(answer)
+
+
+class _No(Exception):
+    """A request that is refused, with its code and, for faults of a walk, the chain."""
+
+    def __init__(self, code: str, chain: int = 0):
+        self.code, self.chain = code, chain
+
+
+class Agent:
+    """A site's records behind a contract.
+
+    Parameters
+    ----------
+    study : Study
+    site : Site
+        With its own seed.
+    journal : Journal
+        The log, with whatever was answered before.
+    """
+
+    def __init__(self, study: Study, site: Site, journal: Journal):
+        self.study, self.site, self.journal = study, site, journal
+        self.run: bytes | None = None
+        self._clock, self._keys = None, None
+        self._shape = (0, 0, len(study.names))
+        self._next = np.zeros(0, dtype=np.int64)
+        self.observed_time, self.finished, self.refusals = 0.0, False, 0
+        self._recall()
+
+    @double_precision
+    def _recall(self) -> None:
+        """Come back to where the log ends."""
+        request = None
+        for entry in self.journal.entries():
+            if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
+                if entry.note["study"] != self.study.digest.hex():
+                    raise InputError("store", "the log of another contract", "Give every study a store of its own.")
+                if entry.note["site"] != self.site.name:
+                    raise InputError("store", f"the log of site {entry.note['site']!r}", "Give every site its own store.")
+                self.run = bytes.fromhex(entry.note["run"])
+            elif entry.kind is Kind.REQUEST:
+                request = entry.payload
+            elif entry.kind is Kind.ANSWER and request is not None:
+                self._absorb(wire.decode(request), wire.decode(entry.payload))
+
+    def hello(self) -> bytes:
+        """The first message to the coordinator."""
+        return wire.encode(wire.Hello(self.site.name, self.study.digest, SOFTWARE))
+
+    def join(self, data: bytes) -> None:
+        """Take the coordinator's welcome, or raise `Refused`."""
+        try:
+            message = wire.decode(data)
+        except WireError as error:
+            raise self._no_join("MALFORMED") from error
+        if isinstance(message, wire.Refusal):
+            raise Refused(self.site.name, message.code, "The coordinator refused this site.")
+        if not isinstance(message, wire.Welcome):
+            raise self._no_join("NOT_WELCOMED")
+        if message.study != self.study.digest:
+            raise self._no_join("OTHER_CONTRACT")
+        if self.run is not None and message.run != self.run:
+            raise self._no_join("OTHER_RUN")
+        if self.run is None:
+            self.run = message.run
+            self.journal.note("joined", run=message.run.hex(), study=message.study.hex(), site=self.site.name)
+
+    def _no_join(self, code: str) -> Refused:
+        self.journal.note("refused", code=code)
+        return Refused(self.site.name, code, "This site does not take part: its log has the details.")
+
+    @double_precision
+    def answer(self, data: bytes) -> bytes:
+        """The answer to a request, or a refusal; stored before it is returned."""
+        asked, sequence = wire.digest(data), 0
+        try:
+            message = wire.decode(data)
+            sequence = getattr(message, "sequence", 0)
+            stored = self._stored(message, asked)
+            return stored if stored is not None else self._fresh(message, data, asked)
+        except WireError as error:
+            logger.warning("refused a message of the coordinator: %s", error)
+            return self._refuse(data, asked, sequence, _No("MALFORMED"))
+        except _No as no:
+            logger.warning("refused request %d of the coordinator: %s", sequence, no.code)
+            return self._refuse(data, asked, sequence, no)
+
+    def _refuse(self, data: bytes, asked: bytes, sequence: int, no: _No) -> bytes:
+        """Log a request that is refused, and the refusal."""
+        self.refusals += 1
+        if self.refusals > MOST_REFUSALS:
+            raise Refused(self.site.name, "TOO_MANY_REFUSALS", "The coordinator asks what it may not: look at the log.")
+        refusal = wire.encode(wire.Refusal(self.run or bytes(wire.RUN_BYTES), sequence, asked, no.code, no.chain))
+        try:
+            self.journal.append(Kind.REQUEST, data)
+            self.journal.append(Kind.REFUSAL, refusal)
+        except OSError as error:
+            logger.error("the audit log cannot be written: %s", error)
+        return refusal
+
+    def _stored(self, message: wire.Message, asked: bytes) -> bytes | None:
+        """The answer given before to this very request; None if it is new."""
+        if not isinstance(message, (wire.Derive, wire.Open, wire.Plans, wire.Farewell)):
+            raise _No("NOT_A_REQUEST")
+        if message.run != self.run:
+            raise _No("OTHER_RUN")
+        if message.sequence < 1 or message.sequence > self.journal.answers + 1:
+            raise _No("OUT_OF_ORDER")
+        if message.sequence == self.journal.answers + 1:
+            return None
+        stored = self.journal.answer(message.sequence - 1)
+        if wire.decode(stored).request != asked:  # type: ignore[attr-defined]
+            raise _No("SAME_ROUND_OTHER_PLAN")
+        return stored
+
+    def _fresh(self, message: wire.Message, data: bytes, asked: bytes) -> bytes:
+        if message.sequence > self.study.rounds:  # type: ignore[attr-defined]
+            raise _No("TOO_MANY_ROUNDS")
+        work = {wire.Derive: self._derive, wire.Open: self._open, wire.Plans: self._plans, wire.Farewell: self._part}
+        answer = work[type(message)](message, asked)
+        out = wire.encode(answer)
+        try:
+            self.journal.append(Kind.REQUEST, data)
+            self.journal.append(Kind.ANSWER, out)
+        except OSError as error:
+            logger.error("the answer cannot be stored, so it is not given: %s", error)
+            raise _No("STORAGE") from error
+        self._absorb(message, answer)
+        return out
+
+    def _derive(self, message: wire.Derive, asked: bytes) -> wire.Derivatives:
+        if not self.study.derivatives:
+            raise _No("DERIVATIVES_NOT_ALLOWED")
+        if self._clock is not None:
+            raise _No("ALREADY_OPEN")
+        if message.x.shape != (len(self.study.names),):
+            raise _No("WRONG_SHAPE")
+        if message.sequence > self.study.most_derivatives:
+            raise _No("TOO_MANY_DERIVATIVES")
+        value, gradient, hessian = self.site.derivatives(message.x)
+        if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
+            raise _No("NOT_FINITE")
+        return wire.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
+
+    def _open(self, message: wire.Open, asked: bytes) -> wire.Opened:
+        study, dim = self.study, len(self.study.names)
+        order = {"none": 0, "linear": 1, "quadratic": 2}[study.control]
+        if self._clock is not None:
+            raise _No("ALREADY_OPEN")
+        if message.center.shape != (dim,) or message.chains != study.chains:
+            raise _No("WRONG_SHAPE")
+        if not 1 <= message.segments <= MOST_SEGMENTS or message.order != order:
+            raise _No("NOT_IN_CONTRACT")
+        plain = np.array_equal(message.scale, np.ones(dim)) and not message.center.any()
+        if study.reference == "none" and not plain:
+            raise _No("NOT_IN_CONTRACT")
+        if message.scale.ndim == 2 and np.linalg.cond(message.scale) > 1e14 or not message.scale.any(-1).all():
+            raise _No("SINGULAR_REFERENCE")
+        return wire.Opened(message.run, message.sequence, asked)
+
+    def _plans(self, message: wire.Plans, asked: bytes) -> wire.Arrivals:
+        clock, keys = self._clock, self._keys
+        if clock is None or keys is None:
+            raise _No("NOT_OPEN")
+        chains, segments, dim = self._shape
+        if message.velocity.shape != (chains, segments, dim):
+            raise _No("WRONG_SHAPE")
+        # A number that was used is never used again: two plans under one draw would tell more than two arrivals.
+        if (message.number < self._next).any() or (message.number >= 2**31).any():
+            raise _No("PLAN_NUMBER_USED")
+        if clock.dynamics.unit_speed:
+            used = message.duration > 0
+            if (np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any():
+                raise _No("NOT_UNIT_SPEED")
+        if self.observed_time + message.duration.sum() > self.study.observed_time * (1 + ROUNDING):
+            raise _No("OBSERVED_TIME_SPENT")
+        plan = Plan(*(jnp.asarray(x) for x in (message.number, message.start, message.duration, message.velocity)))
+        arrival, walk = _answer(clock, keys, plan)
+        faults = np.flatnonzero(np.asarray(walk.fault))
+        if faults.size:
+            chain = int(faults[0])
+            code = "BOUND_VIOLATED" if int(walk.fault[chain]) == VIOLATED else "NOT_FINITE"
+            raise _No(code, chain + 1)
+        flips = clock.dynamics.flips
+        mark = np.asarray(arrival.mark)
+        coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)
+        return wire.Arrivals(
+            message.run, message.sequence, asked, np.asarray(arrival.time), np.asarray(arrival.rang), coordinate, normal
+        )
+
+    def _part(self, message: wire.Farewell, asked: bytes) -> wire.Opened:
+        return wire.Opened(message.run, message.sequence, asked)
+
+    def _absorb(self, message: wire.Message, given: wire.Message) -> None:
+        """What an answered request changes for those after it; the same live and from the log."""
+        if isinstance(message, wire.Open):
+            self._shape = (message.chains, message.segments, message.center.shape[0])
+            self._next = np.zeros(message.chains, dtype=np.int64)
+            self._clock = open_site(self.site, opening_of(message, self.study.dynamics()))
+            self._keys = chain_keys(self.site.key(0), message.chains)
+        elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
+            horizon = message.duration.sum(-1)
+            self._next = np.where(horizon > 0, message.number + 1, self._next)
+            self.observed_time += float(np.minimum(given.time, horizon).sum())
+        elif isinstance(message, wire.Farewell):
+            self.finished = True
+
+
+def opening_of(message: wire.Open, dynamics) -> Opening:
+    """What a site is told at the start, from the message."""
+    reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
+    control = None
+    if message.order:
+        quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
+        control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
+    return Opening(reference, dynamics, control)
+
+
+def site_seed(folder: str | Path, seed: int | None) -> int:
+    """The seed that the site keeps in its store: as given the first time, else from the operating system."""
+    path = Path(folder) / "seed"
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists():
+        kept = int(path.read_text())
+        if seed is not None and seed != kept:
+            raise InputError("seed", "another one than this store was begun with", "Leave it out, or use a new store.")
+        return kept
+    chosen = secrets.randbits(63) if seed is None else seed
+    # Whole or not at all: a torn seed would be another seed.
+    draft = path.with_suffix(".new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(str(chosen))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    return chosen

@@ -1,0 +1,201 @@
+"""The coordinator's side of a study: requests to every site and their answers, over any engine that carries bytes."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.coordinates import Reference
+from fedpdmc.errors import BadAnswer, BoundViolation, NotFinite, Refused, WireError
+from fedpdmc.federation import wire
+from fedpdmc.federation.base import Federation
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.potentials import ControlVariate
+
+# Times are sums of durations and normals are divided by their length: both round.
+ROUNDING = 1e-9
+
+
+class Transport(abc.ABC):
+    """An engine that brings one message to each site and one answer back from each.
+
+    A site that is lost is waited for; the identical message is then sent again. Neither side ever gives up on a round:
+    how long a site takes depends on its answer, so that doing something else instead would bias the run.
+    """
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The sites' names, in the order of messages and answers."""
+
+    @abc.abstractmethod
+    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Send ``requests[m]`` to site m and wait for all answers."""
+
+    def close(self) -> None:
+        """Let go of the sites."""
+
+
+class RemoteFederation(Federation):
+    """Sites that answer messages, wherever they are.
+
+    Parameters
+    ----------
+    transport : Transport
+    run : bytes
+        The run's id, 16 bytes.
+    sequence : int
+        Number of the last request that was answered; a run that is resumed goes on from there.
+    """
+
+    def __init__(self, transport: Transport, run: bytes, sequence: int = 0):
+        self.transport, self.run, self.sequence = transport, run, sequence
+        self.bytes = np.zeros(len(transport.names), dtype=np.int64)
+        self._point: np.ndarray | None = None
+        self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites' names."""
+        return self.transport.names
+
+    def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round; asked again, the same answers."""
+        if self._point is None or not np.array_equal(self._point, x):
+            request = wire.encode(wire.Derive(self.run, self.sequence + 1, x))
+            found = self._ask([request] * len(self.names), wire.Derivatives)
+            for name, message in zip(self.names, found, strict=True):
+                if message.gradient.shape != x.shape:
+                    raise BadAnswer(name, "derivatives of another number of parameters")
+            self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
+            self._point = np.array(x)
+        return self._derived
+
+    def open(
+        self, reference: Reference, control: Sequence[ControlVariate | None], chains: int, segments: int
+    ) -> None:
+        """Tell every site the public coordinates and its own control variate, for the rest of the run."""
+        requests = []
+        for own in control:
+            parts = (np.zeros((0, 0)), np.zeros(0), np.zeros(0))
+            if own is not None:
+                parts = (own.quadratic.precision, own.quadratic.linear, own.point)
+            order = 0 if own is None else own.order
+            center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
+            message = wire.Open(self.run, self.sequence + 1, chains, segments, center, scale, order, *parts)
+            requests.append(wire.encode(message))
+        self._ask(requests, wire.Opened)
+
+    def exchange(self, plan: Plan) -> list[Arrival]:
+        """One round."""
+        number, start, duration, velocity = (
+            np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity)
+        )
+        request = wire.encode(wire.Plans(self.run, self.sequence + 1, number, start, duration, velocity))
+        found = self._ask([request] * len(self.names), wire.Arrivals)
+        horizon, dim = duration.sum(-1), start.shape[1]
+        return [_arrival(name, message, horizon, dim) for name, message in zip(self.names, found, strict=True)]
+
+    def farewell(self) -> None:
+        """Tell every site that the run is over."""
+        self._ask([wire.encode(wire.Farewell(self.run, self.sequence + 1))] * len(self.names), wire.Opened)
+
+    def _ask(self, requests: list[bytes], kind: type) -> list:
+        answers = self.transport.ask(requests)
+        out = [
+            _checked(name, data, kind, request, self.run, self.sequence + 1)
+            for name, data, request in zip(self.names, answers, requests, strict=True)
+        ]
+        self.sequence += 1
+        self.bytes += [len(q) + len(a) for q, a in zip(requests, answers, strict=True)]
+        return out
+
+
+def _checked(name: str, data: bytes, kind: type, request: bytes, run: bytes, sequence: int):
+    """The message that a site answered, if it is the answer to this request."""
+    try:
+        message = wire.decode(data)
+    except WireError as error:
+        raise BadAnswer(name, str(error)) from error
+    if isinstance(message, wire.Refusal):
+        if message.code == "BOUND_VIOLATED":
+            raise BoundViolation(name, message.chain - 1)
+        if message.code == "NOT_FINITE":
+            raise NotFinite(name, max(message.chain - 1, 0))
+        raise Refused(name, message.code)
+    if not isinstance(message, kind):
+        raise BadAnswer(name, f"{type(message).__name__} where {kind.__name__} was asked for")
+    if (message.run, message.sequence, message.request) != (run, sequence, wire.digest(request)):  # type: ignore[attr-defined]
+        raise BadAnswer(name, "the answer to another request")
+    return message
+
+
+def _arrival(name: str, message: wire.Arrivals, horizon: np.ndarray, dim: int) -> Arrival:
+    """An arrival whose times lie within the plan and whose marks are coordinates or unit normals."""
+    rang = message.rang.astype(bool)
+    if rang.shape != horizon.shape:
+        raise BadAnswer(name, "arrivals of another number of chains")
+    if (message.time > horizon * (1 + ROUNDING)).any():
+        raise BadAnswer(name, "an arrival after the end of the plan")
+    if message.normal.shape[0]:
+        if message.normal.shape[1] != dim:
+            raise BadAnswer(name, "a normal of another dimension")
+        length = np.linalg.norm(message.normal[rang], axis=1)
+        if (np.abs(length - 1) > ROUNDING).any():
+            raise BadAnswer(name, "a normal that is not of unit length")
+        mark = message.normal
+    else:
+        if ((message.coordinate[rang] < 0) | (message.coordinate[rang] >= dim)).any():
+            raise BadAnswer(name, "a mark that is no coordinate")
+        mark = message.coordinate
+    return Arrival(jnp.asarray(message.time), jnp.asarray(rang), jnp.asarray(mark))
+
+
+class RemoteSite:
+    """What the coordinator knows of a site: its name and its number of parameters.
+
+    It stands for the site where `fedpdmc.laplace` and `fedpdmc.sample` ask for one.
+
+    Parameters
+    ----------
+    federation : RemoteFederation
+    index : int
+        The site's place in the federation.
+    dim : int
+    """
+
+    coordinates = None
+    # How many records a site has is its own affair.
+    records = 0
+
+    def __init__(self, federation: RemoteFederation, index: int, dim: int):
+        self.federation, self.index, self.dim = federation, index, dim
+        self.name = federation.names[index]
+
+    def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point; the first site that is asked asks all of them."""
+        return self.federation.derivatives(x)[self.index]
+
+
+class DirectTransport(Transport):
+    """Agents in this process, asked one after the other: the messages are the same, nothing travels.
+
+    Parameters
+    ----------
+    agents : sequence of Agent
+    """
+
+    def __init__(self, agents: Sequence):
+        self.agents = list(agents)
+
+    @property
+    def names(self):
+        """The sites' names."""
+        return tuple(agent.site.name for agent in self.agents)
+
+    def ask(self, requests):
+        """One round, site by site."""
+        return [agent.answer(request) for agent, request in zip(self.agents, requests, strict=True)]
