@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedpdmc import models as models
     from fedpdmc.archive import load as load
+    from fedpdmc.connection import connect as connect
     from fedpdmc.coordinates import Reference as Reference
     from fedpdmc.dynamics import Boomerang as Boomerang
     from fedpdmc.dynamics import BouncyParticle as BouncyParticle
@@ -31,6 +32,7 @@ _HOMES = {
     "Reference": "fedpdmc.coordinates",
     "Site": "fedpdmc.site",
     "ZigZag": "fedpdmc.dynamics",
+    "connect": "fedpdmc.connection",
     "laplace": "fedpdmc.reference",
     "load": "fedpdmc.archive",
     "models": "fedpdmc.models",

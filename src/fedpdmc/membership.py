@@ -8,23 +8,24 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.federation.remote import RemoteSite
 from fedpdmc.potentials import Quadratic
 from fedpdmc.redistribution import Redistributed
 from fedpdmc.site import Site
 
 
 def check_sites(sites: Any) -> tuple[Site, ...]:
-    """At least one site, and no two of one name."""
+    """At least one site, and no two of one name; a `RemoteSite` stands for one that is elsewhere."""
     if isinstance(sites, Site):
         sites = [sites]
     try:
-        members = tuple(sites)
+        members: tuple[Any, ...] = tuple(sites)
     except TypeError as error:
         raise InputError("sites", type(sites).__name__, "Give a list of fedpdmc.Site.") from error
     if not members:
         raise InputError("sites", "no sites", "Give at least one fedpdmc.Site.")
     for site in members:
-        if not isinstance(site, Site):
+        if not isinstance(site, (Site, RemoteSite)):
             raise InputError("sites", f"a {type(site).__name__}", "Give fedpdmc.Site objects only.")
     names = [site.name for site in members]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -48,10 +49,10 @@ def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
     dim = problem_dim(sites, prior)
     covered = np.zeros(dim, bool)
     for site in sites:
-        if site.coordinates is None and site.potential.dim != dim:
+        if site.coordinates is None and site.dim != dim:
             raise InputError(
                 f"sites ({site.name!r})",
-                f"a model of {site.potential.dim} parameters where the federation has {dim}",
+                f"a model of {site.dim} parameters where the federation has {dim}",
                 "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
             )
         if site.coordinates is not None and site.coordinates.max(initial=-1) >= dim:
@@ -68,7 +69,7 @@ def problem_dim(sites: Sequence[Site], prior: Quadratic | None) -> int:
     """Number of parameters of the federation."""
     if prior is not None:
         return prior.dim
-    whole = [site.potential.dim for site in sites if site.coordinates is None]
+    whole = [site.dim for site in sites if site.coordinates is None]
     parts = [
         int(site.coordinates.max()) + 1 for site in sites if site.coordinates is not None and site.coordinates.size
     ]

@@ -15,6 +15,7 @@ from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.federation.local import LocalFederation
+from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.randomness import chain_keys, normals, uniforms
@@ -63,8 +64,13 @@ class Method(NamedTuple):
         """The coordinator of this run."""
         return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution)
 
-    def federation(self) -> LocalFederation:
-        """The sites, opened for this run in this process."""
+    def federation(self) -> LocalFederation | RemoteFederation:
+        """The sites: opened for this run in this process, or where they are."""
+        if isinstance(self.sites[0], RemoteSite):
+            return self.sites[0].federation
+        return self._local()
+
+    def _local(self) -> LocalFederation:
         openings = [self.opening(site) for site in self.sites]
         return LocalFederation(
             [site.name for site in self.sites],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -18,9 +19,11 @@ class Display:
     wanted : bool
         Whether the user wants one; it stays silent anyway when standard error is not a terminal.
     title : str
+    status : callable, optional
+        A few words on the sites.
     """
 
-    def __init__(self, wanted: bool, title: str):
+    def __init__(self, wanted: bool, title: str, status: Callable[[], str] | None = None):
         console = Console(stderr=True)
         self.visible = wanted and console.is_terminal
         self._bar = Progress(
@@ -35,6 +38,7 @@ class Display:
         )
         self._task = self._bar.add_task(title, total=None, detail="compiling")
         self._quality, self._began, self._events = "", None, None
+        self._status = status
 
     def __enter__(self) -> Display:
         self._bar.__enter__()
@@ -53,6 +57,8 @@ class Display:
         rate = (tick.events - self._events) / max(tick.seconds, 1e-9)
         self._events = tick.events
         detail = f"{rate:,.0f} events/s, {tick.rounds:,} rounds{self._quality}"
+        if self._status is not None and self.visible:
+            detail += f"; {self._status()}"
         self._bar.update(self._task, completed=tick.time - self._began, total=tick.until - self._began, detail=detail)
 
     def quality(self, worst_ess: float, worst_rhat: float) -> None:

@@ -6,15 +6,19 @@ import copy
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.federation.base import message_bytes
+from fedpdmc.federation.local import LocalFederation
+from fedpdmc.federation.remote import RemoteFederation
+from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.potentials import Quadratic
@@ -23,6 +27,7 @@ from fedpdmc.progress import Display
 from fedpdmc.redistribution import Redistributed
 from fedpdmc.run import Run
 from fedpdmc.site import Site, local_columns
+from fedpdmc.skeleton import Block
 from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 
 DEFAULT_ESS = 1000.0
@@ -41,7 +46,7 @@ PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 
 @double_precision
 def sample(
-    sites: Sequence[Site] | Site,
+    sites: Sequence[Site] | Site | Connection,
     prior: Quadratic | Redistributed | None = None,
     *,
     prior_at: str = "coordinator",
@@ -63,8 +68,8 @@ def sample(
 
     Parameters
     ----------
-    sites : sequence of Site
-        The owners of the data.
+    sites : sequence of Site, or Connection
+        The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
     prior : Quadratic or Redistributed, optional
         From `fedpdmc.models`; flat if None.
     prior_at : {"coordinator", "sites", "extra"}
@@ -109,14 +114,28 @@ def sample(
         A rate exceeded its certified bound: a bug.
     """
     check_length(duration, ess)
+    if isinstance(sites, Connection):
+        said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
+                "burn_in": burn_in, "init": init, "seed": seed, "names": names}  # fmt: skip
+        return _sample_connection(sites, said, ess=ess, duration=duration, keep=keep, progress=progress)
     if burn_in is not None and not 0 <= _number(burn_in) < float("inf"):
         raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
     method = choose(sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess)
-    wanted = _burn_in(burn_in, duration, method)
+    wanted = usual_burn_in(burn_in, duration, method)
     sampler = Sampler(method, wanted, keep)
     if wanted > 0:
         sampler.burn_in(progress)
     return sampler.extend(duration=duration, ess=ess, progress=progress)
+
+
+def _sample_connection(connection: Connection, said: dict[str, Any], **options: Any) -> Posterior:
+    from fedpdmc.campaign import sample_study
+
+    for name, value in said.items():
+        if value is not None:
+            where = "to connect()" if name == "seed" else "in the contract"
+            raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
+    return sample_study(connection, **options)
 
 
 def check_length(duration: float | None, ess: float | None) -> None:
@@ -133,7 +152,8 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float, np.integer, np.floating)) else float("nan")
 
 
-def _burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:
+def usual_burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:
+    """What was asked for, or what the method usually needs."""
     if burn_in is not None:
         return float(burn_in)
     if method.whitened:
@@ -141,14 +161,47 @@ def _burn_in(burn_in: float | None, duration: float | None, method: Method) -> f
     return FIRST_BLOCK if duration is None else 0.1 * float(duration)
 
 
-class Sampler:
-    """A run and what has been kept of it; `extend` leaves this one as it is and returns the next posterior."""
+class Watch(Protocol):
+    """Follows a run, to keep it on disk and to say how the sites are."""
 
-    def __init__(self, method: Method, burn_in: float, keep: str):
-        self.method, self.keep = method, keep
+    def block(self, block: Block) -> None:
+        """A block has been kept."""
+
+    def stands(self, sampler: Sampler) -> None:
+        """The run stands between two blocks."""
+
+    def status(self) -> str:
+        """A few words on the sites, for the progress display."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What the settings should say beside the rest."""
+        ...
+
+
+class Goal(NamedTuple):
+    """A stretch of whole blocks: from where to where, in how many pieces, and the present length of a block."""
+
+    begin: float
+    until: float
+    pieces: int
+    step: float
+
+
+class Sampler:
+    """A run and what has been kept of it; `extend` leaves this one as it is and returns the next posterior.
+
+    ``watch.block(block)`` and ``watch.stands(sampler)`` are called with every block that is kept, and whenever the run
+    stands between two blocks.
+    """
+
+    def __init__(self, method: Method, burn_in: float, keep: str, watch: Watch | None = None):
+        self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
-        self.run = Run(
-            method.federation(),
+        self.goal: Goal | None = None
+        federation = method.federation()
+        self.run: Run | Rounds = (Run if isinstance(federation, LocalFederation) else Rounds)(
+            federation,  # type: ignore[arg-type]
             method.coordinator(),
             method.start(burn_in),
             jax.random.fold_in(jax.random.key(method.seed), 1),
@@ -159,18 +212,27 @@ class Sampler:
 
     def burn_in(self, progress: bool) -> None:
         """Run to process time zero and keep nothing."""
-        with Display(progress, "burn-in") as display:
-            for until in self._blocks(0.0, pieces=1):
-                self.run.advance(until, lambda block: None, display.tick)
-        self.burn_in_events = self.run.events
+        with self._display(progress, "burn-in") as display:
+            self._set_goal(0.0, 1)
+            self._reach_goal(display)
+
+    def resume(self, progress: bool) -> None:
+        """Reach the goal that was set before."""
+        with self._display(progress, "resuming") as display:
+            self._reach_goal(display)
+
+    def _display(self, wanted: bool, title: str) -> Display:
+        return Display(wanted, title, None if self.watch is None else self.watch.status)
 
     def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
         """Go on by ``duration``, or until the worst ESS reaches ``ess``."""
         check_length(duration, ess)
         following = copy.copy(self)
         following.run, following.store = copy.copy(self.run), self.store.copy()
-        with Display(progress, "sampling") as display:
+        with self._display(progress, "sampling") as display:
             try:
+                if isinstance(self.run, Rounds):
+                    following._reach_goal(display)
                 if duration is not None:
                     following._advance(following.run.time + float(duration), display)
                 else:
@@ -203,25 +265,44 @@ class Sampler:
     def _advance(self, until: float, display: Display) -> None:
         # Chains wait for each other at the end of a block: few blocks, of many plans each.
         plans = self.run.plans.mean() / max(self.burn_in_time + self.run.time, 1e-9) * (until - self.run.time)
-        pieces = int(np.clip(plans / PLANS_PER_BLOCK, 1, MOST_PIECES))
-        for stop in self._blocks(until, pieces):
-            self.run.advance(stop, self.store.append, display.tick)
-            if display.visible:
+        self._set_goal(until, int(np.clip(plans / PLANS_PER_BLOCK, 1, MOST_PIECES)))
+        self._reach_goal(display)
+
+    def _set_goal(self, until: float, pieces: int) -> None:
+        self.goal = Goal(self.run.time, until, pieces, (until - self.run.time) / 64)
+        if self.watch is not None:
+            self.watch.stands(self)
+
+    def _reach_goal(self, display: Display) -> None:
+        """Whole blocks up to the goal, if there is one that has not been reached."""
+        while self.goal is not None and self.run.time < self.goal.until:
+            burning, plans = self.run.time < 0, float(self.run.plans.sum())
+            self.run.advance(self._next_stop(self.goal), self._forget if burning else self._keep, display.tick)
+            if burning:
+                self.burn_in_events = self.run.events
+            made = max(float(self.run.plans.sum()) - max(plans, 1.0), 1.0) * 8 * (2 * self.method.dim + 2)
+            self.goal = self.goal._replace(step=self.goal.step * float(np.clip(BLOCK_BYTES / made, 0.25, 4.0)))
+            if self.watch is not None:
+                self.watch.stands(self)
+            if display.visible and not burning:
                 so_far = self.posterior()
                 display.quality(min(so_far.ess().values()), max(so_far.rhat().values()))
 
-    def _blocks(self, until: float, pieces: int):
-        """Process times at which all chains meet; with keep='draws' they follow the rate of events, to bound memory."""
-        begin = self.run.time
+    def _forget(self, block: Block) -> None:
+        pass
+
+    def _keep(self, block: Block) -> None:
+        self.store.append(block)
+        if self.watch is not None:
+            self.watch.block(block)
+
+    def _next_stop(self, goal: Goal) -> float:
+        """Process time at which all chains meet next; with keep='draws' it follows the rate of events, to bound memory."""
+        now = self.run.time
         if self.keep == "skeleton":
-            yield from (begin + (until - begin) * (k + 1) / pieces for k in range(pieces))
-            return
-        step, row = (until - begin) / 64, 8 * (2 * self.method.dim + 2)
-        while (now := self.run.time) < until:
-            knots = max(float(self.run.plans.sum()), 1.0)
-            yield until if now + 1.5 * step >= until else now + step
-            made = max(float(self.run.plans.sum()) - knots, 1.0) * row
-            step *= float(np.clip(BLOCK_BYTES / made, 0.25, 4.0))
+            done = round((now - goal.begin) / (goal.until - goal.begin) * goal.pieces)
+            return goal.begin + (goal.until - goal.begin) * (done + 1) / goal.pieces
+        return goal.until if now + 1.5 * goal.step >= goal.until else now + goal.step
 
     def _until(self, target: float, display: Display) -> None:
         """Append whole blocks, each as long as the ESS so far suggests, and look at the ESS between them only."""
@@ -234,16 +315,16 @@ class Sampler:
         first = FIRST_BLOCK
         if self.method.whitened:
             first = float(np.clip(target / (USUAL_YIELD * self.method.chains), FIRST_BLOCK, 100 * FIRST_BLOCK))
-        length = first
-        for _ in range(MOST_BLOCKS):
-            self._advance(max(self.run.time, 0.0) + length, display)
-            found = self.posterior().ess()
-            worst = min(found.values())
-            if worst >= target:
-                return
-            span = self.run.time
-            need = span * (1.05 * target / max(worst, 1.0) - 1.0)
-            length = float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
+        for _ in range(MOST_BLOCKS + 1):
+            length, span = first, max(self.run.time, 0.0)
+            if span > 0:
+                found = self.posterior().ess()
+                worst = min(found.values())
+                if worst >= target:
+                    return
+                need = span * (1.05 * target / max(worst, 1.0) - 1.0)
+                length = float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
+            self._advance(span + length, display)
         warnings.warn(
             f"The worst effective sample size is {worst:.0f} of the {target:.0f} asked for after {MOST_BLOCKS} blocks "
             f"({min(found, key=lambda name: found[name])}). Use extend(), more chains, or another dynamics.",
@@ -273,13 +354,16 @@ class Sampler:
         method = self.method
         columns = local_columns(site, method.opening(site))
         sent = method.dim if columns is None else len(columns)
+        if isinstance(self.run.federation, RemoteFederation):
+            return int(self.run.federation.bytes[self.run.federation.names.index(site.name)])
         made = (method.reference.bytes or {}).get(site.name, 0)
         share = method.redistribution > 0
         return made + rounds * sum(message_bytes(method.chains, method.segments, sent, method.dynamics.flips, share))
 
     def _settings(self) -> dict[str, Any]:
         method = self.method
-        return {
+        extra = {} if self.watch is None else self.watch.facts()
+        return extra | {
             "dynamics": repr(method.dynamics),
             "reference": "laplace" if method.whitened else "diagonal" if method.reference.diagonal else "dense",
             "control": method.control_name,

@@ -94,6 +94,11 @@ class Site:
         return f"Site({self.name!r}, {type(self.potential).__name__}, dim={self.potential.dim}, records={self.records})"
 
     @property
+    def dim(self) -> int:
+        """Number of parameters that the site depends on."""
+        return self.potential.dim
+
+    @property
     def records(self) -> int:
         """Number of records."""
         return int(getattr(self.potential, "records", 0))

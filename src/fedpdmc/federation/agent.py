@@ -25,7 +25,7 @@ from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.randomness import chain_keys
 from fedpdmc.site import Opening, Site, answer, open_site
-from fedpdmc.study.contract import Study
+from fedpdmc.study import Policy, Study, read_records
 
 logger = logging.getLogger("fedpdmc.site")
 SOFTWARE = f"fedpdmc {__version__}"
@@ -56,10 +56,12 @@ class Agent:
         With its own seed.
     journal : Journal
         The log, with whatever was answered before.
+    run_seed : int
+        For a site without a seed of its own, in the coordinator's process.
     """
 
-    def __init__(self, study: Study, site: Site, journal: Journal):
-        self.study, self.site, self.journal = study, site, journal
+    def __init__(self, study: Study, site: Site, journal: Journal, run_seed: int = 0):
+        self.study, self.site, self.journal, self._run_seed = study, site, journal, run_seed
         self.run: bytes | None = None
         self._clock, self._keys = None, None
         self._shape = (0, 0, len(study.names))
@@ -76,7 +78,9 @@ class Agent:
                 if entry.note["study"] != self.study.digest.hex():
                     raise InputError("store", "the log of another contract", "Give every study a store of its own.")
                 if entry.note["site"] != self.site.name:
-                    raise InputError("store", f"the log of site {entry.note['site']!r}", "Give every site its own store.")
+                    raise InputError(
+                        "store", f"the log of site {entry.note['site']!r}", "Give every site its own store."
+                    )
                 self.run = bytes.fromhex(entry.note["run"])
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
@@ -144,6 +148,8 @@ class Agent:
             raise _No("NOT_A_REQUEST")
         if message.run != self.run:
             raise _No("OTHER_RUN")
+        if isinstance(message, wire.Farewell):
+            return self._part(message, asked)
         if message.sequence < 1 or message.sequence > self.journal.answers + 1:
             raise _No("OUT_OF_ORDER")
         if message.sequence == self.journal.answers + 1:
@@ -156,7 +162,7 @@ class Agent:
     def _fresh(self, message: wire.Message, data: bytes, asked: bytes) -> bytes:
         if message.sequence > self.study.rounds:  # type: ignore[attr-defined]
             raise _No("TOO_MANY_ROUNDS")
-        work = {wire.Derive: self._derive, wire.Open: self._open, wire.Plans: self._plans, wire.Farewell: self._part}
+        work = {wire.Derive: self._derive, wire.Open: self._open, wire.Plans: self._plans}
         answer = work[type(message)](message, asked)
         out = wire.encode(answer)
         try:
@@ -228,8 +234,11 @@ class Agent:
             message.run, message.sequence, asked, np.asarray(arrival.time), np.asarray(arrival.rang), coordinate, normal
         )
 
-    def _part(self, message: wire.Farewell, asked: bytes) -> wire.Opened:
-        return wire.Opened(message.run, message.sequence, asked)
+    def _part(self, message: wire.Farewell, asked: bytes) -> bytes:
+        """A farewell has no place in the sequence: the run may be taken up again after it."""
+        self.finished = True
+        self.journal.note("farewell")
+        return wire.encode(wire.Opened(message.run, message.sequence, asked))
 
     def _absorb(self, message: wire.Message, given: wire.Message) -> None:
         """What an answered request changes for those after it; the same live and from the log."""
@@ -237,13 +246,11 @@ class Agent:
             self._shape = (message.chains, message.segments, message.center.shape[0])
             self._next = np.zeros(message.chains, dtype=np.int64)
             self._clock = open_site(self.site, opening_of(message, self.study.dynamics()))
-            self._keys = chain_keys(self.site.key(0), message.chains)
+            self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
         elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
             horizon = message.duration.sum(-1)
             self._next = np.where(horizon > 0, message.number + 1, self._next)
             self.observed_time += float(np.minimum(given.time, horizon).sum())
-        elif isinstance(message, wire.Farewell):
-            self.finished = True
 
 
 def opening_of(message: wire.Open, dynamics) -> Opening:
@@ -254,6 +261,42 @@ def opening_of(message: wire.Open, dynamics) -> Opening:
         quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
         control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
     return Opening(reference, dynamics, control)
+
+
+@double_precision
+def open_agent(
+    study: Study,
+    name: str,
+    source: str | Path,
+    *,
+    store: str | Path,
+    query: str | None = None,
+    policy: Policy | None = None,
+    seed: int | None = None,
+    run_seed: int | None = None,
+) -> Agent:
+    """A site's agent: its records read and checked, its policy applied, its log opened.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+    source, query
+        As `fedpdmc.study.read_records` takes them.
+    store : path
+        The folder of the site's log and seed.
+    policy : Policy, optional
+    seed : int, optional
+        The site's own secret; from the operating system if None.
+    run_seed : int, optional
+        Derive the site's randomness from the run's seed instead: for sites in the coordinator's process only.
+    """
+    records = read_records(study, source, query)
+    if policy is not None:
+        policy.check(name, study, len(records))
+    own = None if run_seed is not None else site_seed(store, seed)
+    site = Site(study.potential(records), name=name, seed=own)
+    return Agent(study, site, Journal(store), run_seed or 0)
 
 
 def site_seed(folder: str | Path, seed: int | None) -> int:

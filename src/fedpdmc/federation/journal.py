@@ -168,5 +168,7 @@ def _entries(path: Path) -> Iterator[tuple[int, bytes, Entry]]:
 
 def _altered(path: Path, offset: int) -> InputError:
     return InputError(
-        "store", f"{path}, altered at byte {offset}", "Restore the log from a copy; answers after that byte are not safe."
+        "store",
+        f"{path}, altered at byte {offset}",
+        "Restore the log from a copy; answers after that byte are not safe.",
     )

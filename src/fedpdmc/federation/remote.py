@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import shutil
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -35,6 +36,11 @@ class Transport(abc.ABC):
     def ask(self, requests: Sequence[bytes]) -> list[bytes]:
         """Send ``requests[m]`` to site m and wait for all answers."""
 
+    def status(self) -> str:
+        """A few words on the sites."""
+        return f"{len(self.names)} sites"
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Let go of the sites."""
 
@@ -74,15 +80,13 @@ class RemoteFederation(Federation):
             self._point = np.array(x)
         return self._derived
 
-    def open(
-        self, reference: Reference, control: Sequence[ControlVariate | None], chains: int, segments: int
-    ) -> None:
+    def open(self, reference: Reference, control: Sequence[ControlVariate | None], chains: int, segments: int) -> None:
         """Tell every site the public coordinates and its own control variate, for the rest of the run."""
         requests = []
         for own in control:
             parts = (np.zeros((0, 0)), np.zeros(0), np.zeros(0))
             if own is not None:
-                parts = (own.quadratic.precision, own.quadratic.linear, own.point)
+                parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order = 0 if own is None else own.order
             center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
             message = wire.Open(self.run, self.sequence + 1, chains, segments, center, scale, order, *parts)
@@ -102,6 +106,7 @@ class RemoteFederation(Federation):
     def farewell(self) -> None:
         """Tell every site that the run is over."""
         self._ask([wire.encode(wire.Farewell(self.run, self.sequence + 1))] * len(self.names), wire.Opened)
+        self.sequence -= 1
 
     def _ask(self, requests: list[bytes], kind: type) -> list:
         answers = self.transport.ask(requests)
@@ -186,16 +191,27 @@ class DirectTransport(Transport):
     Parameters
     ----------
     agents : sequence of Agent
+    temporary : bool
+        Whether their logs are thrown away at the end.
     """
 
-    def __init__(self, agents: Sequence):
-        self.agents = list(agents)
+    def __init__(self, agents: Sequence, temporary: bool = False):
+        self.agents, self._temporary = list(agents), temporary
+        self._names = tuple(agent.site.name for agent in self.agents)
 
     @property
     def names(self):
         """The sites' names."""
-        return tuple(agent.site.name for agent in self.agents)
+        return self._names
 
     def ask(self, requests):
         """One round, site by site."""
         return [agent.answer(request) for agent, request in zip(self.agents, requests, strict=True)]
+
+    def close(self):
+        """Close the logs."""
+        for agent in self.agents:
+            agent.journal.close()
+            if self._temporary:
+                shutil.rmtree(agent.journal.folder)
+        self.agents = []

@@ -70,9 +70,14 @@ class Rounds:
     ):
         self.federation, self.coordinator, self.reach = federation, coordinator, reach
         self.keys = PublicKeys.of(key, state.a.shape[0])
+        self.restore(state, 0)
+
+    @double_precision
+    def restore(self, state: State, rounds: int) -> None:
+        """Stand where a run stood between two blocks, after so many rounds."""
         # Strong types, as the compiled steps return them: they are then compiled once.
         self.state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
-        self.rounds = 0
+        self.rounds = rounds
         self._line = _Line(self.state)
 
     @property

@@ -1,0 +1,116 @@
+"""A study sampled over its connection: begun, kept on disk as it grows, and taken up again where it was left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.checkpoint import Saved, pack_reference, pack_state, unpack_reference, unpack_state
+from fedpdmc.connection import Connection
+from fedpdmc.errors import InputError
+from fedpdmc.federation.remote import RemoteSite
+from fedpdmc.federation.rounds import Rounds
+from fedpdmc.method import Method, choose
+from fedpdmc.posterior import Posterior
+from fedpdmc.sampling import Goal, Sampler, usual_burn_in
+from fedpdmc.skeleton import Block
+
+
+class Keeper:
+    """Writes a run to its store: every block, and where the run stands between blocks."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+
+    def block(self, block: Block) -> None:
+        """Append a block's knots."""
+        if self.connection.checkpoint is not None:
+            self.connection.checkpoint.append(block)
+
+    def stands(self, sampler: Sampler) -> None:
+        """Replace the saved state."""
+        connection, run = self.connection, sampler.run
+        if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
+            return
+        facts, arrays = pack_reference(sampler.method.reference)
+        arrays |= pack_state(run.state) | {"bytes": connection.federation.bytes}
+        arrays["burn_in_events"] = np.asarray(sampler.burn_in_events)
+        connection.checkpoint.write(
+            {
+                "study": connection.study.digest.hex(),
+                "run": connection.run.hex(),
+                "seed": connection.seed,
+                "sequence": connection.federation.sequence,
+                "rounds": run.rounds,
+                "burn_in": sampler.burn_in_time,
+                "goal": list(sampler.goal),
+                "reference": facts,
+            },
+            arrays,
+        )
+
+    def status(self) -> str:
+        """How the sites are."""
+        return self.connection.transport.status()
+
+    def facts(self) -> dict[str, Any]:
+        """Which study and run this is."""
+        study = self.connection.study
+        return {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+
+
+def sample_study(
+    connection: Connection, *, ess: float | None, duration: float | None, keep: str, progress: bool
+) -> Posterior:
+    """Draw from a study's posterior, from the beginning or from where its store ends.
+
+    ``ess`` or ``duration`` replace what the contract asks for; its limits stand.
+    """
+    study, saved = connection.study, connection.saved
+    if connection.checkpoint is not None and keep != "skeleton":
+        raise InputError("keep", repr(keep), "A run with a store keeps its skeleton there: leave keep out.")
+    if ess is None and duration is None:
+        ess, duration = study.ess, study.duration
+    begun = saved is not None and "goal" in saved.facts
+    method = _method(connection, saved if begun else None)
+    keeper = Keeper(connection)
+    burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
+    if not begun:
+        control = [method.control.get(name) for name in connection.federation.names]
+        connection.federation.open(method.reference, control, method.chains, method.segments)
+    sampler = Sampler(method, burn_in, keep, keeper)
+    if begun and saved is not None:
+        _restore(sampler, connection, saved)
+        sampler.resume(progress)
+    elif burn_in > 0:
+        sampler.burn_in(progress)
+    connection.saved = None
+    if duration is not None:
+        left = duration - max(sampler.run.time, 0.0)
+        return sampler.extend(duration=left, progress=progress) if left > 0 else sampler.posterior()
+    return sampler.extend(ess=ess, progress=progress)
+
+
+def _method(connection: Connection, saved: Saved | None) -> Method:
+    study, federation = connection.study, connection.federation
+    members = [RemoteSite(federation, index, len(study.names)) for index in range(len(federation.names))]
+    reference: Any = "laplace" if study.reference == "laplace" else None
+    if saved is not None:
+        reference = unpack_reference(saved.facts["reference"], saved.arrays)
+    return choose(
+        members, study.prior(), "coordinator", study.dynamics(), reference, study.control, study.chains, None,
+        connection.seed, "certified", "skeleton", study.names,
+    )  # fmt: skip
+
+
+def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
+    """Put a sampler where the saved one stood."""
+    run = sampler.run
+    assert isinstance(run, Rounds) and connection.checkpoint is not None
+    run.restore(unpack_state(saved.arrays), int(saved.facts["rounds"]))
+    sampler.burn_in_events = saved.arrays["burn_in_events"]
+    sampler.goal = Goal(*saved.facts["goal"])
+    sampler.store = connection.checkpoint.skeletons(sampler.method.dynamics.flow)
+    connection.federation.sequence = int(saved.facts["sequence"])
+    connection.federation.bytes = saved.arrays["bytes"]

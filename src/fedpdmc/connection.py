@@ -1,0 +1,160 @@
+"""``connect``: a study's sites, on a network or in this process, as something that ``sample`` takes."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpdmc.checkpoint import Checkpoint, Saved
+from fedpdmc.errors import InputError
+from fedpdmc.federation.remote import DirectTransport, RemoteFederation, Transport
+from fedpdmc.federation.wire import RUN_BYTES, Welcome, encode
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Study
+
+
+class Connection:
+    """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it.
+
+    Parameters
+    ----------
+    study : Study
+    transport : Transport
+    run : bytes
+    seed : int
+        The coordinator's randomness.
+    checkpoint : Checkpoint, optional
+        Where the run is kept as it grows.
+    saved : Saved, optional
+        Where an earlier process left it.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        transport: Transport,
+        run: bytes,
+        seed: int,
+        checkpoint: Checkpoint | None = None,
+        saved: Saved | None = None,
+    ):
+        self.study, self.transport, self.run, self.seed = study, transport, run, seed
+        self.checkpoint, self.saved = checkpoint, saved
+        self.federation = RemoteFederation(transport, run)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str | None:
+        """Where the coordinator listens, if it does."""
+        return getattr(self.transport, "address", None)
+
+    def finish(self) -> None:
+        """Tell the sites that the run is over."""
+        self.federation.farewell()
+
+    def close(self) -> None:
+        """Let go of the sites. They keep their logs and wait for the coordinator to come back."""
+        self.transport.close()
+
+
+def connect(
+    study: Study | str | Path,
+    *,
+    listen: str | None = None,
+    keys: str | Path | None = None,
+    data: Mapping[str, Any] | None = None,
+    store: str | Path | None = None,
+    seed: int | None = None,
+    plain_on_loopback: bool = False,
+) -> Connection:
+    """Reach the sites of a study: wait for them on a network address, or hold them in this process.
+
+    Parameters
+    ----------
+    study : Study or path
+        The contract.
+    listen : str, optional
+        ``host:port`` to listen on for the sites, which dial in.
+    keys : path, optional
+        The coordinator's folder of keys, as ``fedpdmc keys`` makes it.
+    data : mapping, optional
+        Instead of ``listen``: for each site its records' source, as `fedpdmc.study.read_records` takes it, or a pair of
+        source and query. All sites are then in this process, to try a study out.
+    store : path, optional
+        Folder in which the run is kept as it grows. A run that was killed goes on from there, to the same bits.
+    seed : int, optional
+        The coordinator's randomness; in process the sites' too.
+    plain_on_loopback : bool
+        No TLS; refused for any address but this machine's own.
+
+    Returns
+    -------
+    Connection
+        For `fedpdmc.sample`; everything else that ``sample`` can be told is in the contract.
+    """
+    try:
+        from fedpdmc.study import read_study
+    except ModuleNotFoundError as error:
+        raise InputError("connect", f"no module {error.name}", "Install fedpdmc[federation].") from error
+
+    study = read_study(study) if isinstance(study, (str, Path)) else study
+    if (listen is None) == (data is None):
+        raise InputError("connect", "both or neither of listen and data", "Give one of them.")
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
+    ):
+        raise InputError("seed", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
+    checkpoint = None if store is None else Checkpoint(store)
+    saved = None if checkpoint is None else checkpoint.read()
+    run, seed = _identity(study, checkpoint, saved, seed)
+    if data is not None:
+        transport: Transport = _in_process(study, data, store, seed, run)
+    else:
+        from fedpdmc.federation.streams import StreamTransport
+        from fedpdmc.keys import read_credentials
+
+        if plain_on_loopback == (keys is not None):
+            raise InputError("keys", repr(keys), "Give the coordinator's folder of keys, or plain_on_loopback=True.")
+        credentials = None if keys is None else read_credentials(keys)
+        transport = StreamTransport(study, run, str(listen), credentials)
+    return Connection(study, transport, run, seed, checkpoint, saved)
+
+
+def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple[bytes, int]:
+    """The run's id and seed: of the run in the store, or new and written down before anyone is asked anything."""
+    if saved is not None:
+        if saved.facts["study"] != study.digest.hex():
+            raise InputError("store", "the run of another contract", "Give every study a store of its own.")
+        if seed is not None and seed != saved.facts["seed"]:
+            raise InputError("seed", repr(seed), f"The run in this store has seed {saved.facts['seed']}: leave it out.")
+        return bytes.fromhex(saved.facts["run"]), int(saved.facts["seed"])
+    run, seed = secrets.token_bytes(RUN_BYTES), secrets.randbits(31) if seed is None else int(seed)
+    if checkpoint is not None:
+        checkpoint.write({"study": study.digest.hex(), "run": run.hex(), "seed": seed}, {})
+    return run, seed
+
+
+def _in_process(study: Study, data: Mapping[str, Any], store, seed: int, run: bytes) -> DirectTransport:
+    if set(data) != set(study.sites):
+        raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
+    from fedpdmc.federation.agent import open_agent
+
+    agents = []
+    for name in study.sites:
+        source, query = data[name] if isinstance(data[name], tuple) else (data[name], None)
+        folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name
+        agent = open_agent(study, name, source, query=query, store=folder, run_seed=seed)
+        agent.join(encode(Welcome(run, study.digest)))
+        agents.append(agent)
+    return DirectTransport(agents, temporary=store is None)

@@ -1,0 +1,341 @@
+"""gRPC streams with mutual TLS: the site dials out, the coordinator listens on the one address it is given.
+
+Messages are opaque bytes here (see `fedpdmc.federation.wire`). A stream carries one request at a time and its answer. The
+name in a site's certificate is the name it may speak as. When a stream breaks, the request that was under way stays on
+the site's desk and goes out again, the same bytes, on the next stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+
+import grpc
+
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import wire
+from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.remote import Transport
+from fedpdmc.keys import COORDINATOR, Credentials, certificate_name
+from fedpdmc.study.contract import Study
+
+logger = logging.getLogger("fedpdmc.coordinator")
+site_logger = logging.getLogger("fedpdmc.site")
+
+SERVICE, METHOD = "fedpdmc.Federation", "Join"
+FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
+# Answers that belong to no request under way are dropped; so many of them in a row are not an accident.
+MOST_STRAYS = 16
+STILL = 0.05
+CHANNEL = [
+    ("grpc.max_receive_message_length", wire.MOST_BYTES),
+    ("grpc.max_send_message_length", wire.MOST_BYTES),
+    # Pings find a peer that is gone without a word.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+SERVER = [
+    *CHANNEL,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_metadata_size", 8192),
+]
+
+
+class _Desk:
+    """Where the coordinator leaves a site's request, and whichever stream the site has open takes it."""
+
+    def __init__(self, name: str, done: queue.SimpleQueue):
+        self.name, self._done = name, done
+        self._turn = threading.Condition()
+        self._request: bytes | None = None
+        self._ticket, self._stream = 0, 0
+        self.connected, self.since, self.round_trip = False, time.monotonic(), 0.0
+
+    def put(self, request: bytes) -> int:
+        """Leave a request; returns the ticket that its answer will bear."""
+        with self._turn:
+            self._request, self._ticket = request, self._ticket + 1
+            self._turn.notify_all()
+            return self._ticket
+
+    def arrive(self) -> int:
+        """A new stream, which replaces any older one."""
+        with self._turn:
+            self._stream += 1
+            self.connected, self.since = True, time.monotonic()
+            self._turn.notify_all()
+            return self._stream
+
+    def leave(self, stream: int) -> bool:
+        """A stream has ended; returns whether it was the site's present one."""
+        with self._turn:
+            present = stream == self._stream and self.connected
+            if present:
+                self.connected, self.since = False, time.monotonic()
+            self._turn.notify_all()
+            return present
+
+    def take(self, stream: int) -> tuple[bytes, int] | None:
+        """The next request with its ticket; None once this stream is over or replaced."""
+        with self._turn:
+            while self._request is None and self.connected and stream == self._stream:
+                self._turn.wait()
+            if not self.connected or stream != self._stream or self._request is None:
+                return None
+            return self._request, self._ticket
+
+    def give(self, ticket: int, answer: bytes, seconds: float) -> None:
+        """The answer to the request with this ticket."""
+        with self._turn:
+            if ticket == self._ticket and self._request is not None:
+                self._request, self.round_trip = None, seconds
+                self._done.put((self.name, ticket, answer))
+
+
+class StreamTransport(Transport):
+    """The coordinator's end: a server that the sites of a study dial.
+
+    Parameters
+    ----------
+    study : Study
+    run : bytes
+        The run's id, told to every site.
+    listen : str
+        ``host:port``, the one address to listen on; port 0 takes a free one.
+    credentials : Credentials or None
+        Of the coordinator. None: plain connections, which only a loopback address may have.
+    """
+
+    def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):
+        host, _ = split_address(listen, "listen")
+        self.study, self.run, self._secure = study, run, credentials is not None
+        self._done: queue.SimpleQueue = queue.SimpleQueue()
+        self._desks = {name: _Desk(name, self._done) for name in study.sites}
+        streams = 2 * len(study.sites) + 8
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(streams, "fedpdmc-stream"), options=SERVER, maximum_concurrent_rpcs=streams
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        try:
+            if credentials is None:
+                check_loopback(host, "listen")
+                port = self._server.add_insecure_port(listen)
+            else:
+                _check_party(credentials, COORDINATOR)
+                pair = [(credentials.key, credentials.certificate)]
+                port = self._server.add_secure_port(
+                    listen, grpc.ssl_server_credentials(pair, credentials.authority, require_client_auth=True)
+                )
+        except RuntimeError as error:
+            raise InputError(
+                "listen", f"{listen}, which cannot be bound", "Give a free address of this host."
+            ) from error
+        self.address = f"{host}:{port}"
+        self._server.start()
+        logger.info("listening on %s for %s", self.address, ", ".join(study.sites))
+
+    @property
+    def names(self):
+        """The sites' names."""
+        return self.study.sites
+
+    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Send every site its request and wait, for as long as it takes, until all have answered."""
+        tickets = {name: self._desks[name].put(request) for name, request in zip(self.names, requests, strict=True)}
+        answers: dict[str, bytes] = {}
+        while len(answers) < len(tickets):
+            name, ticket, answer = self._done.get()
+            if tickets[name] == ticket:
+                answers[name] = answer
+        return [answers[name] for name in self.names]
+
+    def status(self) -> str:
+        """Each site with its last round trip, or for how long it has been away."""
+        words = []
+        for desk in self._desks.values():
+            gone = f"lost for {time.monotonic() - desk.since:.0f} s"
+            words.append(f"{desk.name} {f'{1e3 * desk.round_trip:.1f} ms' if desk.connected else gone}")
+        return ", ".join(words)
+
+    def close(self):
+        """Stop listening; streams that are open end."""
+        for desk in self._desks.values():
+            desk.arrive()
+        self._server.stop(1.0).wait()
+
+    def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """One stream of one site, from its hello to its end."""
+        try:
+            hello = wire.decode(next(incoming))
+        except (WireError, StopIteration) as error:
+            logger.warning("a connection from %s said no hello: %s", context.peer(), error)
+            yield self._no("MALFORMED")
+            return
+        code, desk = self._admit(hello, context)
+        if desk is None:
+            logger.warning("a connection from %s was refused: %s", context.peer(), code)
+            yield self._no(code)
+            return
+        stream = desk.arrive()
+        if not context.add_callback(functools.partial(desk.leave, stream)):  # type: ignore[arg-type]
+            desk.leave(stream)
+            return
+        logger.info("site %s has joined", desk.name)
+        try:
+            yield wire.encode(wire.Welcome(self.run, self.study.digest))
+            while (taken := desk.take(stream)) is not None:
+                request, ticket = taken
+                began = time.monotonic()
+                yield request
+                answer = _matching(incoming, wire.digest(request), desk.name)
+                desk.give(ticket, answer, time.monotonic() - began)
+        except StopIteration:
+            pass
+        except grpc.RpcError as error:
+            logger.debug("stream of %s: %r", desk.name, error)
+        finally:
+            if desk.leave(stream):
+                logger.warning("site %s is lost; the run waits for it", desk.name)
+
+    def _admit(self, hello: wire.Message, context: grpc.ServicerContext) -> tuple[str, _Desk | None]:
+        if not isinstance(hello, wire.Hello):
+            return "MALFORMED", None
+        if self._secure:
+            names = context.auth_context().get("x509_common_name", [])
+            if [hello.site.encode()] != list(names):
+                return "NAME_NOT_IN_CERTIFICATE", None
+        if hello.site not in self._desks:
+            return "UNKNOWN_SITE", None
+        if hello.study != self.study.digest:
+            return "OTHER_CONTRACT", None
+        return "", self._desks[hello.site]
+
+    def _no(self, code: str) -> bytes:
+        return wire.encode(wire.Refusal(bytes(wire.RUN_BYTES), 0, wire.NOTHING_ASKED, code, 0))
+
+
+def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:
+    """The next answer to this request; what answers something else is an echo of an earlier round."""
+    for _ in range(MOST_STRAYS):
+        answer = next(incoming)
+        try:
+            if getattr(wire.decode(answer), "request", asked) == asked:
+                return answer
+        except WireError:
+            return answer
+        logger.warning("site %s sent an answer to another request; it was dropped", name)
+    return answer
+
+
+def split_address(address: str, argument: str) -> tuple[str, int]:
+    """Host and port, neither of them left out."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) < 2**16:
+        raise InputError(argument, repr(address), "Give host:port, such as 192.0.2.7:4433.")
+    return host, int(port)
+
+
+def check_loopback(host: str, argument: str) -> None:
+    """Refuse plain connections that leave this machine."""
+    try:
+        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise InputError(argument, repr(host), "Plain connections stay on 127.0.0.1 or ::1: give keys for any other.")
+
+
+def _check_party(credentials: Credentials, name: str) -> None:
+    found = certificate_name(credentials.certificate)
+    if found != name:
+        raise InputError("keys", f"the certificate of {found!r}", f"Give the keys of {name!r}.")
+
+
+def serve(
+    agent: Agent,
+    coordinator: str,
+    credentials: Credentials | None,
+    wait: Callable[[float], bool] | None = None,
+) -> None:
+    """The site's end: dial the coordinator and answer until it says that the run is over.
+
+    A connection that fails or breaks is dialled again, after a wait that doubles up to half a minute.
+
+    Parameters
+    ----------
+    agent : Agent
+    coordinator : str
+        ``host:port``.
+    credentials : Credentials or None
+        Of the site. None: a plain connection, to a loopback address only.
+    wait : callable, optional
+        ``wait(seconds)`` returns true to stop; `time.sleep` by default.
+
+    Raises
+    ------
+    Refused
+        Either side refused the other; dialling again would not help.
+    """
+    host, _ = split_address(coordinator, "coordinator")
+    if credentials is None:
+        check_loopback(host, "coordinator")
+    else:
+        _check_party(credentials, agent.site.name)
+    delay = FIRST_WAIT
+    while not agent.finished:
+        began = time.monotonic()
+        try:
+            _session(agent, coordinator, credentials)
+            reason = "the coordinator ended the stream"
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
+        if agent.finished:
+            return
+        delay = FIRST_WAIT if time.monotonic() - began > LONGEST_WAIT else min(2 * delay, LONGEST_WAIT)
+        # Sites that were lost together do not all come back at once.
+        pause = delay * (0.5 + random.random() / 2)
+        site_logger.warning("no connection to %s (%s); dialling again in %.1f s", coordinator, reason, pause)
+        if wait is None:
+            time.sleep(pause)
+        elif wait(pause):
+            return
+
+
+def _session(agent: Agent, coordinator: str, credentials: Credentials | None) -> None:
+    """One stream: hello, welcome, then requests and answers until it ends."""
+    with _channel(coordinator, credentials) as channel:
+        outgoing: queue.SimpleQueue = queue.SimpleQueue()
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None))
+        try:
+            outgoing.put(agent.hello())
+            welcome = next(call, None)
+            if welcome is None:
+                return
+            agent.join(welcome)
+            site_logger.info("joined the run at %s", coordinator)
+            for request in call:
+                outgoing.put(agent.answer(request))
+                if agent.finished:
+                    # The farewell's answer is on its way; the coordinator closes the stream.
+                    time.sleep(STILL)
+                    return
+        finally:
+            outgoing.put(None)
+
+
+def _channel(coordinator: str, credentials: Credentials | None) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(coordinator, options=CHANNEL)
+    secrets = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+    # Whatever address it is dialled at, the other side must hold the certificate of the name "coordinator".
+    options = [*CHANNEL, ("grpc.ssl_target_name_override", COORDINATOR)]
+    return grpc.secure_channel(coordinator, secrets, options=options)
