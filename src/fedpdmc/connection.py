@@ -76,6 +76,7 @@ def connect(
     data: Mapping[str, Any] | None = None,
     store: str | Path | None = None,
     seed: int | None = None,
+    site_seeds: Mapping[str, int] | None = None,
     plain_on_loopback: bool = False,
 ) -> Connection:
     """Reach the sites of a study: wait for them on a network address, or hold them in this process.
@@ -95,6 +96,8 @@ def connect(
         Folder in which the run is kept as it grows. A run that was killed goes on from there, to the same bits.
     seed : int, optional
         The coordinator's randomness; in process the sites' too.
+    site_seeds : mapping, optional
+        With ``data``: the sites' own seeds, as they would have them on a network.
     plain_on_loopback : bool
         No TLS; refused for any address but this machine's own.
 
@@ -119,7 +122,7 @@ def connect(
     saved = None if checkpoint is None else checkpoint.read()
     run, seed = _identity(study, checkpoint, saved, seed)
     if data is not None:
-        transport: Transport = _in_process(study, data, store, seed, run)
+        transport: Transport = _in_process(study, data, site_seeds or {}, store, seed, run)
     else:
         from fedpdmc.federation.streams import StreamTransport
         from fedpdmc.keys import read_credentials
@@ -145,7 +148,9 @@ def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple
     return run, seed
 
 
-def _in_process(study: Study, data: Mapping[str, Any], store, seed: int, run: bytes) -> DirectTransport:
+def _in_process(
+    study: Study, data: Mapping[str, Any], seeds: Mapping[str, int], store, seed: int, run: bytes
+) -> DirectTransport:
     if set(data) != set(study.sites):
         raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
     from fedpdmc.federation.agent import open_agent
@@ -154,7 +159,15 @@ def _in_process(study: Study, data: Mapping[str, Any], store, seed: int, run: by
     for name in study.sites:
         source, query = data[name] if isinstance(data[name], tuple) else (data[name], None)
         folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name
-        agent = open_agent(study, name, source, query=query, store=folder, run_seed=seed)
+        agent = open_agent(
+            study,
+            name,
+            source,
+            query=query,
+            store=folder,
+            seed=seeds.get(name),
+            run_seed=None if name in seeds else seed,
+        )
         agent.join(encode(Welcome(run, study.digest)))
         agents.append(agent)
     return DirectTransport(agents, temporary=store is None)

@@ -43,6 +43,124 @@ def _demo(
     raise typer.Exit(0 if run(out, seed=seed, check=check) else 1)
 
 
+study_app = typer.Typer(help="A study's contract.", no_args_is_help=True)
+audit_app = typer.Typer(help="A site's audit log.", no_args_is_help=True)
+app.add_typer(study_app, name="study")
+app.add_typer(audit_app, name="audit")
+
+Contract = Annotated[Path, typer.Argument(help="The contract, study.toml.")]
+Store = Annotated[Path, typer.Option(help="Folder in which this party keeps the run.")]
+Keys = Annotated[Path | None, typer.Option(help="This party's folder of keys.")]
+Plain = Annotated[bool, typer.Option("--plain-on-loopback", help="No TLS, on this machine's own address only.")]
+Data = Annotated[str, typer.Option(help="Records: a .csv or .parquet file, sqlite:PATH or postgresql://...")]
+Query = Annotated[str | None, typer.Option(help="The query that gives the records, for a database.")]
+Name = Annotated[str, typer.Option(help="The site's name in the contract.")]
+
+
+def _secured(keys: Path | None, plain: bool) -> None:
+    if (keys is None) != plain:
+        raise typer.BadParameter("give --keys, or --plain-on-loopback to do without")
+
+
+@app.command("keys")
+def _keys(
+    folder: Annotated[Path, typer.Argument(help="Where the keys go.")],
+    study: Annotated[Path | None, typer.Option(help="A contract whose sites get certificates.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site that gets a certificate.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 365,
+) -> None:
+    """Make a certificate authority, and certificates for the coordinator and the sites of a study."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.keys(folder, study, site or [], days)))
+
+
+@study_app.command("check")
+def _check(
+    study: Contract,
+    records: Annotated[int, typer.Option(min=1, help="Made-up records of each site.")] = 100,
+) -> None:
+    """Read a contract, try it on made-up records, and say what it will cost."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.check(study, records)))
+
+
+@app.command("coordinator")
+def _coordinator(
+    study: Contract,
+    listen: Annotated[str, typer.Option(help="The one address to listen on, host:port.")],
+    store: Store,
+    keys: Keys = None,
+    plain_on_loopback: Plain = False,
+    seed: Annotated[int | None, typer.Option(help="The coordinator's seed; of a new run only.")] = None,
+    ess: Annotated[float | None, typer.Option(help="Effective samples, instead of what the contract asks for.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Process time, instead of what the contract asks for.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the posterior goes; into the store by default.")] = None,
+) -> None:
+    """Run a study with sites that dial in. Started again with the same store, it goes on."""
+    _secured(keys, plain_on_loopback)
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.coordinator(study, listen, keys, store, seed, ess, duration, out)))
+
+
+@app.command("site")
+def _site(
+    study: Contract,
+    name: Name,
+    data: Data,
+    policy: Annotated[Path, typer.Option(help="What this site allows, policy.toml.")],
+    coordinator: Annotated[str, typer.Option(help="The coordinator's address, host:port.")],
+    store: Store,
+    query: Query = None,
+    keys: Keys = None,
+    plain_on_loopback: Plain = False,
+    seed: Annotated[int | None, typer.Option(help="Only to make a trial repeatable.")] = None,
+) -> None:
+    """Take part in a study. Started again with the same store, it goes on."""
+    _secured(keys, plain_on_loopback)
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(
+        studies.guarded(lambda: studies.site(study, name, data, query, policy, coordinator, keys, store, seed))
+    )
+
+
+@app.command("run")
+def _run(
+    study: Contract,
+    data: Annotated[list[str], typer.Option(help="NAME=RECORDS, for each site.")],
+    query: Annotated[
+        list[str] | None, typer.Option(help="NAME=QUERY, for sites whose records are in a database.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    site_seed: Annotated[list[str] | None, typer.Option(help="NAME=SEED, for sites with a seed of their own.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder in which the run is kept as it grows.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the posterior goes.")] = None,
+) -> None:
+    """Run a study with all its sites in this process, to try it out."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.run(study, data, query or [], seed, site_seed or [], store, out)))
+
+
+@audit_app.command("show")
+def _show(store: Annotated[Path, typer.Argument(help="The site's store.")]) -> None:
+    """Print every request and answer of a site's log, its seals checked."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.audit_show(store)))
+
+
+@audit_app.command("replay")
+def _replay(study: Contract, name: Name, data: Data, store: Store, query: Query = None) -> None:
+    """Answer every request of a site's log again, from its records, and compare."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.audit_replay(study, name, data, query, store)))
+
+
 def main() -> None:
     """Entry point of the console script ``fedpdmc``."""
     app()

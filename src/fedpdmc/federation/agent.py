@@ -87,6 +87,14 @@ class Agent:
             elif entry.kind is Kind.ANSWER and request is not None:
                 self._absorb(wire.decode(request), wire.decode(entry.payload))
 
+    def progress(self) -> str:
+        """How much of what the contract allows has been asked."""
+        study = self.study
+        return (
+            f"answered {self.journal.answers:,} of at most {study.rounds:,} requests; observed process time "
+            f"{self.observed_time:,.4g} of at most {study.observed_time:,.4g}"
+        )
+
     def hello(self) -> bytes:
         """The first message to the coordinator."""
         return wire.encode(wire.Hello(self.site.name, self.study.digest, SOFTWARE))
@@ -157,6 +165,7 @@ class Agent:
         stored = self.journal.answer(message.sequence - 1)
         if wire.decode(stored).request != asked:  # type: ignore[attr-defined]
             raise _No("SAME_ROUND_OTHER_PLAN")
+        self.journal.note("again", sequence=message.sequence)
         return stored
 
     def _fresh(self, message: wire.Message, data: bytes, asked: bytes) -> bytes:

@@ -34,6 +34,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
 # Answers that belong to no request under way are dropped; so many of them in a row are not an accident.
 MOST_STRAYS = 16
 STILL = 0.05
+# Seconds between two lines on how far a site has come.
+PROGRESS = 30.0
 CHANNEL = [
     ("grpc.max_receive_message_length", wire.MOST_BYTES),
     ("grpc.max_send_message_length", wire.MOST_BYTES),
@@ -322,8 +324,12 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None) ->
                 return
             agent.join(welcome)
             site_logger.info("joined the run at %s", coordinator)
+            told = time.monotonic()
             for request in call:
                 outgoing.put(agent.answer(request))
+                if time.monotonic() - told > PROGRESS:
+                    told = time.monotonic()
+                    site_logger.info("%s", agent.progress())
                 if agent.finished:
                     # The farewell's answer is on its way; the coordinator closes the stream.
                     time.sleep(STILL)

@@ -1,0 +1,173 @@
+"""The commands of a federated study, as they are called from the command line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+import fedpdmc as fp
+from fedpdmc.errors import FedPDMCError, InputError
+from fedpdmc.keys import make_keys
+from fedpdmc.service import replay, serve_site, show
+from fedpdmc.study import read_policy, read_study
+from fedpdmc.study.trial import try_study
+
+# Exit status of a run that was refused or given something it cannot use, and of one that was interrupted.
+REFUSED, INTERRUPTED = 2, 130
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run a command; an error that has a remedy is printed as a sentence, not as a traceback."""
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("fedpdmc").setLevel(logging.INFO)
+    try:
+        return work()
+    except FedPDMCError as error:
+        logging.getLogger("fedpdmc").error("%s", error)
+        return REFUSED
+    except KeyboardInterrupt:
+        logging.getLogger("fedpdmc").warning("interrupted; what was kept in the store goes on when started again")
+        return INTERRUPTED
+
+
+def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int) -> int:
+    """Make a study's certificates."""
+    names = list(sites) + (list(read_study(study).sites) if study is not None else [])
+    if not names:
+        raise InputError("keys", "no sites", "Give --study, or --site for each of them.")
+    make_keys(folder, list(dict.fromkeys(names)), days=days)
+    print(f"{folder}/coordinator goes to the coordinator, {folder}/sites/NAME to each site.")
+    print(f"{folder}/authority makes further certificates: keep it apart and safe.")
+    return 0
+
+
+def check(path: Path, records: int) -> int:
+    """Read a contract, run it on made-up records, and say what it will cost."""
+    study, console = read_study(path), Console(highlight=False)
+    console.print(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
+    console.print(f"parameters: {', '.join(study.names)}", markup=False)
+    console.print(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
+    console.print(f"released: arrivals{', own derivatives' if study.derivatives else ''}; no privacy budget")
+    trial = try_study(study, records=records)
+    console.print(f"dry run on {records} made-up records a site: {trial.posterior!r}", markup=False)
+    console.print(
+        f"expected of the whole run: {trial.rounds:,} requests (limit {study.rounds:,}), observed process time "
+        f"{trial.observed_time:,.4g} (limit {study.observed_time:,.4g}), {trial.bytes_per_round:,} bytes a round and site"
+    )
+    if trial.rounds > study.rounds or trial.observed_time > study.observed_time:
+        console.print("The limits are likely too small for what [run] asks for.", style="red")
+        return 1
+    return 0
+
+
+def coordinator(
+    path: Path,
+    listen: str,
+    key_folder: Path | None,
+    store: Path,
+    seed: int | None,
+    ess: float | None,
+    duration: float | None,
+    out: Path | None,
+) -> int:
+    """Wait for the sites, run the study, save the posterior."""
+    with fp.connect(
+        path, listen=listen, keys=key_folder, store=store, seed=seed, plain_on_loopback=key_folder is None
+    ) as connection:
+        print(f"listening on {connection.address}", flush=True)
+        post = fp.sample(connection, ess=ess, duration=duration)
+        target = store / "posterior.zarr" if out is None else out
+        post.save(target)
+        connection.finish()
+    print(post.summary())
+    print(f"Saved: {target} (read it with fedpdmc.load).")
+    return 0
+
+
+def site(
+    path: Path,
+    name: str,
+    data: str,
+    query: str | None,
+    policy: Path,
+    address: str,
+    key_folder: Path | None,
+    store: Path,
+    seed: int | None,
+) -> int:
+    """Answer the coordinator until the run is over."""
+    serve_site(
+        read_study(path),
+        name,
+        data if ":" in data else Path(data),
+        query=query,
+        policy=read_policy(policy),
+        coordinator=address,
+        keys=key_folder,
+        store=store,
+        seed=seed,
+    )
+    print("The run is over.")
+    return 0
+
+
+def run(
+    path: Path,
+    data: Sequence[str],
+    queries: Sequence[str],
+    seed: int | None,
+    site_seeds: Sequence[str],
+    store: Path | None,
+    out: Path | None,
+) -> int:
+    """All sites in this process."""
+    sources, asked = _pairs(data, "data"), _pairs(queries, "query")
+    stray = sorted(set(asked) - set(sources))
+    if stray:
+        raise InputError("query", f"one for {stray[0]!r}, which has no data", "Give --data for it too.")
+    told = {name: (source, asked.get(name)) for name, source in sources.items()}
+    own = {name: _whole(value, "site-seed") for name, value in _pairs(site_seeds, "site-seed").items()}
+    with fp.connect(path, data=told, seed=seed, site_seeds=own, store=store) as connection:
+        post = fp.sample(connection)
+    print(post.summary())
+    if out is not None:
+        post.save(out)
+        print(f"Saved: {out} (read it with fedpdmc.load).")
+    return 0
+
+
+def audit_show(store: Path) -> int:
+    """Print a site's log."""
+    for line in show(store):
+        print(line)
+    return 0
+
+
+def audit_replay(path: Path, name: str, data: str, query: str | None, store: Path) -> int:
+    """Answer a log's requests again and compare."""
+    source = data if ":" in data else Path(data)
+    same, different = replay(read_study(path), name, source, store=store, query=query)
+    print(f"{same} answers came out the same, {len(different)} did not.")
+    for sequence in different[:10]:
+        print(f"request {sequence}: another answer than the log has")
+    return 1 if different else 0
+
+
+def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    out = {}
+    for word in words:
+        name, mark, value = word.partition("=")
+        if not mark or not name or not value or name in out:
+            raise InputError(option, repr(word), "Give NAME=VALUE, once for each site.")
+        out[name] = value
+    return out
+
+
+def _whole(text: str, option: str) -> int:
+    if not text.isdigit():
+        raise InputError(option, repr(text), "Give a whole number.")
+    return int(text)

@@ -1,0 +1,122 @@
+"""What a site's operator runs: the agent on its network, and its audit log shown and replayed."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import wire
+from fedpdmc.federation.agent import open_agent
+from fedpdmc.federation.journal import Entry, Kind, read_log
+from fedpdmc.keys import read_credentials
+from fedpdmc.study import Policy, Study
+
+
+def serve_site(
+    study: Study,
+    name: str,
+    source: str | Path,
+    *,
+    coordinator: str,
+    keys: str | Path | None,
+    store: str | Path,
+    policy: Policy,
+    query: str | None = None,
+    seed: int | None = None,
+    wait: Callable[[float], bool] | None = None,
+) -> None:
+    """Take part in a study: read the records, dial the coordinator, answer until the run is over.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+        The site's name, as in the contract and in its certificate.
+    source, query
+        The records, as `fedpdmc.study.read_records` takes them.
+    coordinator : str
+        ``host:port``.
+    keys : path or None
+        The site's folder of keys; None for a plain connection on loopback.
+    store : path
+        Folder of the audit log and of the site's secret seed.
+    policy : Policy
+    seed : int, optional
+        Only to make a trial repeatable; from the operating system if None.
+    wait : callable, optional
+        As for `fedpdmc.federation.streams.serve`.
+    """
+    from fedpdmc.federation.streams import serve
+
+    agent = open_agent(study, name, source, query=query, policy=policy, store=store, seed=seed)
+    try:
+        serve(agent, coordinator, None if keys is None else read_credentials(keys), wait)
+    finally:
+        agent.journal.close()
+
+
+class Replay(NamedTuple):
+    """What a replay found: answers that came out the same, and the sequence numbers of those that did not."""
+
+    same: int
+    different: list[int]
+
+
+def replay(study: Study, name: str, source: str | Path, *, store: str | Path, query: str | None = None) -> Replay:
+    """Answer every request of an audit log again, from the records, and compare with what was answered then.
+
+    The log's seals are checked on the way. Refusals for want of disk space are not repeated.
+    """
+    seed = Path(store) / "seed"
+    if not seed.exists():
+        raise InputError("store", f"{store} without a seed", "Give the store of a site that ran on its own.")
+    same, different = 0, []
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
+        agent = open_agent(study, name, source, query=query, store=folder, seed=int(seed.read_text()))
+        request = b""
+        for entry in read_log(store):
+            if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
+                agent.join(wire.encode(wire.Welcome(bytes.fromhex(entry.note["run"]), study.digest)))
+            elif entry.kind is Kind.REQUEST:
+                request = entry.payload
+            elif entry.kind in (Kind.ANSWER, Kind.REFUSAL) and not _for_storage(entry):
+                if agent.answer(request) == entry.payload:
+                    same += 1
+                else:
+                    different.append(getattr(wire.decode(entry.payload), "sequence", 0))
+        agent.journal.close()
+    return Replay(same, different)
+
+
+def _for_storage(entry: Entry) -> bool:
+    message = wire.decode(entry.payload)
+    return isinstance(message, wire.Refusal) and message.code == "STORAGE"
+
+
+def show(store: str | Path) -> Iterator[str]:
+    """An audit log, a line for each entry."""
+    for entry in read_log(store):
+        when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).isoformat(timespec="milliseconds")
+        yield f"{when}  {entry.kind.name.lower():<8}{_describe(entry)}"
+
+
+def _describe(entry: Entry) -> str:
+    if entry.kind is Kind.NOTE:
+        note = entry.note
+        return " ".join([note.pop("event"), *(f"{key}={value}" for key, value in note.items())])
+    try:
+        message = wire.decode(entry.payload)
+    except WireError as error:
+        return f"{len(entry.payload)} bytes that are no message ({error.found})"
+    words = f"{getattr(message, 'sequence', 0)} {type(message).__name__}, {len(entry.payload)} bytes"
+    if isinstance(message, wire.Refusal):
+        return f"{words}: {message.code}"
+    if isinstance(message, wire.Arrivals):
+        return f"{words}: {int(message.rang.sum())} of {len(message.rang)} chains rang"
+    if isinstance(message, wire.Plans):
+        return f"{words}: process time {message.duration.sum():.6g}"
+    return words

@@ -1,0 +1,99 @@
+"""A dry run of a contract on records that are made up: does it do what is meant, and what will it cost."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from fedpdmc.study.contract import Study
+
+if TYPE_CHECKING:
+    from fedpdmc.posterior import Posterior
+
+DURATION = 10.0
+# Of the made-up counts.
+MOST_COUNT = 50.0
+
+
+class Trial(NamedTuple):
+    """What a dry run found.
+
+    Attributes
+    ----------
+    posterior : Posterior
+        Of records that mean nothing.
+    bytes_per_round : int
+        Sent to and received from each site.
+    observed_time : float
+        Process time, summed over chains, that the whole run is expected to show of a site.
+    rounds : int
+        Requests that the whole run is expected to make.
+    """
+
+    posterior: Posterior
+    bytes_per_round: int
+    observed_time: float
+    rounds: int
+
+
+def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
+    """Records that fit the contract: columns even over their bounds or levels, a response about the middle of its own."""
+    rng = np.random.default_rng(seed)
+    frame: dict[str, list] = {}
+    for name, column in study.columns.items():
+        if column.type == "level":
+            frame[name] = rng.choice(np.asarray(column.levels), records).tolist()
+        else:
+            least, most = column.bounds
+            if column.log:
+                values = np.exp(rng.uniform(np.log(least), np.log(most), records))
+            else:
+                values = rng.uniform(least, most, records)
+            frame[name] = (np.floor(values) if column.type == "count" else values).tolist()
+    response = study.columns[study.design.response_name]
+    mean = 0.5 if response.type == "level" else sum(response.bounds) / 2
+    if response.type == "level":
+        frame[response.name] = rng.choice(np.asarray(response.levels), records, p=[1 - mean, mean]).tolist()
+    elif response.type == "count":
+        counts = rng.poisson(min(mean, MOST_COUNT), records)
+        frame[response.name] = np.clip(counts, *response.bounds).astype(float).tolist()
+    else:
+        low, high = response.bounds
+        frame[response.name] = np.clip(rng.normal(mean, (high - low) / 8, records), low, high).tolist()
+    return pl.DataFrame(frame)
+
+
+def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
+    """Run a contract in process on made-up records, for a short time.
+
+    Parameters
+    ----------
+    study : Study
+    records : int
+        Of each site.
+    seed : int
+    """
+    import fedpdmc
+
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
+        data = {}
+        for k, name in enumerate(study.sites):
+            data[name] = Path(folder) / f"{k}.parquet"
+            synthetic(study, records, seed + k).write_parquet(data[name])
+        with fedpdmc.connect(study, data=data, seed=seed) as connection:
+            post = fedpdmc.sample(connection, duration=DURATION, progress=False)
+    burn_in = float(post.settings["burn_in"])
+    length = study.duration
+    if length is None:
+        length = float(study.ess or 1000.0) / max(min(post.ess().values()) / post.duration, 1e-3)
+    scale = (burn_in + length) / (burn_in + post.duration)
+    return Trial(
+        post,
+        int(np.max(post.bytes / (post.messages / 2))),
+        study.chains * (burn_in + length),
+        int(np.ceil(post.rounds * scale)) + 1,
+    )
