@@ -305,7 +305,12 @@ def open_agent(
         policy.check(name, study, len(records))
     own = None if run_seed is not None else site_seed(store, seed)
     site = Site(study.potential(records), name=name, seed=own)
-    return Agent(study, site, Journal(store), run_seed or 0)
+    journal = Journal(store)
+    try:
+        return Agent(study, site, journal, run_seed or 0)
+    except BaseException:
+        journal.close()
+        raise
 
 
 def site_seed(folder: str | Path, seed: int | None) -> int:

@@ -77,7 +77,11 @@ class Journal:
         # Where the n-th answer is, on disk: a run of any length needs no memory for it.
         self._index = os.open(self.folder / "audit.index", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._seal, self._end, self.answers = hashlib.sha256(TITLE).digest(), len(TITLE), 0
-        self._recover()
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
 
     def _recover(self) -> None:
         size = os.fstat(self._file).st_size

@@ -1,0 +1,249 @@
+"""A site's agent: what it answers, what it refuses, and what it remembers."""
+
+import dataclasses
+import os
+import resource
+
+import jax
+import numpy as np
+import pytest
+from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
+
+from fedpdmc.errors import InputError, Refused
+from fedpdmc.federation import wire
+from fedpdmc.federation.agent import MOST_REFUSALS
+from fedpdmc.federation.journal import Journal, Kind, read_log
+from fedpdmc.service import replay, show
+
+RUN = b"r" * 16
+CHAINS, DIM = 4, 3
+
+
+@pytest.fixture(scope="module")
+def zigzag(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("zigzag"))
+
+
+@pytest.fixture(scope="module")
+def few_rounds(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("few"), FEW_ROUNDS)
+
+
+def joined(folder, store, name="north"):
+    agent = folder.agent(name, store)
+    agent.join(wire.encode(wire.Welcome(RUN, folder.study.digest)))
+    return agent
+
+
+def opening(sequence=1, **changes):
+    empty = (np.zeros((0, 0)), np.zeros(0), np.zeros(0))
+    message = wire.Open(RUN, sequence, CHAINS, 1, np.zeros(DIM), np.ones(DIM), 0, *empty)
+    return wire.encode(dataclasses.replace(message, **changes))
+
+
+def plans(sequence=2, number=0, seed=0, **changes):
+    rng = np.random.default_rng(seed)
+    velocity = np.where(rng.random((CHAINS, 1, DIM)) < 0.5, -1.0, 1.0)
+    message = wire.Plans(
+        RUN, sequence, np.full(CHAINS, number), rng.normal(size=(CHAINS, DIM)), np.full((CHAINS, 1), 0.5), velocity
+    )
+    return wire.encode(dataclasses.replace(message, **changes))
+
+
+def ask(agent, data):
+    return wire.decode(agent.answer(data))
+
+
+@pytest.fixture
+def agent(zigzag, tmp_path):
+    agent = joined(zigzag, tmp_path / "store")
+    assert isinstance(ask(agent, opening()), wire.Opened)
+    yield agent
+    agent.journal.close()
+
+
+def test_a_plan_is_answered_once_and_then_from_the_log(agent):
+    first = agent.answer(plans())
+    arrivals = wire.decode(first)
+    assert isinstance(arrivals, wire.Arrivals) and arrivals.request == wire.digest(plans())
+    spent = agent.observed_time
+    assert spent == pytest.approx(np.minimum(arrivals.time, 0.5).sum())
+    assert agent.answer(plans()) == first
+    assert agent.observed_time == spent
+    assert ask(agent, plans(seed=1)).code == "SAME_ROUND_OTHER_PLAN"
+    assert agent.answer(plans()) == first
+
+
+def test_the_log_is_the_memory(agent, zigzag):
+    answers = [agent.answer(plans(k + 2, k, seed=k)) for k in range(3)]
+    store, spent = agent.journal.folder, agent.observed_time
+    agent.journal.close()
+    again = zigzag.agent("north", store)
+    assert again.run == RUN and again.observed_time == spent
+    assert [again.answer(plans(k + 2, k, seed=k)) for k in range(3)] == answers
+    assert ask(again, plans(2, 0, seed=9)).code == "SAME_ROUND_OTHER_PLAN"
+    assert isinstance(ask(again, plans(5, 3)), wire.Arrivals)
+    agent.journal = again.journal
+
+
+REFUSALS = {
+    "not finite": (lambda: plans()[:-8] + np.array([np.nan]).tobytes(), "MALFORMED"),
+    "garbage": (lambda: b"\x80\x04garbage", "MALFORMED"),
+    "another run": (lambda: plans(run=b"x" * 16), "OTHER_RUN"),
+    "later round first": (lambda: plans(3), "OUT_OF_ORDER"),
+    "more rounds": (lambda: plans(0), "OUT_OF_ORDER"),
+    "not a request": (lambda: wire.encode(wire.Opened(RUN, 2, bytes(32))), "NOT_A_REQUEST"),
+    "other shape": (lambda: plans(start=np.zeros((CHAINS, 2)), velocity=np.ones((CHAINS, 1, 2))), "WRONG_SHAPE"),
+    "other speed": (lambda: plans(velocity=np.full((CHAINS, 1, DIM), 2.0)), "NOT_UNIT_SPEED"),
+    "longer horizon": (lambda: plans(duration=np.full((CHAINS, 1), 1e3)), "OBSERVED_TIME_SPENT"),
+    "another reference": (lambda: opening(2), "ALREADY_OPEN"),
+    "derivatives": (lambda: wire.encode(wire.Derive(RUN, 2, np.zeros(DIM))), "DERIVATIVES_NOT_ALLOWED"),
+}
+
+
+@pytest.mark.parametrize(("request_", "code"), REFUSALS.values(), ids=REFUSALS)
+def test_what_is_beyond_the_contract_is_refused_and_logged(agent, request_, code):
+    data = request_()
+    refusal = ask(agent, data)
+    assert isinstance(refusal, wire.Refusal) and refusal.code == code
+    last = list(agent.journal.entries())[-2:]
+    assert [entry.kind for entry in last] == [Kind.REQUEST, Kind.REFUSAL]
+    assert last[0].payload == data
+    assert any(code in line for line in show(agent.journal.folder))
+    # Refusing changes nothing: the round goes on.
+    assert isinstance(ask(agent, plans()), wire.Arrivals)
+
+
+def test_a_number_is_used_once(agent):
+    ask(agent, plans(2, 0))
+    assert ask(agent, plans(3, 0, seed=1)).code == "PLAN_NUMBER_USED"
+    done = plans(3, 1, duration=np.zeros((CHAINS, 1)))
+    assert isinstance(ask(agent, done), wire.Arrivals)
+    assert isinstance(ask(agent, plans(4, 1)), wire.Arrivals)
+
+
+def test_rounds_and_observed_time_end(tmp_path):
+    contract = ZIGZAG.replace("rounds = 2000", "rounds = 3").replace("observed_time = 1000.0", "observed_time = 3.5")
+    agent = joined(Folder(tmp_path / "study", contract), tmp_path / "store")
+    ask(agent, opening())
+    ask(agent, plans(2, 0))
+    assert 0 < agent.observed_time < 2
+    assert ask(agent, plans(3, 1, duration=np.full((CHAINS, 1), 0.9))).code == "OBSERVED_TIME_SPENT"
+    ask(agent, plans(3, 1, duration=np.full((CHAINS, 1), 0.1)))
+    assert ask(agent, plans(4, 2, duration=np.full((CHAINS, 1), 1e-3))).code == "TOO_MANY_ROUNDS"
+    agent.journal.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"chains": 5}, "WRONG_SHAPE"),
+        ({"center": np.ones(DIM)}, "NOT_IN_CONTRACT"),
+        ({"scale": np.full(DIM, 0.5)}, "NOT_IN_CONTRACT"),
+        ({"segments": 10**6}, "NOT_IN_CONTRACT"),
+        ({"order": 2, "precision": np.eye(DIM), "linear": np.ones(DIM), "point": np.ones(DIM)}, "NOT_IN_CONTRACT"),
+    ],
+)
+def test_an_opening_beyond_the_contract_is_refused(zigzag, tmp_path, changes, code):
+    agent = joined(zigzag, tmp_path)
+    assert ask(agent, opening(**changes)).code == code
+    assert ask(agent, plans(1)).code == "NOT_OPEN"
+    agent.journal.close()
+
+
+def test_derivatives_are_those_of_the_site_and_end_with_the_opening(few_rounds, tmp_path):
+    agent = joined(few_rounds, tmp_path)
+    x = np.array([0.1, -0.2, 0.3])
+    found = ask(agent, wire.encode(wire.Derive(RUN, 1, x)))
+    with jax.enable_x64(True):
+        value, gradient, hessian = agent.site.derivatives(x)
+    assert found.value == value
+    np.testing.assert_array_equal(found.gradient, gradient)
+    np.testing.assert_array_equal(found.hessian, hessian)
+    assert ask(agent, opening(2)).code == "NOT_IN_CONTRACT"
+    control = {"order": 2, "precision": found.hessian, "linear": found.gradient, "point": x}
+    assert ask(agent, opening(2, scale=np.zeros((DIM, DIM)), **control)).code == "SINGULAR_REFERENCE"
+    assert isinstance(ask(agent, opening(2, scale=np.eye(DIM), **control)), wire.Opened)
+    assert ask(agent, wire.encode(wire.Derive(RUN, 3, x))).code == "ALREADY_OPEN"
+    agent.journal.close()
+
+
+def test_another_contract_run_or_site_is_refused_at_the_door(zigzag, few_rounds, tmp_path):
+    agent = joined(zigzag, tmp_path)
+    for run, study, code in ((RUN, few_rounds.study, "OTHER_CONTRACT"), (b"x" * 16, zigzag.study, "OTHER_RUN")):
+        with pytest.raises(Refused, match=code):
+            agent.join(wire.encode(wire.Welcome(run, study.digest)))
+    with pytest.raises(InputError, match="in use"):
+        zigzag.agent("north", tmp_path)
+    agent.journal.close()
+    with pytest.raises(InputError, match="another contract"):
+        few_rounds.agent("north", tmp_path)
+    with pytest.raises(InputError, match="log of site 'north'"):
+        zigzag.agent("south", tmp_path)
+    with pytest.raises(InputError, match="seed"):
+        zigzag.agent("north", tmp_path, seed=6)
+
+
+def test_a_hostile_coordinator_does_not_fill_the_disk(agent):
+    with pytest.raises(Refused, match="TOO_MANY_REFUSALS"):
+        for _ in range(MOST_REFUSALS + 1):
+            agent.answer(b"x")
+
+
+def test_a_full_disk_stops_the_answer_and_nothing_is_lost(agent):
+    size = (agent.journal.folder / "audit.log").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
+    try:
+        assert ask(agent, plans()).code == "STORAGE"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert agent.observed_time == 0.0
+    assert isinstance(ask(agent, plans()), wire.Arrivals)
+    assert len(list(agent.journal.entries())) == 5
+
+
+def test_a_torn_entry_is_cut_off_and_an_altered_one_is_found(zigzag, agent):
+    answer = agent.answer(plans())
+    path = agent.journal.folder / "audit.log"
+    agent.journal.close()
+    whole = path.read_bytes()
+    for lost in (1, 40, len(answer)):
+        path.write_bytes(whole[:-lost])
+        again = zigzag.agent("north", path.parent)
+        assert any(entry.kind is Kind.NOTE and entry.note["event"] == "torn" for entry in again.journal.entries())
+        assert again.answer(plans()) == answer
+        again.journal.close()
+    altered = bytearray(whole)
+    altered[200] ^= 1
+    path.write_bytes(bytes(altered))
+    with pytest.raises(InputError, match="altered at byte"):
+        zigzag.agent("north", path.parent)
+    with pytest.raises(InputError, match="altered at byte"):
+        list(read_log(path.parent))
+    path.write_bytes(whole)
+    agent.journal = Journal(path.parent)
+
+
+def test_a_log_replays_to_the_same_answers(zigzag, agent):
+    for k in range(3):
+        agent.answer(plans(k + 2, k, seed=k))
+        agent.answer(plans(k + 2, k, seed=k))
+    agent.answer(b"garbage")
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=agent.journal.folder)
+    assert (found.same, found.different) == (5, [])
+    other = replay(zigzag.study, "north", zigzag.data["south"], store=agent.journal.folder)
+    assert other.different
+
+
+def test_the_secret_seed_is_the_sites_alone(zigzag, tmp_path):
+    agent = zigzag.agent("north", tmp_path / "a", seed=None)
+    kept = (tmp_path / "a" / "seed").read_text()
+    assert os.stat(tmp_path / "a" / "seed").st_mode & 0o077 == 0
+    agent.journal.close()
+    again = zigzag.agent("north", tmp_path / "a", seed=None)
+    assert str(again.site.seed) == kept
+    other = zigzag.agent("north", tmp_path / "b", seed=None)
+    assert other.site.seed != again.site.seed
+    for one in (again, other):
+        one.journal.close()

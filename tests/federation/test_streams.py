@@ -1,0 +1,333 @@
+"""gRPC with real TLS: the same bits as in process, whatever the network does, and nobody in who should not be."""
+
+import contextlib
+import datetime
+import logging
+import queue
+import socket
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from tests.federation.proxy import Proxy
+from tests.federation.studies import FEW_ROUNDS, Folder, same_bits
+
+import fedpdmc as fp
+from fedpdmc.errors import BadAnswer, InputError, Refused
+from fedpdmc.federation import wire
+from fedpdmc.federation.streams import METHOD, SERVICE, serve
+from fedpdmc.keys import Credentials, make_keys, read_credentials
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    return folder.in_process()
+
+
+@pytest.fixture
+def fresh(folder, tmp_path):
+    """Agents with new logs."""
+    return lambda: {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+
+
+def test_over_tls_as_in_process_to_the_bit(folder, expected, fresh):
+    with folder.listening() as connection, folder.sites(connection, fresh()) as agents:
+        post = fp.sample(connection, progress=False)
+        assert "ms" in connection.transport.status()
+        connection.finish()
+        assert all(agent.finished for agent in agents.values())
+    assert same_bits(post, expected)
+    assert post.settings["sites"] == ["north", "south"]
+    assert post.rounds > 20 and np.all(post.bytes > 1000)
+    np.testing.assert_array_equal(post.messages, 2 * post.rounds)
+
+
+def test_the_few_rounds_method_with_its_reference_and_control_variates(tmp_path):
+    folder = Folder(tmp_path, FEW_ROUNDS)
+    with folder.listening() as connection, folder.sites(connection):
+        post = fp.sample(connection, progress=False)
+    assert same_bits(post, folder.in_process())
+    assert post.rounds < 30
+
+
+def test_bits_do_not_depend_on_a_network_that_delays_and_cuts(folder, expected, fresh, caplog):
+    with folder.listening() as connection, Proxy(connection.address, delay=0.002, cut_after=6000) as proxy:
+        with folder.sites(connection, fresh(), proxy.address):
+            post = fp.sample(connection, progress=False)
+    assert proxy.cuts > 2
+    assert same_bits(post, expected)
+    assert any("is lost; the run waits for it" in record.message for record in caplog.records)
+
+
+def test_a_run_goes_on_and_is_extended_after_the_coordinator_is_gone(folder, expected, fresh, tmp_path):
+    agents = fresh()
+    with folder.listening(store=tmp_path / "run") as connection:
+        address = connection.address
+        with folder.sites(connection, agents):
+            first = fp.sample(connection, duration=2.0, progress=False)
+    agents = fresh()
+    with folder.listening(store=tmp_path / "run", listen=address, seed=None) as connection:
+        with folder.sites(connection, agents):
+            longer = fp.sample(connection, duration=5.0, progress=False)
+            longest = longer.extend(duration=1.0, progress=False)
+    assert first.duration == 2.0 and longer.duration == 5.0 and longest.duration == 6.0
+    cut = first.skeleton
+    np.testing.assert_array_equal(cut.t[: cut.offsets[1]], longest.skeleton.t[: cut.offsets[1]])
+    np.testing.assert_allclose(longest.mean(), expected.mean(), atol=4 * np.sqrt(np.diag(expected.cov())).max())
+
+
+# who may come in ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def door(folder):
+    """A coordinator that waits."""
+    with folder.listening() as connection:
+        yield connection
+
+
+def says(address, credentials, *messages, wait=5.0):
+    """Dial, say something, and return the first answer."""
+    outgoing = queue.SimpleQueue()
+    for message in messages:
+        outgoing.put(message)
+    options = [("grpc.ssl_target_name_override", "coordinator"), ("grpc.max_send_message_length", 2**30)]
+    secret = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+    with grpc.secure_channel(address, secret, options=options) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None), timeout=wait)
+        try:
+            return wire.decode(next(call))
+        finally:
+            outgoing.put(None)
+
+
+def hello(folder, site="north", study=None):
+    return wire.encode(wire.Hello(site, study or folder.study.digest, "test"))
+
+
+def test_a_good_certificate_is_welcome(folder, door):
+    assert isinstance(says(door.address, read_credentials(folder.keys("north")), hello(folder)), wire.Welcome)
+
+
+def no_certificate(folder, tmp_path):
+    return read_credentials(folder.keys("north"))._replace(key=None, certificate=None)
+
+
+def foreign_authority(folder, tmp_path):
+    make_keys(tmp_path, ["north"])
+    own = read_credentials(tmp_path / "sites" / "north")
+    return own._replace(authority=read_credentials(folder.keys("north")).authority)
+
+
+def expired(folder, tmp_path):
+    authority = folder.path / "keys" / "authority"
+    key = serialization.load_pem_private_key((authority / "key.pem").read_bytes(), None)
+    own = read_credentials(folder.keys("north"))
+    old = x509.load_pem_x509_certificate(own.certificate)
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(
+        now - datetime.timedelta(days=1)
+    )
+    certificate = builder.sign(key, hashes.SHA256())
+    return own._replace(certificate=certificate.public_bytes(serialization.Encoding.PEM))
+
+
+@pytest.mark.parametrize("who", [no_certificate, foreign_authority, expired])
+def test_without_a_good_certificate_there_is_no_connection(folder, door, tmp_path, who):
+    with pytest.raises(grpc.RpcError) as error:
+        says(door.address, who(folder, tmp_path), hello(folder), wait=3.0)
+    assert error.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (lambda folder: hello(folder, "south"), "NAME_NOT_IN_CERTIFICATE"),
+        (lambda folder: hello(folder, study=bytes(32)), "OTHER_CONTRACT"),
+        (lambda folder: b"GET / HTTP/1.1", "MALFORMED"),
+        (lambda folder: wire.encode(wire.Welcome(bytes(16), folder.study.digest)), "MALFORMED"),
+    ],
+)
+def test_a_site_speaks_as_itself_and_of_this_contract(folder, door, message, code, caplog):
+    answer = says(door.address, read_credentials(folder.keys("north")), message(folder))
+    assert isinstance(answer, wire.Refusal) and answer.code == code
+    assert any(record.levelno == logging.WARNING for record in caplog.records)
+
+
+def test_a_certificate_of_a_site_outside_the_study_is_not_enough(folder, door, tmp_path):
+    make_keys(folder.path / "keys", ["west"])
+    answer = says(door.address, read_credentials(folder.keys("west")), hello(folder, "west"))
+    assert answer.code == "UNKNOWN_SITE"
+
+
+def test_a_message_above_the_limit_ends_the_stream(folder, door):
+    with pytest.raises(grpc.RpcError) as error:
+        says(door.address, read_credentials(folder.keys("north")), bytes(wire.MOST_BYTES + 1))
+    assert error.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+
+
+def test_a_site_does_not_talk_to_whoever_is_not_the_coordinator(folder, tmp_path, monkeypatch):
+    """Another site's certificate, of the same authority, behind the coordinator's address."""
+    from fedpdmc.federation import streams
+
+    monkeypatch.setattr(streams, "_check_party", lambda credentials, name: None)
+    impostor = streams.StreamTransport(folder.study, bytes(16), "127.0.0.1:0", read_credentials(folder.keys("south")))
+    tries = []
+    agent = folder.agent("north", tmp_path)
+    serve(
+        agent,
+        impostor.address,
+        read_credentials(folder.keys("north")),
+        lambda pause: bool(tries.append(pause)) or len(tries) > 1,
+    )
+    assert agent.run is None and len(tries) == 2
+    agent.journal.close()
+    impostor.close()
+
+
+def test_plain_connections_stay_on_loopback(folder, tmp_path):
+    for address in ("0.0.0.0:0", "192.0.2.1:0", "example.org:0"):
+        with pytest.raises(InputError, match="Plain connections"):
+            folder.listening(listen=address, keys=None, plain_on_loopback=True)
+    agent = folder.agent("north", tmp_path)
+    with pytest.raises(InputError, match="Plain connections"):
+        serve(agent, "192.0.2.1:4433", None)
+    agent.journal.close()
+    with pytest.raises(InputError, match="keys"):
+        folder.listening(keys=None)
+    with pytest.raises(InputError, match="certificate of 'north'"):
+        folder.listening(keys=folder.keys("north"))
+
+
+def test_it_listens_on_the_address_it_is_given_and_no_other(door):
+    host, port = door.address.rsplit(":", 1)
+    with contextlib.closing(socket.create_connection((host, int(port)), 2)):
+        pass
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", int(port)), 2)
+
+
+# sites that answer what they should not -----------------------------------------------------------------------------
+
+
+def altered(agent, change):
+    """The agent with its answers to plans changed on their way out."""
+    answer = agent.answer
+
+    def changed(data):
+        return change(answer(data), data)
+
+    agent.answer = changed
+    return agent
+
+
+def rewrite(**fields):
+    def change(data, request):
+        message = wire.decode(data)
+        if not isinstance(message, wire.Arrivals):
+            return data
+        values = {name: getattr(message, name) for name in message.__dataclass_fields__}
+        return wire.encode(wire.Arrivals(**{**values, **{name: make(message) for name, make in fields.items()}}))
+
+    return change
+
+
+def opened(data, request):
+    message = wire.decode(data)
+    return wire.encode(wire.Opened(message.run, message.sequence, message.request))
+
+
+BAD = {
+    "garbage": lambda data, request: b"\x00" * 40,
+    "truncated": lambda data, request: data[:-3],
+    "nan": rewrite(time=lambda m: np.full_like(m.time, np.nan)),
+    "late": rewrite(time=lambda m: m.time + 1e3),
+    "no coordinate": rewrite(coordinate=lambda m: m.coordinate + 7, rang=lambda m: np.ones(len(m.time))),
+    "chains": rewrite(time=lambda m: m.time[:2], rang=lambda m: m.rang[:2], coordinate=lambda m: m.coordinate[:2]),
+    "other kind": lambda data, request: opened(data, request) if wire.decode(request).kind == 7 else data,
+    "other round": rewrite(sequence=lambda m: m.sequence + 1),
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
+def test_a_bad_answer_stops_the_run_and_names_the_site(folder, fresh, change):
+    agents = fresh()
+    altered(agents["south"], change)
+    with folder.listening() as connection, folder.sites(connection, agents):
+        with pytest.raises(BadAnswer) as error:
+            fp.sample(connection, progress=False)
+    assert error.value.site == "south"
+
+
+def test_duplicates_and_echoes_of_earlier_rounds_change_nothing(folder, expected, tmp_path, caplog):
+    """A site that sends every answer twice, and the one before again, out of order."""
+    with (
+        folder.listening() as connection,
+        folder.sites(connection, {"north": folder.agent("north", tmp_path / "n")}),
+    ):
+        south = folder.agent("south", tmp_path / "s")
+        worker = threading.Thread(target=_stutter, args=(folder, connection.address, south), daemon=True)
+        worker.start()
+        post = fp.sample(connection, progress=False)
+        connection.finish()
+        worker.join(10)
+        south.journal.close()
+    assert same_bits(post, expected)
+    assert sum("answer to another request" in record.message for record in caplog.records) > 10
+
+
+def _stutter(folder, address, agent):
+    own = read_credentials(folder.keys("south"))
+    secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
+    outgoing, last = queue.SimpleQueue(), None
+    with grpc.secure_channel(address, secret, options=[("grpc.ssl_target_name_override", "coordinator")]) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None))
+        outgoing.put(agent.hello())
+        agent.join(next(call))
+        with contextlib.suppress(grpc.RpcError):
+            for request in call:
+                answer = agent.answer(request)
+                for message in (last, answer, answer):
+                    if message is not None:
+                        outgoing.put(message)
+                last = answer
+                if agent.finished:
+                    time.sleep(0.05)
+                    break
+        outgoing.put(None)
+
+
+def test_a_refusal_reaches_the_coordinator_with_its_code(folder, fresh):
+    agents = fresh()
+    object.__setattr__(agents["south"].study, "rounds", 5)
+    try:
+        with folder.listening() as connection, folder.sites(connection, agents):
+            with pytest.raises(Refused, match="'south' refused .*TOO_MANY_ROUNDS|'north' refused .*TOO_MANY_ROUNDS"):
+                fp.sample(connection, progress=False)
+    finally:
+        object.__setattr__(folder.study, "rounds", 2000)
+
+
+def test_a_study_is_told_by_its_contract(door):
+    with pytest.raises(InputError, match="chains: found 8. For a study it is said in the contract"):
+        fp.sample(door, chains=8)
+    with pytest.raises(InputError, match="connect"):
+        fp.connect(door.study)
+
+
+def test_credentials_are_not_mixed_up(folder, tmp_path):
+    agent = folder.agent("north", tmp_path)
+    with pytest.raises(InputError, match="certificate of 'south'"):
+        serve(agent, "127.0.0.1:1", read_credentials(folder.keys("south")))
+    agent.journal.close()
+    assert isinstance(read_credentials(folder.keys("north")), Credentials)
