@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedpdmc.skeleton import Block, FlatKnots, Skeleton
+from fedpdmc.skeleton import Block, Chunk, Skeleton
 
 
 def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
@@ -22,11 +22,15 @@ def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
 
 def block(path):
     """The same paths as a run hands them over: where the chains were, and the knots as they came, in two chunks."""
-    first = path.offsets[:-1]
-    rest = np.setdiff1d(np.arange(len(path.t)), first)
-    rest = rest[np.argsort(path.t[rest], kind="stable")]
-    chunks = [FlatKnots(path.owners()[i], path.t[i], path.a[i], path.v[i]) for i in np.array_split(rest, 2)]
+    first, most = path.offsets[:-1], max(path.counts())
+    index = np.minimum(first[:, None] + np.arange(1, most), len(path.t) - 1)
+    valid = np.arange(1, most) < path.counts()[:, None]
+    chunks = [Chunk(path.t[i], path.a[i], path.v[i], ok) for i, ok in zip(*_halves(index, valid), strict=True)]
     return Block((path.a[first], path.v[first]), chunks, path.begin, path.end)
+
+
+def _halves(*tables):
+    return [np.array_split(table, 2, axis=1) for table in tables]
 
 
 def position(path, rotating, chain, time):

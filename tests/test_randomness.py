@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedpdmc.randomness import chain_keys, exponentials, normals, threefry, uniforms
+from fedpdmc.randomness import chain_keys, exponentials, logarithm, normals, threefry, uniforms
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -53,3 +53,10 @@ def test_transforms_are_finite_at_both_ends():
     assert np.all(np.isfinite(exponentials(ends))) and np.all(np.isfinite(normals(ends)))
     np.testing.assert_allclose(exponentials(ends)[:2], [0.0, 2.0**-52], rtol=1e-12)
     np.testing.assert_allclose(normals(ends)[2], 0.0, atol=1e-15)
+
+
+def test_logarithms_are_right_to_the_last_place():
+    x = np.concatenate([np.random.default_rng(5).random(10**5), 2.0 ** -np.arange(1, 60), [1.0, 1 - 2.0**-53, 3.7e8]])
+    exact = np.log(x.astype(np.longdouble))
+    error = np.abs(np.asarray(logarithm(jnp.asarray(x))) - exact)
+    assert np.all(error <= np.spacing(np.abs(exact.astype(float))))

@@ -3,7 +3,7 @@ import pytest
 from tests.paths import block, integrals, position, skeleton
 
 from fedpdmc.dynamics import Line, Rotation
-from fedpdmc.skeleton import Block, flatten_knots
+from fedpdmc.skeleton import Block, Chunk, join
 
 FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation")]
 
@@ -46,7 +46,7 @@ def test_durations_add_up_to_the_span_for_every_chain():
 @pytest.mark.parametrize("flow", FLOWS)
 def test_two_stretches_join_to_one(flow):
     first, second = halves()
-    whole = first.then(second)
+    whole = join([first, second])
     assert (whole.begin, whole.end, whole.chains) == (0.0, 10.0, 3)
     joined, apart = whole.moments(flow), first.moments(flow).plus(second.moments(flow))
     for one, other in zip(joined, apart, strict=True):
@@ -65,11 +65,24 @@ def test_a_block_puts_its_knots_together_chain_after_chain():
 
 def test_a_block_leaves_the_knot_at_its_end_to_the_next():
     start = np.array([[1.0], [2.0]]), np.array([[1.0], [-1.0]])
-    t = np.array([[[0.5], [0.9]], [[2.0], [0.0]], [[0.0], [2.0]]])
-    valid = np.array([[[True], [True]], [[True], [False]], [[False], [True]]])
-    chunks = [flatten_knots(t[rows], t[rows][..., None], -t[rows][..., None], valid[rows]) for rows in ([0, 1], [2])]
+    t = np.array([[0.5, 2.0, 0.0], [0.9, 0.0, 2.0]])
+    valid = np.array([[True, True, False], [True, False, True]])
+    chunks = [
+        Chunk(t[:, part], t[:, part, None], -t[:, part, None], valid[:, part]) for part in (slice(0, 2), slice(2, 3))
+    ]
     path = Block(start, chunks, 0.0, 2.0).skeleton()
     np.testing.assert_array_equal(path.offsets, [0, 2, 4])
     np.testing.assert_array_equal(path.t, [0.0, 0.5, 0.0, 0.9])
     np.testing.assert_array_equal(path.a[:, 0], [1.0, 0.5, 2.0, 0.9])
     np.testing.assert_array_equal(path.v[:, 0], [1.0, -0.5, -1.0, -0.9])
+
+
+def test_long_runs_of_knots_and_scattered_ones_are_put_in_the_same_places(monkeypatch):
+    path = skeleton(seed=3, knots=(400, 1, 290))
+    monkeypatch.setattr("fedpdmc.skeleton.LONG_RUN", 10**9)
+    scattered = block(path).skeleton()
+    monkeypatch.setattr("fedpdmc.skeleton.LONG_RUN", 1)
+    copied = block(path).skeleton()
+    for one, other, true in zip(scattered, copied, path, strict=True):
+        np.testing.assert_array_equal(one, true)
+        np.testing.assert_array_equal(other, true)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.coordinator import Coordinator, PublicKeys, State
+from fedpdmc.coordinator import Coordinator, Knots, PublicKeys, State
 from fedpdmc.errors import RunTooLong
 from fedpdmc.federation.local import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.precision import double_precision
-from fedpdmc.skeleton import Block, FlatKnots, flatten_knots
+from fedpdmc.skeleton import Block, Chunk
 
 CHUNK_SECONDS = 0.25
 KNOT_BYTES = 2**23
@@ -99,7 +99,7 @@ class Run:
             raise
         self.rounds += int((self.plans - np.asarray(before.state.number)).max())
 
-    def _chunks(self, until: float, began: float, tick) -> list[FlatKnots]:
+    def _chunks(self, until: float, began: float, tick) -> list[Chunk]:
         chunks, iterations, target, first = [], 0, jnp.asarray(float(until)), self.plans
         while self.time < until:
             clock = time.perf_counter()
@@ -108,7 +108,7 @@ class Run:
                 self.federation.groups, self.coordinator, self.keys, self.progress, target, limit, self.rows
             )
             used = int(used)
-            chunks.append(flatten_knots(*(np.asarray(x)[:used] for x in (knots.t, knots.a, knots.v, knots.valid))))
+            chunks.append(_chunk(knots, used))
             seconds = time.perf_counter() - clock
             self.federation.faults(self.progress)
             iterations += used
@@ -127,3 +127,13 @@ class Run:
         """Choose the next chunk's length so that it takes about a quarter of a second."""
         if used == self.limit:
             self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
+
+
+def _chunk(knots: Knots, rows: int) -> Chunk:
+    """The first rows of knots that were stacked along the second axis."""
+    return Chunk(*(_flat(np.asarray(x)[:, :rows]) for x in (knots.t, knots.a, knots.v, knots.valid)))
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    """Rows and segments as one axis."""
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])

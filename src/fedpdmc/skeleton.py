@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -11,6 +12,9 @@ from fedpdmc.dynamics import Flow
 from fedpdmc.precision import double_precision
 
 Arrays = np.ndarray
+
+# Knots in a row of one chain above which copying chain by chain beats scattering.
+LONG_RUN = 128
 
 
 class Moments(NamedTuple):
@@ -69,9 +73,20 @@ class Skeleton(NamedTuple):
         after[self.offsets[1:-1] - 1] = self.end
         return after - self.t
 
-    def then(self, other: Skeleton) -> Skeleton:
-        """Both stretches of the same chains, the other after this one."""
-        return join([self, other])
+    def pieces(self) -> list[Skeleton]:
+        """Itself, as `join` takes it."""
+        return [self]
+
+    def counts(self) -> Arrays:
+        """Knots of each chain."""
+        return np.diff(self.offsets)
+
+    def put(self, whole: Skeleton, place: Arrays) -> None:
+        """Write the knots of chain c from ``place[c]`` on."""
+        for c, begin in enumerate(place):
+            own = slice(self.offsets[c], self.offsets[c + 1])
+            stretch = slice(begin, begin + own.stop - own.start)
+            whole.t[stretch], whole.a[stretch], whole.v[stretch] = self.t[own], self.a[own], self.v[own]
 
     def owners(self) -> Arrays:
         """The chain of each knot."""
@@ -103,52 +118,66 @@ class Skeleton(NamedTuple):
         return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), self.a.shape[1])
 
 
-def join(parts: list[Skeleton]) -> Skeleton:
-    """Successive stretches of the same chains as one."""
-    if len(parts) == 1:
-        return parts[0]
-    order = np.argsort(np.concatenate([part.owners() for part in parts]), kind="stable")
-    t, a, v = (np.concatenate([getattr(part, name) for part in parts])[order] for name in ("t", "a", "v"))
-    offsets = np.sum([part.offsets for part in parts], axis=0)
-    return Skeleton(offsets, t, a, v, parts[0].begin, parts[-1].end)
+class Chunk(NamedTuple):
+    """Some successive knots of every chain, those that are void marked: shapes (C, n), (C, n, d), (C, n, d), (C, n)."""
 
-
-class FlatKnots(NamedTuple):
-    """The valid knots of a chunk, each with its chain; in order of time for every chain."""
-
-    owner: Arrays
     t: Arrays
     a: Arrays
     v: Arrays
+    valid: Arrays
 
+    def before(self, end: float) -> Chunk:
+        """The same, with knots at ``end`` or later marked void."""
+        return self._replace(valid=self.valid & (self.t < end))
 
-def flatten_knots(t: Arrays, a: Arrays, v: Arrays, valid: Arrays) -> FlatKnots:
-    """The valid entries of knot arrays of shape (rows, C, S, …)."""
-    rows, chains, segments = t.shape
-    dim = a.shape[-1]
-    if valid.all():
-        owner = np.tile(np.repeat(np.arange(chains), segments), rows)
-        return FlatKnots(owner, t.ravel(), a.reshape(-1, dim), v.reshape(-1, dim))
-    index = np.flatnonzero(valid)
-    return FlatKnots(
-        (index // segments) % chains, t.ravel()[index], a.reshape(-1, dim)[index], v.reshape(-1, dim)[index]
-    )
+    def counts(self) -> Arrays:
+        """Valid knots of each chain."""
+        return np.count_nonzero(self.valid, 1)
+
+    def put(self, whole: Skeleton, place: Arrays) -> None:
+        """Write the valid knots of chain c from ``place[c]`` on."""
+        n, counts = self.t.shape[1], self.counts()
+        if n >= LONG_RUN and np.array_equal(self.valid, np.arange(n) < counts[:, None]):
+            for c, (begin, count) in enumerate(zip(place, counts, strict=True)):
+                for into, values in ((whole.t, self.t), (whole.a, self.a), (whole.v, self.v)):
+                    into[begin : begin + count] = values[c, :count]
+            return
+        where = (place[:, None] + np.cumsum(self.valid, 1) - 1)[self.valid]
+        whole.t[where], whole.a[where], whole.v[where] = self.t[self.valid], self.a[self.valid], self.v[self.valid]
 
 
 class Block(NamedTuple):
     """A completed block as it came: the state at its beginning and the knots of its chunks."""
 
     start: tuple[Arrays, Arrays]
-    chunks: list[FlatKnots]
+    chunks: list[Chunk]
     begin: float
     end: float
 
     def skeleton(self) -> Skeleton:
-        """The block's knots, chain after chain (a knot at the end is the next block's first)."""
-        chains = self.start[0].shape[0]
-        first = FlatKnots(np.arange(chains), np.full(chains, self.begin), *self.start)
-        owner, t, a, v = (np.concatenate(parts) for parts in zip(first, *self.chunks, strict=True))
-        order = np.argsort(owner, kind="stable")
-        order = order[t[order] < self.end]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[order], minlength=chains))])
-        return Skeleton(offsets, t[order], a[order], v[order], float(self.begin), float(self.end))
+        """The block's knots, chain after chain."""
+        return join([self])
+
+    def pieces(self) -> list[Chunk]:
+        """The first knots, then the chunks (a knot at the end is the next block's first)."""
+        a, v = self.start
+        first = np.full((a.shape[0], 1), float(self.begin))
+        chunks = [Chunk(first, a[:, None], v[:, None], np.ones_like(first, bool)), *self.chunks]
+        return [chunk.before(self.end) for chunk in chunks]
+
+
+def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
+    """Successive stretches of the same chains as one skeleton, written once into its place."""
+    pieces = [piece for part in parts for piece in part.pieces()]
+    counts = [piece.counts() for piece in pieces]
+    offsets = np.concatenate([[0], np.cumsum(np.sum(counts, axis=0))])
+    dim, total = pieces[0].a.shape[-1], offsets[-1]
+    whole = Skeleton(
+        offsets, np.empty(total), np.empty((total, dim)), np.empty((total, dim)),
+        float(parts[0].begin), float(parts[-1].end),
+    )  # fmt: skip
+    place = offsets[:-1].copy()
+    for piece, count in zip(pieces, counts, strict=True):
+        piece.put(whole, place)
+        place += count
+    return whole

@@ -66,8 +66,9 @@ class SkeletonStore(Store):
         """All blocks as one, put together when first asked for."""
         if not self._blocks:
             raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
-        parts = [block.skeleton() if isinstance(block, Block) else block for block in self._blocks]
-        whole = join(parts)
+        whole = self._blocks[0] if len(self._blocks) == 1 else join(self._blocks)
+        if isinstance(whole, Block):
+            whole = whole.skeleton()
         self._blocks = [whole]
         return whole
 

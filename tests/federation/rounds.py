@@ -39,7 +39,7 @@ def compiled(chosen, ends, limit=None):
         run._pace = types.MethodType(lambda self, seconds, used: None, run)
     for end in ends:
         run.advance(end, blocks.append, lambda tick: None)
-    return join([block.skeleton() for block in blocks]), run
+    return join(blocks), run
 
 
 @double_precision

@@ -73,16 +73,16 @@ def affine_clock(
 ) -> Float[Array, "*batch"]:
     """The time τ with ``∫_0^τ (value + slope s)_+ ds = level``, infinite if the integral never gets there.
 
-    From a positive value ``τ = 2e/(b + √(b² + 2ce))``, which does not cancel; from a negative one with positive slope
-    ``τ = −b/c + √(2e/c)``.
+    With ``r = √(b_+² + 2ce)``: from a positive value ``τ = 2e/(b + r)``, which does not cancel; from another, with a
+    positive slope, ``τ = (r − b)/c``. One root and one division for both.
     """
-    rising = slope > 0
-    discriminant = value**2 + 2 * slope * level
-    from_positive = 2 * level / jnp.maximum(value + jnp.sqrt(jnp.maximum(discriminant, 0.0)), 1e-300)
-    safe = jnp.where(rising, slope, 1.0)
-    from_negative = jnp.where(rising, -value / safe + jnp.sqrt(2 * level / safe), jnp.inf)
-    reached = (value > 0) | ((value == 0) & rising)
-    return jnp.where(reached, jnp.where(discriminant < 0, jnp.inf, from_positive), from_negative)
+    positive = value > 0
+    square = jnp.where(positive, value * value, 0.0) + 2 * slope * level
+    root = jnp.sqrt(jnp.maximum(square, 0.0))
+    reached = jnp.where(positive, square >= 0, slope > 0)
+    below = jnp.where(positive, value + root, slope)
+    time = jnp.where(positive, 2 * level, root - value) / jnp.where(reached, below, 1.0)
+    return jnp.where(reached, time, jnp.inf)
 
 
 def exponential_clock(

@@ -194,13 +194,13 @@ def run_chunk(
 ) -> tuple[Progress, Knots, Int[Array, ""]]:
     """Up to ``limit`` iterations of the loop: settle and plan the chains that are ready, then let the sites walk.
 
-    Returns the progress, the knots (one row of all chains for each iteration, ``rows`` at most) and the number of rows.
+    Returns the progress, the knots (stacked along the second axis, one row for each iteration, ``rows`` at most) and the number of rows.
     """
     chains, dim = progress.state.a.shape
     s = coordinator.segments
     empty = Knots(
-        jnp.zeros((rows, chains, s)), jnp.zeros((rows, chains, s, dim)), jnp.zeros((rows, chains, s, dim)),
-        jnp.zeros((rows, chains, s), bool),
+        jnp.zeros((chains, rows, s)), jnp.zeros((chains, rows, s, dim)), jnp.zeros((chains, rows, s, dim)),
+        jnp.zeros((chains, rows, s), bool),
     )  # fmt: skip
 
     def unfinished(carry):
@@ -210,7 +210,7 @@ def run_chunk(
     def iteration(carry):
         now, knots, row = carry
         now, fresh = _round(groups, coordinator, keys, now, until)
-        knots = jax.tree.map(lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, row, 0), knots, fresh)
+        knots = jax.tree.map(lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, row, 1), knots, fresh)
         return now, knots, row + 1
 
     return jax.lax.while_loop(unfinished, iteration, (progress, empty, jnp.array(0)))
