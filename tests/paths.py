@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedpdmc.skeleton import Block, Chunk, Skeleton
+from fedpdmc.skeleton import Block, Chunk, Skeleton, side_by_side
 
 
 def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
@@ -12,9 +12,7 @@ def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
     total = sum(len(t) for t in times)
     return Skeleton(
         np.cumsum([0, *(len(t) for t in times)]),
-        np.concatenate(times),
-        3.0 + rng.normal(size=(total, dim)),
-        rng.normal(size=(total, dim)),
+        side_by_side(np.concatenate(times), 3.0 + rng.normal(size=(total, dim)), rng.normal(size=(total, dim))),
         begin,
         end,
     )
@@ -25,7 +23,7 @@ def block(path):
     first, most = path.offsets[:-1], max(path.counts())
     index = np.minimum(first[:, None] + np.arange(1, most), len(path.t) - 1)
     valid = np.arange(1, most) < path.counts()[:, None]
-    chunks = [Chunk(path.t[i], path.a[i], path.v[i], ok) for i, ok in zip(*_halves(index, valid), strict=True)]
+    chunks = [Chunk(path.numbers[i], ok) for i, ok in zip(*_halves(index, valid), strict=True)]
     return Block((path.a[first], path.v[first]), chunks, path.begin, path.end)
 
 

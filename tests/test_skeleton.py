@@ -3,7 +3,7 @@ import pytest
 from tests.paths import block, integrals, position, skeleton
 
 from fedpdmc.dynamics import Line, Rotation
-from fedpdmc.skeleton import Block, Chunk, join
+from fedpdmc.skeleton import Block, Chunk, join, side_by_side
 
 FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation")]
 
@@ -63,13 +63,12 @@ def test_a_block_puts_its_knots_together_chain_after_chain():
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_block_leaves_the_knot_at_its_end_to_the_next():
+def test_a_block_leaves_void_knots_out():
     start = np.array([[1.0], [2.0]]), np.array([[1.0], [-1.0]])
     t = np.array([[0.5, 2.0, 0.0], [0.9, 0.0, 2.0]])
-    valid = np.array([[True, True, False], [True, False, True]])
-    chunks = [
-        Chunk(t[:, part], t[:, part, None], -t[:, part, None], valid[:, part]) for part in (slice(0, 2), slice(2, 3))
-    ]
+    valid = np.array([[True, False, False], [True, False, False]])
+    numbers = side_by_side(t, t[..., None], -t[..., None])
+    chunks = [Chunk(numbers[:, part], valid[:, part]) for part in (slice(0, 2), slice(2, 3))]
     path = Block(start, chunks, 0.0, 2.0).skeleton()
     np.testing.assert_array_equal(path.offsets, [0, 2, 4])
     np.testing.assert_array_equal(path.t, [0.0, 0.5, 0.0, 0.9])

@@ -1,5 +1,7 @@
 """What is kept of the paths: everything, or moments and a bounded number of draws."""
 
+import dataclasses
+
 import tracemalloc
 
 import numpy as np
@@ -34,7 +36,7 @@ def grid_of(store):
 def clock_block(begin, end):
     """A path whose position is the time."""
     made = skeleton(0, chains=1, dim=1, begin=begin, end=end, knots=(1,))
-    return block(made._replace(a=np.full((1, 1), begin), v=np.ones((1, 1))))
+    return block(dataclasses.replace(made, numbers=np.array([[made.begin, begin, 1.0]])))
 
 
 @pytest.mark.parametrize("flow", FLOWS)

@@ -85,7 +85,7 @@ def _read(group) -> Posterior:
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:
     if isinstance(store, SkeletonStore):
         skeleton = store.skeleton
-        return {"offsets": skeleton.offsets, "t": skeleton.t, "a": skeleton.a, "v": skeleton.v}
+        return {"offsets": skeleton.offsets, "knots": skeleton.numbers}
     moments = store.moments()
     return {
         "draws": store.draws(store.most_draws),
@@ -99,6 +99,6 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
 def _read_store(flow, arrays, span, keep: str) -> Store:
     begin, end = (float(x) for x in span)
     if keep == "skeleton":
-        return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["t"], arrays["a"], arrays["v"], begin, end))
+        return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["knots"], begin, end))
     moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
     return DrawStore.of(flow, moments, arrays["draws"], begin, end)

@@ -77,12 +77,10 @@ class Checkpoint:
     def append(self, block: Block) -> None:
         """Put a block's knots behind those that are there; it counts once `write` has been called."""
         path = block.skeleton()
-        group = self._open(path.chains, path.a.shape[1])
-        knots = self._cut(group)
-        for name in ("t", "a", "v"):
-            array, new = group[name], getattr(path, name)
-            array.resize((knots + len(new), *array.shape[1:]))
-            array[knots:] = new
+        group = self._open(path.chains, path.dim)
+        array, knots = group["knots"], self._cut(group)
+        array.resize((knots + len(path.numbers), array.shape[1]))
+        array[knots:] = path.numbers
         for name, row in (("offsets", path.offsets), ("span", np.asarray([path.begin, path.end]))):
             array = group[name]
             array.resize((self.blocks + 1, array.shape[1]))
@@ -98,8 +96,7 @@ class Checkpoint:
             ends = np.cumsum(offsets[:, -1])
             for own, (begin, end), last in zip(offsets, span, ends, strict=True):
                 rows = slice(int(last - own[-1]), int(last))
-                t, a, v = (np.asarray(group[name][rows]) for name in ("t", "a", "v"))
-                store.append(Skeleton(np.asarray(own), t, a, v, float(begin), float(end)))  # type: ignore[arg-type]
+                store.append(Skeleton(np.asarray(own), np.asarray(group["knots"][rows]), float(begin), float(end)))
         return store
 
     def _open(self, chains: int, dim: int) -> Any:
@@ -109,9 +106,8 @@ class Checkpoint:
                 self._group = zarr.open_group(str(path), mode="r+")
             else:
                 group = zarr.open_group(str(path), mode="w")
-                group.create_array("t", shape=(0,), chunks=(CHUNK,), dtype="f8")
-                for name in ("a", "v"):
-                    group.create_array(name, shape=(0, dim), chunks=(CHUNK, dim), dtype="f8")
+                width = 1 + 2 * dim
+                group.create_array("knots", shape=(0, width), chunks=(CHUNK, width), dtype="f8")
                 group.create_array("offsets", shape=(0, chains + 1), chunks=(256, chains + 1), dtype="i8")
                 group.create_array("span", shape=(0, 2), chunks=(256, 2), dtype="f8")
                 self._group = group

@@ -83,7 +83,10 @@ class Itinerary(eqx.Module):
 
 
 class Knots(eqx.Module):
-    """Points of the skeleton: states right after events, with those that are void marked."""
+    """Points of the skeleton: states right after events, with those that are void marked.
+
+    The state at the end of a block is void: it is the next block's first.
+    """
 
     t: Float[Array, "C S"]
     a: Float[Array, "C S d"]
@@ -229,7 +232,7 @@ class Coordinator(eqx.Module):
             jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
             jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
             jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
-            jnp.concatenate([begun, jnp.ones_like(t, bool)[:, None]], 1),
+            jnp.concatenate([begun, (t < until)[:, None]], 1),
         )
         share = state.share
         if share is not None and itinerary.share is not None:

@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.coordinator import Coordinator, Knots, PublicKeys, State
+from fedpdmc.compilation import compiled
+from fedpdmc.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.errors import RunTooLong
 from fedpdmc.federation.local import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.precision import double_precision
 from fedpdmc.skeleton import Block, Chunk
 
 CHUNK_SECONDS = 0.25
-KNOT_BYTES = 2**23
+KNOT_BYTES = 2**24
 MOST_ITERATIONS = 1e9
 
-_run_chunk = eqx.filter_jit(run_chunk)
+_run_chunk = compiled(run_chunk)
 
 
 class Tick(NamedTuple):
@@ -104,11 +104,11 @@ class Run:
         while self.time < until:
             clock = time.perf_counter()
             limit = jnp.asarray(self.limit)
-            self.progress, knots, used = _run_chunk(
+            self.progress, record, used = _run_chunk(
                 self.federation.groups, self.coordinator, self.keys, self.progress, target, limit, self.rows
             )
             used = int(used)
-            chunks.append(_chunk(knots, used))
+            chunks.append(record.chunk(used))
             seconds = time.perf_counter() - clock
             self.federation.faults(self.progress)
             iterations += used
@@ -127,13 +127,3 @@ class Run:
         """Choose the next chunk's length so that it takes about a quarter of a second."""
         if used == self.limit:
             self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
-
-
-def _chunk(knots: Knots, rows: int) -> Chunk:
-    """The first rows of knots that were stacked along the second axis."""
-    return Chunk(*(_flat(np.asarray(x)[:, :rows]) for x in (knots.t, knots.a, knots.v, knots.valid)))
-
-
-def _flat(x: np.ndarray) -> np.ndarray:
-    """Rows and segments as one axis."""
-    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])

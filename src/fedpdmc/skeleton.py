@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,25 +42,59 @@ class Moments(NamedTuple):
         return self.second / self.time - np.outer(self.first, self.first) / self.time**2
 
 
-class Skeleton(NamedTuple):
+class Knots:
+    """Time, position and velocity right after events, side by side along the last axis of ``numbers``."""
+
+    numbers: Arrays
+
+    @property
+    def t(self) -> Arrays:
+        """Process times."""
+        return self.numbers[..., 0]
+
+    @property
+    def a(self) -> Arrays:
+        """Positions."""
+        return self.numbers[..., 1 : 1 + self.dim]
+
+    @property
+    def v(self) -> Arrays:
+        """Velocities."""
+        return self.numbers[..., 1 + self.dim :]
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return (self.numbers.shape[-1] - 1) // 2
+
+
+def side_by_side(t: Arrays, a: Arrays, v: Arrays) -> Arrays:
+    """The numbers of knots."""
+    return np.concatenate([t[..., None], a, v], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skeleton(Knots):
     """The knots of all chains, chain after chain, in whitened coordinates.
 
     Attributes
     ----------
     offsets : (C + 1,)
         Chain c owns the knots ``offsets[c]`` to ``offsets[c + 1] − 1``; its first is at ``begin``.
-    t, a, v
-        Process time, position and velocity right after each event.
+    numbers : (n, 1 + 2d)
+        Process time ``t``, position ``a`` and velocity ``v`` right after each event.
     begin, end : float
         The span of process time, the same for all chains.
     """
 
     offsets: Arrays
-    t: Arrays
-    a: Arrays
-    v: Arrays
+    numbers: Arrays
     begin: float
     end: float
+
+    def __iter__(self) -> Iterator[Any]:
+        """``offsets, t, a, v, begin, end``."""
+        return iter((self.offsets, self.t, self.a, self.v, self.begin, self.end))
 
     @property
     def chains(self) -> int:
@@ -83,10 +118,8 @@ class Skeleton(NamedTuple):
 
     def put(self, whole: Skeleton, place: Arrays) -> None:
         """Write the knots of chain c from ``place[c]`` on."""
-        for c, begin in enumerate(place):
-            own = slice(self.offsets[c], self.offsets[c + 1])
-            stretch = slice(begin, begin + own.stop - own.start)
-            whole.t[stretch], whole.a[stretch], whole.v[stretch] = self.t[own], self.a[own], self.v[own]
+        for c, (begin, count) in enumerate(zip(place, self.counts(), strict=True)):
+            whole.numbers[begin : begin + count] = self.numbers[self.offsets[c] : self.offsets[c + 1]]
 
     def owners(self) -> Arrays:
         """The chain of each knot."""
@@ -118,17 +151,12 @@ class Skeleton(NamedTuple):
         return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), self.a.shape[1])
 
 
-class Chunk(NamedTuple):
-    """Some successive knots of every chain, those that are void marked: shapes (C, n), (C, n, d), (C, n, d), (C, n)."""
+@dataclasses.dataclass(frozen=True)
+class Chunk(Knots):
+    """Some successive knots of every chain, those that are void marked: shapes (C, n, 1 + 2d) and (C, n)."""
 
-    t: Arrays
-    a: Arrays
-    v: Arrays
+    numbers: Arrays
     valid: Arrays
-
-    def before(self, end: float) -> Chunk:
-        """The same, with knots at ``end`` or later marked void."""
-        return self._replace(valid=self.valid & (self.t < end))
 
     def counts(self) -> Arrays:
         """Valid knots of each chain."""
@@ -136,14 +164,13 @@ class Chunk(NamedTuple):
 
     def put(self, whole: Skeleton, place: Arrays) -> None:
         """Write the valid knots of chain c from ``place[c]`` on."""
-        n, counts = self.t.shape[1], self.counts()
+        n, counts = self.valid.shape[1], self.counts()
         if n >= LONG_RUN and np.array_equal(self.valid, np.arange(n) < counts[:, None]):
             for c, (begin, count) in enumerate(zip(place, counts, strict=True)):
-                for into, values in ((whole.t, self.t), (whole.a, self.a), (whole.v, self.v)):
-                    into[begin : begin + count] = values[c, :count]
+                whole.numbers[begin : begin + count] = self.numbers[c, :count]
             return
         where = (place[:, None] + np.cumsum(self.valid, 1) - 1)[self.valid]
-        whole.t[where], whole.a[where], whole.v[where] = self.t[self.valid], self.a[self.valid], self.v[self.valid]
+        whole.numbers[where] = self.numbers[self.valid]
 
 
 class Block(NamedTuple):
@@ -159,11 +186,11 @@ class Block(NamedTuple):
         return join([self])
 
     def pieces(self) -> list[Chunk]:
-        """The first knots, then the chunks (a knot at the end is the next block's first)."""
+        """The first knots, then the chunks."""
         a, v = self.start
         first = np.full((a.shape[0], 1), float(self.begin))
-        chunks = [Chunk(first, a[:, None], v[:, None], np.ones_like(first, bool)), *self.chunks]
-        return [chunk.before(self.end) for chunk in chunks]
+        numbers = side_by_side(first, a[:, None], v[:, None])
+        return [Chunk(numbers, np.ones_like(first, bool)), *self.chunks]
 
 
 def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
@@ -171,11 +198,8 @@ def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
     pieces = [piece for part in parts for piece in part.pieces()]
     counts = [piece.counts() for piece in pieces]
     offsets = np.concatenate([[0], np.cumsum(np.sum(counts, axis=0))])
-    dim, total = pieces[0].a.shape[-1], offsets[-1]
-    whole = Skeleton(
-        offsets, np.empty(total), np.empty((total, dim)), np.empty((total, dim)),
-        float(parts[0].begin), float(parts[-1].end),
-    )  # fmt: skip
+    numbers = np.empty((offsets[-1], pieces[0].numbers.shape[-1]))
+    whole = Skeleton(offsets, numbers, float(parts[0].begin), float(parts[-1].end))
     place = offsets[:-1].copy()
     for piece, count in zip(pieces, counts, strict=True):
         piece.put(whole, place)

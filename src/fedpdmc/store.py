@@ -36,7 +36,7 @@ class Store(abc.ABC):
         """How many draws of each chain can be asked for."""
 
     @abc.abstractmethod
-    def append(self, block: Block) -> None:
+    def append(self, block: Block | Skeleton) -> None:
         """Take the next block."""
 
     @abc.abstractmethod

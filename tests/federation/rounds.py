@@ -48,7 +48,7 @@ def plain(chosen, ends, **options):
     run, blocks = start(chosen, Rounds, **options), []
     for end in ends:
         run.advance(end, blocks.append, lambda tick: None)
-    return join([block.skeleton() for block in blocks]), run
+    return join(blocks), run
 
 
 def of_chain(skeleton, chain):

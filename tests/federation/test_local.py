@@ -8,6 +8,7 @@ from tests.support import hospitals, logistic_site
 
 import fedpdmc as fp
 from fedpdmc.errors import BoundViolation, NotFinite
+from fedpdmc.federation import inverted
 from fedpdmc.federation.base import message_bytes
 from fedpdmc.federation.local import raise_faults, run_chunk
 from fedpdmc.precision import double_precision
@@ -31,6 +32,24 @@ def test_the_compiled_loop_does_what_plain_rounds_do(kind):
     np.testing.assert_array_equal(run.events, rounds.events)
     np.testing.assert_array_equal(run.plans, rounds.plans)
     assert run.rounds == rounds.rounds
+
+
+@pytest.mark.parametrize("prior_at", ["coordinator", "sites"])
+@double_precision
+def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at):
+    rng = np.random.default_rng(2)
+    sites = [fp.Site(fp.models.gaussian_mean(rng.normal(1.0, 1.5, (n, 2)), scale=1.5), name=str(n)) for n in (9, 4, 1)]
+    chosen = method(fp.ZigZag(), sites=sites, prior_at=prior_at, chains=8)
+    federation, coordinator = chosen.federation(), chosen.coordinator()
+    assert inverted.applies(federation.groups, coordinator)
+    skeleton, run = compiled(chosen, ENDS)
+    paths, state, rounds = plain(chosen, ENDS)
+    for chain, path in enumerate(paths):
+        assert_same_path(of_chain(skeleton, chain), path, first=10**6, atol=0)
+    np.testing.assert_array_equal(run.events, state.events)
+    np.testing.assert_array_equal(run.plans, state.number)
+    np.testing.assert_array_equal(run.passes, np.full(3, run.plans.sum()))
+    assert run.rounds == rounds
 
 
 def cells(*owned):

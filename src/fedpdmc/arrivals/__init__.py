@@ -14,6 +14,7 @@ __all__ = [
     "FINE",
     "NOT_FINITE",
     "VIOLATED",
+    "AffineClock",
     "Clock",
     "Path",
     "StagedClock",

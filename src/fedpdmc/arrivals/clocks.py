@@ -57,10 +57,10 @@ def earliest(times: Float[Array, "k C"]) -> tuple[Float[Array, " C"], Int[Array,
 
 
 def affine_clocks(
-    value: Float[Array, "C k"], slope: Float[Array, "C k"], u: Float[Array, "k C"], number: Int[Array, " C"]
+    value: Float[Array, "k C"], slope: Float[Array, "k C"], u: Float[Array, "k C"], number: Int[Array, " C"]
 ) -> Float[Array, "k C"]:
     """The time at which each affine clock rings, from uniforms."""
-    return apart(lambda b, c, u: affine_clock(b.T, c.T, exponentials(u)), value, slope, u, number=number)
+    return apart(lambda b, c, u: affine_clock(b, c, exponentials(u)), value, slope, u, number=number)
 
 
 class AffineClock(Clock[Walk]):
@@ -81,16 +81,27 @@ class AffineClock(Clock[Walk]):
         """The state is the walk."""
         return state
 
+    def first_flip(
+        self, a: Float[Array, "d C"], v: Float[Array, "d C"], u: Float[Array, "d C"], number: Int[Array, " C"]
+    ) -> tuple[Float[Array, " C"], Int[Array, " C"], Bool[Array, " C"]]:
+        """Time and coordinate of the first flip on a line from ``(a, v)``, and where the rates are not finite."""
+        value, slope = self.potential.flip_rates(a, v)
+        wait, mark = earliest(affine_clocks(value, slope, u, number))
+        return wait, mark, ~jnp.isfinite(jnp.sum(value + slope, 0))
+
     def step(self, state, path, keys):
         """One segment."""
         a, v = path.state(self.dynamics, state.segment, state.offset)
-        field = self.potential.field(False, self.dynamics.flips, a, v)
-        bound = taylor(self.dynamics, field, a, v)
-        u = uniforms(keys, path.number, state.draws, bound.value.shape[-1])
-        wait, mark = earliest(affine_clocks(bound.value, bound.slope, u, path.number))
+        if self.dynamics.flips:
+            u = uniforms(keys, path.number, state.draws, self.dim)
+            wait, mark, broken = self.first_flip(a.T, v.T, u, path.number)
+        else:
+            bound = taylor(self.dynamics, self.potential.field(False, False, a, v), a, v)
+            u = uniforms(keys, path.number, state.draws, 1)
+            wait, mark = earliest(affine_clocks(bound.value.T, bound.slope.T, u, path.number))
+            broken = ~jnp.isfinite(bound.value + bound.slope)[:, 0]
         remaining = path.at(path.duration, state.segment) - state.offset
         hit = wait < remaining
-        broken = jnp.any(~jnp.isfinite(bound.value) | ~jnp.isfinite(bound.slope), -1)
         following, moved, over = advance(path, state.segment, state.offset, wait, ~hit)
         if self.dynamics.flips:
             normal = state.normal

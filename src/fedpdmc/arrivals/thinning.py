@@ -86,7 +86,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
         slope = bound.slope + 0.5 * bound.curve * cell[:, None]
         u = uniforms(keys, path.number, walk.draws, slope.shape[-1] + 1)
-        wait, mark = earliest(affine_clocks(bound.value, slope, u[:-1], path.number))
+        wait, mark = earliest(affine_clocks(bound.value.T, slope.T, u[:-1], path.number))
         hit = wait < cell
         ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
         step = jnp.where(hit, wait, cell)

@@ -10,12 +10,12 @@ import os
 import secrets
 from pathlib import Path
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc import __version__
 from fedpdmc.arrivals import VIOLATED
+from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import wire
@@ -36,7 +36,7 @@ MOST_REFUSALS = 1000
 ROUNDING = 1e-9
 SPEED = 1e-12
 
-_answer = eqx.filter_jit(answer)
+_answer = compiled(answer)
 
 
 class _No(Exception):

@@ -15,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fedpdmc.arrivals import VIOLATED, Clock, Path, Walk, follow, holding
+from fedpdmc.arrivals import NOT_FINITE, VIOLATED, Clock, Path, Walk, follow, holding
+from fedpdmc.compilation import compiled
 from fedpdmc.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
 from fedpdmc.errors import BoundViolation, NotFinite
+from fedpdmc.federation import inverted
 from fedpdmc.federation.base import Federation
+from fedpdmc.federation.record import Record
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.randomness import chain_keys
 from fedpdmc.site import answer
@@ -48,6 +51,14 @@ class Group(eqx.Module):
     def size(self) -> int:
         """Number of sites."""
         return self.keys.shape[0]
+
+    def each(self, function, *stacked):
+        """Map ``function(clock, keys, …)`` over the sites, one at a time, on the shapes that a site alone would use."""
+        everything = (self.clock, self.keys, *stacked)
+        if self.size == 1:
+            alone = function(*jax.tree.map(lambda x: x[0], everything))
+            return jax.tree.map(lambda x: x[None], alone)
+        return jax.lax.map(lambda args: function(*args), everything)
 
 
 class Progress(eqx.Module):
@@ -143,7 +154,7 @@ def _globalise(arrival: Arrival, columns) -> Arrival:
     return Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
 
 
-_answer = eqx.filter_jit(answer)
+_answer = compiled(answer)
 
 
 def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
@@ -159,15 +170,6 @@ def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
         clock = jax.tree.map(lambda *x: jnp.stack(x), *[clocks[i] for i in index])
         groups.append(Group(clock, jnp.stack([keys[i] for i in index]), own, jnp.asarray(index)))
     return tuple(groups), np.concatenate([np.asarray(index) for index in members.values()])
-
-
-def _each(group: Group, function, *stacked):
-    """Map a per-site function over a group, one site at a time, on the same shapes as a site alone would use."""
-    everything = (group.clock, group.keys, *stacked)
-    if group.size == 1:
-        alone = function(*jax.tree.map(lambda x: x[0], everything))
-        return jax.tree.map(lambda x: x[None], alone)
-    return jax.lax.map(lambda args: function(*args), everything)
 
 
 def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Progress:
@@ -191,29 +193,36 @@ def run_chunk(
     until: Float[Array, ""],
     limit: Int[Array, ""],
     rows: int,
-) -> tuple[Progress, Knots, Int[Array, ""]]:
+) -> tuple[Progress, Record, Int[Array, ""]]:
     """Up to ``limit`` iterations of the loop: settle and plan the chains that are ready, then let the sites walk.
 
-    Returns the progress, the knots (stacked along the second axis, one row for each iteration, ``rows`` at most) and the number of rows.
+    Returns the progress, the record of knots (one row for each iteration, ``rows`` at most) and the number of rows.
     """
-    chains, dim = progress.state.a.shape
-    s = coordinator.segments
-    empty = Knots(
-        jnp.zeros((chains, rows, s)), jnp.zeros((chains, rows, s, dim)), jnp.zeros((chains, rows, s, dim)),
-        jnp.zeros((chains, rows, s), bool),
-    )  # fmt: skip
+    empty = Record.empty(rows, *progress.state.a.shape, coordinator.segments)
+    if inverted.applies(groups, coordinator):
+        return _run_inverted(groups, coordinator, keys, progress, until, limit, empty)
 
     def unfinished(carry):
         now, _, row = carry
         return (row < limit) & ~now.broken & jnp.any(now.open | (now.state.t < until))
 
     def iteration(carry):
-        now, knots, row = carry
+        now, record, row = carry
         now, fresh = _round(groups, coordinator, keys, now, until)
-        knots = jax.tree.map(lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, row, 1), knots, fresh)
-        return now, knots, row + 1
+        return now, record.written(fresh, row), row + 1
 
     return jax.lax.while_loop(unfinished, iteration, (progress, empty, jnp.array(0)))
+
+
+def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, until, limit, empty):
+    """`run_chunk` where no clock needs thinning: each site looks once for every plan."""
+    state, broken, record, rows = inverted.run(groups, coordinator, keys, progress.state, until, limit, empty)
+    plans, walks, place = state.number - progress.state.number, [], int(coordinator.clock is not None)
+    for group, walk in zip(groups, progress.walks, strict=True):
+        faults = jnp.where(broken[place : place + group.size], NOT_FINITE, walk.fault)
+        walks.append(eqx.tree_at(lambda w: (w.passes, w.fault), walk, (walk.passes + plans, faults)))
+        place += group.size
+    return Progress(state, progress.itinerary, tuple(walks), progress.open, jnp.any(broken)), record, rows
 
 
 def _round(groups, coordinator: Coordinator, keys, now: Progress, until) -> tuple[Progress, Knots]:
@@ -259,7 +268,7 @@ def _step(group: Group, walks, path: Path, new):
         clock = holding(clock, None if path.share is None else path.share[:, place])
         return clock.step(clock.restart(state, new, own_path), own_path, keys)
 
-    return _each(group, one, walks, group.columns, group.place)
+    return group.each(one, walks, group.columns, group.place)
 
 
 def _arrivals(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from fedpdmc.compilation import compiled
 from fedpdmc.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.errors import InputError, NotFinite
 from fedpdmc.federation.base import Federation
 from fedpdmc.precision import double_precision
 from fedpdmc.run import Tick
-from fedpdmc.skeleton import Block, FlatKnots, flatten_knots
+from fedpdmc.skeleton import Block, Chunk, side_by_side
 
 # How far each chain may be planned from its present state, given the end of the block.
 Reach = Callable[[State, float], Float[Array, " C"]]
@@ -27,7 +28,7 @@ class _Unfinished(NamedTuple):
     """A block under way: where it ends, its knots so far, and how far the chains have come."""
 
     until: float
-    chunks: list[FlatKnots]
+    chunks: list[Chunk]
     state: State
     rounds: int
 
@@ -137,7 +138,7 @@ class Rounds:
             tick(Tick(began, reached, now.until, events, rounds, time.perf_counter() - clock))
         return Block((np.asarray(self.state.a), np.asarray(self.state.v)), now.chunks, began, now.until)
 
-    def _round(self, state: State, until: float) -> tuple[State, FlatKnots]:
+    def _round(self, state: State, until: float) -> tuple[State, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
         end = jnp.full(state.t.shape, until)
         if self.reach is not None:
@@ -147,15 +148,16 @@ class Rounds:
             raise NotFinite("coordinator", 0)
         arrivals = jax.tree.map(lambda *x: jnp.stack(x), *self.federation.exchange(itinerary.plan))
         state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
-        return state, flatten_knots(*(np.asarray(x)[None] for x in (knots.t, knots.a, knots.v, knots.valid)))
+        numbers = side_by_side(*(np.asarray(x) for x in (knots.t, knots.a, knots.v)))
+        return state, Chunk(numbers, np.asarray(knots.valid))
 
 
-@eqx.filter_jit
+@compiled
 def _intend(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
     return coordinator.intend(state, keys, end)
 
 
-@eqx.filter_jit
+@compiled
 def _settle(coordinator: Coordinator, state: State, itinerary: Itinerary, arrivals, end: Float[Array, " C"]):
     going = state.t < end
     settled, knots, _ = coordinator.settle(state, itinerary, arrivals, end)

@@ -68,6 +68,13 @@ class Potential(eqx.Module):
         """``∇²U(x)``."""
         return jax.hessian(self.value)(x)
 
+    def flip_rates(
+        self, a: Float[Array, "d C"], v: Float[Array, "d C"]
+    ) -> tuple[Float[Array, "d C"], Float[Array, "d C"]]:
+        """Signed rates of flips and their slopes at the start of a line, with the chains along the last axis."""
+        field = self.field(False, True, a.T, v.T)
+        return v * field.gradient.T, v * field.slope.T
+
     def affine(self, rotating: bool) -> bool:
         """Whether ``field`` is exact for all times (``curve`` zero, ``reach`` infinite)."""
         return False

@@ -81,6 +81,10 @@ class Quadratic(Potential):
         curve = 4 * jnp.hypot((aba - vbv) / 2, abv) + jnp.hypot(ah, vh)
         return Field(gradient, vbv - aba - ah, curve, reach, slack)
 
+    def flip_rates(self, a, v):
+        """``v (Ba + h)`` and ``v Bv``."""
+        return v * (self.precision @ a + self.linear[:, None]), v * (self.precision @ v)
+
     def affine(self, rotating):
         """Exact on straight lines."""
         return not rotating
