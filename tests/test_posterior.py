@@ -189,7 +189,7 @@ def test_rubbish_is_not_loaded(kind, tmp_path):
         fp.load(path)
 
 
-@pytest.mark.parametrize("lost", ["t", "center", "zarr.json"])
+@pytest.mark.parametrize("lost", ["knots", "center", "zarr.json"])
 def test_half_a_posterior_is_not_loaded(lost, tmp_path):
     path = tmp_path / "run.zarr"
     zigzag_run().save(path)

@@ -1,7 +1,6 @@
 """What is kept of the paths: everything, or moments and a bounded number of draws."""
 
 import dataclasses
-
 import tracemalloc
 
 import numpy as np

@@ -6,6 +6,7 @@ from tests.federation.rounds import KINDS, method, plain, start
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.rounds import Rounds
+from fedpdmc.skeleton import join
 
 
 class Breaks:
@@ -38,7 +39,7 @@ def test_an_interrupted_block_is_dropped_and_then_finished_as_it_was_meant():
     # Asked for another end, it first finishes the block that the sites have answered plans of.
     run.advance(8.0, blocks.append, lambda tick: None)
     assert [(block.begin, block.end) for block in blocks] == [(0.0, 3.0), (3.0, 8.0)]
-    np.testing.assert_array_equal(blocks[0].skeleton().then(blocks[1].skeleton()).t, whole.t)
+    np.testing.assert_array_equal(join(blocks).t, whole.t)
     assert run.rounds == len(run.federation.plans)
     assert len({tuple(numbers) for numbers in run.federation.plans}) == run.rounds
 
