@@ -95,7 +95,7 @@ REFUSALS = {
     "not a request": (lambda: wire.encode(wire.Opened(RUN, 2, bytes(32))), "NOT_A_REQUEST"),
     "other shape": (lambda: plans(start=np.zeros((CHAINS, 2)), velocity=np.ones((CHAINS, 1, 2))), "WRONG_SHAPE"),
     "other speed": (lambda: plans(velocity=np.full((CHAINS, 1, DIM), 2.0)), "NOT_UNIT_SPEED"),
-    "longer horizon": (lambda: plans(duration=np.full((CHAINS, 1), 1e3)), "OBSERVED_TIME_SPENT"),
+    "longer horizon": (lambda: plans(duration=np.full((CHAINS, 1), 1e3)), "HORIZON_TOO_LONG"),
     "another reference": (lambda: opening(2), "ALREADY_OPEN"),
     "derivatives": (lambda: wire.encode(wire.Derive(RUN, 2, np.zeros(DIM))), "DERIVATIVES_NOT_ALLOWED"),
 }
@@ -123,14 +123,20 @@ def test_a_number_is_used_once(agent):
 
 
 def test_rounds_and_observed_time_end(tmp_path):
-    contract = ZIGZAG.replace("rounds = 2000", "rounds = 3").replace("observed_time = 1000.0", "observed_time = 3.5")
+    contract = ZIGZAG.replace("rounds = 2000", "rounds = 4").replace("observed_time = 1000.0", "observed_time = 0.5")
     agent = joined(Folder(tmp_path / "study", contract), tmp_path / "store")
+
+    def tell(sequence, length):
+        return ask(agent, plans(sequence, sequence - 2, duration=np.full((CHAINS, 1), length)))
+
     ask(agent, opening())
-    ask(agent, plans(2, 0))
-    assert 0 < agent.observed_time < 2
-    assert ask(agent, plans(3, 1, duration=np.full((CHAINS, 1), 0.9))).code == "OBSERVED_TIME_SPENT"
-    ask(agent, plans(3, 1, duration=np.full((CHAINS, 1), 0.1)))
-    assert ask(agent, plans(4, 2, duration=np.full((CHAINS, 1), 1e-3))).code == "TOO_MANY_ROUNDS"
+    assert tell(2, 0.2).code == "HORIZON_TOO_LONG"
+    # So short that hardly anything can ring: what is observed is the whole horizon, 0.1 each time.
+    first, second = tell(2, 0.025), tell(3, 0.025)
+    assert agent.observed_time == pytest.approx(first.time.sum() + second.time.sum()) and agent.observed_time > 0.1
+    assert tell(4, 0.12).code == "OBSERVED_TIME_SPENT"
+    assert isinstance(tell(4, 1e-3), wire.Arrivals)
+    assert tell(5, 1e-3).code == "TOO_MANY_ROUNDS"
     agent.journal.close()
 
 

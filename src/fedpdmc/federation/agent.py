@@ -227,8 +227,9 @@ class Agent:
             used = message.duration > 0
             if (np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any():
                 raise _No("NOT_UNIT_SPEED")
-        if self.observed_time + message.duration.sum() > self.study.observed_time * (1 + ROUNDING):
-            raise _No("OBSERVED_TIME_SPENT")
+        most = self.study.observed_time * (1 + ROUNDING)
+        if message.duration.sum() > most:
+            raise _No("HORIZON_TOO_LONG")
         plan = Plan(*(jnp.asarray(x) for x in (message.number, message.start, message.duration, message.velocity)))
         arrival, walk = _answer(clock, keys, plan)
         faults = np.flatnonzero(np.asarray(walk.fault))
@@ -236,6 +237,9 @@ class Agent:
             chain = int(faults[0])
             code = "BOUND_VIOLATED" if int(walk.fault[chain]) == VIOLATED else "NOT_FINITE"
             raise _No(code, chain + 1)
+        horizon = message.duration.sum(-1)
+        if self.observed_time + np.minimum(arrival.time, horizon).sum() > most:
+            raise _No("OBSERVED_TIME_SPENT")
         flips = clock.dynamics.flips
         mark = np.asarray(arrival.mark)
         coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)

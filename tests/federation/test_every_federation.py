@@ -1,0 +1,158 @@
+"""What every federation must do, whatever carries the messages."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
+
+import fedpdmc as fp
+from fedpdmc.errors import NotFinite
+from fedpdmc.federation.local import LocalFederation
+from fedpdmc.federation.rounds import Rounds
+from fedpdmc.method import choose
+from fedpdmc.plan import Plan
+from fedpdmc.precision import double_precision
+from fedpdmc.study import read_records
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("study"))
+
+
+@double_precision
+def method(folder):
+    """The study's run with its sites in this process."""
+    study = folder.study
+    sites = [
+        fp.Site(study.potential(read_records(study, folder.data[name])), name=name, seed=SITE_SEED)
+        for name in study.sites
+    ]
+    return choose(
+        sites, study.prior(), "coordinator", study.dynamics(), None, "none", study.chains, None, SEED, "certified",
+        "skeleton", study.names,
+    )  # fmt: skip
+
+
+@double_precision
+def in_this_process(folder):
+    return method(folder).federation()
+
+
+def opened(connection, chosen):
+    connection.federation.open(chosen.reference, [None] * 2, chosen.chains, chosen.segments)
+    return connection.federation
+
+
+@contextlib.contextmanager
+def local(folder, tmp_path):
+    yield in_this_process(folder)
+
+
+@contextlib.contextmanager
+def direct(folder, tmp_path):
+    seeds = dict.fromkeys(folder.study.sites, SITE_SEED)
+    with fp.connect(folder.study, data=folder.data, seed=SEED, site_seeds=seeds) as connection:
+        yield opened(connection, method(folder))
+
+
+@contextlib.contextmanager
+def streams(folder, tmp_path):
+    agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+    with folder.listening() as connection, folder.sites(connection, agents):
+        yield opened(connection, method(folder))
+
+
+@pytest.fixture(params=[local, direct, streams], ids=lambda kind: kind.__name__)
+def federation(request, folder, tmp_path):
+    with request.param(folder, tmp_path) as federation:
+        yield federation
+
+
+@double_precision
+def plan(number=0, seed=0, dim=3, scale=1.0):
+    rng = np.random.default_rng(seed)
+    velocity = np.where(rng.random((4, 1, dim)) < 0.5, -1.0, 1.0)
+    duration = np.array([[5.0], [0.5], [0.0], [2.0]])
+    start = scale * rng.normal(size=(4, dim))
+    return Plan(jnp.full(4, number), jnp.asarray(start), jnp.asarray(duration), jnp.asarray(velocity))
+
+
+def test_sites_answer_in_the_order_of_their_names(federation, folder):
+    assert federation.names == folder.study.sites
+    with jax.enable_x64(True):
+        found = federation.exchange(plan())
+        expected = in_this_process(folder).exchange(plan())
+    assert len(found) == len(expected) == 2
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.time, other.time)
+        np.testing.assert_array_equal(one.rang, other.rang)
+        np.testing.assert_array_equal(np.asarray(one.mark)[one.rang], np.asarray(other.mark)[other.rang])
+
+
+def test_arrivals_stay_within_the_plan(federation):
+    for number in range(3):
+        with jax.enable_x64(True):
+            horizon = np.asarray(plan().horizon)
+            for arrival in federation.exchange(plan(number, seed=number)):
+                assert np.all(np.asarray(arrival.time) <= horizon)
+                assert not np.any(np.asarray(arrival.rang) & (horizon == 0))
+
+
+COUNTS = (
+    ZIGZAG.replace('"logistic"', '"poisson"')
+    .replace("ill ~ drug + age", "falls ~ age")
+    .replace("[prior]", 'falls = { type = "count", bounds = [0, 50] }\n[prior]')
+)
+
+
+@pytest.mark.parametrize("kind", [local, direct, streams], ids=lambda kind: kind.__name__)
+def test_a_fault_names_the_site_and_the_chain(kind, tmp_path):
+    folder = Folder(tmp_path / "study", COUNTS)
+    for path in folder.data.values():
+        path.write_text("falls,age\n" + "".join(f"{k % 3},{30 + 5 * k}\n" for k in range(8)))
+    with kind(folder, tmp_path) as federation, jax.enable_x64(True), pytest.raises(NotFinite) as error:
+        federation.exchange(plan(dim=2, scale=1e4))
+    assert error.value.site in federation.names and 0 <= error.value.chain < 4
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(federation, folder):
+    chosen = method(folder)
+    reference = _run(in_this_process(folder), chosen, None)
+    found = _run(federation, chosen, interrupt_at=7)
+    for one, other in zip(reference, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@double_precision
+def _run(federation, chosen, interrupt_at):
+    rounds, blocks, ticks = (
+        Rounds(federation, chosen.coordinator(), chosen.start(0.0), jax.random.fold_in(jax.random.key(chosen.seed), 1)),
+        [],
+        [],
+    )
+
+    def tick(tick):
+        ticks.append(tick)
+        if len(ticks) == interrupt_at:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        rounds.advance(3.0, blocks.append, tick)
+    rounds.advance(3.0, blocks.append, tick)
+    skeleton = blocks[-1].skeleton()
+    return skeleton.t, skeleton.a, skeleton.v
+
+
+def test_the_compiled_loop_makes_the_same_bits(folder):
+    """What ``sample`` does with sites in this process, against single rounds over messages."""
+    chosen = method(folder)
+    assert isinstance(in_this_process(folder), LocalFederation)
+    post = fp.sample(
+        list(chosen.sites), folder.study.prior(), dynamics=folder.study.dynamics(), chains=4, duration=6.0, burn_in=1.0,
+        seed=SEED, progress=False,
+    )  # fmt: skip
+    assert same_bits(post, folder.in_process())
