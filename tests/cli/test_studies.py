@@ -1,0 +1,71 @@
+"""The commands of a study, as an operator types them."""
+
+import numpy as np
+import pytest
+from tests.federation.studies import SEED, SITE_SEED, Folder
+from typer.testing import CliRunner
+
+import fedpdmc as fp
+from fedpdmc.cli import app
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture
+def call(folder, monkeypatch):
+    monkeypatch.chdir(folder.path)
+
+    def call(*words, status=0):
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return call
+
+
+def test_keys_for_the_sites_of_a_contract(call, tmp_path):
+    call("keys", tmp_path / "keys", "--study", "study.toml", "--site", "west")
+    assert sorted(path.name for path in (tmp_path / "keys" / "sites").iterdir()) == ["north", "south", "west"]
+    call("keys", tmp_path / "other", status=2)
+
+
+def test_a_contract_is_tried_on_made_up_records(call, folder):
+    said = call("study", "check", "study.toml", "--records", 12)
+    assert folder.study.digest.hex() in said.replace("\n", "")
+    assert "drug[T.verum]" in said and "limit 2,000" in said.replace("\n", " ")
+
+
+def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path):
+    words = ["--seed", SEED, "--store", tmp_path / "run", "--out", tmp_path / "post.zarr"]
+    for name in folder.study.sites:
+        words += ["--data", f"{name}={name}.csv", "--site-seed", f"{name}={SITE_SEED}"]
+    said = call("run", "study.toml", *words)
+    assert "certified bounds: exact" in said
+    expected = folder.in_process()
+    np.testing.assert_array_equal(fp.load(tmp_path / "post.zarr").mean(), expected.mean())
+    store = tmp_path / "run" / "sites" / "north"
+    shown = call("audit", "show", store)
+    assert "joined" in shown and "Arrivals" in shown and "chains rang" in shown
+    replayed = call("audit", "replay", "study.toml", "--name", "north", "--data", "north.csv", "--store", store)
+    assert "0 did not" in replayed
+    other = ("audit", "replay", "study.toml", "--name", "north", "--data", "south.csv", "--store", store)
+    assert "another answer than the log has" in call(*other, status=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "what"),
+    [
+        (["run", "study.toml", "--data", "north"], 2, "NAME=VALUE"),
+        (["run", "study.toml", "--data", "north=north.csv"], 2, "Give the records of"),
+        (["run", "nowhere.toml", "--data", "north=north.csv"], 2, "No such file"),
+        (["coordinator", "study.toml", "--listen", "127.0.0.1:0", "--store", "x"], 2, "--plain-on-loopback"),
+        (["audit", "show", "nowhere"], 2, "audit log"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(call, caplog, words, status, what):
+    said = call(*words, status=status)
+    assert what in said + caplog.text
+    assert "Traceback" not in said
