@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
     from fedpdmc.dynamics import ZigZag as ZigZag
     from fedpdmc.posterior import Posterior as Posterior
+    from fedpdmc.privacy.bounds import Bounds as Bounds
+    from fedpdmc.privacy.budget import Budget as Budget
     from fedpdmc.redistribution import Redistributed as Redistributed
     from fedpdmc.reference import laplace as laplace
     from fedpdmc.sampling import sample as sample
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Boomerang": "fedpdmc.dynamics",
     "BouncyParticle": "fedpdmc.dynamics",
+    "Bounds": "fedpdmc.privacy.bounds",
+    "Budget": "fedpdmc.privacy.budget",
     "FactorisedBoomerang": "fedpdmc.dynamics",
     "Posterior": "fedpdmc.posterior",
     "Redistributed": "fedpdmc.redistribution",

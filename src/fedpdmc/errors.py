@@ -98,3 +98,19 @@ class Refused(FedPDMCError):
     def __init__(self, site: str, code: str, remedy: str = "The site's audit log says why."):
         self.site, self.code = site, code
         super().__init__(f"site {site!r} refused (code {code}). {remedy}")
+
+
+class PrivacyError(FedPDMCError):
+    """A site refuses because answering would break, or could break, its privacy guarantee."""
+
+
+class BudgetSpent(PrivacyError):
+    """What is left of a site's privacy budget does not cover the plan."""
+
+
+class PlanRefused(PrivacyError):
+    """A site does not answer this plan: it is not what the site agreed to, or its round has another plan already."""
+
+
+class LedgerError(PrivacyError):
+    """The ledger cannot be written or trusted: nothing is answered until a person has seen to it."""

@@ -14,10 +14,12 @@ from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.private import PrivateSite, check_dynamics
 from fedpdmc.randomness import chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
@@ -64,19 +66,26 @@ class Method(NamedTuple):
         """The coordinator of this run."""
         return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution)
 
-    def federation(self) -> LocalFederation | RemoteFederation:
-        """The sites: opened for this run in this process, or where they are."""
+    def federation(self) -> LocalFederation | RemoteFederation | GuardedFederation:
+        """The sites: opened for this run in this process, those with a budget under it; or where they are."""
         if isinstance(self.sites[0], RemoteSite):
             return self.sites[0].federation
-        return self._local()
+        run = secrets.token_hex(16)
+        guards = {
+            site.name: PrivateSite(site, self.opening(site), run) for site in self.sites if site.budget is not None
+        }
+        plain = [site for site in self.sites if site.budget is None]
+        if not guards:
+            return self._local(plain)
+        return GuardedFederation([site.name for site in self.sites], guards, self._local(plain) if plain else None)
 
-    def _local(self) -> LocalFederation:
-        openings = [self.opening(site) for site in self.sites]
+    def _local(self, sites: list[Site]) -> LocalFederation:
+        openings = [self.opening(site) for site in sites]
         return LocalFederation(
-            [site.name for site in self.sites],
-            [open_site(site, opening) for site, opening in zip(self.sites, openings, strict=True)],
-            [local_columns(site, opening) for site, opening in zip(self.sites, openings, strict=True)],
-            [site.key(self.seed) for site in self.sites],
+            [site.name for site in sites],
+            [open_site(site, opening) for site, opening in zip(sites, openings, strict=True)],
+            [local_columns(site, opening) for site, opening in zip(sites, openings, strict=True)],
+            [site.key(self.seed) for site in sites],
             self.chains,
         )
 
@@ -124,6 +133,8 @@ def choose(
     dynamics = Boomerang(refresh=REFRESH) if dynamics is None else dynamics
     if not isinstance(dynamics, Dynamics):
         raise InputError("dynamics", repr(dynamics), "Give one such as fedpdmc.ZigZag() or fedpdmc.Boomerang().")
+    if any(site.budget is not None for site in members):
+        check_private(dynamics, few_rounds, prior_at if prior is not None else "coordinator")
     control = ("quadratic" if few_rounds else "none") if control is None else control
     _one_of("control", control, ("none", "linear", "quadratic"))
     reference = "laplace" if few_rounds and reference is None else reference
@@ -164,6 +175,23 @@ def _redistribution(prior: Any, prior_at: str) -> tuple[float, str]:
             "prior_at", f"{prior_at!r} with a Redistributed prior", "Leave it out: the sites hold the prior."
         )
     return prior.rate, REDISTRIBUTED
+
+
+def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
+    """What a federation with privacy budgets cannot do, before anything is charged."""
+    if unsaid:
+        raise InputError(
+            "dynamics",
+            "None with a site that has a privacy budget",
+            "Say which: fedpdmc.ZigZag() or fedpdmc.FactorisedBoomerang(); reflections cannot be private.",
+        )
+    check_dynamics(dynamics)
+    if prior_at not in ("coordinator", "extra"):
+        raise InputError(
+            "prior_at",
+            f"{prior_at!r} with a site that has a privacy budget",
+            "A site's share of the prior could tell of its records: use prior_at='coordinator' or 'extra'.",
+        )
 
 
 def _usual_chains(few_rounds: bool, ess: float | None) -> int:

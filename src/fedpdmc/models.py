@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Potential, Quadratic, StudentT
+from fedpdmc.potentials import GaussianRecords, LinearPredictor, Logistic, Poisson, Potential, Quadratic, StudentT
 from fedpdmc.precision import double_precision
 
 
@@ -166,9 +167,7 @@ def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
     if np.any(sd <= 0):
         raise InputError("gaussian_mean(scale)", repr(scale), "Give positive standard deviations.")
     weight = np.broadcast_to(sd, (records.shape[1],)) ** -2.0
-    return Quadratic(
-        jnp.asarray(np.diag(records.shape[0] * weight)), jnp.asarray(-weight * records.sum(0)), records.shape[0]
-    )
+    return Quadratic.of_records(GaussianRecords(None, records, weight))
 
 
 @double_precision
@@ -176,8 +175,7 @@ def linear(X: Any, y: Any, scale: float = 1.0) -> Potential:
     """Linear regression ``y_i ~ N(ξ_i·x, scale²)``."""
     design, response = _design(X, y, "linear")
     weight = _positive("linear(scale)", scale) ** -2.0
-    precision = weight * design.T @ design
-    return Quadratic(jnp.asarray(precision), jnp.asarray(-weight * design.T @ response), design.shape[0])
+    return Quadratic.of_records(GaussianRecords(design, response, weight))
 
 
 @double_precision
@@ -234,7 +232,8 @@ def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
     loss = StudentT(
         jnp.asarray(_positive("ar1_student_t(df)", df)), jnp.asarray(_positive("ar1_student_t(scale)", scale))
     )
-    return _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
+    predictor = _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
+    return dataclasses.replace(predictor, series=paths.shape[1] - 1)
 
 
 @double_precision

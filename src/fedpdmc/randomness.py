@@ -27,7 +27,10 @@ LOG_SERIES = (
     1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01,
 )  # fmt: skip
 
-ChainKeys = UInt32[Array, "C 2"]
+# Two words for Threefry; eight for ChaCha20, which private sites use.
+ChainKeys = UInt32[Array, "C words"]
+CHACHA_WORDS = 8
+CHACHA_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 
 def chain_keys(key: Key[Array, ""], chains: int) -> ChainKeys:
@@ -51,8 +54,10 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Ar
 def uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, " C"], count: int) -> Float[Array, "n C"]:
     """Uniforms in [0, 1) with 52 random bits, for each chain's draw; one ``count`` for each set of keys.
 
-    Chains are the last axis, along which the compiler vectorises.
+    Chains are the last axis, along which the compiler vectorises. Keys of eight words give uniforms from 64 bits of ChaCha20.
     """
+    if keys.shape[-1] == CHACHA_WORDS:
+        return _secret_uniforms(keys, number, draw, count)
 
     def generate(keys, number, draw):
         index = (draw.astype(jnp.uint32) * jnp.uint32(count))[None] + jnp.arange(count, dtype=jnp.uint32)[:, None]
@@ -63,6 +68,43 @@ def uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, " C"], 
         return lax.bitcast_convert_type(mantissa, jnp.float64) - 1.0
 
     return apart(generate, keys, number, draw, number=number)
+
+
+def chacha20(key: tuple[Array, ...], counter: Array, nonce: tuple[Array, Array, Array]) -> tuple[Array, ...]:
+    """The sixteen words of a block of ChaCha20 (RFC 8439) for each counter."""
+    shape = jnp.shape(counter)
+    start = tuple(
+        jnp.broadcast_to(jnp.asarray(w, jnp.uint32), shape) for w in (*CHACHA_CONSTANTS, *key, counter, *nonce)
+    )
+
+    def quarter(x, a, b, c, d):
+        for i, j, k, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            x[i] = x[i] + x[j]
+            mixed = x[k] ^ x[i]
+            x[k] = (mixed << turn) | (mixed >> (32 - turn))
+
+    def double_round(_, words):
+        x = list(words)
+        for i in range(4):
+            quarter(x, i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            quarter(x, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+        return tuple(x)
+
+    mixed = lax.fori_loop(0, 10, double_round, start)
+    return tuple(x + y for x, y in zip(mixed, start, strict=True))
+
+
+def _secret_uniforms(keys, number, draw, count):
+    """Uniforms in [0, 1) from 64 random bits each: multiples of 2⁻⁶⁴, rounded to a float of 64 bits."""
+    blocks = -(-count // 8)
+    counter = (draw.astype(jnp.uint32) * jnp.uint32(blocks))[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
+    key = tuple(keys[None, :, i] for i in range(CHACHA_WORDS))
+    none = jnp.zeros_like(counter)
+    words = jnp.stack(chacha20(key, counter, (number.astype(jnp.uint32)[None], none, none)), 1)
+    bits = (words[:, 0::2].astype(jnp.uint64) << 32) | words[:, 1::2].astype(jnp.uint64)
+    u = bits.astype(jnp.float64) * 2.0**-64
+    return jnp.minimum(u, 1 - 2.0**-53).reshape(-1, u.shape[-1])[:count]
 
 
 def exponentials(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

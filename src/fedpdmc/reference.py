@@ -12,6 +12,7 @@ from fedpdmc.errors import ImproperPosterior, NotFinite
 from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
+from fedpdmc.release import noisy_laplace
 from fedpdmc.site import Site
 
 MOST_ROUNDS = 60
@@ -30,7 +31,8 @@ def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance:
 
     One round asks every site for ``U_m, ∇U_m, ∇²U_m`` at one point. With ``x*`` the last point and ``P`` the summed
     Hessian there, made positive definite, the reference has ``c = x* − P⁻¹∇U(x*)``, the stationary point of the summed
-    quadratics, and ``S Sᵀ = P⁻¹``: it need not be exact for the sampler to be.
+    quadratics, and ``S Sᵀ = P⁻¹``: it need not be exact for the sampler to be. Sites with a privacy budget release
+    noisy derivatives in a few steps fixed beforehand, charged to the share of the budget that they grant.
 
     Parameters
     ----------
@@ -42,6 +44,8 @@ def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance:
     sites, prior = check_sites(sites), check_prior(prior)
     dim = check_dimensions(sites, prior)
     x = np.zeros(dim) if prior is None else prior_mean(prior)
+    if any(site.budget is not None for site in sites):
+        return noisy_laplace(sites, prior, x)
     traffic = {site.name: 0 for site in sites}
     value, gradient, hessian, parts = _ask(sites, prior, x, traffic)
     if not (np.isfinite(value) and np.all(np.isfinite(hessian))):

@@ -14,9 +14,11 @@ import numpy as np
 from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.errors import InputError
+from fedpdmc.errors import BudgetSpent, InputError
 from fedpdmc.federation.base import message_bytes
+from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
+from fedpdmc.federation.pacing import Pace
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import Method, choose
@@ -123,6 +125,7 @@ def sample(
     method = choose(sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess)
     wanted = usual_burn_in(burn_in, duration, method)
     sampler = Sampler(method, wanted, keep)
+    sampler.check_budget(wanted + (0.0 if duration is None else float(duration)))
     if wanted > 0:
         sampler.burn_in(progress)
     return sampler.extend(duration=duration, ess=ess, progress=progress)
@@ -200,15 +203,44 @@ class Sampler:
         self.burn_in_time = burn_in
         self.goal: Goal | None = None
         federation = method.federation()
-        self.run: Run | Rounds = (Run if isinstance(federation, LocalFederation) else Rounds)(
-            federation,  # type: ignore[arg-type]
-            method.coordinator(),
-            method.start(burn_in),
-            jax.random.fold_in(jax.random.key(method.seed), 1),
-        )
+        parts = method.coordinator(), method.start(burn_in), jax.random.fold_in(jax.random.key(method.seed), 1)
+        self.guarded = federation if isinstance(federation, GuardedFederation) else None
+        self.pace: Pace | None = None
+        if isinstance(federation, GuardedFederation):
+            self.pace = Pace(method.dynamics, method.dim, lambda: federation.terms, -burn_in)
+        self.run: Run | Rounds
+        if isinstance(federation, LocalFederation):
+            self.run = Run(federation, *parts)
+        else:
+            self.run = Rounds(federation, *parts, reach=self.pace)
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         flow = method.dynamics.flow
         self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
+
+    def _longest(self) -> tuple[float, str]:
+        """The process time that every site's budget still covers, and the site with the tightest one."""
+        return (float("inf"), "") if self.pace is None else self.pace.longest(self.method.chains)
+
+    def check_budget(self, length: float) -> None:
+        """Refuse a run that a site's privacy budget does not cover, before it starts."""
+        fits, name = self._longest()
+        if length > fits:
+            raise InputError(
+                "duration",
+                f"{length:.4g} process time on each of {self.method.chains} chains, burn-in included",
+                f"The privacy budget of site {name!r} covers {fits:.4g}: ask for less, use fewer chains, or see "
+                "`fedpdmc privacy plan`.",
+            )
+
+    def _end_with_budget(self, span: float, fits: float, name: str, display: Display) -> None:
+        """A last block as long as the budget covers: decided before it, so what it will show has no part in it."""
+        self.check_budget(1e-3 * max(span, FIRST_BLOCK))
+        warnings.warn(
+            f"The privacy budget of site {name!r} covers {fits:.4g} more process time on each of "
+            f"{self.method.chains} chains: the run ends with it.",
+            stacklevel=4,
+        )
+        self._advance(span + fits, display)
 
     def burn_in(self, progress: bool) -> None:
         """Run to process time zero and keep nothing."""
@@ -234,14 +266,16 @@ class Sampler:
                 if isinstance(self.run, Rounds):
                     following._reach_goal(display)
                 if duration is not None:
+                    following.check_budget(float(duration))
                     following._advance(following.run.time + float(duration), display)
                 else:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, BudgetSpent) as stopped:
                 if following.run.time <= max(self.run.time, 0.0):
                     raise
+                why = "A privacy budget is spent" if isinstance(stopped, BudgetSpent) else "Interrupted"
                 warnings.warn(
-                    "Interrupted: the unfinished block is dropped, and the posterior ends at process time "
+                    f"{why}: the unfinished block is dropped, and the posterior ends at process time "
                     f"{following.run.time:g}.",
                     stacklevel=2,
                 )
@@ -324,6 +358,10 @@ class Sampler:
                     return
                 need = span * (1.05 * target / max(worst, 1.0) - 1.0)
                 length = float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
+            fits, name = self._longest()
+            if length > fits:
+                self._end_with_budget(span, fits, name, display)
+                return
             self._advance(span + length, display)
         warnings.warn(
             f"The worst effective sample size is {worst:.0f} of the {target:.0f} asked for after {MOST_BLOCKS} blocks "
@@ -341,6 +379,7 @@ class Sampler:
             "bytes": [self._bytes(site, rounds) for site in method.sites],
             "events": self.run.events - self.burn_in_events,
             "gradient_evaluations": self.run.passes,
+            "privacy": None if self.guarded is None else self.guarded.privacy,
         }
         return Posterior(
             self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from jaxtyping import Array, Key
 from fedpdmc.arrivals import Clock, StagedClock, Walk, clock_for, follow, holding
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import (
     ControlVariate,
@@ -27,7 +28,9 @@ from fedpdmc.potentials import (
     cubic_remainder,
     taylor_quadratic,
 )
+from fedpdmc.privacy.budget import Budget
 from fedpdmc.randomness import ChainKeys
+from fedpdmc.records import hold_to_bounds
 
 # Passes over the records per unit of process time above which cells, which need a few, are the better way.
 MOST_STAGED_PASSES = 8.0
@@ -51,8 +54,13 @@ class Site:
         Data for a potential given as a function (none of the built-in models needs it).
     seed : int, optional
         The site's own secret randomness. In process None derives it from the run's seed and the site's name.
-    budget : optional
-        The site's privacy budget.
+    budget : Budget, optional
+        The site's privacy budget: the site then counts what it reveals, and stops before its limit.
+
+    Attributes
+    ----------
+    raw : Potential
+        The potential as given; `potential` is that of the records within the budget's declared bounds.
     """
 
     def __init__(
@@ -63,7 +71,7 @@ class Site:
         coordinates: Sequence[int] | None = None,
         data: Any = None,
         seed: int | None = None,
-        budget: Any = None,
+        budget: Budget | None = None,
     ):
         if not isinstance(name, str) or not name:
             raise InputError("Site(name)", repr(name), "Give a non-empty string.")
@@ -77,17 +85,17 @@ class Site:
             raise InputError(
                 "Site(data)", type(data).__name__, "The built-in models hold their data already: leave data out."
             )
-        if budget is not None:
-            raise InputError(
-                "Site(budget)", repr(budget), "Privacy budgets are not supported by this version: leave it out."
-            )
+        if budget is not None and not isinstance(budget, Budget):
+            raise InputError("Site(budget)", repr(budget), "Give a fedpdmc.Budget, or None.")
         if seed is not None and (
             isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
         ):
             raise InputError("Site(seed)", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
-        self.potential = potential
+        self.raw = potential
+        self.potential = potential if budget is None else hold_to_bounds(potential, budget)
         self.name = name
         self.seed = seed
+        self.budget: Budget | None = budget
         self.coordinates = _check_coordinates(coordinates, potential.dim)
 
     def __repr__(self) -> str:
@@ -99,15 +107,22 @@ class Site:
         return self.potential.dim
 
     @property
+    def dataset(self) -> str:
+        """The name of the data set in the site's ledger."""
+        return self.name if self.budget is None or self.budget.dataset is None else self.budget.dataset
+
+    @property
     def records(self) -> int:
         """Number of records."""
         return int(getattr(self.potential, "records", 0))
 
     def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``: a release, made only to build a reference."""
-        own = x if self.coordinates is None else x[self.coordinates]
-        value, gradient, hessian = _derivatives(self.potential, jnp.asarray(own))
-        return float(value), np.asarray(gradient), np.asarray(hessian)
+        if self.budget is not None:
+            raise PrivacyError(
+                f"site {self.name!r}: derivatives without noise are not released under a privacy budget (code NO_RELEASE)."
+            )
+        return derivatives(self, x if self.coordinates is None else x[self.coordinates])
 
     def key(self, run_seed: int) -> Key[Array, ""]:
         """The site's secret key: its own seed, or one derived from the run's seed and its name."""
@@ -115,6 +130,17 @@ class Site:
         kind = "run" if self.seed is None else "own"
         digest = hashlib.sha256(f"{kind}/{seed}/{self.name}".encode()).digest()
         return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
+
+
+def derivatives(site: Site, own: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, for its own use."""
+    value, gradient, hessian = _derivatives(_bare(site.potential), jnp.asarray(own))
+    return float(value), np.asarray(gradient), np.asarray(hessian)
+
+
+def _bare(potential: Potential) -> Potential:
+    """Without the records that a quadratic remembers, for which the compiler would start anew."""
+    return dataclasses.replace(potential, source=None) if isinstance(potential, Quadratic) else potential
 
 
 @eqx.filter_jit

@@ -173,6 +173,7 @@ class RemoteSite:
     """
 
     coordinates = None
+    budget = None
     # How many records a site has is its own affair.
     records = 0
 

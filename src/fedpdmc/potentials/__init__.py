@@ -4,7 +4,7 @@ from fedpdmc.potentials.base import Field, Potential, Sum
 from fedpdmc.potentials.control import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
-from fedpdmc.potentials.quadratic import Quadratic
+from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic
 from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
 from fedpdmc.potentials.shared import Shared
 
@@ -12,6 +12,7 @@ __all__ = [
     "ControlVariate",
     "CubicRemainder",
     "Field",
+    "GaussianRecords",
     "LinearPredictor",
     "Logistic",
     "Loss",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -29,6 +30,8 @@ class LinearPredictor(Potential):
     loss : Loss
     control : array of shape (3, n), optional
         ``z*``, ``f`` and ``s``.
+    series : int
+        How many terms one record contributes if the records are series (its transitions), else zero.
     cubic : array of shape (d, d, d), optional
         ``Σ sup|ℓ'''| |ξ_i| ⊗ ξ_i ⊗ ξ_i``: with it the bound of ``G''`` on a line needs no pass over the records.
     """
@@ -39,6 +42,7 @@ class LinearPredictor(Potential):
     loss: Loss
     control: Float[Array, "3 n"] | None = None
     cubic: Float[Array, "d d d"] | None = None
+    series: int = eqx.field(default=0, static=True)
 
     @classmethod
     def from_records(cls, design, response, loss: Loss, offset=None) -> LinearPredictor:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from fedpdmc.potentials.base import Field, Potential
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GaussianRecords:
+    """The records behind a Gaussian likelihood: ``y ~ N(ξ·x, 1/weight)``, or ``y ~ N(x, 1/weight)`` with no design."""
+
+    design: Any
+    response: Any
+    weight: Any
 
 
 class Quadratic(Potential):
@@ -19,11 +31,23 @@ class Quadratic(Potential):
     linear : array of shape (d,)
     records : int
         How many records these sufficient statistics sum up; zero for priors and control variates.
+    source : GaussianRecords, optional
+        Those records, as long as they are at hand.
     """
 
     precision: Float[Array, "d d"]
     linear: Float[Array, " d"]
     records: int = eqx.field(default=0, static=True)
+    source: GaussianRecords | None = eqx.field(default=None, static=True, repr=False)
+
+    @classmethod
+    def of_records(cls, source: GaussianRecords) -> Quadratic:
+        """The likelihood of Gaussian records."""
+        y, n = source.response, source.response.shape[0]
+        if source.design is None:
+            return cls(jnp.asarray(jnp.diag(n * source.weight)), jnp.asarray(-source.weight * y.sum(0)), n, source)
+        precision = source.weight * source.design.T @ source.design
+        return cls(jnp.asarray(precision), jnp.asarray(-source.weight * source.design.T @ y), n, source)
 
     @property
     def dim(self) -> int:

@@ -1,0 +1,58 @@
+"""Sites with privacy budgets in this process: every reply goes through the site's own ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.federation.base import Federation
+from fedpdmc.federation.local import LocalFederation
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.private import PrivateSite, Terms
+
+
+class GuardedFederation(Federation):
+    """Private sites, and the plain ones beside them, asked one message after the other.
+
+    Parameters
+    ----------
+    names : sequence of str
+        All sites.
+    guards : mapping of PrivateSite
+        Those with a budget, by name.
+    plain : LocalFederation or None
+        The others.
+    """
+
+    def __init__(self, names: Sequence[str], guards: Mapping[str, PrivateSite], plain: LocalFederation | None):
+        self._names, self.guards, self.plain = tuple(names), dict(guards), plain
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites' names."""
+        return self._names
+
+    @property
+    def terms(self) -> list[Terms]:
+        """What each private site's budget still covers."""
+        return [guard.terms for guard in self.guards.values()]
+
+    def exchange(self, plan: Plan) -> list[Arrival]:
+        """One round; a private site's arrival is charged before it is seen."""
+        arrivals = {}
+        if self.plain is not None:
+            arrivals = dict(zip(self.plain.names, self.plain.exchange(plan), strict=True))
+        arrivals |= {name: guard.answer(plan) for name, guard in self.guards.items()}
+        return [arrivals[name] for name in self._names]
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        """Passes over the records of the private sites."""
+        return np.array([self.guards[name].passes if name in self.guards else 0 for name in self._names])
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What each site with a budget has granted and revealed."""
+        return {name: guard.report() for name, guard in self.guards.items()}

@@ -1,0 +1,105 @@
+"""Declared public bounds of a site's records, and what is done with a record that lies outside them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+
+# A record may be longer than declared by this much, relatively: what rounding makes of one on the border.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What a site declares of its records, before it looks at them: never computed from the data.
+
+    Parameters
+    ----------
+    norm : float, optional
+        The Euclidean norm of a record's covariates is at most this (for `gaussian_mean`: of the record).
+    box : float or array of shape (d,), optional
+        Each covariate is at most this in absolute value. With ``norm`` too, both hold.
+    outcome : (low, high), optional
+        The range of the outcome (for `ar1_student_t`: of every value of a series).
+    offset : (low, high), optional
+        The range of the offsets of `poisson`; zero if left out.
+    region : float or array of shape (d,), optional
+        The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed where a gradient grows
+        without bound.
+    """
+
+    norm: float | None = None
+    box: Any = None
+    outcome: tuple[float, float] | None = None
+    offset: tuple[float, float] | None = None
+    region: Any = None
+
+    def __post_init__(self):
+        if self.norm is not None:
+            object.__setattr__(self, "norm", float(_sizes("Bounds(norm)", self.norm, scalar=True)))
+        for name in ("box", "region"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _sizes(f"Bounds({name})", value))
+        for name in ("outcome", "offset"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _interval(f"Bounds({name})", value))
+
+    def sizes(self, name: str, dim: int) -> np.ndarray | None:
+        """``box`` or ``region`` by coordinate."""
+        value = getattr(self, name)
+        if value is None:
+            return None
+        if value.ndim and value.shape != (dim,):
+            raise InputError(f"Bounds({name})", f"shape {value.shape}", f"Give a number or an array of shape ({dim},).")
+        return np.broadcast_to(value, (dim,))
+
+    def clip_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Covariates moved into the box, then scaled into the ball (which keeps them in the box)."""
+        box = self.sizes("box", rows.shape[1])
+        clipped = rows if box is None else np.clip(rows, -box, box)
+        if self.norm is None:
+            return clipped
+        length = np.linalg.norm(clipped, axis=1, keepdims=True)
+        outside = length > self.norm * (1 + ROUNDING)
+        return np.where(outside, clipped * (self.norm / np.maximum(length, 1e-300)), clipped)
+
+    def clip_values(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Outcomes or offsets moved into their range."""
+        interval = getattr(self, name)
+        return values if interval is None else np.clip(values, *interval)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain numbers, for reports."""
+        found = {name: getattr(self, name) for name in ("norm", "box", "outcome", "offset", "region")}
+        return {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in found.items()
+            if value is not None
+        }
+
+
+def _sizes(argument: str, value: Any, scalar: bool = False) -> np.ndarray:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.asarray(math.nan)
+    if array.ndim > (0 if scalar else 1) or array.size == 0 or not np.all((array > 0) & np.isfinite(array)):
+        raise InputError(argument, repr(value), "Give positive finite numbers.")
+    return array
+
+
+def _interval(argument: str, value: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(end) for end in value)
+    except (TypeError, ValueError) as error:
+        raise InputError(argument, repr(value), "Give (low, high).") from error
+    if not -math.inf < low <= high < math.inf:
+        raise InputError(argument, repr(value), "Give finite numbers, the lower one first.")
+    return low, high

@@ -1,0 +1,107 @@
+"""A site's privacy budget: what the owner of the data grants, for all studies together."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedpdmc.errors import InputError
+from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit
+from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.ledger import Account, Ledger
+from fedpdmc.privacy.sensitivity import NEIGHBOURS
+from fedpdmc.privacy.theorem import positive, probability
+
+# The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
+USUAL_EXCESS = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Budget:
+    """The (ε, δ) that a site grants to everything that is ever revealed of a data set.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The total of all runs and studies on the data set, never a figure per round.
+    neighbours : {"replace", "add-remove", "label"}
+        Which two data sets must look alike: one record replaced, added or removed, or its outcome changed.
+    bounds : Bounds
+        Declared bounds of the records.
+    on_violation : {"refuse", "clip"}
+        What to do with a record outside them. Clipped records have their own posterior, which is then sampled exactly.
+    excess : float, optional
+        The rate ρ of excess flips that the site adds to every coordinate; None: twice α times K_2.
+    release : float
+        The share of the budget that `fedpdmc.laplace` may spend on a noisy reference; zero: none is released.
+    ledger : path, optional
+        The site's ledger. None: the file named by FEDPDMC_LEDGER, or ``fedpdmc/ledger.db`` in the user's state folder.
+    dataset : str, optional
+        The data set's name in the ledger; None: the site's name.
+    study : str
+        Under which name a run is charged.
+    """
+
+    epsilon: float
+    delta: float
+    neighbours: str = "replace"
+    bounds: Bounds = field(default_factory=Bounds)
+    on_violation: str = "refuse"
+    excess: float | None = None
+    release: float = 0.0
+    ledger: Any = None
+    dataset: str | None = None
+    study: str = "study"
+
+    def __post_init__(self):
+        object.__setattr__(self, "epsilon", positive("Budget(epsilon)", self.epsilon))
+        object.__setattr__(self, "delta", probability("Budget(delta)", self.delta))
+        if self.neighbours not in NEIGHBOURS:
+            allowed = ", ".join(map(repr, NEIGHBOURS))
+            raise InputError("Budget(neighbours)", repr(self.neighbours), f"Give one of {allowed}.")
+        if self.on_violation not in ("refuse", "clip"):
+            raise InputError("Budget(on_violation)", repr(self.on_violation), "Give 'refuse' or 'clip'.")
+        if not isinstance(self.bounds, Bounds):
+            raise InputError("Budget(bounds)", type(self.bounds).__name__, "Give fedpdmc.Bounds(...).")
+        if self.excess is not None:
+            object.__setattr__(self, "excess", positive("Budget(excess)", self.excess))
+        if not (isinstance(self.release, (int, float)) and 0 <= self.release < 1):
+            raise InputError("Budget(release)", repr(self.release), "Give a share of the budget, from 0 to below 1.")
+        for name in ("dataset", "study"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value) and not (name == "dataset" and value is None):
+                raise InputError(f"Budget({name})", repr(value), "Give a non-empty string.")
+
+    @property
+    def alpha(self) -> float:
+        """The order at which the account is kept, fixed by ε and δ alone."""
+        return best_order(self.epsilon, self.delta)
+
+    @property
+    def limit(self) -> float:
+        """The Rényi divergence of that order which ε and δ allow."""
+        return renyi_limit(self.alpha, self.epsilon, self.delta)
+
+    def excess_for(self, sensitivity: Sensitivity) -> float:
+        """The excess rate in a run with this sensitivity."""
+        return USUAL_EXCESS * self.alpha * sensitivity.k_2 if self.excess is None else self.excess
+
+    def cost_rate(self, sensitivity: Sensitivity) -> float:
+        """Rényi divergence of the account's order per unit of observed time."""
+        return growth_rate(self.alpha, sensitivity, self.excess_for(sensitivity)) / (self.alpha - 1)
+
+    def open(self, dataset: str) -> tuple[Ledger, Account]:
+        """The site's ledger and its account."""
+        ledger = Ledger.open(default_path() if self.ledger is None else self.ledger)
+        wanted = Account(dataset, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
+        return ledger, ledger.account(wanted)
+
+
+def default_path() -> Path:
+    """Where the ledger is if nobody says otherwise."""
+    if named := os.environ.get("FEDPDMC_LEDGER"):
+        return Path(named)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "fedpdmc" / "ledger.db"

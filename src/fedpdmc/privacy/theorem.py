@@ -1,0 +1,89 @@
+"""Guarantees for a single arrival: the paper's Theorem 5.1 both ways, and the censored arrival, which needs no δ."""
+
+from __future__ import annotations
+
+import math
+
+from fedpdmc.errors import InputError
+
+
+def positive(argument: str, value: float) -> float:
+    """A positive finite number given by the user."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InputError(argument, repr(value), "Give a positive finite number.")
+    return number
+
+
+def probability(argument: str, value: float) -> float:
+    """A number strictly between 0 and 1 given by the user."""
+    number = positive(argument, value)
+    if number >= 1:
+        raise InputError(argument, repr(value), "Give a number between 0 and 1.")
+    return number
+
+
+def one_arrival_delta(epsilon: float, sensitivity: float, excess: float) -> float:
+    """δ of ONE switching time, ``exp(−(ρ/K)(ε − log(1 + K/ρ)))`` (paper, Theorem 5.1; any K > 0).
+
+    The log ratio of the densities of τ is at most ``log(1 + K/ρ) + K τ``: above ε only if τ exceeds
+    ``(ε − log(1 + K/ρ))/K``, and ``P(τ > t) ≤ e^{−ρ t}``. It covers neither the mark nor a second arrival.
+
+    Parameters
+    ----------
+    epsilon : float
+    sensitivity : float
+        K: how much one record can change the rate.
+    excess : float
+        ρ: the least rate.
+    """
+    epsilon, k, rho = positive("epsilon", epsilon), positive("sensitivity", sensitivity), positive("excess", excess)
+    return min(1.0, math.exp(-(rho / k) * (epsilon - math.log1p(k / rho))))
+
+
+def one_arrival_excess(epsilon: float, delta: float, sensitivity: float) -> float:
+    """The least excess rate ρ for which `one_arrival_delta` is at most δ.
+
+    With ``x = ρ/K`` the exponent ``x (ε − log(1 + 1/x))`` rises from where it is positive, so there is one solution.
+    """
+    epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
+    k = positive("sensitivity", sensitivity)
+    wanted = math.log(1 / delta)
+    low = 1 / math.expm1(epsilon)
+    high = 2 * low + 2 * wanted / epsilon
+    while high * (epsilon - math.log1p(1 / high)) < wanted:
+        high *= 2
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if middle * (epsilon - math.log1p(1 / middle)) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high * k
+
+
+def censored_horizon(epsilon: float, k_inf: float, k_1: float, excess: float) -> float:
+    """The longest plan whose one arrival (time, index, or "none") is ε-DP with δ = 0: ``(ε − log(1 + K_∞/ρ))/K_1``.
+
+    The density of (t, i) changes by at most the factor ``(1 + K_∞/ρ) e^{K_1 t}``, the chance of silence by ``e^{K_1 H}``.
+    ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1.
+
+    Returns
+    -------
+    float
+        Zero if even an arrival at once would cost more than ε: then ρ is too small.
+    """
+    epsilon, rho = positive("epsilon", epsilon), positive("excess", excess)
+    k_inf, k_1 = positive("k_inf", k_inf), positive("k_1", k_1)
+    if k_1 < k_inf:
+        raise InputError("k_1", repr(k_1), f"The sum over coordinates is at least their maximum, {k_inf!r}.")
+    return max(0.0, (epsilon - math.log1p(k_inf / rho)) / k_1)
+
+
+def censored_excess(epsilon: float, horizon: float, k_inf: float, k_1: float) -> float:
+    """The least excess rate ρ for which a plan of length ``horizon`` is ε-DP, infinite if ``K_1 H ≥ ε``."""
+    left = positive("epsilon", epsilon) - positive("k_1", k_1) * positive("horizon", horizon)
+    return positive("k_inf", k_inf) / math.expm1(left) if left > 0 else math.inf

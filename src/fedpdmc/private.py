@@ -1,0 +1,303 @@
+"""A site with a privacy budget: it checks a plan, walks it at its own rates plus the excess, charges, and then answers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpdmc.arrivals import FINE, VIOLATED, Clock, follow
+from fedpdmc.arrivals.excess import first_excess
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import BoundViolation, InputError, NotFinite, PlanRefused
+from fedpdmc.exposure import exposure
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.precision import double_precision
+from fedpdmc.privacy.accountant import Sensitivity, running_epsilon
+from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.ledger import Reply, Request
+from fedpdmc.privacy.sensitivity import NEIGHBOURS, sensitivity
+from fedpdmc.randomness import CHACHA_WORDS, ChainKeys
+from fedpdmc.records import fingerprint, model_of
+from fedpdmc.site import Opening, Site, answer, local_columns, open_site
+
+COVERED = (
+    "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals, those "
+    "that lost included, on every chain, and released summaries; so also the published posterior, and other sites that "
+    "collude with the coordinator"
+)
+NOT_COVERED = (
+    "how long the site takes to answer, error texts, the last bits of floating-point times, anything released outside this "
+    "ledger, and a person with records at several sites"
+)
+
+
+class Terms(NamedTuple):
+    """What a private site tells the coordinator before a run: its excess rate, and how long it can be watched.
+
+    Attributes
+    ----------
+    name : str
+    dim : int
+        Coordinates that it may flip.
+    excess : float
+        The rate ρ that it adds to each of them.
+    remaining : float
+        Observed time (path length on rotations) that its budget still covers, over all chains.
+    """
+
+    name: str
+    dim: int
+    excess: float
+    remaining: float
+
+
+def check_dynamics(dynamics: Dynamics) -> None:
+    """Only coordinate flips can be private."""
+    if not dynamics.flips:
+        raise InputError(
+            "dynamics",
+            f"{type(dynamics).__name__} with a site that has a privacy budget",
+            "A reflection reveals the direction of the site's gradient, which is a function of the records without any "
+            "noise: no budget covers it. Use fedpdmc.ZigZag() or fedpdmc.FactorisedBoomerang().",
+        )
+
+
+class PrivateSite:
+    """A site opened for one run under its budget.
+
+    Parameters
+    ----------
+    site : Site
+        With a budget.
+    opening : Opening
+        What the coordinator said of the run.
+    run : str
+        The run's name, unique among the runs of the study.
+    """
+
+    @double_precision
+    def __init__(self, site: Site, opening: Opening, run: str):
+        budget = site.budget
+        if budget is None:
+            raise InputError("sites", f"site {site.name!r} without a budget", "Give it a fedpdmc.Budget.")
+        check_dynamics(opening.dynamics)
+        if opening.prior_share is not None:
+            raise InputError(
+                "prior_at", "'sites' with a privacy budget", "A share of the prior would depend on the number of records: "
+                "use prior_at='coordinator'.",
+            )  # fmt: skip
+        self.site, self.opening, self.run, self.budget = site, opening, run, budget
+        self.clock: Clock = open_site(site, opening)
+        self.columns = local_columns(site, opening)
+        self.sensitivity = site_sensitivity(site, opening)
+        self.excess = budget.excess_for(self.sensitivity)
+        self.cost_rate = budget.cost_rate(self.sensitivity)
+        self.dataset = site.dataset
+        self.ledger, self.account = budget.open(self.dataset)
+        self.passes = 0
+        detail = {"excess": self.excess, "sensitivity": self.sensitivity._asdict(), "dynamics": repr(opening.dynamics)}
+        self.ledger.begin(
+            self.dataset, budget.study, run, bytes.fromhex(fingerprint(site.raw)), json.dumps(detail)
+        )  # fmt: skip
+        self._opening_hash = _opening_hash(opening, self.excess)
+
+    @property
+    def terms(self) -> Terms:
+        """What the coordinator may know."""
+        return Terms(self.site.name, self.clock.dim, self.excess, self.ledger.remaining(self.dataset) / self.cost_rate)
+
+    @double_precision
+    def answer(self, plan: Plan, round: int | None = None) -> Arrival:
+        """The site's arrival along a plan of all coordinates, charged and stored before it is returned.
+
+        Parameters
+        ----------
+        plan : Plan
+        round : int, optional
+            The message's number within the run; None: the number of plans before it, over all chains.
+        """
+        own = _arrays(plan if self.columns is None else restrict(plan, self.columns))
+        self._check(own)
+        number, start, duration, velocity = own
+        horizon = duration.sum(1)
+        most = self._charge(own, horizon)[1]
+        request = Request(
+            self.dataset,
+            self.budget.study,
+            self.run,
+            "round",
+            int(number.sum()) if round is None else int(round),
+            _hash(self._opening_hash, *own),
+        )
+
+        def work(key: bytes) -> Reply:
+            arrival = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request))
+            seen = np.minimum(arrival[0], horizon)
+            return Reply(_pack(*arrival), *self._charge(own, seen))
+
+        time, rang, mark = _unpack(self.ledger.answer(request, most, work), len(number))
+        mark = mark if self.columns is None else np.asarray(self.columns)[mark]
+        return Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(mark))
+
+    def _charge(self, own, until: np.ndarray) -> tuple[float, float]:
+        """Observed time over all chains, and what it costs."""
+        seen = float(exposure(self.opening.dynamics, *own[1:], until).sum())
+        return seen, seen * self.cost_rate
+
+    def _key(self, key: bytes, request: Request) -> bytes:
+        """The ledger's secret for this request; a site with a seed of its own, for tests only, is keyed by that."""
+        if self.site.seed is None:
+            return key
+        text = json.dumps([self.site.name, self.site.seed, request.round, request.hash.hex()]).encode()
+        return hashlib.sha256(text).digest()
+
+    def _walk(self, plan: Plan, key: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        chains = plan.start.shape[0]
+        arrival, passes, fault = _first(
+            self.clock,
+            jnp.asarray(self.excess),
+            chain_secrets(key, b"records", chains),
+            chain_secrets(key, b"excess", chains),
+            plan,
+        )
+        faults = np.asarray(fault)
+        if np.any(faults != FINE):
+            chain = int(np.flatnonzero(faults)[0])
+            raise (BoundViolation if faults[chain] == VIOLATED else NotFinite)(self.site.name, chain)
+        self.passes += int(np.asarray(passes).sum())
+        return np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark)
+
+    def _check(self, own) -> None:
+        """Refuse what the guarantee does not cover: speeds that are not one, and paths outside the declared region."""
+        number, start, duration, velocity = own
+        finite = all(np.all(np.isfinite(x)) for x in (start, duration, velocity))
+        if not finite or np.any(duration < 0) or np.any(number < 0) or start.shape[1] != self.clock.dim:
+            raise PlanRefused(f"site {self.site.name!r}: the plan is not one (code BAD_PLAN).")
+        walked = duration > 0
+        if self.opening.dynamics.unit_speed and np.any(np.abs(velocity[walked]) != 1.0):
+            raise PlanRefused(f"site {self.site.name!r}: a velocity is not one of −1 and 1 (code BAD_SPEED).")
+        region = self.budget.bounds.sizes("region", self.site.potential.dim)
+        if region is not None and not self._inside(own, region):
+            raise PlanRefused(
+                f"site {self.site.name!r}: the path leaves the region for which its sensitivity was declared (code REGION). "
+                "Declare a wider one, or start nearer to the posterior."
+            )
+
+    def _inside(self, own, region: np.ndarray) -> bool:
+        number, start, duration, velocity = own
+        dynamics, (rows, center) = self.opening.dynamics, _own_rows(self.site, self.opening, self.columns)
+        path = follow(dynamics, Plan(*(jnp.asarray(x) for x in own)))
+        x, speed = np.asarray(path.start) @ rows.T, velocity @ rows.T
+        if dynamics.flow.rotating:
+            size = np.hypot(x, speed)
+            farthest = np.minimum(np.abs(center) + size, np.abs(center + x) + size * duration[..., None])
+        else:
+            farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration[..., None]))
+        return bool(np.all(farthest[duration > 0] <= region))
+
+    def report(self) -> dict[str, Any]:
+        """For `Posterior.privacy`: what was granted, what this run used, and what that means."""
+        budget, account = self.budget, self.account
+        seen = self.ledger.exposure(self.dataset, budget.study, self.run)
+        spent = self.ledger.spent(self.dataset)
+        return {
+            "epsilon": account.epsilon,
+            "delta": account.delta,
+            "neighbours": account.neighbours,
+            "relation": NEIGHBOURS[account.neighbours],
+            "alpha": account.alpha,
+            "running_epsilon": min(account.epsilon, running_epsilon(account.alpha, spent, account.delta)),
+            "spent": spent / account.limit,
+            "observed": seen,
+            "observed_unit": "process time" if self.opening.dynamics.unit_speed else "path length",
+            "cap": account.limit / self.cost_rate,
+            "releases": self.ledger.releases(self.dataset),
+            "excess": self.excess,
+            "sensitivity": self.sensitivity._asdict(),
+            "bounds": budget.bounds.describe(),
+            "records": "clipped to the declared bounds: the posterior is that of the clipped records"
+            if budget.on_violation == "clip"
+            else "refused if outside the declared bounds",
+            "randomness": "operating system" if self.site.seed is None else "a seed, for tests only: NOT private",
+            "dataset": self.dataset,
+            "study": budget.study,
+            "run": self.run,
+            "covered": COVERED,
+            "not_covered": NOT_COVERED,
+        }
+
+
+def site_sensitivity(site: Site, opening: Opening) -> Sensitivity:
+    """``K`` of the site's potential in the run's coordinates, from declared bounds."""
+    assert isinstance(site.budget, Budget)
+    rows, _ = _own_rows(site, opening, local_columns(site, opening))
+    return sensitivity(model_of(site.potential), site.budget.bounds, site.budget.neighbours, rows)
+
+
+def _own_rows(site: Site, opening: Opening, columns) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of S, and the centre, of the site's own parameters, over the coordinates that it is sent."""
+    rows, center = np.asarray(opening.reference.matrix), np.asarray(opening.reference.center)
+    if site.coordinates is not None:
+        rows, center = rows[site.coordinates], center[site.coordinates]
+    return (rows if columns is None else rows[:, columns]), center
+
+
+def restrict(plan: Plan, columns: np.ndarray) -> Plan:
+    """A plan of some coordinates."""
+    return Plan(plan.number, plan.start[:, columns], plan.duration, plan.velocity[..., columns])
+
+
+def chain_secrets(key: bytes, purpose: bytes, chains: int) -> ChainKeys:
+    """Keys of ChaCha20 for each chain, from the secret of one request."""
+    digests = [hmac.new(key, purpose + chain.to_bytes(4, "little"), hashlib.sha256).digest() for chain in range(chains)]
+    return jnp.asarray(np.frombuffer(b"".join(digests), dtype="<u4").reshape(chains, CHACHA_WORDS))
+
+
+@eqx.filter_jit
+def _first(clock: Clock, rate: Float[Array, ""], keys: ChainKeys, excess_keys: ChainKeys, plan: Plan):
+    """The earlier of the records' first arrival and the first excess flip: together they ring at the sum of the rates."""
+    arrival, walk = answer(clock, keys, plan)
+    time, mark = first_excess(clock.dynamics, rate, follow(clock.dynamics, plan), excess_keys)
+    earlier = time < jnp.where(arrival.rang, arrival.time, jnp.inf)
+    first = Arrival(
+        jnp.where(earlier, time, arrival.time), arrival.rang | earlier, jnp.where(earlier, mark, arrival.mark)
+    )
+    return first, walk.passes, walk.fault
+
+
+def _arrays(plan: Plan) -> tuple[np.ndarray, ...]:
+    types = ("<i8", "<f8", "<f8", "<f8")
+    fields = (plan.number, plan.start, plan.duration, plan.velocity)
+    return tuple(np.asarray(x, dtype=kind) for x, kind in zip(fields, types, strict=True))
+
+
+def _pack(time: np.ndarray, rang: np.ndarray, mark: np.ndarray) -> bytes:
+    return b"".join(np.asarray(x, dtype=kind).tobytes() for x, kind in ((time, "<f8"), (rang, "u1"), (mark, "<i4")))
+
+
+def _unpack(content: bytes, chains: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    time = np.frombuffer(content, "<f8", chains)
+    rang = np.frombuffer(content, "u1", chains, 8 * chains).astype(bool)
+    return time, rang, np.frombuffer(content, "<i4", chains, 9 * chains).astype(np.int64)
+
+
+def _hash(prefix: bytes, *arrays: np.ndarray) -> bytes:
+    digest = hashlib.sha256(prefix)
+    for array in arrays:
+        digest.update(repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _opening_hash(opening: Opening, excess: float) -> bytes:
+    parts = [opening.reference.center, opening.reference.matrix]
+    if opening.control is not None:
+        parts += [opening.control.quadratic.precision, opening.control.quadratic.linear, opening.control.point]
+    arrays = [np.asarray(x, dtype="<f8") for x in parts]
+    return _hash(f"{opening.dynamics!r} {excess!r}".encode(), *arrays)

@@ -1,0 +1,167 @@
+import math
+
+import numpy as np
+import pytest
+
+from fedpdmc.privacy.accountant import (
+    ORDERS,
+    Sensitivity,
+    best_order,
+    divergence_growth,
+    gaussian_renyi,
+    growth_rate,
+    renyi,
+    renyi_limit,
+    run_cap,
+    run_epsilon,
+    running_epsilon,
+    to_epsilon,
+)
+from fedpdmc.privacy.budget import Budget
+
+ALPHAS = (1.5, 2.0, 4.0, 8.0)
+
+
+def growth(lam, other, alpha):
+    """``Σ λ̃ g(λ/λ̃)``: the growth of E[L^α], exactly."""
+    return np.sum(lam**alpha * other ** (1 - alpha) - alpha * lam + (alpha - 1) * other, -1)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_no_pair_of_rates_grows_faster_than_the_account(alpha):
+    rng = np.random.default_rng(1)
+    for rho, scale in ((1.0, 0.2), (0.3, 1.0), (5.0, 3.0)):
+        change = scale * rng.normal(size=(4000, 5)) * rng.integers(0, 2, size=(4000, 5))
+        base = rho + rng.exponential(size=(4000, 5)) * rng.integers(0, 2, size=(4000, 5))
+        lam, other = base + np.maximum(change, 0), base + np.maximum(-change, 0)
+        actual = growth(lam, other, alpha)
+        found = np.abs(lam - other)
+        for i in range(0, 4000, 40):
+            k = Sensitivity(found[i].max() or 1e-9, found[i].sum() or 1e-9, np.linalg.norm(found[i]) or 1e-9)
+            assert actual[i] <= growth_rate(alpha, k, rho) * (1 + 1e-9) + 1e-13
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_the_account_is_attained_by_one_coordinate_at_the_excess_rate(alpha):
+    k, rho = 0.7, 2.0
+    exact = growth(np.array([rho + k]), np.array([rho]), alpha)
+    account = growth_rate(alpha, Sensitivity(k, k, k), rho)
+    assert account == pytest.approx(exact, rel=1e-9 if alpha >= 2 else 0.2)
+
+
+def varying_rates(rng, d, rho, kappa, times):
+    """Rates of neighbouring data sets that wander apart and together, at least ρ, at most κ_i apart."""
+    phase, speed = rng.uniform(0, 6, (2, d, 1))
+    base = rho + np.maximum(0, np.sin(speed * times + phase))
+    change = kappa[:, None] * np.sin(2.3 * speed * times - phase)
+    return base + np.maximum(change, 0), base + np.maximum(-change, 0)
+
+
+def supermartingale(lam, other, alpha, c, times):
+    """``E_Q[L^α e^{−c τ∧H}]`` of a censored marked arrival, by quadrature."""
+    step = times[1] - times[0]
+
+    def cumulative(x):
+        return np.concatenate([[0.0], np.cumsum((x[1:] + x[:-1]) / 2) * step])
+
+    power = -alpha * cumulative(lam.sum(0)) + (alpha - 1) * cumulative(other.sum(0)) - c * times
+    density = np.sum(lam**alpha * other ** (1 - alpha), 0) * np.exp(power)
+    return np.trapezoid(density, times) + math.exp(power[-1])
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_quadrature_of_varying_marked_rates_stays_below_the_renyi_bound(alpha):
+    rng, times = np.random.default_rng(5), np.linspace(0, 3, 6001)
+    for _ in range(12):
+        d, rho = int(rng.integers(1, 7)), float(rng.uniform(0.2, 3))
+        kappa = rng.uniform(0, 1.5, d)
+        lam, other = varying_rates(rng, d, rho, kappa, times)
+        found = np.abs(lam - other)
+        k = Sensitivity(found.max(), found.sum(0).max(), np.linalg.norm(found, axis=0).max())
+        c = growth_rate(alpha, k, rho)
+        assert supermartingale(lam, other, alpha, c, times) <= 1 + 1e-6
+        assert supermartingale(other, lam, alpha, c, times) <= 1 + 1e-6
+
+
+def test_quadrature_catches_an_account_with_the_largest_change_alone():
+    times, d, rho, kappa, alpha = np.linspace(0, 1, 4001), 6, 1.0, 0.8, 2.0
+    lam, other = np.full((d, 4001), rho + kappa), np.full((d, 4001), rho)
+    k_inf = rho * divergence_growth(1 + kappa / rho, alpha)
+    right = growth_rate(alpha, Sensitivity(kappa, d * kappa, kappa * math.sqrt(d)), rho)
+    assert supermartingale(lam, other, alpha, k_inf, times) > 1.1
+    assert supermartingale(lam, other, alpha, right, times) <= 1 + 1e-5
+
+
+def poisson_epsilon(k, rho, t, delta):
+    """The exact ε at δ of t units of time at constant rates ρ + K against ρ, both ways round."""
+    counts = np.arange(0, 8000)
+    logs = [
+        counts * math.log(rate * t) - rate * t - np.array([math.lgamma(n + 1) for n in counts])
+        for rate in (rho + k, rho)
+    ]
+
+    def excess(epsilon, p, q):
+        return np.sum(np.maximum(np.exp(p) - np.exp(epsilon + q), 0))
+
+    found = 0.0
+    for p, q in (logs, logs[::-1]):
+        low, high = 0.0, 60.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle, p, q) > delta else (low, middle)
+        found = max(found, high)
+    return found
+
+
+def test_the_account_is_close_to_the_truth_for_constant_rates():
+    k, rho, t, delta = 1.0, 12.5, 100.0, 1e-5
+    exact, account = poisson_epsilon(k, rho, t, delta), run_epsilon(Sensitivity(k, k, k), rho, t, delta)
+    assert exact == pytest.approx(15.6, abs=0.1)
+    assert account == pytest.approx(16.7, abs=0.1)
+
+
+def test_cap_and_epsilon_are_inverse():
+    k = Sensitivity(0.02, 0.05, 0.03)
+    cap = run_cap(k, 0.5, 2.0, 1e-6)
+    assert run_epsilon(k, 0.5, cap, 1e-6) == pytest.approx(2.0, rel=1e-6)
+    assert run_epsilon(k, 0.5, 1.01 * cap, 1e-6) > 2.0
+    assert run_epsilon(k, 0.5, 0.0, 1e-6) == 0.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-5), (8.0, 1e-3)])
+def test_the_limit_of_an_account_is_what_dp_accounting_converts(epsilon, delta):
+    budget = Budget(epsilon, delta)
+    assert to_epsilon([budget.alpha], [budget.limit], delta)[0] == pytest.approx(epsilon, rel=1e-9)
+    # The order is nearly the best for costs that grow like α.
+    best = max(renyi_limit(a, epsilon, delta) / a for a in ORDERS)
+    assert budget.limit / best_order(epsilon, delta) == pytest.approx(best, rel=1e-12)
+    # The line that holds at all times is above the cap, by little.
+    assert epsilon < running_epsilon(budget.alpha, budget.limit, delta) < 1.4 * epsilon + 0.1
+
+
+def test_small_steps_cost_what_gaussian_noise_does():
+    k, rho, t = 1e-4, 1.0, 100.0
+    for alpha in ALPHAS:
+        gaussian = gaussian_renyi(alpha, k * math.sqrt(t / rho), 1.0)
+        assert renyi(alpha, Sensitivity(k, k, k), rho, t) == pytest.approx(gaussian, rel=1e-2)
+
+
+def loss_of_paths(rng, k, rho, steps, h, paths):
+    """``log L`` along Poisson paths of rate ρ + K, on a grid of times."""
+    counts = rng.poisson((rho + k) * h, size=(paths, steps)).cumsum(1)
+    times = h * np.arange(1, steps + 1)
+    return counts * math.log1p(k / rho) - k * times, times
+
+
+def test_the_running_line_holds_at_all_times_and_the_least_over_orders_does_not():
+    rng = np.random.default_rng(11)
+    k, rho, delta = 1.0, 4.0, 0.01
+    loss, times = loss_of_paths(rng, k, rho, 400, 0.05, 60000)
+    one = Sensitivity(k, k, k)
+    alpha = 4.0
+    line = np.array([running_epsilon(alpha, renyi(alpha, one, rho, t), delta) for t in times])
+    crossed = np.mean(np.any(loss > line, 1))
+    assert crossed <= delta + 3 * math.sqrt(delta / 60000)
+    orders = np.array([1.1, 1.3, 1.6, 2, 2.5, 3, 4, 6, 9, 14, 20, 30])
+    least = np.array([min(running_epsilon(a, renyi(a, one, rho, t), delta) for a in orders) for t in times])
+    assert np.mean(np.any(loss > least, 1)) > crossed + 5 * math.sqrt(delta / 60000)

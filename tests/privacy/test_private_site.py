@@ -1,0 +1,163 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.privacy.support import a_plan, opened, private_site, records
+
+import fedpdmc as fp
+from fedpdmc.errors import BudgetSpent, InputError, PlanRefused, PrivacyError
+from fedpdmc.exposure import exposure, usual_speed
+from fedpdmc.privacy.ledger import read
+from fedpdmc.randomness import chacha20, uniforms
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.db"
+
+
+def test_chacha20_is_that_of_the_rfc():
+    # RFC 8439, section 2.3.2.
+    key = tuple(jnp.uint32(int.from_bytes(bytes(range(4 * i, 4 * i + 4)), "little")) for i in range(8))
+    nonce = tuple(jnp.uint32(w) for w in (0x09000000, 0x4A000000, 0x00000000))
+    words = [int(w) for w in chacha20(key, jnp.uint32(1), nonce)]
+    assert words[:4] == [0xE4E7F110, 0x15593BD1, 0x1FDD0F50, 0xC47120A3]
+    assert words[12:] == [0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2]
+
+
+def test_secret_uniforms_are_uniform_and_keyed(double):
+    keys = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (2000, 8), dtype=np.uint32))
+    zero = jnp.zeros(2000, int)
+    u = np.asarray(uniforms(keys, zero, zero, 11))
+    assert u.shape == (11, 2000) and u.min() >= 0 and u.max() < 1
+    ranks = np.sort(u.ravel())
+    assert np.max(np.abs(ranks - (np.arange(ranks.size) + 0.5) / ranks.size)) < 1.63 / np.sqrt(ranks.size)
+    assert abs(np.corrcoef(u)[np.triu_indices(11, 1)]).max() < 4.5 / np.sqrt(2000)
+    again, other = (np.asarray(uniforms(keys, zero, zero + k, 11)) for k in (0, 1))
+    np.testing.assert_array_equal(u, again)
+    assert not np.any(u == other)
+    # More than the 53 bits of a float: small values are not multiples of 2⁻⁵³.
+    small = u[u < 2.0**-6] * 2.0**53
+    assert np.any(small != np.round(small))
+
+
+def test_the_same_plan_gets_the_stored_arrival_and_no_second_charge(path):
+    guard = opened(private_site(path, seed=None))
+    plan = a_plan(np.zeros((4, 2)), 1.0, 0.5)
+    first = guard.answer(plan)
+    spent = guard.ledger.spent("north")
+    again = guard.answer(plan)
+    for one, two in zip((first.time, first.rang, first.mark), (again.time, again.rang, again.mark), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert guard.ledger.spent("north") == spent > 0
+    with pytest.raises(PlanRefused, match="OTHER_PLAN"):
+        guard.answer(a_plan(np.zeros((4, 2)), 1.0, 0.6))
+
+
+def test_all_that_was_watched_is_charged_on_every_chain(path):
+    guard = opened(private_site(path, excess=2.0))
+    arrival = guard.answer(a_plan(np.zeros((4, 2)), 1.0, [0.5, 0.01, 0.0, 3.0]))
+    seen = np.where(np.asarray(arrival.rang), np.asarray(arrival.time), [0.5, 0.01, 0.0, 3.0])
+    entry = read(path)[-1]
+    assert entry.exposure == pytest.approx(seen.sum(), rel=1e-12)
+    assert entry.cost == pytest.approx(seen.sum() * guard.cost_rate, rel=1e-12)
+    assert guard.report()["observed"] == pytest.approx(seen.sum())
+    assert np.asarray(arrival.rang).any()
+
+
+def test_randomness_is_new_in_every_run_unless_a_test_keys_it(path):
+    plan = a_plan(np.zeros((4, 2)), 1.0, 5.0)
+    keyed = [np.asarray(opened(private_site(path), run=run).answer(plan).time) for run in ("a", "b")]
+    np.testing.assert_array_equal(*keyed)
+    secret = [np.asarray(opened(private_site(path, seed=None), run=run).answer(plan).time) for run in ("c", "d")]
+    assert not np.any(secret[0] == secret[1])
+    assert "NOT private" in opened(private_site(path)).report()["randomness"]
+
+
+def test_a_plan_beyond_the_budget_is_refused_whole(path):
+    guard = opened(private_site(path, epsilon=0.5, delta=1e-5, excess=2.0))
+    longest = guard.terms.remaining
+    with pytest.raises(BudgetSpent):
+        guard.answer(a_plan(np.zeros((4, 2)), 1.0, 0.26 * longest))
+    assert guard.ledger.spent("north") == 0
+    guard.answer(a_plan(np.zeros((4, 2)), 1.0, 0.24 * longest))
+    assert guard.ledger.spent("north") > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"),
+    [
+        (a_plan(np.zeros((1, 2)), 2.0, 0.5), "BAD_SPEED"),
+        (a_plan(np.zeros((1, 2)), 0.0, 0.5), "BAD_SPEED"),
+        (a_plan(np.full((1, 2), np.nan), 1.0, 0.5), "BAD_PLAN"),
+        (a_plan(np.zeros((1, 2)), 1.0, -0.5), "BAD_PLAN"),
+        (a_plan(np.zeros((1, 3)), 1.0, 0.5), "BAD_PLAN"),
+        (a_plan(np.full((1, 2), 2.9), 1.0, 0.5), "REGION"),
+    ],
+)
+def test_plans_that_the_guarantee_does_not_cover_are_refused(path, plan, code):
+    guard = opened(private_site(path, bounds=fp.Bounds(norm=1.0, region=3.0)))
+    with pytest.raises(PlanRefused, match=code):
+        guard.answer(plan)
+    assert len([e for e in read(path) if e.kind == "round"]) == 0
+
+
+@pytest.mark.parametrize("dynamics", [fp.Boomerang(), fp.BouncyParticle(), None])
+def test_reflections_are_refused_with_the_reason(path, dynamics):
+    with pytest.raises(InputError, match="ZigZag.*FactorisedBoomerang"):
+        fp.sample([private_site(path)], dynamics=dynamics, chains=2, duration=1.0, progress=False)
+    assert not path.exists()
+
+
+def test_the_prior_stays_with_the_coordinator(path):
+    with pytest.raises(InputError, match="prior_at"):
+        fp.sample(
+            [private_site(path)], fp.models.normal_prior(2), prior_at="sites", dynamics=fp.ZigZag(), duration=1.0,
+            progress=False,
+        )  # fmt: skip
+
+
+def test_exact_derivatives_and_references_are_refused(path):
+    site = private_site(path)
+    with pytest.raises(PrivacyError, match="NO_RELEASE"):
+        site.derivatives(np.zeros(2))
+    with pytest.raises(InputError, match="Budget\\(release"):
+        fp.sample([site], dynamics=fp.ZigZag(), reference="laplace", chains=2, duration=1.0, progress=False)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"epsilon": 0.0}, {"delta": 1.0}, {"neighbours": "swap"}, {"on_violation": "ignore"}, {"bounds": 3.0}, {"excess": -1.0},
+    {"release": 1.0}, {"study": ""}, {"dataset": ""},
+])  # fmt: skip
+def test_budgets_that_are_none_are_refused(wrong):
+    with pytest.raises(InputError, match="Budget"):
+        fp.Budget(**{"epsilon": 1.0, "delta": 1e-5} | wrong)
+
+
+def test_a_budget_needs_a_model_with_records_and_bounds(path):
+    budget = fp.Budget(1.0, 1e-5, ledger=path)
+    with pytest.raises(InputError, match="known sensitivity"):
+        fp.Site(fp.models.normal_prior(2), name="a", budget=budget)
+    with pytest.raises(InputError, match="norm"):
+        opened(fp.Site(fp.models.logistic(*records()), name="a", budget=budget))
+    with pytest.raises(InputError, match="fedpdmc.Budget"):
+        fp.Site(fp.models.logistic(*records()), name="a", budget=1.0)
+
+
+def test_path_length_is_bounded_from_above_and_closely():
+    rng, dynamics = np.random.default_rng(2), fp.FactorisedBoomerang()
+    a, v = rng.normal(size=(2, 30, 3))
+    duration, velocity = rng.uniform(0, 2, (30, 2)), np.stack([v, rng.normal(size=(30, 3))], 1)
+    until = rng.uniform(0, 1, 30) * duration.sum(1)
+    bound = exposure(dynamics, a, duration, velocity, until)
+    for c in range(30):
+        s = np.linspace(0, until[c], 20001)
+        first = s < duration[c, 0]
+        turned = a[c] * np.cos(duration[c, 0]) + velocity[c, 0] * np.sin(duration[c, 0])
+        base = np.where(first[:, None], a[c], turned)
+        speed = np.where(first[:, None], velocity[c, 0], velocity[c, 1])
+        angle = np.where(first, s, s - duration[c, 0])[:, None]
+        exact = np.trapezoid(np.abs(speed * np.cos(angle) - base * np.sin(angle)).max(1), s)
+        assert exact <= bound[c] * (1 + 1e-3) + 1e-3 and bound[c] <= 1.08 * exact + 0.05
+    np.testing.assert_array_equal(exposure(fp.ZigZag(), a, duration, velocity, until), until)
+    draws = np.abs(rng.normal(size=(200000, 3))).max(1)
+    assert usual_speed(dynamics, 3) == pytest.approx(draws.mean(), rel=0.01)
