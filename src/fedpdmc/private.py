@@ -148,7 +148,8 @@ class PrivateSite:
 
     def _charge(self, own, until: np.ndarray) -> tuple[float, float]:
         """Observed time over all chains, and what it costs."""
-        seen = float(exposure(self.opening.dynamics, *own[1:], until).sum())
+        _, start, duration, velocity = own
+        seen = float(exposure(self.opening.dynamics, start, duration, velocity, until).sum())
         return seen, seen * self.cost_rate
 
     def _key(self, key: bytes, request: Request) -> bytes:

@@ -54,7 +54,8 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Ar
 def uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, " C"], count: int) -> Float[Array, "n C"]:
     """Uniforms in [0, 1) with 52 random bits, for each chain's draw; one ``count`` for each set of keys.
 
-    Chains are the last axis, along which the compiler vectorises. Keys of eight words give uniforms from 64 bits of ChaCha20.
+    Chains are the last axis, along which the compiler vectorises. Keys of eight words give
+    uniforms from 64 bits of ChaCha20.
     """
     if keys.shape[-1] == CHACHA_WORDS:
         return _secret_uniforms(keys, number, draw, count)

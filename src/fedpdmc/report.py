@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,4 +30,22 @@ def summary(post: Posterior) -> str:
         f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events; "
         f"{kind}."
     )
-    return "\n".join(lines)
+    return "\n".join(lines + privacy_lines(post.privacy))
+
+
+def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
+    """One line for each site with a budget, then in words what is covered and what is not."""
+    if not privacy:
+        return []
+    lines = []
+    for name, site in privacy.items():
+        lines.append(
+            f"privacy of {name}: epsilon = {site['epsilon']:g} at delta = {site['delta']:g} in total, if "
+            f"{site['relation']}; {100 * site['spent']:.3g} % spent, at most epsilon = {site['running_epsilon']:.3g} so far "
+            f"(alpha = {site['alpha']:.4g} fixed); observed {site['observed_unit']} {site['observed']:.4g} over all "
+            f"chains, {site['releases']} releases; records {site['records']}."
+        )
+        if "NOT private" in site["randomness"]:
+            lines.append(f"privacy of {name}: the site's randomness is {site['randomness']}.")
+    first = next(iter(privacy.values()))
+    return [*lines, f"covered: {first['covered']}.", f"not covered: {first['not_covered']}."]

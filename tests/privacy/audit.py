@@ -1,9 +1,9 @@
 """A distinguishing attack on everything that a coordinator sees of a private site.
 
-The coordinator is hostile: it plans again and again along the stretch of path on which the two data sets differ most. The data
-sets differ in the label of one record. Far out the record's gradient is ``ξ`` under one label and zero under the other, so the
-site rings at rate ``ρ + κ_i`` or ``ρ`` on every coordinate, and ``log L = Σ_arrivals log(1 + κ_i/ρ) − (Σκ_i) t``, the best of
-all tests, is known in closed form. Many copies of the run are made side by side, each with chains of its own.
+The coordinator is hostile: it plans again and again along the stretch of path on which the two data sets differ most.
+They differ in the label of one record. Far out the record's gradient is ``ξ`` under one label and zero under the other, so
+the site rings at rate ``ρ + κ_i`` or ``ρ`` on every coordinate, and ``log L = Σ_arrivals log(1 + κ_i/ρ) − (Σκ_i) t``, the
+best of all tests, is known in closed form. Many copies of the run are made side by side, each with chains of its own.
 """
 
 import math

@@ -23,7 +23,7 @@ def test_no_reply_that_was_sent_is_missing_from_the_ledger(tmp_path, kills):
     assert heavy == []
     assert int(found["died"]) == kills
     # Kills fell before, within and after replies.
-    assert kills / 4 < int(found["sent"]) and int(found["charged"]) > kills / 4
+    assert int(found["sent"]) > 20 and int(found["charged"]) > 10
     assert found["lost"] == "0" and found["other"] == "0" and found["exact"] == "True"
 
 

@@ -75,6 +75,16 @@ def test_what_is_made_again_after_a_crash_is_the_same(ledger):
     assert seen[0] == seen[1] != seen[2] and len(seen[0]) == 32
 
 
+def test_an_interrupt_leaves_it_usable(ledger):
+    def interrupted(key):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ledger.answer(request(0), 0.1, interrupted)
+    ledger.answer(request(0), 0.1, reply())
+    assert ledger.spent("patients") == pytest.approx(0.1)
+
+
 def test_a_spent_budget_refuses_across_restarts_and_studies(ledger):
     for number in range(9):
         ledger.answer(request(number), 0.11, reply(0.11))
@@ -179,7 +189,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20000, size + 20000))
 told = 0
 try:
     for number in range(1000):
-        ledger.answer(Request("patients", "s", "r", "round", number, b"p"), 0.0005, lambda key: Reply(b"x" * 900, 1.0, 0.0005))
+        request = Request("patients", "s", "r", "round", number, b"p")
+        ledger.answer(request, 0.0005, lambda key: Reply(b"x" * 900, 1.0, 0.0005))
         told += 1
 except LedgerError as error:
     print(error)

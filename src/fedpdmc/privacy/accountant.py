@@ -1,10 +1,11 @@
 """The account of a whole run: Rényi divergence per unit of observed time, and what it says in (ε, δ).
 
-Let ``λ, λ̃ ≥ ρ`` be the rates of a coordinate under neighbouring data sets and L the likelihood ratio of all that a site has
-revealed. Under the law in the denominator ``d/dt E[L^α] = E[L^α Σ_i λ̃_i g(λ_i/λ̃_i)]`` with ``g(r) = r^α − α r + α − 1``.
-Along a fixed difference ``λ̃ g(λ/λ̃)`` falls as both rates grow, so it is largest where the smaller one is ρ, and the larger
-in the numerator is the worse case: ``ρ g(1 + K/ρ)``. Hence ``L^α e^{−c(α) t}`` is a supermartingale in observed time, however
-adaptively plans were chosen, and a run with observed time at most T has Rényi divergence at most ``T c(α)/(α − 1)``.
+Let ``λ, λ̃ ≥ ρ`` be the rates of a coordinate under neighbouring data sets and L the likelihood ratio of all that a site
+has revealed. Under the law in the denominator ``d/dt E[L^α] = E[L^α Σ_i λ̃_i g(λ_i/λ̃_i)]``, ``g(r) = r^α − α r + α − 1``.
+Along a fixed difference ``λ̃ g(λ/λ̃)`` falls as both rates grow, so it is largest where the smaller one is ρ, and the
+larger in the numerator is the worse case: ``ρ g(1 + K/ρ)``. Hence ``L^α e^{−c(α) t}`` is a supermartingale in observed
+time, however adaptively plans were chosen, and a run with observed time at most T has Rényi divergence at most
+``T c(α)/(α − 1)``.
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ class Ledger:
 
     def __init__(self, path: Path):
         self.path, self._pid = path, os.getpid()
-        self._mutex, self._broken = threading.RLock(), None
+        self._mutex = threading.RLock()
+        self._broken: str | None = None
         with self._trouble("open"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _take(path)
@@ -120,11 +121,20 @@ class Ledger:
                 _create(path)
             self._db = _connect(path)
         weakref.finalize(self, _close, self._db, self._lock)
-        entries = read(path, self._db)
-        self._secret: bytes = self._db.execute("SELECT secret FROM meta").fetchone()[0]
+        self._secret, self._stale = b"", False
+        self._accounts: dict[str, Account] = {}
+        self._spent: dict[str, float] = {}
+        self._pending: list[tuple[tuple[int, bytes, float], str, float]] = []
+        self._load()
+
+    def _load(self) -> None:
+        """What is on disk, checked."""
+        entries = read(self.path, self._db)
+        self._secret = self._db.execute("SELECT secret FROM meta").fetchone()[0]
         self._accounts = {e.dataset: account_of(e) for e in entries if e.kind == "account"}
         self._spent = {name: 0.0 for name in self._accounts} | {e.dataset: e.spent for e in entries}
         self._head = (entries[-1].seq, entries[-1].hash, entries[-1].time) if entries else (0, b"", 0.0)
+        self._stale = False
 
     def close(self) -> None:
         """Let another process have it."""
@@ -145,9 +155,9 @@ class Ledger:
         if kept != wanted:
             raise InputError(
                 "Budget",
-                f"epsilon={wanted.epsilon:g}, delta={wanted.delta:g}, neighbours={wanted.neighbours!r}, alpha={wanted.alpha:g}",
+                f"epsilon={wanted.epsilon:g}, delta={wanted.delta:g}, neighbours={wanted.neighbours!r}",
                 f"The account of data set {wanted.dataset!r} in {self.path} was opened with epsilon={kept.epsilon:g}, "
-                f"delta={kept.delta:g}, neighbours={kept.neighbours!r}, alpha={kept.alpha:g} and keeps these terms.",
+                f"delta={kept.delta:g}, neighbours={kept.neighbours!r} and keeps these terms.",
             )
         return kept
 
@@ -213,7 +223,8 @@ class Ledger:
         with self._mutex:
             with self._transaction():
                 known = self._db.execute(
-                    "SELECT request, reply FROM entries WHERE dataset = ? AND study = ? AND run = ? AND kind = ? AND round = ?",
+                    "SELECT request, reply FROM entries "
+                    "WHERE dataset = ? AND study = ? AND run = ? AND kind = ? AND round = ?",
                     request[:5],
                 ).fetchone()
                 if known is not None:
@@ -260,13 +271,15 @@ class Ledger:
         self._db.execute(
             f"INSERT INTO entries (seq, {', '.join(COLUMNS)}, hash) VALUES ({marks})", (seq + 1, *row, digest)
         )
-        self._pending = (seq + 1, digest, now), request.dataset, spent
+        self._pending.append(((seq + 1, digest, now), request.dataset, spent))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All of it on disk at the end, or nothing; after trouble with the file the ledger is not used again."""
         self._check_usable()
-        self._pending = None
+        self._pending.clear()
+        if self._stale:
+            self._load()
         with self._trouble("write"):
             self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -277,21 +290,18 @@ class Ledger:
                         f"{self.path} was changed by someone else while it was in use: it is not trusted."
                     )
                 yield
-                if self._pending is None:
-                    self._db.execute("ROLLBACK")
-                else:
-                    self._db.execute("COMMIT")
+                self._db.execute("COMMIT" if self._pending else "ROLLBACK")
         except BaseException as error:
             self._give_up(error)
             raise
-        if self._pending is not None:
-            self._head, dataset, spent = self._pending
-            self._spent[dataset] = spent
+        for head, dataset, spent in self._pending:
+            self._head, self._spent[dataset] = head, spent
 
     def _give_up(self, error: BaseException) -> None:
-        if isinstance(error, (LedgerError, KeyboardInterrupt)):
-            # What reached the disk is not known: only opening it anew tells.
-            self._broken = str(error) or type(error).__name__
+        """Undo. What reached the disk is read again before the next entry; after trouble with the file, never."""
+        self._stale = True
+        if isinstance(error, LedgerError):
+            self._broken = str(error)
         try:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -350,7 +360,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _create(path: Path) -> None:
-    """An empty ledger, made beside its place and moved there whole: a file that is there and empty is never taken for new."""
+    """An empty ledger, made beside its place and moved there whole: a file that is empty is never taken for new."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL, 0o600))
     db = _connect(draft)
