@@ -23,13 +23,19 @@ def run(*arguments):
 
 def test_help_names_the_commands_and_imports_nothing_heavy():
     text, heavy = run("--help")
-    assert "demo" in text
+    assert "demo" in text and "reproduce" in text
     assert heavy == []
 
 
 def test_help_of_a_command_imports_nothing_heavy():
     text, heavy = run("demo", "--help")
     assert "--seed" in text
+    assert heavy == []
+
+
+def test_help_of_the_experiments_names_them_and_imports_nothing_heavy():
+    text, heavy = run("reproduce", "--help")
+    assert "--quick" in text and "gaussian" in text
     assert heavy == []
 
 

@@ -71,3 +71,38 @@ def test_ar1_curvature_at_minus_one_is_not_zero():
     _, _, hessian = double_precision(fp.Site(potential, name="ar1").derivatives)(residual_free)
     curvature = (3.0 + 1) / 3.0
     np.testing.assert_allclose(np.linalg.eigvalsh(hessian), [0.0, 2.0 * curvature], atol=1e-12)
+
+
+def test_the_printed_ar1_bound_lets_a_rate_rise_above_it():
+    """Along ``(x, c) + t v`` the paper bounds the rate by ``λ(0) + L |v|² t`` with ``L = (ν+1)/ν Σ (1 + y)²``.
+
+    With every y at −1 that L is zero and the bound does not move, whereas the rate grows; with ``Σ (1 + y²)`` it holds.
+    """
+    df, v = 4.0, np.array([-1.0, 1.0])
+    series = np.array([[-1.0, -1.0, -1.0, 0.3]])
+    site, before = fp.Site(fp.models.ar1_student_t(series, df=df), name="ar1"), series[:, :-1]
+    start = np.array([0.0, -0.5])
+
+    def rate(t):
+        _, gradient, _ = double_precision(site.derivatives)(start + t * v)
+        return np.maximum(0.0, v * gradient)
+
+    times = np.linspace(0.0, 1.0, 101)
+    rates = np.array([rate(t) for t in times])
+    printed = rates[0] + (df + 1) / df * np.sum((1 + before) ** 2) * (v @ v) * times[:, None]
+    corrected = rates[0] + (df + 1) / df * np.sum(1 + before**2) * (v @ v) * times[:, None]
+    assert np.all(rates <= corrected)
+    assert np.all(np.max(rates - printed, 0) > 0.3)
+
+
+def test_the_variance_of_the_slope_has_the_second_derivative():
+    """Bernoulli records with log odds x under a flat prior: ``c = −log(1 + e^x)``, and ``e^x/(1 + e^x)`` is Beta(S, N − S).
+
+    Then ``U' = N p − S`` has variance ``S (N − S)/(N + 1)``. The paper's ``N c'²/I`` is far off; ``N c''²/I`` is right.
+    """
+    n, s = 10_000, 8_000
+    p = s / n
+    exact = s * (n - s) / (n + 1)
+    first, second, information = -p, -p * (1 - p), p * (1 - p)
+    assert n * second**2 / information == pytest.approx(exact, rel=1e-3)
+    assert n * first**2 / information > 20 * exact

@@ -4,7 +4,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+
+from fedpdmc.experiments import NAMES
 
 # Locals in a traceback could show a site's records, so they are never printed.
 app = typer.Typer(
@@ -41,6 +44,30 @@ def _demo(
     from fedpdmc.cli.demo import run
 
     raise typer.Exit(0 if run(out, seed=seed, check=check) else 1)
+
+
+@app.command("reproduce")
+def _reproduce(
+    name: Annotated[str, typer.Argument(help="Which figure or claim.", click_type=click.Choice([*NAMES, "all"]))],
+    quick: Annotated[bool, typer.Option("--quick", help="A toy size, to see that it works.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for figures (PNG, SVG) and numbers (CSV).")] = Path("fedpdmc-paper"),
+) -> None:
+    """Make the paper's figures anew and say how each comparison came out."""
+    from importlib.util import find_spec
+
+    missing = [package for package in ("blackjax", "scipy") if find_spec(package) is None]
+    if missing:
+        typer.echo(
+            f"{' and '.join(missing)} not found: install the extra 'experiments' (fedpdmc[experiments]).", err=True
+        )
+        raise typer.Exit(2)
+    from fedpdmc.experiments import reproduce
+
+    verdicts = reproduce(name, out, quick)
+    for verdict in verdicts:
+        typer.echo(str(verdict))
+    typer.echo(f"Figures and numbers are in {out}.")
+    raise typer.Exit(0 if all(verdict.holds for verdict in verdicts) else 1)
 
 
 study_app = typer.Typer(help="A study's contract.", no_args_is_help=True)

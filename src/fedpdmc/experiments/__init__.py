@@ -1,0 +1,47 @@
+"""The paper, reproduced: one module for each figure or claim, on the public interface only."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedpdmc.experiments.study import Verdict
+
+# In the order of the paper.
+NAMES = ("gaussian", "logistic", "time-series", "redistribution", "cox", "non-identical", "dynamics")
+
+
+def reproduce(name: str, out: Path, quick: bool = False, console: Console | None = None) -> list[Verdict]:
+    """Run one experiment, or all of them, and leave figures and tables in ``out``.
+
+    Parameters
+    ----------
+    name : str
+        One of `NAMES`, or "all".
+    out : Path
+    quick : bool
+        A toy size.
+    console : Console, optional
+        Where the progress bars go; standard error if None.
+
+    Returns
+    -------
+    list of Verdict
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from fedpdmc.experiments.study import Study
+
+    console = Console(stderr=True) if console is None else console
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    verdicts = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        for one in NAMES if name == "all" else (name,):
+            module = importlib.import_module(f"fedpdmc.experiments.{one.replace('-', '_')}")
+            verdicts.append(module.run(Study(out, quick, progress)))
+    return verdicts

@@ -1,0 +1,145 @@
+"""Marginal 1-Wasserstein distances of runs to a reference sample, beside the least that such runs can have."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from numpy import ndarray
+
+import fedpdmc as fp
+from fedpdmc.experiments.study import COLOURS, GREY, axes_of, log_sites
+
+# Positions of a path that stand for it.
+DRAWS = 2000
+# Exact samples drawn for the floor of each run.
+REPEATS = 8
+# Quantiles at which distribution functions are looked at.
+LEVELS = np.linspace(0.02, 0.98, 25)
+# Relative deviation from the floor that the uncertainty of the effective sizes alone can make.
+TOLERANCE = 0.1
+
+
+class Exact(NamedTuple):
+    """Draws of HMC, in two halves: one to measure distances to, one to take exact samples from."""
+
+    reference: Float[ndarray, "n d"]
+    pool: Float[ndarray, "k d"]
+
+    @classmethod
+    def of(cls, draws: Float[ndarray, "chains n d"]) -> Exact:
+        """Halves by chain, so that they are independent."""
+        half, dim = len(draws) // 2, draws.shape[-1]
+        return cls(draws[:half].reshape(-1, dim), draws[half:].reshape(-1, dim))
+
+    @property
+    def sd(self) -> Float[ndarray, " d"]:
+        """Posterior standard deviations."""
+        return np.concatenate(self).std(0)
+
+    def starts(self, count: int) -> Float[ndarray, "count d"]:
+        """Draws far apart, from which runs start in stationarity."""
+        return self.pool[:: max(len(self.pool) // count, 1)][:count]
+
+    def distances(self, sample: Float[ndarray, "m d"]) -> Float[ndarray, " d"]:
+        """Of each marginal to the reference, in posterior standard deviations."""
+        from scipy.stats import wasserstein_distance
+
+        columns = zip(sample.T, self.reference.T, self.sd, strict=True)
+        return np.array([wasserstein_distance(one, other) / sd for one, other, sd in columns])
+
+    def floor(self, sizes: Float[ndarray, " d"], seed: int) -> Float[ndarray, " d"]:
+        """The same for samples of independent draws of these sizes, on average."""
+        rng = np.random.default_rng(seed)
+
+        def one():
+            picked = [rng.choice(column, max(int(round(n)), 2)) for column, n in zip(self.pool.T, sizes, strict=True)]
+            from scipy.stats import wasserstein_distance
+
+            columns = zip(picked, self.reference.T, self.sd, strict=True)
+            return [wasserstein_distance(few, many) / sd for few, many, sd in columns]
+
+        return np.mean([one() for _ in range(REPEATS)], 0)
+
+
+def effective_size(runs: Float[ndarray, "runs n"], reference: Float[ndarray, " k"]) -> float:
+    """How many independent draws estimate the distribution function as well as one run does.
+
+    The expected distance to the truth is about ``√(2/π) ∫ sd(F_run(x)) dx``, and ``sd = √(F(1−F)/n)`` for n independent
+    draws: n is chosen so that the integrals agree. The spread between runs gives ``sd``, since runs are independent. The
+    effective size for the mean is another: straight paths overshoot, and estimate some functions better than others.
+    """
+    points = np.quantile(reference, LEVELS)
+    functions = np.stack([np.searchsorted(np.sort(run), points, side="right") / len(run) for run in runs])
+    width = np.gradient(points)
+    ideal = np.sum(width * np.sqrt(LEVELS * (1 - LEVELS)))
+    return float((ideal / np.sum(width * functions.std(0, ddof=1))) ** 2)
+
+
+def measure(post: fp.Posterior, exact: Exact, seed: int, **labels: Any) -> list[dict[str, Any]]:
+    """A row for each run (a chain is a run: chains are independent) and parameter: distance, floor, effective size."""
+    paths = post.draws(min(DRAWS, post.most_draws))
+    size = np.array([effective_size(paths[..., i], exact.reference[:, i]) for i in range(paths.shape[-1])])
+    rows = []
+    for run, draws in enumerate(paths):
+        columns = zip(post.names, exact.distances(draws), exact.floor(size, seed + run), size, strict=True)
+        for name, distance, floor, n in columns:
+            rows.append(
+                labels
+                | {"run": run, "parameter": name, "distance": float(distance), "floor": float(floor), "ess": float(n)}
+            )
+    return rows
+
+
+class Ratio(NamedTuple):
+    """Mean distance over mean floor, and its standard error over runs."""
+
+    value: float
+    error: float
+
+    @property
+    def on_the_floor(self) -> bool:
+        """Whether the distance is the floor, up to Monte Carlo error and what the floor itself leaves out."""
+        return abs(self.value - 1) <= TOLERANCE + 3 * self.error
+
+
+def ratio(rows: list[dict[str, Any]]) -> Ratio:
+    """Over all parameters of the rows."""
+    runs = sorted({row["run"] for row in rows})
+    distance = np.array([np.mean([row["distance"] for row in rows if row["run"] == run]) for run in runs])
+    floor = np.mean([row["floor"] for row in rows])
+    return Ratio(float(distance.mean() / floor), float(distance.std(ddof=1) / np.sqrt(len(runs)) / floor))
+
+
+def by(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
+    """The rows by the value of a column."""
+    return {value: [row for row in rows if row[key] == value] for value in dict.fromkeys(row[key] for row in rows)}
+
+
+def range_of(ratios: list[Ratio]) -> str:
+    """In words."""
+    values = [found.value for found in ratios]
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def draw_distances(figure: Figure, rows: list[dict[str, Any]], title: str, *place: int) -> None:
+    """Distances of all runs against the number of sites: a line for each parameter, and the floor beneath."""
+    axes = axes_of(figure, *place, title=title, x="sites M", y="1-Wasserstein distance / posterior sd")
+    for colour, (name, own) in zip(COLOURS, by(rows, "parameter").items(), strict=False):
+        groups = by(own, "sites")
+        x = np.array(list(groups), float)
+        mean, spread = zip(*(_mean_and_error(part, "distance") for part in groups.values()), strict=True)
+        axes.errorbar(x, mean, spread, color=colour, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
+        floor = [np.mean([row["floor"] for row in part]) for part in groups.values()]
+        axes.plot(x, floor, color=colour, linestyle=(0, (2, 2)), linewidth=1.2)
+    axes.plot([], [], color=GREY, linestyle=(0, (2, 2)), label="floor: exact samples\nof the same size")
+    axes.set_ylim(bottom=0)
+    log_sites(axes, dict.fromkeys(row["sites"] for row in rows))
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _mean_and_error(rows: list[dict[str, Any]], column: str) -> tuple[float, float]:
+    values = np.array([row[column] for row in rows])
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))

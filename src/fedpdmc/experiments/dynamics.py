@@ -1,0 +1,109 @@
+"""All four dynamics, federated (paper, section 7, hopes for this): what a round and a gradient bring, by M."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import fedpdmc as fp
+from fedpdmc.experiments.distances import Exact, by, measure, range_of, ratio
+from fedpdmc.experiments.logistic import Size, paper_problem, size
+from fedpdmc.experiments.problems import Regression
+from fedpdmc.experiments.study import COLOURS, Study, Verdict, axes_of, log_sites
+
+DYNAMICS = {
+    "Zig-Zag": fp.ZigZag(),
+    "Bouncy Particle": fp.BouncyParticle(),
+    "Boomerang": fp.Boomerang(),
+    "factorised Boomerang": fp.FactorisedBoomerang(),
+}
+CONTROLS = ("none", "quadratic")
+
+
+def one_run(
+    problem: Regression, exact: Exact, size: Size, name: str, control: str, sites: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A line of the table, and the distances."""
+    post = fp.sample(
+        problem.sites(sites), problem.prior, dynamics=DYNAMICS[name], reference="laplace", control=control,
+        chains=size.runs, duration=size.duration, burn_in=0.0, init=exact.starts(size.runs), seed=sites, progress=False,
+    )  # fmt: skip
+    worst = min(post.ess().values())
+    labels: dict[str, Any] = {"dynamics": name, "control": control, "sites": sites}
+    distances = measure(post, exact, 1000 * sites, **labels)
+    gradients = float(post.gradient_evaluations.sum()) / sites
+    line = labels | {
+        "events_per_time": float(post.events.mean() / post.duration),
+        "rounds": post.rounds,
+        "ess": worst,
+        "ess_per_round": worst / post.rounds,
+        "ess_per_full_gradient": worst / max(gradients, 1.0),
+        "distance_over_floor": ratio(distances).value,
+    }
+    return line, distances
+
+
+def markdown(table: list[dict[str, Any]]) -> str:
+    """One table: dynamics and control by rows, M by columns, ESS per round and per full gradient."""
+    sites = list(by(table, "sites"))
+    lines = [
+        "| dynamics | control | ESS per | " + " | ".join(f"M = {m}" for m in sites) + " |",
+        "|---" * (3 + len(sites)) + "|",
+    ]
+    for name, own in by(table, "dynamics").items():
+        for control, part in by(own, "control").items():
+            for key, label in (("ess_per_round", "round"), ("ess_per_full_gradient", "gradient")):
+                cells = " | ".join(f"{row[key]:.3g}" for row in part)
+                lines.append(f"| {name} | {control} | {label} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(table: list[dict[str, Any]]) -> Figure:
+    """Both yields against M."""
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    for place, (key, label) in enumerate((("ess_per_round", "round"), ("ess_per_full_gradient", "full gradient"))):
+        axes = axes_of(
+            figure, 1, 2, place + 1, title=f"Effective samples per {label}", x="sites M", y=f"ESS per {label}"
+        )
+        for colour, (name, own) in zip(COLOURS, by(table, "dynamics").items(), strict=False):
+            for control, part in by(own, "control").items():
+                style = "-" if control == "quadratic" else (0, (2, 2))
+                shown = name if control == "quadratic" else None
+                m = [row["sites"] for row in part]
+                axes.plot(
+                    m, [row[key] for row in part], color=colour, linestyle=style, marker="o", markersize=4, label=shown
+                )
+        axes.set_yscale("log")
+        log_sites(axes, by(table, "sites"))
+        if place == 0:
+            axes.legend(frameon=False, fontsize=8, title="solid: quadratic control\ndotted: none", title_fontsize=8)
+    return figure
+
+
+def run(study: Study) -> Verdict:
+    """The table and its figure."""
+    want = size(study)
+    problem, exact = paper_problem(want)
+    cases = [(name, control, m) for name in DYNAMICS for control in CONTROLS for m in want.sites]
+    if study.quick:
+        cases = [("Zig-Zag", "quadratic", 5), ("Boomerang", "quadratic", 5)]
+    table, ratios = [], []
+    for case in study.track(cases, "dynamics:"):
+        line, distances = one_run(problem, exact, want, *case)
+        table.append(line)
+        ratios.append(ratio(distances))
+    study.table("dynamics", table)
+    (study.out / "dynamics.md").write_text(markdown(table), encoding="utf-8")
+    study.figure("dynamics", draw(table))
+    best = max(table, key=lambda row: row["ess_per_round"] * (row["sites"] == want.sites[-1]))
+    plain = min(table, key=lambda row: row["ess_per_round"] if row["sites"] == want.sites[-1] else np.inf)
+    return Verdict(
+        "dynamics",
+        all(found.on_the_floor for found in ratios),
+        f"{len(cases)} combinations of dynamics, control variates and M: distance to HMC over that of exact samples "
+        f"{range_of(ratios)}; at M = {want.sites[-1]} a round brings {best['ess_per_round']:.3g} effective samples with "
+        f"{best['dynamics']} and {best['control']} control, {plain['ess_per_round']:.3g} with {plain['dynamics']} and "
+        f"{plain['control']} control.",
+    )

@@ -1,0 +1,88 @@
+"""Where an experiment leaves its figures, its numbers and its verdict."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from matplotlib.figure import Figure
+from rich.progress import Progress
+
+T = TypeVar("T")
+
+COLOURS = ("#1f6f8b", "#d1495b", "#edae49", "#3a7d44", "#6a4c93", "#22313f")
+DARK, GREY = "#22313f", "#9aa5b1"
+DPI = 110
+
+
+class Verdict(NamedTuple):
+    """What was compared and how it came out, in one line."""
+
+    name: str
+    holds: bool
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'holds' if self.holds else 'DOES NOT HOLD'}: {self.line}"
+
+
+class Study:
+    """The surroundings of one experiment.
+
+    Parameters
+    ----------
+    out : Path
+        Folder for figures and tables.
+    quick : bool
+        A toy size, to show that it works.
+    progress : Progress
+    """
+
+    def __init__(self, out: Path, quick: bool, progress: Progress):
+        self.out, self.quick, self._progress = out, quick, progress
+        out.mkdir(parents=True, exist_ok=True)
+
+    def track(self, items: Iterable[T], title: str) -> Iterator[T]:
+        """The items, with a progress bar that says which one is at work."""
+        items = list(items)
+        task = self._progress.add_task(title, total=len(items))
+        for item in items:
+            self._progress.update(task, description=f"{title} {item}")
+            yield item
+            self._progress.advance(task)
+        self._progress.update(task, description=title)
+
+    def table(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write the numbers as CSV."""
+        with open(self.out / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({key: f"{x:.8g}" if isinstance(x, float) else x for key, x in row.items()})
+
+    def figure(self, name: str, figure: Figure) -> None:
+        """Write a figure as PNG and SVG."""
+        figure.savefig(self.out / f"{name}.png", dpi=DPI)
+        # Without the date the file is the same for the same numbers.
+        figure.savefig(self.out / f"{name}.svg", metadata={"Date": None})
+
+
+def axes_of(figure: Figure, *place: int, title: str, x: str, y: str):
+    """Axes in the house style."""
+    axes = figure.add_subplot(*place)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=DARK)
+    axes.set_xlabel(x, color=DARK)
+    axes.set_ylabel(y, color=DARK)
+    axes.grid(color="#e4e8ec", linewidth=0.8, zorder=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=DARK)
+    return axes
+
+
+def log_sites(axes, sites: Iterable[int]) -> None:
+    """A logarithmic axis of the numbers of sites."""
+    axes.set_xscale("log")
+    axes.set_xticks(list(sites), [str(m) for m in sites])
+    axes.set_xticks([], minor=True)

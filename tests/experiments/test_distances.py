@@ -1,0 +1,41 @@
+"""The floor must tell an exact run from one that is off."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedpdmc.experiments.distances import Exact, effective_size, measure, ratio
+
+RUNS, DRAWS, EACH = 20, 600, 4
+
+
+def paths(rng, shift=0.0, stretch=1.0):
+    """Runs in which every draw stays for a while: a correlation of known length."""
+    fresh = stretch * rng.normal(size=(RUNS, DRAWS // EACH, 3)) + shift
+    return np.repeat(fresh, EACH, axis=1)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return Exact.of(np.random.default_rng(1).normal(size=(8, 4000, 3)))
+
+
+def posterior(draws):
+    return SimpleNamespace(draws=lambda n: draws, names=["x", "y", "z"], most_draws=DRAWS)
+
+
+def test_the_effective_size_is_that_of_the_draws_made(exact):
+    sizes = [effective_size(paths(np.random.default_rng(2))[..., i], exact.reference[:, i]) for i in range(3)]
+    assert np.mean(sizes) == pytest.approx(DRAWS / EACH, rel=0.35)
+
+
+def test_exact_runs_lie_on_the_floor(exact):
+    found = ratio(measure(posterior(paths(np.random.default_rng(3))), exact, seed=4))
+    assert found.on_the_floor and abs(found.value - 1) < 0.15
+
+
+@pytest.mark.parametrize(("shift", "stretch"), [(0.15, 1.0), (0.0, 1.3)])
+def test_runs_that_are_off_do_not(exact, shift, stretch):
+    found = ratio(measure(posterior(paths(np.random.default_rng(5), shift, stretch)), exact, seed=6))
+    assert not found.on_the_floor and found.value > 1.2
