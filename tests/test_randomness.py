@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 from fedpdmc.randomness import chain_keys, exponentials, logarithm, normals, threefry, uniforms
 
@@ -60,3 +61,11 @@ def test_logarithms_are_right_to_the_last_place():
     exact = np.log(x.astype(np.longdouble))
     error = np.abs(np.asarray(logarithm(jnp.asarray(x))) - exact)
     assert np.all(error <= np.spacing(np.abs(exact.astype(float))))
+
+
+def test_normals_are_quantiles_to_the_last_places():
+    u = np.concatenate(
+        [np.random.default_rng(6).random(10**5), [0.0, 2.0**-52, 1e-9, 1e-14, 0.075, 0.925, 1 - 2.0**-52]]
+    )
+    u = np.round(u * 2.0**52) / 2.0**52
+    np.testing.assert_allclose(normals(jnp.asarray(u)), special.ndtri(u + 2.0**-53), rtol=2e-15, atol=2e-15)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedpdmc.arrivals import Clock, Path, clock_for, follow, pick
+from fedpdmc.compilation import apart
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
@@ -131,11 +132,14 @@ class Coordinator(eqx.Module):
             redistributed, fresh = self._redistribution(keys, state, share.shape[1])
             due, remaining = redistributed < remaining, jnp.minimum(remaining, redistributed)
 
+        refreshes = self.dynamics.refresh > 0
+
         def segment(carry, k):
             a, v, left = carry
-            u = uniforms(keys.events, state.number, jnp.full_like(state.number, k), 4 + a.shape[-1])
+            u = uniforms(keys.events, state.number, jnp.full_like(state.number, k), 4 + refreshes * a.shape[-1])
             public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
-            wait, ending, next_a, next_v = self._public_event(a, v, left, u, public)
+            fresh = apart(self.dynamics.velocity, u[4:], number=state.number).T if refreshes else v
+            wait, ending, next_a, next_v = self._public_event(a, v, left, u, fresh, public)
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
             return (next_a, next_v, left_then), (v, wait, ending)
 
@@ -154,7 +158,7 @@ class Coordinator(eqx.Module):
         u = uniforms(keys.share, state.number, jnp.zeros_like(state.number), 1 + sites)
         return exponentials(u[0]) / self.redistribution, shares(u[1:])
 
-    def _public_event(self, a, v, left, u, public_arrival):
+    def _public_event(self, a, v, left, u, fresh, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
         dynamics = self.dynamics
         level = exponentials(u[:2])
@@ -174,7 +178,7 @@ class Coordinator(eqx.Module):
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
         if dynamics.refresh > 0:
-            jumped = jnp.where(refreshed[:, None], dynamics.velocity(u[4:].T), jumped)
+            jumped = jnp.where(refreshed[:, None], fresh, jumped)
             ending = jnp.where(refreshed, REFRESHED, ending)
         next_v = jnp.where(struck[:, None], jumped, end_v)
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v

@@ -20,6 +20,10 @@ from fedpdmc.randomness import exponentials, uniforms
 CELL = 1.5
 # A step never looks for longer than this: far out in the tails the constants are large and candidates many.
 MOST_LOOKS = 256
+# Chains whose records are passed over together.
+MOST_LANES, LEAST_LANES = 64, 8
+# Numbers in the design above which a pass costs so much that it waits for every lane.
+LARGE = 2**16
 # What a look costs in passes over the records, roughly.
 LOOK_COST = 0.02
 
@@ -79,15 +83,30 @@ class StagedClock(Clock[StagedWalk]):
         return StagedWalk(state.walk.restart(new, path), state.pending & ~new, state.ceiling, state.threshold)
 
     def step(self, state, path, keys):
-        """Look for candidates until every chain has one or is done; then one pass over the records."""
+        """Look for candidates on some chains until most of them have one or are done; then one pass over the records.
+
+        Chains take turns in a few lanes, so that those that are done cost nothing.
+        """
+        chains = state.pending.shape[0]
+        lanes = _lanes(chains)
+        if lanes == chains:
+            return self._step(state, path, keys)
+        index = jnp.nonzero(~state.walk.done, size=lanes, fill_value=chains)[0]
+        some = jax.tree.map(lambda x: x.at[index].get(mode="clip"), (state, path, keys))
+        some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
+        return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), state, self._step(*some))
+
+    def _step(self, state, path, keys):
+        idle = 0 if self.potential.design.size > LARGE else state.pending.shape[0] // 4
 
         def searching(carry):
             looks, now = carry
-            return (looks < MOST_LOOKS) & jnp.any(~(now.walk.done | now.pending))
+            return (looks < MOST_LOOKS) & (jnp.sum(~(now.walk.done | now.pending)) > idle)
 
-        _, state = jax.lax.while_loop(
-            searching, lambda carry: (carry[0] + 1, self._look(carry[1], path, keys)), (jnp.array(0), state)
-        )
+        def look(carry):
+            return carry[0] + 1, self._look(carry[1], path, keys)
+
+        _, state = jax.lax.while_loop(searching, look, look((jnp.array(0), state)))
         return self._inspect(state, path)
 
     def _constants(self, a, v, remaining):
@@ -171,3 +190,8 @@ class StagedClock(Clock[StagedWalk]):
         )
         new = StagedWalk(inspected, jnp.zeros_like(accepted), state.ceiling, state.threshold)
         return keep_done(walk.done | ~state.pending, state, new)
+
+
+def _lanes(chains: int) -> int:
+    """How many chains are walked at a time: enough to fill vectors, few enough to stay in the cache."""
+    return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))
