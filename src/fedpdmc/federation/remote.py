@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import shutil
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
@@ -18,6 +18,19 @@ from fedpdmc.potentials import ControlVariate
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
+
+
+class Request(NamedTuple):
+    """A message to a site, and the hash under which its answer is stored."""
+
+    data: bytes
+    digest: bytes
+
+    @classmethod
+    def of(cls, message: wire.Message) -> Request:
+        """A message as it is sent."""
+        data = wire.encode(message)
+        return cls(data, wire.digest(data))
 
 
 class Transport(abc.ABC):
@@ -33,8 +46,8 @@ class Transport(abc.ABC):
         """The sites' names, in the order of messages and answers."""
 
     @abc.abstractmethod
-    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Send ``requests[m]`` to site m and wait for all answers."""
+    def ask(self, requests: Sequence[Request]) -> list[bytes]:
+        """Send ``requests[m].data`` to site m and wait for all answers."""
 
     def status(self) -> str:
         """A few words on the sites."""
@@ -71,7 +84,7 @@ class RemoteFederation(Federation):
     def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round; asked again, the same answers."""
         if self._point is None or not np.array_equal(self._point, x):
-            request = wire.encode(wire.Derive(self.run, self.sequence + 1, x))
+            request = Request.of(wire.Derive(self.run, self.sequence + 1, x))
             found = self._ask([request] * len(self.names), wire.Derivatives)
             for name, message in zip(self.names, found, strict=True):
                 if message.gradient.shape != x.shape:
@@ -90,7 +103,7 @@ class RemoteFederation(Federation):
             order = 0 if own is None else own.order
             center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
             message = wire.Open(self.run, self.sequence + 1, chains, segments, center, scale, order, *parts)
-            requests.append(wire.encode(message))
+            requests.append(Request.of(message))
         self._ask(requests, wire.Opened)
 
     def exchange(self, plan: Plan) -> list[Arrival]:
@@ -98,28 +111,28 @@ class RemoteFederation(Federation):
         number, start, duration, velocity = (
             np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity)
         )
-        request = wire.encode(wire.Plans(self.run, self.sequence + 1, number, start, duration, velocity))
+        request = Request.of(wire.Plans(self.run, self.sequence + 1, number, start, duration, velocity))
         found = self._ask([request] * len(self.names), wire.Arrivals)
         horizon, dim = duration.sum(-1), start.shape[1]
         return [_arrival(name, message, horizon, dim) for name, message in zip(self.names, found, strict=True)]
 
     def farewell(self) -> None:
         """Tell every site that the run is over."""
-        self._ask([wire.encode(wire.Farewell(self.run, self.sequence + 1))] * len(self.names), wire.Opened)
+        self._ask([Request.of(wire.Farewell(self.run, self.sequence + 1))] * len(self.names), wire.Opened)
         self.sequence -= 1
 
-    def _ask(self, requests: list[bytes], kind: type) -> list:
+    def _ask(self, requests: list[Request], kind: type) -> list:
         answers = self.transport.ask(requests)
         out = [
-            _checked(name, data, kind, request, self.run, self.sequence + 1)
+            _checked(name, data, kind, (self.run, self.sequence + 1, request.digest))
             for name, data, request in zip(self.names, answers, requests, strict=True)
         ]
         self.sequence += 1
-        self.bytes += [len(q) + len(a) for q, a in zip(requests, answers, strict=True)]
+        self.bytes += [len(q.data) + len(a) for q, a in zip(requests, answers, strict=True)]
         return out
 
 
-def _checked(name: str, data: bytes, kind: type, request: bytes, run: bytes, sequence: int):
+def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]):
     """The message that a site answered, if it is the answer to this request."""
     try:
         message = wire.decode(data)
@@ -133,7 +146,7 @@ def _checked(name: str, data: bytes, kind: type, request: bytes, run: bytes, seq
         raise Refused(name, message.code)
     if not isinstance(message, kind):
         raise BadAnswer(name, f"{type(message).__name__} where {kind.__name__} was asked for")
-    if (message.run, message.sequence, message.request) != (run, sequence, wire.digest(request)):  # type: ignore[attr-defined]
+    if (message.run, message.sequence, message.request) != asked:  # type: ignore[attr-defined]
         raise BadAnswer(name, "the answer to another request")
     return message
 
@@ -156,7 +169,8 @@ def _arrival(name: str, message: wire.Arrivals, horizon: np.ndarray, dim: int) -
         if ((message.coordinate[rang] < 0) | (message.coordinate[rang] >= dim)).any():
             raise BadAnswer(name, "a mark that is no coordinate")
         mark = message.coordinate
-    return Arrival(jnp.asarray(message.time), jnp.asarray(rang), jnp.asarray(mark))
+    # Left as they came: they are stacked with those of the other sites before JAX sees them.
+    return Arrival(message.time, rang, mark)  # type: ignore[arg-type]
 
 
 class RemoteSite:
@@ -207,7 +221,7 @@ class DirectTransport(Transport):
 
     def ask(self, requests):
         """One round, site by site."""
-        return [agent.answer(request) for agent, request in zip(self.agents, requests, strict=True)]
+        return [agent.answer(request.data) for agent, request in zip(self.agents, requests, strict=True)]
 
     def close(self):
         """Close the logs."""

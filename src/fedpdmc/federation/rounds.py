@@ -132,7 +132,10 @@ class Rounds:
         while float(np.min(np.asarray(now.state.t))) < now.until:
             clock = time.perf_counter()
             state, knots = self._round(now.state, now.until)
-            now = line.unfinished = _Unfinished(now.until, [*now.chunks, knots], state, now.rounds + 1)
+            # An interrupt may have left the knots of this round behind those that count.
+            del now.chunks[now.rounds :]
+            now.chunks.append(knots)
+            now = line.unfinished = _Unfinished(now.until, now.chunks, state, now.rounds + 1)
             reached, events = float(np.min(np.asarray(state.t))), int(np.asarray(state.events).sum())
             rounds = self.rounds + now.rounds
             tick(Tick(began, reached, now.until, events, rounds, time.perf_counter() - clock))
@@ -146,7 +149,7 @@ class Rounds:
         itinerary = _intend(self.coordinator, state, self.keys, end)
         if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
             raise NotFinite("coordinator", 0)
-        arrivals = jax.tree.map(lambda *x: jnp.stack(x), *self.federation.exchange(itinerary.plan))
+        arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
         state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
         numbers = side_by_side(*(np.asarray(x) for x in (knots.t, knots.a, knots.v)))
         return state, Chunk(numbers, np.asarray(knots.valid))

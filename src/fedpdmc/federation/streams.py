@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from typing import NamedTuple
 
 import grpc
 
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import Agent
-from fedpdmc.federation.remote import Transport
+from fedpdmc.federation.remote import Request, Transport
 from fedpdmc.keys import COORDINATOR, Credentials, certificate_name
 from fedpdmc.study.contract import Study
 
@@ -51,54 +52,63 @@ SERVER = [
 ]
 
 
+class _Asked(NamedTuple):
+    """A request with the ticket that its answer will bear."""
+
+    request: Request
+    ticket: int
+
+
 class _Desk:
     """Where the coordinator leaves a site's request, and whichever stream the site has open takes it."""
 
     def __init__(self, name: str, done: queue.SimpleQueue):
         self.name, self._done = name, done
-        self._turn = threading.Condition()
-        self._request: bytes | None = None
-        self._ticket, self._stream = 0, 0
-        self.connected, self.since, self.round_trip = False, time.monotonic(), 0.0
+        self._lock = threading.Lock()
+        self._asked: _Asked | None = None
+        self._ticket = 0
+        self._inbox: queue.SimpleQueue | None = None
+        self.since, self.round_trip = time.monotonic(), 0.0
 
-    def put(self, request: bytes) -> int:
-        """Leave a request; returns the ticket that its answer will bear."""
-        with self._turn:
-            self._request, self._ticket = request, self._ticket + 1
-            self._turn.notify_all()
+    @property
+    def connected(self) -> bool:
+        """Whether the site has a stream open."""
+        return self._inbox is not None
+
+    def put(self, request: Request) -> int:
+        """Leave a request; returns its ticket."""
+        with self._lock:
+            self._ticket += 1
+            self._asked = _Asked(request, self._ticket)
+            if self._inbox is not None:
+                self._inbox.put(self._asked)
             return self._ticket
 
-    def arrive(self) -> int:
-        """A new stream, which replaces any older one."""
-        with self._turn:
-            self._stream += 1
-            self.connected, self.since = True, time.monotonic()
-            self._turn.notify_all()
-            return self._stream
+    def arrive(self) -> queue.SimpleQueue:
+        """A new stream, which replaces any older one: what it is to send, None at its end."""
+        with self._lock:
+            if self._inbox is not None:
+                self._inbox.put(None)
+            inbox = self._inbox = queue.SimpleQueue()
+            self.since = time.monotonic()
+            if self._asked is not None:
+                inbox.put(self._asked)
+            return inbox
 
-    def leave(self, stream: int) -> bool:
+    def leave(self, inbox: queue.SimpleQueue) -> bool:
         """A stream has ended; returns whether it was the site's present one."""
-        with self._turn:
-            present = stream == self._stream and self.connected
+        with self._lock:
+            inbox.put(None)
+            present = inbox is self._inbox
             if present:
-                self.connected, self.since = False, time.monotonic()
-            self._turn.notify_all()
+                self._inbox, self.since = None, time.monotonic()
             return present
-
-    def take(self, stream: int) -> tuple[bytes, int] | None:
-        """The next request with its ticket; None once this stream is over or replaced."""
-        with self._turn:
-            while self._request is None and self.connected and stream == self._stream:
-                self._turn.wait()
-            if not self.connected or stream != self._stream or self._request is None:
-                return None
-            return self._request, self._ticket
 
     def give(self, ticket: int, answer: bytes, seconds: float) -> None:
         """The answer to the request with this ticket."""
-        with self._turn:
-            if ticket == self._ticket and self._request is not None:
-                self._request, self.round_trip = None, seconds
+        with self._lock:
+            if self._asked is not None and ticket == self._asked.ticket:
+                self._asked, self.round_trip = None, seconds
                 self._done.put((self.name, ticket, answer))
 
 
@@ -118,7 +128,7 @@ class StreamTransport(Transport):
 
     def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):
         host, _ = split_address(listen, "listen")
-        self.study, self.run, self._secure = study, run, credentials is not None
+        self.study, self.run, self._secure, self._closed = study, run, credentials is not None, False
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._desks = {name: _Desk(name, self._done) for name in study.sites}
         streams = 2 * len(study.sites) + 8
@@ -150,7 +160,7 @@ class StreamTransport(Transport):
         """The sites' names."""
         return self.study.sites
 
-    def ask(self, requests: Sequence[bytes]) -> list[bytes]:
+    def ask(self, requests: Sequence[Request]) -> list[bytes]:
         """Send every site its request and wait, for as long as it takes, until all have answered."""
         tickets = {name: self._desks[name].put(request) for name, request in zip(self.names, requests, strict=True)}
         answers: dict[str, bytes] = {}
@@ -170,6 +180,7 @@ class StreamTransport(Transport):
 
     def close(self):
         """Stop listening; streams that are open end."""
+        self._closed = True
         for desk in self._desks.values():
             desk.arrive()
         self._server.stop(1.0).wait()
@@ -187,26 +198,29 @@ class StreamTransport(Transport):
             logger.warning("a connection from %s was refused: %s", context.peer(), code)
             yield self._no(code)
             return
-        stream = desk.arrive()
-        if not context.add_callback(functools.partial(desk.leave, stream)):  # type: ignore[arg-type]
-            desk.leave(stream)
+        inbox = desk.arrive()
+        lost = functools.partial(self._lost, desk, inbox)
+        if not context.add_callback(lost):
+            lost()
             return
         logger.info("site %s has joined", desk.name)
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
-            while (taken := desk.take(stream)) is not None:
-                request, ticket = taken
+            while (asked := inbox.get()) is not None:
                 began = time.monotonic()
-                yield request
-                answer = _matching(incoming, wire.digest(request), desk.name)
-                desk.give(ticket, answer, time.monotonic() - began)
+                yield asked.request.data
+                answer = _matching(incoming, asked.request.digest, desk.name)
+                desk.give(asked.ticket, answer, time.monotonic() - began)
         except StopIteration:
             pass
         except grpc.RpcError as error:
             logger.debug("stream of %s: %r", desk.name, error)
         finally:
-            if desk.leave(stream):
-                logger.warning("site %s is lost; the run waits for it", desk.name)
+            lost()
+
+    def _lost(self, desk: _Desk, inbox: queue.SimpleQueue) -> None:
+        if desk.leave(inbox) and not self._closed:
+            logger.warning("site %s is lost; the run waits for it", desk.name)
 
     def _admit(self, hello: wire.Message, context: grpc.ServicerContext) -> tuple[str, _Desk | None]:
         if not isinstance(hello, wire.Hello):
@@ -229,10 +243,7 @@ def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:
     """The next answer to this request; what answers something else is an echo of an earlier round."""
     for _ in range(MOST_STRAYS):
         answer = next(incoming)
-        try:
-            if getattr(wire.decode(answer), "request", asked) == asked:
-                return answer
-        except WireError:
+        if wire.answered(answer) in (asked, None):
             return answer
         logger.warning("site %s sent an answer to another request; it was dropped", name)
     return answer

@@ -353,6 +353,13 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
     return message
 
 
+def answered(data: bytes) -> bytes | None:
+    """The hash of the request that a message answers, read without the rest; None if it cannot be an answer."""
+    begin = HEADER.size + RUN_BYTES + 8
+    kind = KINDS.get(data[HEADER.size - 1]) if len(data) >= begin + DIGEST_BYTES else None
+    return data[begin : begin + DIGEST_BYTES] if kind in (Derivatives, Opened, Arrivals, Refusal) else None
+
+
 def digest(data: bytes) -> bytes:
     """The hash under which a request's answer is stored."""
     return hashlib.sha256(data).digest()
