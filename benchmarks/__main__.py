@@ -16,6 +16,8 @@ from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
 from benchmarks.tables import label, markdown, rates_table, ratios, ratios_table
 from rich.console import Console
 
+from benchmarks import few_rounds
+
 HERE = Path(__file__).resolve().parent
 RIVAL_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
 WIDTH = 180
@@ -75,43 +77,78 @@ def contestants(case: Case, quick: bool) -> Iterator[dict]:
 
 def arguments(options: dict) -> list[str]:
     """As a command line takes them."""
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    words = []
+    for name, value in options.items():
+        words += [f"--{name}", *(map(str, value) if isinstance(value, tuple) else (str(value),))]
+    return words
 
 
-def run(quick: bool, console: Console) -> list[dict]:
-    """All cases in order."""
+def zigzag(quick: bool, console: Console) -> tuple[dict, list]:
+    """The Zig-Zag process against that of pdmp-jax."""
+    if not RIVAL_PYTHON.exists():
+        raise SystemExit("The rival's environment is not there: run `make bench`, which makes it.")
     reports = []
     for case in (case.quick() if quick else case for case in CASES):
         for report in contestants(case, quick):
             reports.append(report)
             console.print(f"[dim]done: {report['problem']}, {case.chains} chains, {case.sites} sites, {label(report)}")
-    return reports
+    found = {"ratios": ratios(reports), "contestants": reports}
+    return found, [rates_table(reports), ratios_table(found["ratios"])]
+
+
+def _by_name(script: str, options: dict) -> dict:
+    return contest([sys.executable, script, *arguments(options)])
+
+
+def _heard(reports: Iterator[dict], console: Console) -> list[dict]:
+    kept = []
+    for report in reports:
+        kept.append(report)
+        size = f"N={report['records']}, d={report['dim']}, M={report.get('sites', 1)}"
+        console.print(f"[dim]done: {size}, {few_rounds.label(report)}")
+    return kept
+
+
+def rounds(quick: bool, console: Console) -> tuple[dict, list]:
+    """Rounds per effective sample against Algorithm 2, federated HMC and federated NUTS."""
+    reports = _heard(few_rounds.count_rounds(_by_name, quick), console)
+    goals = few_rounds.rounds_goals(reports)
+    return {"goals": goals, "contestants": reports}, [few_rounds.rounds_table(reports), few_rounds.goals_table(goals)]
+
+
+def speed(quick: bool, console: Console) -> tuple[dict, list]:
+    """Effective samples per second against NUTS on the pooled records."""
+    reports = _heard(few_rounds.time_all(_by_name, quick), console)
+    rows = few_rounds.speeds(reports)
+    found = few_rounds.speed_ratios(rows)
+    tables = [few_rounds.speed_table(rows), few_rounds.speed_ratios_table(found)]
+    return {"ratios": found, "medians": rows, "contestants": reports}, tables
+
+
+PARTS = {"zigzag": zigzag, "rounds": rounds, "speed": speed}
 
 
 def main() -> None:
     """Run, print the tables, write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works; not to be quoted")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="one part, or several; all if not given")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of results.json and tables.md")
     options = parser.parse_args()
-    if not RIVAL_PYTHON.exists():
-        raise SystemExit("The rival's environment is not there: run `make bench`, which makes it.")
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=WIDTH)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    reports = run(options.quick, console)
-    found = {
-        "started": started,
-        "commit": commit(),
-        "quick": options.quick,
-        "machine": machine(),
-        "ratios": ratios(reports),
-        "contestants": reports,
-    }
-    (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    tables = rates_table(reports), ratios_table(found["ratios"])
-    console.print(*tables)
-    (options.out / "tables.md").write_text(markdown(*tables))
+    path = options.out / "results.json"
+    results = json.loads(path.read_text()) if options.only and path.exists() else {}
+    shown = []
+    for name in options.only or PARTS:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        found, tables = PARTS[name](options.quick, console)
+        about = {"started": started, "commit": commit(), "quick": options.quick, "machine": machine()}
+        results[name] = about | found
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        shown += tables
+    console.print(*shown)
+    (options.out / "tables.md").write_text(markdown(*shown))
     console.print(f"results in {options.out}")
 
 

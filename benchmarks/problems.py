@@ -76,11 +76,15 @@ def paper_gaussian(seed: int = 0, records: int = 50, dim: int = 10) -> Problem:
 
 
 def paper_logistic(seed: int = 0, records: int = 1000, dim: int = 6) -> Problem:
-    """Logistic regression with an intercept, standard normal covariates and a standard normal prior."""
+    """Logistic regression with an intercept, standard normal covariates and a standard normal prior.
+
+    The coefficients keep their norm whatever ``dim`` is, and so do the predictors their spread.
+    """
     rng = np.random.default_rng([seed, 0])
     X = rng.standard_normal((records, dim))
     X[:, 0] = 1.0
     truth = np.resize(TRUE_COEFFICIENTS, dim)
+    truth *= np.linalg.norm(TRUE_COEFFICIENTS) / np.linalg.norm(truth)
     y = (rng.random(records) < sigmoid(X @ truth)).astype(float)
     return Problem("paper_logistic", {"X": X, "y": y}, *laplace_logistic(X, y))
 

@@ -1,11 +1,15 @@
 """The federated mode, and the control variates made there."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
-from tests.support import hospitals, prior
+from tests.support import LOSS_NAMES, hospitals, predictor, prior
 
 import fedpdmc as fp
+from fedpdmc.potentials import Potential
+from fedpdmc.reference import MOST_ROUNDS
 
 
 def energy(x):
@@ -67,3 +71,75 @@ def test_newton_is_damped_where_the_first_step_would_overshoot(start):
     design, counts = np.ones((3, 1)), [2, 3, 4]
     made = fp.laplace([fp.Site(fp.models.poisson(design, counts), name="a")], fp.models.normal_prior(1, start, 50.0))
     assert float(made.center[0]) == pytest.approx(np.log(3), abs=0.05)
+
+
+class Quartic(Potential):
+    """A potential that says nothing but its value: ``Σ (x_i − i)⁴ + (x_0 − x_1)²/2``."""
+
+    size: int
+
+    @property
+    def dim(self):
+        return self.size
+
+    def value(self, x):
+        return jnp.sum((x - jnp.arange(self.size)) ** 4) + 0.5 * (x[0] - x[1]) ** 2
+
+    def whiten(self, reference, columns):
+        raise NotImplementedError
+
+    def field(self, rotating, flips, a, v):
+        raise NotImplementedError
+
+
+def test_any_potential_is_differentiated_by_jax():
+    made = fp.laplace([fp.Site(Quartic(3), name="a")], fp.models.normal_prior(3, scale=2.0), tolerance=1e-8)
+
+    def energy(x):
+        return np.sum((x - np.arange(3)) ** 4) + 0.5 * (x[0] - x[1]) ** 2 + np.sum(x**2) / 8
+
+    mode = optimize.minimize(energy, np.zeros(3), tol=1e-14).x
+    np.testing.assert_allclose(made.center, mode, atol=1e-6)
+    hessian = np.diag(12 * (mode - np.arange(3)) ** 2 + 0.25)
+    hessian[:2, :2] += [[1, -1], [-1, 1]]
+    scale = np.asarray(made.scale_tril)
+    np.testing.assert_allclose(scale @ scale.T, np.linalg.inv(hessian), rtol=1e-5)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_the_closed_forms_of_sums_over_records_are_those_of_jax(name, diagonal, double):
+    potential, x = predictor(name, diagonal=diagonal), jnp.asarray([0.4, -0.7, 0.2])
+    assert type(potential).gradient is not Potential.gradient and type(potential).hessian is not Potential.hessian
+    np.testing.assert_allclose(potential.gradient(x), jax.grad(potential.value)(x), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(potential.hessian(x), jax.hessian(potential.value)(x), rtol=1e-10, atol=1e-12)
+
+
+X = np.array([[1.0, -2.0], [1.0, -1.0], [1.0, 1.0], [1.0, 2.0]])
+HARD = {
+    "separable": (X, [0.0, 0.0, 1.0, 1.0]),
+    "separable and far": (1e4 * X, [0.0, 0.0, 1.0, 1.0]),
+    "collinear": (X[:, [1, 1]], [0.0, 1.0, 0.0, 1.0]),
+    "one record": (X[:1], [1.0]),
+    "no records": (X[:0], []),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("case", HARD)
+def test_hard_likelihoods_have_a_reference_under_a_proper_prior(case, scale):
+    design, labels = HARD[case]
+    sites = [
+        fp.Site(fp.models.logistic(design, labels), name="hard"),
+        fp.Site(fp.models.logistic(X[:0], []), name="empty"),
+    ]
+    wide = fp.models.normal_prior(2, scale=scale)
+    made = fp.laplace(sites, wide)
+    assert made.rounds <= MOST_ROUNDS and set(made.bytes.values()) == {made.rounds * 8 * 9}
+    center, factor = np.asarray(made.center), np.asarray(made.scale_tril)
+    cov = factor @ factor.T
+    # A minimum: the gradient there is small against the curvature, and nowhere near is lower.
+    p = 1 / (1 + np.exp(-np.clip(design @ center, -700, 700)))
+    gradient = design.T @ (p - np.asarray(labels)) + center / scale**2
+    assert gradient @ cov @ gradient < 1e-3
+    assert np.all(np.linalg.eigvalsh(cov) > 0) and np.all(np.linalg.eigvalsh(cov) <= scale**2 * (1 + 1e-9))

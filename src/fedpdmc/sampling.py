@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
+from fedpdmc.distance import USUAL_YIELD, Distance
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent, InputError
 from fedpdmc.federation.base import message_bytes
@@ -27,7 +28,7 @@ from fedpdmc.potentials import Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.progress import Display
 from fedpdmc.redistribution import Redistributed
-from fedpdmc.run import Run
+from fedpdmc.run import Run, Tick
 from fedpdmc.site import Site, local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
@@ -35,12 +36,9 @@ from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Sto
 DEFAULT_ESS = 1000.0
 FIRST_BLOCK = 10.0
 WHITENED_BURN_IN = 5.0
-# Effective samples that a chain on a good reference makes per unit of process time, for the first guess of a block.
-USUAL_YIELD = 0.2
 MOST_GROWTH = 4.0
-# Objections per unit of time above which a rotation about the reference is not worth its while.
-MANY_OBJECTIONS = 2.0
-MOST_BLOCKS = 40
+# Limits of a run to an effective sample size: its blocks, and for the few-rounds method times its first block.
+MOST_BLOCKS, MOST_STRETCH = 40, 50
 # With keep="draws" a block is cut so that its knots stay within this many bytes.
 BLOCK_BYTES = 2**26
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
@@ -214,6 +212,8 @@ class Sampler:
         else:
             self.run = Rounds(federation, *parts, reach=self.pace)
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
+        few_rounds = method.whitened and method.control_name == "quadratic" and method.dynamics.flow.rotating
+        self.distance = Distance(method.chains) if few_rounds else None
         flow = method.dynamics.flow
         self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
 
@@ -279,22 +279,22 @@ class Sampler:
                     f"{following.run.time:g}.",
                     stacklevel=2,
                 )
-        following._warn_if_far()
+        following._look_back()
         return following.posterior()
 
-    def _warn_if_far(self) -> None:
-        """Say so if the posterior is too far from its reference for the few-rounds method to be wise."""
-        span = max(self.run.time, 0.0)
-        if not (self.method.whitened and self.method.control_name == "quadratic" and span > 0):
-            return
-        rate = float(np.mean(self.run.events - self.burn_in_events)) / span
-        if self.method.dynamics.flow.rotating and rate > MANY_OBJECTIONS:
-            warnings.warn(
-                f"The sites object {rate:.2g} times per unit of process time: the posterior is far from its Laplace "
-                "reference (heavy tails, or few records). The draws are exact, but dynamics=fedpdmc.ZigZag() or "
-                "BouncyParticle() may need less time.",
-                stacklevel=4,
-            )
+    def _look_back(self, ess: float | None = None) -> None:
+        """Say so if the posterior has turned out too far from its reference for the few-rounds method to be wise."""
+        if self.distance is not None:
+            objections = float(np.mean(self.run.events - self.burn_in_events))
+            self.distance.judge(objections, ess, max(self.run.time, 0.0))
+
+    def _tick(self, display: Display) -> Callable[[Tick], None]:
+        def tick(tick: Tick) -> None:
+            display.tick(tick)
+            if self.distance is not None:
+                self.distance.tick(tick)
+
+        return tick
 
     def _advance(self, until: float, display: Display) -> None:
         # Chains wait for each other at the end of a block: few blocks, of many plans each.
@@ -311,7 +311,7 @@ class Sampler:
         """Whole blocks up to the goal, if there is one that has not been reached."""
         while self.goal is not None and self.run.time < self.goal.until:
             burning, plans = self.run.time < 0, float(self.run.plans.sum())
-            self.run.advance(self._next_stop(self.goal), self._forget if burning else self._keep, display.tick)
+            self.run.advance(self._next_stop(self.goal), self._forget if burning else self._keep, self._tick(display))
             if burning:
                 self.burn_in_events = self.run.events
             made = max(float(self.run.plans.sum()) - max(plans, 1.0), 1.0) * 8 * (2 * self.method.dim + 2)
@@ -346,7 +346,7 @@ class Sampler:
                 f"{target:g} with keep='draws', which keeps {LEAST_DRAWS} to {MOST_DRAWS} draws of each chain",
                 "Ask for less, take more chains, or use keep='skeleton'.",
             )
-        first = FIRST_BLOCK
+        first, begin = FIRST_BLOCK, max(self.run.time, 0.0)
         if self.method.whitened:
             first = float(np.clip(target / (USUAL_YIELD * self.method.chains), FIRST_BLOCK, 100 * FIRST_BLOCK))
         for _ in range(MOST_BLOCKS + 1):
@@ -356,6 +356,9 @@ class Sampler:
                 worst = min(found.values())
                 if worst >= target:
                     return
+                self._look_back(worst)
+                if self.distance is not None and span - begin >= MOST_STRETCH * first:
+                    break
                 need = span * (1.05 * target / max(worst, 1.0) - 1.0)
                 length = float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
             fits, name = self._longest()
@@ -364,8 +367,9 @@ class Sampler:
                 return
             self._advance(span + length, display)
         warnings.warn(
-            f"The worst effective sample size is {worst:.0f} of the {target:.0f} asked for after {MOST_BLOCKS} blocks "
-            f"({min(found, key=lambda name: found[name])}). Use extend(), more chains, or another dynamics.",
+            f"The worst effective sample size is {worst:.0f} of the {target:.0f} asked for at process time "
+            f"{max(self.run.time, 0.0):.4g} ({min(found, key=lambda name: found[name])}). Use extend(), more chains, or "
+            "another dynamics.",
             stacklevel=3,
         )
 

@@ -74,7 +74,7 @@ def test_a_site_without_events():
 
 # Some of these posteriors are as far from Gaussian as the warning says.
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The sites object")
+@pytest.mark.filterwarnings("ignore:The posterior is far")
 @pytest.mark.parametrize("make", [trial, no_events, many_parameters])
 def test_small_skewed_posteriors(make):
     compared(make, 20_000, 10_000, chains=64, warm_up=500, draws=2000)

@@ -78,7 +78,7 @@ CASES += [pytest.param(*case, marks=pytest.mark.long) for case in sorted(LONG - 
 
 
 # Such controls are as far from the posterior as the warning says.
-@pytest.mark.filterwarnings("ignore:The sites object")
+@pytest.mark.filterwarnings("ignore:The posterior is far")
 @pytest.mark.parametrize(("kind", "dynamics", "model", "control"), CASES)
 def test_any_control_variate_is_exact(kind, dynamics, model, control):
     reference = with_controls(model, kind)

@@ -1,0 +1,68 @@
+"""The default says plainly when the posterior is too far from its reference, and names what to use."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+from fedpdmc.distance import Distance
+from fedpdmc.run import Tick
+
+FAR = "The posterior is far from its Laplace reference: .*ZigZag"
+WIDE = fp.models.normal_prior(1, scale=100.0)
+
+
+def cauchy():
+    """Three records with Cauchy errors: a posterior with tails like x⁻⁶."""
+    return fp.Site(fp.models.student_t(np.ones((3, 1)), [-1.0, 0.0, 4.0], df=1.0), name="cauchy")
+
+
+def separable():
+    """Two records that leave the odds ratio open above."""
+    return fp.Site(fp.models.logistic(np.array([[-1.0], [1.0]]), [0.0, 1.0]), name="separable")
+
+
+SITES = pytest.mark.parametrize("site", [cauchy, pytest.param(separable, marks=pytest.mark.long)])
+
+
+@SITES
+def test_the_default_says_when_the_reference_is_far_off(site):
+    """As soon as it shows; here the word ends the run, which could go on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=FAR):
+            fp.sample([site()], WIDE, seed=1, progress=False)
+
+
+@SITES
+def test_what_it_names_does_better(site):
+    post = fp.sample([site()], WIDE, dynamics=fp.ZigZag(), reference="laplace", seed=1, progress=False)
+    assert min(post.ess().values()) > 1000
+    assert post.rounds < 1000
+
+
+def ticks(distance, *found, until=10.0):
+    """Events of all chains and rounds, told chunk by chunk."""
+    for events, rounds in found:
+        distance.tick(Tick(0.0, 1.0, until, events, rounds, 0.1))
+
+
+def test_a_block_that_costs_too_much_is_noticed_while_it_runs():
+    with pytest.warns(UserWarning, match="the sites object 2.5 times"):
+        ticks(Distance(4), (0, 0), (100, 250))
+    with pytest.warns(UserWarning, match="took 250 rounds for at most 10 units"):
+        ticks(Distance(4), (0, 0), (60, 250))
+    ticks(Distance(4), (0, 0), (100, 150))
+    ticks(Distance(4), (0, 0), (60, 250), until=100.0)
+
+
+def test_slow_mixing_is_noticed_and_told_once():
+    distance = Distance(10)
+    distance.judge(objections=3.0, ess=300.0, span=100.0)
+    distance.judge(objections=3.0, ess=None, span=100.0)
+    with pytest.warns(UserWarning, match=re.escape("makes 0.01 effective samples per unit of process time")) as told:
+        distance.judge(objections=3.0, ess=10.0, span=100.0)
+        distance.judge(objections=3.0, ess=10.0, span=100.0)
+    assert len(told) == 1
