@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.bench-installed
 RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long lint format bench clean
+.PHONY: help install demo test test-long lint format bench figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -16,6 +17,7 @@ help:
 	@echo "make lint       ruff, pyright, import-linter"
 	@echo "make format     let ruff rewrite what lint would complain about"
 	@echo "make bench      speed and rounds against peers"
+	@echo "make figures    the plots of docs/figures from the last benchmark"
 	@echo "make install    only the environment, in $(VENV)"
 	@echo "make clean      remove environments, caches and run outputs"
 
@@ -52,8 +54,16 @@ $(RIVAL_STAMP): benchmarks/pdmp-jax-requirements.txt
 	$(RIVAL_VENV)/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-bench: install $(RIVAL_STAMP)
+# NumPyro is a rival too, one that lives with our JAX.
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: install $(RIVAL_STAMP) $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+figures: $(BENCH_STAMP)
+	$(BIN)/python -m benchmarks.figures
 
 clean:
 	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo
