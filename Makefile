@@ -8,7 +8,7 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long lint format bench figures clean
+.PHONY: help install demo paper test test-long lint format bench figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-long  the long statistical runs"
 	@echo "make lint       ruff, pyright, import-linter"
 	@echo "make format     let ruff rewrite what lint would complain about"
+	@echo "make paper      the paper's figures made anew, in fedpdmc-paper/ (up to 45 minutes)"
 	@echo "make bench      speed and rounds against peers"
 	@echo "make figures    the plots of docs/figures from the last benchmark"
 	@echo "make install    only the environment, in $(VENV)"
@@ -31,6 +32,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/fedpdmc demo
+
+paper: install
+	$(BIN)/fedpdmc reproduce all
 
 test: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
@@ -66,5 +70,5 @@ figures: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.figures
 
 clean:
-	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo
+	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo fedpdmc-paper
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

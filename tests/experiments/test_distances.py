@@ -18,7 +18,7 @@ def paths(rng, shift=0.0, stretch=1.0):
 
 @pytest.fixture(scope="module")
 def exact():
-    return Exact.of(np.random.default_rng(1).normal(size=(8, 4000, 3)))
+    return Exact(np.random.default_rng(1).normal(size=(8, 4000, 3)))
 
 
 def posterior(draws):
@@ -39,3 +39,11 @@ def test_exact_runs_lie_on_the_floor(exact):
 def test_runs_that_are_off_do_not(exact, shift, stretch):
     found = ratio(measure(posterior(paths(np.random.default_rng(5), shift, stretch)), exact, seed=6))
     assert not found.on_the_floor and found.value > 1.2
+
+
+def test_the_distance_is_the_one_of_scipy(exact):
+    from scipy.stats import wasserstein_distance
+
+    sample = np.random.default_rng(7).normal(0.2, 1.1, (500, 3))
+    expected = [wasserstein_distance(x, y) for x, y in zip(sample.T, exact.reference.T, strict=True)] / exact.sd
+    np.testing.assert_allclose(exact.distances(sample.T), expected, rtol=2e-3)

@@ -171,7 +171,7 @@ def run(study: Study) -> Verdict:
         if size is small:
             study.figure("cox-graph", draw_graph(found))
             study.figure("cox-marginals", draw_marginals(post, draws, found))
-            floor = ratio(measure(post, Exact.of(draws), seed=SEED))
+            floor = ratio(measure(post, Exact(draws), seed=SEED))
         else:
             study.figure("cox-large", draw_large(rows, size.side))
         worst = max(worst, max(abs(row["z"]) for row in rows) / z_limit(len(rows)))

@@ -41,7 +41,7 @@ def paper_problem(size: Size) -> tuple[Regression, Exact]:
     """The records, and a large HMC sample of the posterior that they have together."""
     problem = regression(size.records, size.dim, SEED)
     draws = hmc(problem.log_density, problem.reference(), seed=SEED, chains=16, warm_up=500, draws=size.hmc_draws)
-    return problem, Exact.of(draws)
+    return problem, Exact(draws)
 
 
 def zigzag(sites: list[fp.Site], prior: Any, exact: Exact, size: Size, seed: int, **options: Any) -> fp.Posterior:

@@ -42,7 +42,7 @@ def run(study: Study) -> Verdict:
         problem = series(size.count, size.length, df, SEED)
         reference = problem.reference()
         draws = hmc(problem.log_density, reference, seed=SEED, chains=16, warm_up=600, draws=size.hmc_draws)
-        exact, own = Exact.of(draws), []
+        exact, own = Exact(draws), []
         for m in study.track(size.sites, f"time series, ν = {df:g}, M ="):
             post = fp.sample(
                 problem.sites(m), dynamics=fp.ZigZag(), reference=fp.Reference(reference.center, reference.scale_tril),

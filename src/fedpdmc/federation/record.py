@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpdmc.coordinator import Knots
 from fedpdmc.skeleton import Chunk
 
+# A record is kept as it is if at least this share of it is knots.
+LEAST_FILLED = 0.5
+
 
 class Record(eqx.Module):
     """Rows of knots, chain after chain.
@@ -42,4 +45,11 @@ class Record(eqx.Module):
         """The first rows as arrays of the skeleton."""
         numbers, valid = np.asarray(self.numbers)[:, :rows], np.asarray(self.valid)[:, :rows]
         chains, _, segments, width = numbers.shape
-        return Chunk(numbers.reshape(chains, rows * segments, width), valid.reshape(chains, rows * segments))
+        numbers, valid = numbers.reshape(chains, rows * segments, width), valid.reshape(chains, rows * segments)
+        counts = np.count_nonzero(valid, 1)
+        most = int(counts.max(initial=0))
+        if most > LEAST_FILLED * self.valid[0].size:
+            return Chunk(numbers, valid)
+        # A view would keep the whole record: of knots that are few, or mostly void, copies are kept.
+        order = np.argsort(~valid, 1, kind="stable")[:, :most]
+        return Chunk(np.take_along_axis(numbers, order[..., None], 1), np.arange(most) < counts[:, None])
