@@ -19,8 +19,10 @@ from fedpdmc.site import Site, derivatives
 
 # Newton steps of a private reference: fixed beforehand, each a release of every site.
 STEPS = 4
-# The least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
+# Under a flat prior: the least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
 LEAST_CURVATURE = 1e-3
+# The prior's standard deviations, per root of the dimension, within which the mode is looked for.
+FARTHEST = 3.0
 
 
 def noisy_derivatives(site: Site, x: np.ndarray, run: str, step: int) -> tuple[np.ndarray, ...]:
@@ -64,7 +66,7 @@ def noisy_derivatives(site: Site, x: np.ndarray, run: str, step: int) -> tuple[n
 def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
     """The Laplace reference from `STEPS` Newton steps on noisy sums; everything in it comes from charged releases."""
     run = f"laplace-{secrets.token_hex(8)}"
-    traffic = {site.name: 0 for site in sites}
+    traffic, start = {site.name: 0 for site in sites}, x
     for step in range(STEPS):
         hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
         parts = {}
@@ -78,11 +80,10 @@ def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarra
             hessian[np.ix_(index, index)] += h
             parts[site.name] = (g, h, point)
             traffic[site.name] += 8 * (2 * g.size + h.size)
+        precision = _believed(hessian, prior)
         if prior is not None:
-            hessian = hessian + np.asarray(prior.precision)
             gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
-        precision = _believed(hessian)
-        x = x - np.linalg.solve(precision, gradient)
+        x = _within_reach(x - np.linalg.solve(precision, gradient), start, prior)
     control = {
         name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2)
         for name, (g, h, point) in parts.items()
@@ -92,8 +93,18 @@ def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarra
     return Reference(jnp.asarray(x), jnp.asarray(scale), control, STEPS, traffic)
 
 
-def _believed(hessian: np.ndarray) -> np.ndarray:
-    """The nearest matrix whose eigenvalues are not small: noise can make a Hessian indefinite."""
+def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
+    """The prior's precision and what the noisy Hessian adds: noise can make it indefinite, the likelihood does not."""
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    floor = LEAST_CURVATURE * max(float(values.max()), 1e-300)
-    return (vectors * np.maximum(values, floor)) @ vectors.T
+    floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
+    curvature = (vectors * np.maximum(values, floor)) @ vectors.T
+    return curvature if prior is None else curvature + np.asarray(prior.precision)
+
+
+def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> np.ndarray:
+    """Not further from the prior's mean than the prior allows: a step that noise has made is not followed there."""
+    if prior is None:
+        return x
+    off = x - mean
+    length = float(np.sqrt(off @ np.asarray(prior.precision) @ off))
+    return mean + off * min(1.0, FARTHEST * np.sqrt(len(x)) / max(length, 1e-300))

@@ -188,6 +188,98 @@ def _replay(study: Contract, name: Name, data: Data, store: Store, query: Query 
     raise typer.Exit(studies.guarded(lambda: studies.audit_replay(study, name, data, query, store)))
 
 
+privacy_app = typer.Typer(help="What a site gives away, and what that costs.", no_args_is_help=True)
+ledger_app = typer.Typer(help="A site's privacy ledger.", no_args_is_help=True)
+app.add_typer(privacy_app, name="privacy")
+app.add_typer(ledger_app, name="ledger")
+
+Epsilon = Annotated[float, typer.Option(help="The total epsilon.")]
+SomeEpsilon = Annotated[float | None, typer.Option(help="The total epsilon; leave out to have it worked out.")]
+Delta = Annotated[float, typer.Option(help="The delta.")]
+Excess = Annotated[float | None, typer.Option(help="The excess rate; leave out to have the least one worked out.")]
+
+
+@privacy_app.command("arrival")
+def _arrival(
+    epsilon: Epsilon,
+    sensitivity: Annotated[float, typer.Option(help="K: how much one record can change the rate.")],
+    excess: Excess = None,
+    delta: Annotated[float | None, typer.Option(help="The delta, to have the least excess rate worked out.")] = None,
+) -> None:
+    """The time of one switch: the paper's Theorem 5.1 both ways."""
+    from fedpdmc.cli import privacy
+
+    raise typer.Exit(privacy.printed(lambda: privacy.arrival(epsilon, sensitivity, excess, delta)))
+
+
+@privacy_app.command("horizon")
+def _horizon(
+    epsilon: Epsilon,
+    k_inf: Annotated[float, typer.Option(help="Largest change of one coordinate's rate.")],
+    k_1: Annotated[float, typer.Option(help="Largest change of all rates together, in sum.")],
+    excess: Excess = None,
+    horizon: Annotated[
+        float | None, typer.Option(help="The horizon, to have the least excess rate worked out.")
+    ] = None,
+) -> None:
+    """One censored arrival without delta: the longest plan, or the least excess rate."""
+    from fedpdmc.cli import privacy
+
+    raise typer.Exit(privacy.printed(lambda: privacy.horizon(epsilon, k_inf, k_1, excess, horizon)))
+
+
+@privacy_app.command("run")
+def _privacy_run(
+    k_2: Annotated[float, typer.Option(help="Largest change of all rates together, in Euclidean norm.")],
+    excess: Annotated[float, typer.Option(help="The excess rate.")],
+    delta: Delta,
+    observed: Annotated[float | None, typer.Option(help="Cap of observed time, over rounds and chains.")] = None,
+    epsilon: SomeEpsilon = None,
+    dim: Annotated[int, typer.Option(min=1, help="Number of coordinates.")] = 1,
+) -> None:
+    """A whole run: epsilon from a cap of observed time, or the cap from epsilon."""
+    from fedpdmc.cli import privacy
+
+    k = privacy.Sensitivity(k_2, k_2 * dim**0.5, k_2)
+    raise typer.Exit(privacy.printed(lambda: privacy.run(k, excess, delta, observed, epsilon)))
+
+
+@privacy_app.command("plan")
+def _plan(
+    records: Annotated[int, typer.Option(min=1, help="Records of the smallest site.")],
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites.")],
+    dim: Annotated[int, typer.Option(min=1, help="Number of parameters.")],
+    epsilon: Epsilon,
+    delta: Delta,
+    ess: Annotated[float, typer.Option(help="Effective samples wanted.")] = 100.0,
+    sensitivity: Annotated[
+        float | None, typer.Option(help="K_2 in posterior standard deviations; estimated from the records if left out.")
+    ] = None,
+    neighbours: Annotated[str, typer.Option(help="replace, add-remove or label.")] = "replace",
+    plot: Annotated[Path | None, typer.Option(help="Where a picture of the frontier goes.")] = None,
+) -> None:
+    """What a budget buys: excess rate, observed time, horizon, rounds and effective samples."""
+    from fedpdmc.cli import privacy
+
+    def work() -> str:
+        usual = privacy.planning.usual_sensitivity(records, sites, dim, neighbours)
+        known = usual if sensitivity is None else sensitivity
+        return privacy.plan(privacy.planning.Question(records, sites, dim, epsilon, delta, known, ess), plot)
+
+    raise typer.Exit(privacy.printed(work))
+
+
+@ledger_app.command("show")
+def _ledger_show(
+    path: Annotated[Path | None, typer.Argument(help="The ledger; the usual one if left out.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="One data set only.")] = None,
+) -> None:
+    """Print a ledger's entries, checked, with the running total of epsilon."""
+    from fedpdmc.cli import privacy
+
+    raise typer.Exit(privacy.printed(lambda: privacy.ledger(path, dataset)))
+
+
 def main() -> None:
     """Entry point of the console script ``fedpdmc``."""
     app()

@@ -1,0 +1,204 @@
+"""What a privacy budget buys: which excess rate, observed time, horizon, rounds and effective samples go together.
+
+All in units of posterior standard deviations, for the Zig-Zag. With M sites every coordinate flips at the excess rate
+``R = M ρ``; a Gaussian coordinate then needs ``1.6 + 4 R`` units of process time for an effective sample (for large R the
+path is a diffusion with constant ``1/(2R)``). A site is watched for longer than the process runs, because it answers to the
+end of the plan whoever objects first: until it rings itself or the horizon H ends. Objections of the records themselves
+come on top; they are few with control variates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpdmc.errors import InputError
+from fedpdmc.privacy.accountant import Sensitivity, run_cap
+from fedpdmc.privacy.theorem import positive, probability
+
+FACTORS = {"replace": 2.0, "add-remove": 1.0, "label": 1.0}
+# Excess rates that are looked at, in units of the sensitivity.
+EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 61))
+# Horizons that are looked at, in units of the mean time between objections.
+HORIZONS = (2.0, 1.0, 0.5, 0.25, 0.1)
+# Process time for an effective sample: without excess flips, and per unit of their rate.
+MIXING = (1.6, 4.0)
+# Below so many effective samples there is nothing to report.
+LEAST_SAMPLES = 1.0
+
+
+class Question(NamedTuple):
+    """What is asked of the planner.
+
+    Attributes
+    ----------
+    records : int
+        Records of the smallest site.
+    sites, dim : int
+    epsilon, delta : float
+    sensitivity : float
+        ``K_2`` of one record in posterior standard deviations.
+    samples : float
+        Effective samples wanted.
+    """
+
+    records: int
+    sites: int
+    dim: int
+    epsilon: float
+    delta: float
+    sensitivity: float
+    samples: float
+
+
+class Choice(NamedTuple):
+    """One way to spend a budget.
+
+    Attributes
+    ----------
+    excess : float
+        ρ of every site.
+    cap : float
+        T: observed time that the budget covers, over all chains.
+    horizon : float
+        H of a plan.
+    process_time : float
+        Process time over all chains that this leaves.
+    rounds : float
+        Exchanges, if it all were one chain; C chains need one C-th.
+    samples : float
+        Effective samples.
+    """
+
+    excess: float
+    cap: float
+    horizon: float
+    process_time: float
+    rounds: float
+    samples: float
+
+
+def usual_sensitivity(
+    records: int, sites: int, dim: int, neighbours: str = "replace", curvature: float = 0.15
+) -> float:
+    """``K_2`` in posterior standard deviations for covariates of unit norm, ``f √(d/(N M w))`` with w the mean curvature.
+
+    The information of N M records of norm one is about ``N M w/d`` in every direction, and a record points in one of them:
+    this takes records that lie evenly, and is an estimate to plan with. For logistic regression ``w ≤ ¼``.
+    """
+    if neighbours not in FACTORS:
+        raise InputError("neighbours", repr(neighbours), f"Give one of {', '.join(map(repr, FACTORS))}.")
+    return FACTORS[neighbours] * math.sqrt(dim / (positive("records", records) * sites * curvature))
+
+
+def waste(objections: float, horizon: float, sites: int) -> float:
+    """How much longer a site is watched than the process runs.
+
+    With Λ objections per unit of time in all, the process runs for ``(1 − e^{−ΛH})/Λ`` in a round, and each of M equal
+    sites is watched for ``(1 − e^{−ΛH/M})/(Λ/M)``: at most M times as long, and with one site no longer at all.
+    """
+    own = objections / sites
+    seen = -math.expm1(-own * horizon) / own
+    ran = -math.expm1(-objections * horizon) / objections
+    return seen / ran
+
+
+def choices(question: Question) -> list[Choice]:
+    """Ways to spend the budget: for every excess rate and horizon what comes of it."""
+    k = positive("sensitivity", question.sensitivity)
+    probability("delta", question.delta)
+    one = Sensitivity(k, k * math.sqrt(question.dim), k)
+    found = []
+    for multiple in EXCESSES:
+        rho = multiple * k
+        cap = run_cap(one, rho, question.epsilon, question.delta)
+        total = question.sites * rho
+        objections = question.dim * total
+        for share in HORIZONS:
+            horizon = share / objections
+            process = cap / waste(objections, horizon, question.sites)
+            rounds = process * objections / -math.expm1(-share)
+            found.append(Choice(rho, cap, horizon, process, rounds, process / (MIXING[0] + MIXING[1] * total)))
+    return found
+
+
+def frontier(question: Question) -> list[Choice]:
+    """The choices of at least one effective sample that no other beats in both rounds and samples, fewest rounds first."""
+    best, kept = 0.0, []
+    for choice in sorted(choices(question), key=lambda c: (c.rounds, -c.samples)):
+        if choice.samples > best and choice.samples >= LEAST_SAMPLES:
+            best = choice.samples
+            kept.append(choice)
+    return kept
+
+
+def answer(question: Question) -> Choice | None:
+    """The choice of fewest rounds that makes the effective samples wanted, or None."""
+    return next((c for c in frontier(question) if c.samples >= question.samples), None)
+
+
+def most_samples(question: Question) -> float:
+    """The most effective samples that the budget can buy, at any number of rounds."""
+    return max(c.samples for c in choices(question))
+
+
+def advice(question: Question) -> str:
+    """The answer in words."""
+    found, most = answer(question), most_samples(question)
+    asked = (
+        f"{question.sites} sites of {question.records:,} records, d = {question.dim}, epsilon = {question.epsilon:g} at "
+        f"delta = {question.delta:g}, K = {question.sensitivity:.4g} posterior standard deviations"
+    )
+    if found is not None:
+        return (
+            f"Possible: {asked}: excess rate {found.excess:.4g} at every site, observed time {found.cap:.4g}, horizon "
+            f"{found.horizon:.4g}, process time {found.process_time:.4g} over all chains, {found.rounds:,.0f} rounds "
+            f"divided by the number of chains, {found.samples:,.1f} effective samples."
+        )
+    if most < LEAST_SAMPLES:
+        return f"None: {asked}: not even one effective sample is possible, at any excess rate and any number of rounds."
+    return (
+        f"None: {asked}: {question.samples:g} effective samples are not possible; at most {most:,.1f} are, at any "
+        "number of rounds."
+    )
+
+
+def table(question: Question, rows: int = 12) -> str:
+    """The frontier as lines of text."""
+    found = frontier(question)
+    lines = [
+        f"{'excess':>10} {'observed':>10} {'horizon':>10} {'process':>10} {'rounds x chains':>16} {'effective':>10}"
+    ]
+    step = max(1, len(found) // rows)
+    for c in [*found[::step], *([] if (len(found) - 1) % step == 0 else found[-1:])]:
+        lines.append(
+            f"{c.excess:>10.4g} {c.cap:>10.4g} {c.horizon:>10.4g} {c.process_time:>10.4g} {c.rounds:>16,.0f} "
+            f"{c.samples:>10.4g}"
+        )
+    return "\n".join(lines)
+
+
+def plot(questions: Sequence[Question], path: Path) -> None:
+    """The frontiers of several questions, rounds against effective samples, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for question in questions:
+        found = frontier(question)
+        axes.loglog(
+            [c.rounds for c in found],
+            [c.samples for c in found],
+            label=f"{question.records:,} records, ε = {question.epsilon:g}",
+        )
+    axes.axhline(questions[0].samples, linestyle=":", color="grey")
+    axes.set_xlabel("rounds × chains")
+    axes.set_ylabel("effective samples")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
