@@ -62,6 +62,9 @@ class Run:
         self.limit = min(16, self.rows)
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0
+        # Of each site: exchanges that it took part in, and plans of single chains that it was sent. None: all of them.
+        spared = self.progress.errands is not None
+        self.asked: np.ndarray | None = np.zeros((2, len(federation.names)), np.int64) if spared else None
 
     @property
     def time(self) -> float:
@@ -93,14 +96,25 @@ class Run:
         before, began = self.progress, self.time
         start = (np.asarray(before.state.a), np.asarray(before.state.v))
         try:
-            keep(Block(start, self._chunks(until, began, tick), began, until))
+            chunks, questions = self._chunks(until, began, tick)
+            keep(Block(start, chunks, began, until))
         except BaseException:
             self.progress = before
             raise
         self.rounds += int((self.plans - np.asarray(before.state.number)).max())
+        if self.asked is not None:
+            self.asked = self.asked + self._count(questions)
 
-    def _chunks(self, until: float, began: float, tick) -> list[Chunk]:
-        chunks, iterations, target, first = [], 0, jnp.asarray(float(until)), self.plans
+    def _count(self, questions: list[list[np.ndarray]]) -> np.ndarray:
+        """Exchanges and plans of a block by site: chains that ask in the same of their plans share a message."""
+        counts = np.zeros((2, len(self.federation.names)), np.int64)
+        for site, *plans in zip(self.federation.order, *questions, strict=True):
+            asked = np.concatenate(plans)
+            counts[:, site] = len(np.unique(asked)), len(asked)
+        return counts
+
+    def _chunks(self, until: float, began: float, tick) -> tuple[list[Chunk], list[list[np.ndarray]]]:
+        chunks, questions, iterations, target, first = [], [], 0, jnp.asarray(float(until)), self.plans
         while self.time < until:
             clock = time.perf_counter()
             limit = jnp.asarray(self.limit)
@@ -109,6 +123,8 @@ class Run:
             )
             used = int(used)
             chunks.append(record.chunk(used))
+            if (asked := record.questions(used, first)) is not None:
+                questions.append(asked)
             seconds = time.perf_counter() - clock
             self.federation.faults(self.progress)
             iterations += used
@@ -121,7 +137,7 @@ class Run:
                     f"{self.time:.3g} of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. "
                     "Rescale the covariates, use reference='laplace', or ask for a shorter duration."
                 )
-        return chunks
+        return chunks, questions
 
     def _pace(self, seconds: float, used: int) -> None:
         """Choose the next chunk's length so that it takes about a quarter of a second."""

@@ -379,8 +379,11 @@ class Sampler:
         method, rounds = self.method, self.run.rounds
         counts = {
             "rounds": rounds + method.reference.rounds,
-            "messages": [2 * (rounds + self._reference_rounds(site)) for site in method.sites],
-            "bytes": [self._bytes(site, rounds) for site in method.sites],
+            "messages": [
+                2 * (exchanges + self._reference_rounds(site))
+                for site, exchanges in zip(method.sites, self._asked(0), strict=True)
+            ],
+            "bytes": [self._bytes(site, plans) for site, plans in zip(method.sites, self._asked(1), strict=True)],
             "events": self.run.events - self.burn_in_events,
             "gradient_evaluations": self.run.passes,
             "privacy": None if self.guarded is None else self.guarded.privacy,
@@ -393,7 +396,14 @@ class Sampler:
         reference = self.method.reference
         return reference.rounds if site.name in (reference.bytes or {}) else 0
 
-    def _bytes(self, site: Site, rounds: int) -> int:
+    def _asked(self, what: int) -> list[int]:
+        """Of each site: the exchanges that it took part in (0), or the plans of single chains that it was sent (1)."""
+        spared = self.run.asked if isinstance(self.run, Run) else None
+        if spared is not None:
+            return [int(n) for n in spared[what]]
+        return [self.run.rounds * (self.method.chains if what else 1)] * len(self.method.sites)
+
+    def _bytes(self, site: Site, plans: int) -> int:
         method = self.method
         columns = local_columns(site, method.opening(site))
         sent = method.dim if columns is None else len(columns)
@@ -401,7 +411,9 @@ class Sampler:
             return int(self.run.federation.bytes[self.run.federation.names.index(site.name)])
         made = (method.reference.bytes or {}).get(site.name, 0)
         share = method.redistribution > 0
-        return made + rounds * sum(message_bytes(method.chains, method.segments, sent, method.dynamics.flips, share))
+        spared = isinstance(self.run, Run) and self.run.asked is not None
+        size = message_bytes(1, method.segments + spared, sent, method.dynamics.flips, share)
+        return made + plans * sum(size)
 
     def _settings(self) -> dict[str, Any]:
         method = self.method

@@ -19,9 +19,10 @@ from fedpdmc.arrivals import NOT_FINITE, VIOLATED, Clock, Path, Walk, follow, ho
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
 from fedpdmc.errors import BoundViolation, NotFinite
-from fedpdmc.federation import inverted
+from fedpdmc.federation import inverted, sparing
 from fedpdmc.federation.base import Federation
 from fedpdmc.federation.record import Record
+from fedpdmc.federation.sparing import Errand
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.randomness import chain_keys
 from fedpdmc.site import answer
@@ -69,6 +70,7 @@ class Progress(eqx.Module):
     walks: tuple[Any, ...]
     open: Bool[Array, " C"]
     broken: Bool[Array, ""]
+    errands: tuple[Errand, ...] | None = None
 
 
 class LocalFederation(Federation):
@@ -182,7 +184,8 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     )
     itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool), state.share)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
-    return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False))
+    errands = sparing.first_errands(groups, state, s) if sparing.applies(groups, coordinator) else None
+    return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False), errands)
 
 
 def run_chunk(
@@ -198,7 +201,8 @@ def run_chunk(
 
     Returns the progress, the record of knots (one row for each iteration, ``rows`` at most) and the number of rows.
     """
-    empty = Record.empty(rows, *progress.state.a.shape, coordinator.segments)
+    asked = sum(group.size for group in groups) if progress.errands is not None else None
+    empty = Record.empty(rows, *progress.state.a.shape, coordinator.segments, asked)
     if inverted.applies(groups, coordinator):
         return _run_inverted(groups, coordinator, keys, progress, until, limit, empty)
 
@@ -208,8 +212,8 @@ def run_chunk(
 
     def iteration(carry):
         now, record, row = carry
-        now, fresh = _round(groups, coordinator, keys, now, until)
-        return now, record.written(fresh, row), row + 1
+        new, fresh, asked = _round(groups, coordinator, keys, now, until)
+        return new, record.written(fresh, row, asked), row + 1
 
     return jax.lax.while_loop(unfinished, iteration, (progress, empty, jnp.array(0)))
 
@@ -225,23 +229,67 @@ def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, un
     return Progress(state, progress.itinerary, tuple(walks), progress.open, jnp.any(broken)), record, rows
 
 
-def _round(groups, coordinator: Coordinator, keys, now: Progress, until) -> tuple[Progress, Knots]:
-    """Settle the chains whose sites have all answered, plan for them, and let every site walk on."""
+def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
+    """Settle the chains whose sites have all answered, plan for them, and let every site walk on.
+
+    Returns also the knots, and the numbers of the plans that each site was asked about, where not every site is.
+    """
     answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
     done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
     arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
+    if now.errands is not None:
+        arrivals = _of_this_plan(arrivals, now.errands, now.itinerary.path.horizon)
     ready = now.open & done
     settled, knots, _ = coordinator.settle(now.state, now.itinerary, arrivals, until)
     state = _where(ready, settled, now.state)
     knots = Knots(knots.t, knots.a, knots.v, knots.valid & ready[:, None])
     new = (ready | ~now.open) & (state.t < until)
     itinerary = _where(new, coordinator.intend(state, keys, until), now.itinerary)
-    walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
+    if now.errands is None:
+        errands, asked = None, None
+        walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
+    else:
+        elapsed = jnp.where(ready, _elapsed(arrivals, now.itinerary.path.horizon), 0.0)
+        walks, errands, asked = _spare(
+            groups, coordinator, now, itinerary, elapsed, jnp.maximum(until - state.t, 0), new
+        )
     faulty = [
         jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)
     ]
     broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
-    return Progress(state, itinerary, walks, new | (now.open & ~ready), broken), knots
+    return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, errands), knots, asked
+
+
+def _of_this_plan(arrivals: Arrival, errands, horizon: Float[Array, " C"]) -> Arrival:
+    """Arrivals along earlier plans as times of the present one, those beyond its horizon left out."""
+    leads, since = (jnp.concatenate(x) for x in zip(*((e.lead, e.since) for e in errands), strict=True))
+    time = jnp.maximum(leads + (since + arrivals.time), 0.0)
+    return Arrival(time, arrivals.rang & (time < horizon), arrivals.mark)
+
+
+def _elapsed(arrivals: Arrival, horizon: Float[Array, " C"]) -> Float[Array, " C"]:
+    """How much of the plan is kept."""
+    return jnp.minimum(jnp.min(jnp.where(arrivals.rang, arrivals.time, jnp.inf), 0), horizon)
+
+
+def _spare(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):
+    """Ask the sites that must be asked about the new plans, and let all of them walk one step."""
+    whole, dynamics = sparing.to_the_end(itinerary, left), coordinator.dynamics
+
+    def one(clock: Clock, keys, state, errand: Errand, own):
+        path, walk = whole if own is None else whole.restricted(own), clock.walk(state)
+        errand = errand.later(elapsed)
+        decision = sparing.decide(errand, Arrival(walk.time, walk.rang, walk.mark), path, left)
+        ask = new & decision.ask
+        rest = sparing.path_since(dynamics, path, decision.since)
+        errand = _where(ask, Errand(path, jnp.zeros_like(left), rest, decision.since), errand)
+        return clock.step(clock.restart(state, ask, errand.rest), errand.rest, keys), errand, ask
+
+    walks, errands, asked = zip(
+        *(group.each(one, *parts, group.columns) for group, *parts in zip(groups, now.walks, now.errands, strict=True)),
+        strict=True,
+    )
+    return walks, errands, jnp.where(jnp.concatenate(asked), itinerary.path.number, -1)
 
 
 def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):

@@ -1,0 +1,136 @@
+"""Only the sites that must be asked: an arrival stands while the path on the site's own coordinates stays as it was.
+
+Where flips move single coordinates on straight lines and a site is sent only its own, most events leave its path as it was.
+A site is sent its path to the end of the block: what the coordinator plans, and then the last velocity, for what is not
+simulated yet. When the coordinator plans anew, let σ be the first time at which the new path differs from the one that the
+site was sent, on its own coordinates and with the coordinator's events. If its arrival comes by σ it stands. Otherwise all
+that is known of the site is that it is silent up to σ, and it is asked from σ on: not from now, for that would throw away
+what its arrival has told, and only when it was late.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedpdmc.arrivals import Path, pick
+from fedpdmc.coordinator import Coordinator, Itinerary, State
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.plan import Arrival
+
+
+class Errand(eqx.Module):
+    """What a group's sites were last asked, by site and chain.
+
+    Attributes
+    ----------
+    path : Path
+        The site's own coordinates from the start of the plan with which it was asked, to the end of the block.
+    lead : (C,)
+        The start of that plan, as a time of the present one: zero or negative.
+    rest : Path
+        The part of the path that the site was sent.
+    since : (C,)
+        Where that part starts: the site is known to be silent before.
+    """
+
+    path: Path
+    lead: Float[Array, "*G C"]
+    rest: Path
+    since: Float[Array, "*G C"]
+
+    def time(self, time: Float[Array, "*G C"]) -> Float[Array, "*G C"]:
+        """A time of the part that was sent, as a time of the present plan."""
+        return self.lead + (self.since + time)
+
+    def later(self, elapsed: Float[Array, " C"]) -> Errand:
+        """The same, seen from a plan that starts so much later."""
+        return Errand(self.path, self.lead - elapsed, self.rest, self.since)
+
+
+class Decision(NamedTuple):
+    """Whether a site is asked about a chain, and from which time of the new plan on."""
+
+    ask: Bool[Array, " C"]
+    since: Float[Array, " C"]
+
+
+def applies(groups, coordinator: Coordinator) -> bool:
+    """Whether flips are local, paths are lines, and some site is sent only its own coordinates."""
+    dynamics = coordinator.dynamics
+    lines = dynamics.flips and not dynamics.flow.rotating and coordinator.redistribution == 0
+    return lines and any(group.columns is not None for group in groups)
+
+
+def first_errands(groups, state: State, segments: int) -> tuple[Errand, ...]:
+    """Before the first plan: paths that differ from every other."""
+    chains, dim = state.a.shape
+    errands: list[Errand] = []
+    for group in groups:
+        own = dim if group.columns is None else group.columns.shape[1]
+        nowhere, zero = jnp.full((chains, segments + 1, own), jnp.nan), jnp.zeros((chains, segments + 1))
+        path, now = Path(state.number, nowhere, nowhere, zero, zero), jnp.zeros(chains)
+        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (group.size, *x.shape)), Errand(path, now, path, now))  # noqa: B023
+        errands.append(each)
+    return tuple(errands)
+
+
+def to_the_end(itinerary: Itinerary, left: Float[Array, " C"]) -> Path:
+    """The path that is planned, and the last velocity from its horizon up to ``left``."""
+    path = itinerary.path
+    return Path(
+        path.number,
+        jnp.concatenate([path.start, itinerary.end_a[:, None]], 1),
+        jnp.concatenate([path.velocity, itinerary.end_v[:, None]], 1),
+        jnp.concatenate([path.begin, path.horizon[:, None]], 1),
+        jnp.concatenate([path.duration, jnp.maximum(left - path.horizon, 0.0)[:, None]], 1),
+    )
+
+
+def first_difference(old: Path, lead: Float[Array, " C"], new: Path) -> Float[Array, " C"]:
+    """σ: the first time of the new path at which its velocity is not that of the old one, infinite if there is none.
+
+    Both are lines from the same point between the times at which segments begin, so only those times need a look.
+    """
+    began = old.begin + lead[:, None]
+    times = jnp.concatenate([jnp.zeros_like(lead)[:, None], began[:, 1:], new.begin[:, 1:]], 1)
+
+    def differs(time):
+        then = pick(old.velocity, _segment(began, time)) != pick(new.velocity, _segment(new.begin, time))
+        return jnp.any(then, -1)
+
+    different = jax.vmap(differs, 1, 1)(times)
+    return jnp.min(jnp.where(different & (times >= 0), times, jnp.inf), 1)
+
+
+def decide(errand: Errand, arrival: Arrival, new: Path, left: Float[Array, " C"]) -> Decision:
+    """The rule: an arrival by σ stands, and a site that is known to be silent for all that is left is not asked."""
+    sigma = first_difference(errand.path, errand.lead, new)
+    silent = jnp.maximum(jnp.minimum(sigma, errand.lead + errand.path.horizon), 0.0)
+    # Of the site that objected σ is zero: its arrival, which has come, does not stand.
+    stands = arrival.rang & (errand.time(arrival.time) <= sigma) & (sigma > 0)
+    return Decision(~(stands | (silent >= left)), silent)
+
+
+def path_since(dynamics: Dynamics, path: Path, time: Float[Array, " C"]) -> Path:
+    """The rest of a path from a time on."""
+    chains, count = path.begin.shape
+    first = _segment(path.begin, time)
+    index = first[:, None] + jnp.arange(count)
+    inside, index, rows = index < count, jnp.minimum(index, count - 1), jnp.arange(chains)[:, None]
+    skipped = time - pick(path.begin, first)
+    a, v = path.state(dynamics, first, skipped)
+    duration = jnp.where(inside, path.duration[rows, index], 0.0).at[:, 0].add(-skipped)
+    duration = jnp.maximum(duration, 0.0)
+    begin = jnp.concatenate([jnp.zeros((chains, 1)), jnp.cumsum(duration, 1)[:, :-1]], 1)
+    start, velocity = path.start[rows, index].at[:, 0].set(a), path.velocity[rows, index].at[:, 0].set(v)
+    return Path(path.number, start, velocity, begin, duration)
+
+
+def _segment(begin: Float[Array, "C S"], time: Float[Array, " C"]):
+    """The last segment that has begun by a time."""
+    return jnp.maximum(jnp.sum(begin <= time[:, None], 1) - 1, 0)
