@@ -44,7 +44,7 @@ def rounds_figure(results: dict, path: Path) -> None:
     for axes, what in zip(panels, AXES, strict=True):
         rounds_against(axes, results["contestants"], what)
     panels[0].set_ylabel("rounds per effective sample")
-    panels[0].legend(fontsize=7)
+    panels[1].legend(*panels[0].get_legend_handles_labels(), fontsize=7, loc="upper right")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
