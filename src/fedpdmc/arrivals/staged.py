@@ -132,13 +132,16 @@ class StagedClock(Clock[StagedWalk]):
         return rates * (1 + 2 * RELATIVE_SLACK) + self._slack(size, speed), cell
 
     def _tensor_bound(self, a, v):
-        """Bound of the rate of every mark at ``(a, v)``, to third order with the error of the rest."""
-        b = a - self.remainder.center
+        """Bound of the rate of every mark at ``(a, v)``: to third order with the error of the rest, or sharper."""
+        b, remainder, flips = a - self.remainder.center, self.remainder, self.dynamics.flips
         size = jnp.linalg.norm(b, axis=-1)
-        signed = signed_rates(self.dynamics, self.remainder.gradient(b), v)
-        speed = jnp.abs(v) if self.dynamics.flips else jnp.linalg.norm(v, axis=-1, keepdims=True)
-        beyond = speed * self.remainder.beyond(size, self.dynamics.flips)
-        bound = jnp.maximum(signed, 0.0) + RELATIVE_SLACK * jnp.abs(signed) + (1 + RELATIVE_SLACK) * beyond
+        speed = jnp.abs(v) if flips else jnp.linalg.norm(v, axis=-1, keepdims=True)
+        signed = signed_rates(self.dynamics, remainder.gradient(b), v)
+        bound = _ceiling(signed, jnp.abs(signed), speed * remainder.beyond(size, flips))
+        if remainder.sharper is not None:
+            fourth = signed_rates(self.dynamics, remainder.sharper.gradient(b), v)
+            beyond = speed * remainder.sharper.beyond(size, remainder.growth, flips)
+            bound = jnp.minimum(bound, _ceiling(signed + fourth, jnp.abs(signed) + jnp.abs(fourth), beyond))
         return bound + 0.5 * self._slack(size, v)
 
     def _slack(self, size, v):
@@ -190,6 +193,11 @@ class StagedClock(Clock[StagedWalk]):
         )
         new = StagedWalk(inspected, jnp.zeros_like(accepted), state.ceiling, state.threshold)
         return keep_done(walk.done | ~state.pending, state, new)
+
+
+def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Float[Array, "C k"]):
+    """The positive part of a rate that is known up to ``beyond``, with room for the rounding of its terms."""
+    return jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms + (1 + RELATIVE_SLACK) * beyond
 
 
 def _lanes(chains: int) -> int:

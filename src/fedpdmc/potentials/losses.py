@@ -48,6 +48,10 @@ class Loss(eqx.Module):
     def fourth(self, z: Values, y: Values) -> Values:
         """A number w with ``|ℓ''''(z + u)| ≤ w e^{growth |u|}`` for all u."""
 
+    @abc.abstractmethod
+    def fifth(self, z: Values, y: Values) -> Values:
+        """The same for the fifth derivative."""
+
 
 class Logistic(Loss):
     """``ℓ = log(1 + e^z) − y z``; ``ℓ'' = p(1−p) = 1/(4 cosh²(z/2)) ≤ ¼``; ``|ℓ'''| = p(1−p)|1−2p| ≤ 1/(6√3)``."""
@@ -81,6 +85,10 @@ class Logistic(Loss):
         """``|p(1−p)(1 − 6p(1−p))| ≤ ⅛``, attained at ``p = ½``."""
         return jnp.full_like(z, 0.125)
 
+    def fifth(self, z, y):
+        """``¼ q (1−q²)(2−3q²)`` with ``q = 1−2p``, largest where ``2 − 15q² + 15q⁴ = 0``: below 0.1277."""
+        return jnp.full_like(z, 0.1277)
+
 
 class Poisson(Loss):
     """``ℓ = e^z − y z``: all higher derivatives are ``e^z``, at most ``e^{z+1}`` within distance one."""
@@ -106,6 +114,10 @@ class Poisson(Loss):
         return math.e * jnp.exp(z)
 
     def fourth(self, z, y):
+        """``e^{z+u} ≤ e^z e^{|u|}``."""
+        return jnp.exp(z)
+
+    def fifth(self, z, y):
         """``e^{z+u} ≤ e^z e^{|u|}``."""
         return jnp.exp(z)
 
@@ -151,3 +163,7 @@ class StudentT(Loss):
     def fourth(self, z, y):
         """``6 (ν+1) ν^{-2} / scale⁴``: the k-th derivative of ``log(1 + w²)`` is at most ``2 (k−1)!``."""
         return jnp.broadcast_to(6 * (self.df + 1) / self.df**2 / self.scale**4, z.shape)
+
+    def fifth(self, z, y):
+        """``24 (ν+1) ν^{-5/2} / scale⁵``, likewise."""
+        return jnp.broadcast_to(24 * (self.df + 1) * self.df**-2.5 / self.scale**5, z.shape)

@@ -12,10 +12,42 @@ from fedpdmc.potentials.linear_predictor import LinearPredictor
 
 # Up to this dimension the quartic form is bounded through its d² × d² matrix.
 MOST_PARAMETERS = 32
+# The fourth order costs d⁴ where a pass over n records costs n d and some more.
+SHARPER_PAYS = 2
 # Relative room for the rounding of eigenvalues.
 ROOM = 1 + 1e-9
 # Units in the last place that a sum over records may be off, relative to its terms.
 ULPS = 64 * 2.0**-52
+
+
+class Quartic(eqx.Module):
+    """The fourth order of a remainder and a bound of what follows it.
+
+    ``|e·∇R − ½ T[b, b, e] − ⅙ F[b, b, b, e]| ≤ 1/24 e^{g max|u|} Σ_n w_n |u_n|⁴ |ξ_n·e|`` with
+    ``F = Σ ℓ''''(z*_n) ξ_n⊗ξ_n⊗ξ_n⊗ξ_n`` and w of the fifth derivative; the sum is at most ``Q |b|⁴ max_n |ξ_n·e|``.
+
+    Attributes
+    ----------
+    tensor : (d², d²)
+        ``F``.
+    quintic, quintics : (), (d,)
+        ``Q max_n |ξ_n|``, and ``Q max_n |ξ_{ni}|``.
+    """
+
+    tensor: Float[Array, "dd dd"]
+    quintic: Float[Array, ""]
+    quintics: Float[Array, " d"]
+
+    def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """``⅙ F[b, b, b, ·]``."""
+        dim = b.shape[-1]
+        outer = (b[:, :, None] * b[:, None, :]).reshape(-1, dim * dim)
+        return jnp.sum((outer @ self.tensor).reshape(-1, dim, dim) * b[:, None, :], -1) / 6
+
+    def beyond(self, size: Float[Array, " C"], growth: Float[Array, ""], flips: bool) -> Float[Array, "C k"]:
+        """Bound of the error for ``|b| = size``: by coordinate, or for any unit vector e."""
+        quintic = self.quintics if flips else self.quintic[None]
+        return (jnp.exp(growth * size) * size**4 / 24)[:, None] * quintic
 
 
 class CubicRemainder(eqx.Module):
@@ -40,6 +72,8 @@ class CubicRemainder(eqx.Module):
         ``g max_n |ξ_n|``.
     rounding : ()
         Bound of the rounding error of the gradient's sums, per unit of ``1 + |b|``.
+    sharper : Quartic or None
+        The next order, where it costs little beside the records.
     """
 
     center: Float[Array, " d"]
@@ -50,6 +84,7 @@ class CubicRemainder(eqx.Module):
     quartics: Float[Array, " d"]
     growth: Float[Array, ""]
     rounding: Float[Array, ""]
+    sharper: Quartic | None = None
 
     def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``½ T[b, b, ·]``."""
@@ -87,6 +122,20 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
         jnp.asarray(ROOM * quartic**0.75 * coordinate**0.25),
         jnp.asarray(ROOM * reach),
         jnp.asarray(_rounding(potential, z)),
+        _sharper(potential, z) if SHARPER_PAYS * potential.dim**3 <= potential.records else None,
+    )
+
+
+def _sharper(potential: LinearPredictor, z: Float[Array, " n"]) -> Quartic:
+    """The fourth order at the predictors z."""
+    design, dim = np.asarray(potential.design), potential.dim
+    fourth = np.asarray(jax.vmap(jax.grad(jax.grad(potential.loss.second)))(z, potential.response))
+    squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
+    quartic = ROOM * _quartic_bound(design, np.asarray(potential.loss.fifth(z, potential.response)))
+    return Quartic(
+        jnp.asarray((squares * fourth[:, None]).T @ squares),
+        jnp.asarray(quartic * np.sqrt((design**2).sum(1).max(initial=0.0))),
+        jnp.asarray(quartic * np.abs(design).max(0, initial=0.0)),
     )
 
 
