@@ -43,6 +43,7 @@ class Keeper:
                 "seed": connection.seed,
                 "sequence": connection.federation.sequence,
                 "rounds": run.rounds,
+                "keep": sampler.keep,
                 "burn_in": sampler.burn_in_time,
                 "goal": list(sampler.goal),
                 "reference": facts,
@@ -68,12 +69,12 @@ def sample_study(
     ``ess`` or ``duration`` replace what the contract asks for; its limits stand.
     """
     study, saved = connection.study, connection.saved
-    if connection.checkpoint is not None and keep != "skeleton":
-        raise InputError("keep", repr(keep), "A run with a store keeps its skeleton there: leave keep out.")
     if ess is None and duration is None:
         ess, duration = study.ess, study.duration
     begun = saved is not None and "goal" in saved.facts
-    method = _method(connection, saved if begun else None)
+    if begun and saved and saved.facts["keep"] != keep:
+        raise InputError("keep", repr(keep), f"The run in this store was begun with keep={saved.facts['keep']!r}.")
+    method = _method(connection, saved if begun else None, keep)
     keeper = Keeper(connection)
     burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
     if not begun:
@@ -92,7 +93,7 @@ def sample_study(
     return sampler.extend(ess=ess, progress=progress)
 
 
-def _method(connection: Connection, saved: Saved | None) -> Method:
+def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
     study, federation = connection.study, connection.federation
     members = [RemoteSite(federation, index, len(study.names)) for index in range(len(federation.names))]
     reference: Any = "laplace" if study.reference == "laplace" else None
@@ -100,7 +101,7 @@ def _method(connection: Connection, saved: Saved | None) -> Method:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
     return choose(
         members, study.prior(), "coordinator", study.dynamics(), reference, study.control, study.chains, None,
-        connection.seed, "certified", "skeleton", study.names,
+        connection.seed, "certified", keep, study.names,
     )  # fmt: skip
 
 
@@ -111,6 +112,6 @@ def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
     run.restore(unpack_state(saved.arrays), int(saved.facts["rounds"]))
     sampler.burn_in_events = saved.arrays["burn_in_events"]
     sampler.goal = Goal(*saved.facts["goal"])
-    sampler.store = connection.checkpoint.skeletons(sampler.method.dynamics.flow)
+    connection.checkpoint.fill(sampler.store)
     connection.federation.sequence = int(saved.facts["sequence"])
     connection.federation.bytes = saved.arrays["bytes"]

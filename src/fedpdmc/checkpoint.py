@@ -13,11 +13,10 @@ import zarr
 
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import State
-from fedpdmc.dynamics import Flow
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.skeleton import Block, Skeleton
-from fedpdmc.store import SkeletonStore
+from fedpdmc.store import Store
 
 FORMAT = 1
 # Knots in a chunk of the arrays on disk.
@@ -87,9 +86,8 @@ class Checkpoint:
             array[self.blocks] = row
         self.blocks += 1
 
-    def skeletons(self, flow: Flow) -> SkeletonStore:
-        """The blocks that belong to the state, as a store that can grow."""
-        store = SkeletonStore(flow)
+    def fill(self, store: Store) -> None:
+        """Give a store the blocks that belong to the state, one after the other."""
         if self.blocks:
             group: Any = zarr.open_group(str(self.folder / "skeleton.zarr"), mode="r")
             offsets, span = group["offsets"][: self.blocks], group["span"][: self.blocks]
@@ -97,7 +95,6 @@ class Checkpoint:
             for own, (begin, end), last in zip(offsets, span, ends, strict=True):
                 rows = slice(int(last - own[-1]), int(last))
                 store.append(Skeleton(np.asarray(own), np.asarray(group["knots"][rows]), float(begin), float(end)))
-        return store
 
     def _open(self, chains: int, dim: int) -> Any:
         if self._group is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,14 +106,36 @@ def connect(
     Connection
         For `fedpdmc.sample`; everything else that ``sample`` can be told is in the contract.
     """
+    if (listen is None) == (data is None):
+        raise InputError("connect", "both or neither of listen and data", "Give one of them.")
+
+    def transport(study: Study, run: bytes, seed: int) -> Transport:
+        if data is not None:
+            return _in_process(study, data, site_seeds or {}, store, seed, run)
+        from fedpdmc.federation.streams import StreamTransport
+        from fedpdmc.keys import read_credentials
+
+        if plain_on_loopback == (keys is not None):
+            raise InputError("keys", repr(keys), "Give the coordinator's folder of keys, or plain_on_loopback=True.")
+        return StreamTransport(study, run, str(listen), None if keys is None else read_credentials(keys))
+
+    return join(study, transport, store=store, seed=seed)
+
+
+def join(
+    study: Study | str | Path,
+    transport: Callable[[Study, bytes, int], Transport],
+    *,
+    store: str | Path | None,
+    seed: int | None,
+) -> Connection:
+    """A connection over any engine: ``transport(study, run, seed)`` reaches the sites of the run with that id."""
     try:
         from fedpdmc.study import read_study
     except ModuleNotFoundError as error:
         raise InputError("connect", f"no module {error.name}", "Install fedpdmc[federation].") from error
 
     study = read_study(study) if isinstance(study, (str, Path)) else study
-    if (listen is None) == (data is None):
-        raise InputError("connect", "both or neither of listen and data", "Give one of them.")
     if seed is not None and (
         isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
     ):
@@ -121,17 +143,7 @@ def connect(
     checkpoint = None if store is None else Checkpoint(store)
     saved = None if checkpoint is None else checkpoint.read()
     run, seed = _identity(study, checkpoint, saved, seed)
-    if data is not None:
-        transport: Transport = _in_process(study, data, site_seeds or {}, store, seed, run)
-    else:
-        from fedpdmc.federation.streams import StreamTransport
-        from fedpdmc.keys import read_credentials
-
-        if plain_on_loopback == (keys is not None):
-            raise InputError("keys", repr(keys), "Give the coordinator's folder of keys, or plain_on_loopback=True.")
-        credentials = None if keys is None else read_credentials(keys)
-        transport = StreamTransport(study, run, str(listen), credentials)
-    return Connection(study, transport, run, seed, checkpoint, saved)
+    return Connection(study, transport(study, run, seed), run, seed, checkpoint, saved)
 
 
 def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple[bytes, int]:

@@ -7,12 +7,14 @@ certificate named ``coordinator`` is taken for the coordinator's. The keys are o
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -44,7 +46,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS) -> Path:
+def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hosts: Sequence[str] = ()) -> Path:
     """Write an authority, a coordinator and site certificates into ``folder``, a folder for each party.
 
     ``folder/coordinator`` goes to the coordinator, ``folder/sites/NAME`` to that site; ``folder/authority`` signs
@@ -57,6 +59,9 @@ def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS) -> 
     sites : sequence of str
     days : int
         How long the certificates are good for.
+    hosts : sequence of str
+        Host names and addresses of a Flower SuperLink, which the coordinator's certificate then names too. Sites get a
+        key pair for their SuperNode as well, ``node`` and ``node.pub``.
     """
     folder = Path(folder)
     for name in sites:
@@ -64,9 +69,12 @@ def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS) -> 
     if len(set(sites)) != len(sites):
         raise InputError("sites", "a name that occurs twice", "Give every site a name of its own.")
     key, authority = _authority(folder / "authority")
-    _party(folder / COORDINATOR, COORDINATOR, key, authority, days, ExtendedKeyUsageOID.SERVER_AUTH)
+    names = [x509.DNSName(COORDINATOR), *map(_host, hosts)]
+    _party(folder / COORDINATOR, COORDINATOR, key, authority, days, ExtendedKeyUsageOID.SERVER_AUTH, names)
     for name in sites:
         _party(folder / "sites" / name, name, key, authority, days, ExtendedKeyUsageOID.CLIENT_AUTH)
+        if hosts:
+            _node_key(folder / "sites" / name)
     return folder
 
 
@@ -89,6 +97,30 @@ def certificate_name(certificate: bytes) -> str:
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
+def sign(credentials: Credentials, data: bytes) -> bytes:
+    """A party's signature on a message, for engines whose connections do not end at the other party."""
+    key = serialization.load_pem_private_key(credentials.key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def signer(authority: bytes, certificate: bytes, signature: bytes, data: bytes) -> str | None:
+    """The name of the party that signed a message, or None if it is not proved."""
+    try:
+        root, own = x509.load_pem_x509_certificate(authority), x509.load_pem_x509_certificate(certificate)
+        own.verify_directly_issued_by(root)
+        now = datetime.datetime.now(datetime.UTC)
+        key = own.public_key()
+        if not own.not_valid_before_utc <= now <= own.not_valid_after_utc or not isinstance(
+            key, ec.EllipticCurvePublicKey
+        ):
+            return None
+        key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        return certificate_name(certificate)
+    except (InvalidSignature, ValueError, TypeError, IndexError):
+        return None
+
+
 def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     if (folder / "key.pem").exists():
         key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
@@ -109,7 +141,14 @@ def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
     return key, certificate
 
 
-def _party(folder: Path, name: str, authority_key, authority, days: int, purpose) -> None:
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _party(folder: Path, name: str, authority_key, authority, days: int, purpose, names=()) -> None:
     if (folder / "certificate.pem").exists():
         return
     key = ec.generate_private_key(ec.SECP256R1())
@@ -120,9 +159,21 @@ def _party(folder: Path, name: str, authority_key, authority, days: int, purpose
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
     )
-    if name == COORDINATOR:
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(COORDINATOR)]), critical=False)
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     _write(folder, key, builder.sign(authority_key, hashes.SHA256()), authority)
+
+
+def _node_key(folder: Path) -> None:
+    """A key with which a SuperNode is known to its SuperLink, as Flower reads it."""
+    if (folder / "node").exists():
+        return
+    key, form = ec.generate_private_key(ec.SECP384R1()), serialization.Encoding.OpenSSH
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    _write_secret(folder / "node", secret)
+    (folder / "node.pub").write_bytes(key.public_key().public_bytes(form, serialization.PublicFormat.OpenSSH))
 
 
 def _dated(subject, issuer, key, days: int) -> x509.CertificateBuilder:
@@ -151,8 +202,13 @@ def _write(folder: Path, key, certificate: x509.Certificate, authority: x509.Cer
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    descriptor = os.open(folder / "key.pem", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secret)
+    _write_secret(folder / "key.pem", secret)
     (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     (folder / "authority.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+
+
+def _write_secret(path: Path, secret: bytes) -> None:
+    """A new file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret)

@@ -97,6 +97,48 @@ def _for_storage(entry: Entry) -> bool:
     return isinstance(message, wire.Refusal) and message.code == "STORAGE"
 
 
+FLOWER_PROJECT = """\
+[project]
+name = "fedpdmc-study"
+version = "1.0.0"
+description = "A fedpdmc study on Flower"
+license = "Apache-2.0"
+dependencies = []
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedpdmc"
+
+[tool.flwr.app.components]
+serverapp = "fedpdmc_study:server_app"
+clientapp = "fedpdmc_study:client_app"
+
+# Paths on the machine of the ServerApp. A site's own are in its SuperNode's --node-config.
+[tool.flwr.app.config]
+study = "study.toml"
+keys = "keys/coordinator"
+store = "run"
+seed = -1
+"""
+
+
+def write_flower_app(folder: str | Path) -> None:
+    """Write a Flower app that only imports the package's ServerApp and ClientApp."""
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError("folder", f"{folder}, which is not empty", "Give a new folder.")
+    (folder / "fedpdmc_study").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(FLOWER_PROJECT)
+    text = '"""A fedpdmc study on Flower."""\n\nfrom fedpdmc.federation.flower import client_app, server_app\n'
+    (folder / "fedpdmc_study" / "__init__.py").write_text(text + '\n__all__ = ["client_app", "server_app"]\n')
+
+
 def show(store: str | Path) -> Iterator[str]:
     """An audit log, a line for each entry."""
     for entry in read_log(store):

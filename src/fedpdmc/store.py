@@ -129,7 +129,7 @@ class DrawStore(Store):
 
     def append(self, block):
         """Add the block's moments and the draws that fall into it, or neither."""
-        path = block.skeleton()
+        path = block if isinstance(block, Skeleton) else block.skeleton()
         if self._moments is None or self._draws is None:
             begin, draws = path.begin, np.empty((path.chains, 0, path.a.shape[1]))
             spacing = (path.end - path.begin) / (MOST_DRAWS // 2)

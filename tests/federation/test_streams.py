@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from tests.federation.proxy import Proxy
-from tests.federation.studies import FEW_ROUNDS, Folder, same_bits
+from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError, Refused
@@ -83,6 +83,27 @@ def test_a_run_goes_on_and_is_extended_after_the_coordinator_is_gone(folder, exp
     cut = first.skeleton
     np.testing.assert_array_equal(cut.t[: cut.offsets[1]], longest.skeleton.t[: cut.offsets[1]])
     np.testing.assert_allclose(longest.mean(), expected.mean(), atol=4 * np.sqrt(np.diag(expected.cov())).max())
+
+
+def test_with_draws_only_a_run_goes_on_too(folder, tmp_path):
+    seeds = dict.fromkeys(folder.study.sites, SITE_SEED)
+
+    def draw(store, *durations):
+        for duration in durations:
+            with fp.connect(folder.study, data=folder.data, seed=SEED, site_seeds=seeds, store=store) as connection:
+                post = fp.sample(connection, duration=duration, keep="draws", progress=False)
+        return post
+
+    twice, once = draw(tmp_path / "a", 1.0, 3.0), draw(tmp_path / "b", 1.0)
+    assert twice.duration == 3.0 and twice.most_draws > 100
+    with fp.connect(folder.study, data=folder.data, site_seeds=seeds, store=tmp_path / "b") as connection:
+        longer = once_more = fp.sample(connection, duration=1.0, keep="draws", progress=False)
+        np.testing.assert_array_equal(once_more.mean(), once.mean())
+        longer = once_more.extend(duration=2.0, progress=False)
+    np.testing.assert_array_equal(longer.mean(), twice.mean())
+    with fp.connect(folder.study, data=folder.data, store=tmp_path / "b") as connection:
+        with pytest.raises(InputError, match="begun with keep='draws'"):
+            fp.sample(connection, duration=5.0, progress=False)
 
 
 # who may come in ----------------------------------------------------------------------------------------------------

@@ -95,11 +95,12 @@ def _keys(
     study: Annotated[Path | None, typer.Option(help="A contract whose sites get certificates.")] = None,
     site: Annotated[list[str] | None, typer.Option(help="A site that gets a certificate.")] = None,
     days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 365,
+    host: Annotated[list[str] | None, typer.Option(help="A host name or address of a Flower SuperLink.")] = None,
 ) -> None:
     """Make a certificate authority, and certificates for the coordinator and the sites of a study."""
     from fedpdmc.cli import studies
 
-    raise typer.Exit(studies.guarded(lambda: studies.keys(folder, study, site or [], days)))
+    raise typer.Exit(studies.guarded(lambda: studies.keys(folder, study, site or [], days, host or [])))
 
 
 @study_app.command("check")
@@ -123,13 +124,18 @@ def _coordinator(
     seed: Annotated[int | None, typer.Option(help="The coordinator's seed; of a new run only.")] = None,
     ess: Annotated[float | None, typer.Option(help="Effective samples, instead of what the contract asks for.")] = None,
     duration: Annotated[float | None, typer.Option(help="Process time, instead of what the contract asks for.")] = None,
+    keep: Annotated[
+        str, typer.Option(help="In memory: skeleton, or draws for long runs. The store has all.")
+    ] = "skeleton",
     out: Annotated[Path | None, typer.Option(help="Where the posterior goes; into the store by default.")] = None,
 ) -> None:
     """Run a study with sites that dial in. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
     from fedpdmc.cli import studies
 
-    raise typer.Exit(studies.guarded(lambda: studies.coordinator(study, listen, keys, store, seed, ess, duration, out)))
+    raise typer.Exit(
+        studies.guarded(lambda: studies.coordinator(study, listen, keys, store, seed, ess, duration, keep, out))
+    )
 
 
 @app.command("site")
@@ -170,6 +176,14 @@ def _run(
     from fedpdmc.cli import studies
 
     raise typer.Exit(studies.guarded(lambda: studies.run(study, data, query or [], seed, site_seed or [], store, out)))
+
+
+@app.command("flower-app")
+def _flower_app(folder: Annotated[Path, typer.Argument(help="Where the app goes.")]) -> None:
+    """Write a Flower app that runs a study on a SuperLink and its SuperNodes."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.flower_app(folder)))
 
 
 @audit_app.command("show")

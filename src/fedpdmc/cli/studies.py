@@ -12,7 +12,7 @@ from rich.console import Console
 import fedpdmc as fp
 from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.keys import make_keys
-from fedpdmc.service import replay, serve_site, show
+from fedpdmc.service import replay, serve_site, show, write_flower_app
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
 
@@ -34,12 +34,12 @@ def guarded(work: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int) -> int:
+def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int, hosts: Sequence[str]) -> int:
     """Make a study's certificates."""
     names = list(sites) + (list(read_study(study).sites) if study is not None else [])
     if not names:
         raise InputError("keys", "no sites", "Give --study, or --site for each of them.")
-    make_keys(folder, list(dict.fromkeys(names)), days=days)
+    make_keys(folder, list(dict.fromkeys(names)), days=days, hosts=hosts)
     print(f"{folder}/coordinator goes to the coordinator, {folder}/sites/NAME to each site.")
     print(f"{folder}/authority makes further certificates: keep it apart and safe.")
     return 0
@@ -72,6 +72,7 @@ def coordinator(
     seed: int | None,
     ess: float | None,
     duration: float | None,
+    keep: str,
     out: Path | None,
 ) -> int:
     """Wait for the sites, run the study, save the posterior."""
@@ -79,7 +80,7 @@ def coordinator(
         path, listen=listen, keys=key_folder, store=store, seed=seed, plain_on_loopback=key_folder is None
     ) as connection:
         print(f"listening on {connection.address}", flush=True)
-        post = fp.sample(connection, ess=ess, duration=duration)
+        post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
         target = store / "posterior.zarr" if out is None else out
         post.save(target)
         connection.finish()
@@ -137,6 +138,13 @@ def run(
     if out is not None:
         post.save(out)
         print(f"Saved: {out} (read it with fedpdmc.load).")
+    return 0
+
+
+def flower_app(folder: Path) -> int:
+    """Write the Flower app."""
+    write_flower_app(folder)
+    print(f"{folder}: set the paths in pyproject.toml, then `flwr run {folder}`. See docs/deploy.md.")
     return 0
 
 

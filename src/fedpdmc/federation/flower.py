@@ -1,0 +1,204 @@
+"""Flower as the engine: a ServerApp and a ClientApp that carry a study's messages between SuperLink and SuperNodes.
+
+Flower ends TLS at the SuperLink, which relays. So every message is signed as well, with the keys of the study: a site knows
+that the coordinator asks, and the coordinator which site answers, whatever lies between. A ClientApp is a new process for
+each message; the agent comes back to where it was from its log. That takes seconds a round: use the few-rounds method.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Before Flower is imported: it reads these once.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+
+from fedpdmc.errors import InputError, Refused, WireError  # noqa: E402
+from fedpdmc.federation import wire  # noqa: E402
+from fedpdmc.federation.remote import Request, Transport  # noqa: E402
+from fedpdmc.keys import COORDINATOR, Credentials, read_credentials, sign, signer  # noqa: E402
+from fedpdmc.study import Study, read_policy, read_study  # noqa: E402
+
+logger = logging.getLogger("fedpdmc.flower")
+RECORD = "fedpdmc"
+# Seconds between two looks at who is there, and before a message that failed is sent again.
+PAUSE = 3.0
+
+client_app, server_app = ClientApp(), ServerApp()
+
+
+class GridTransport(Transport):
+    """Messages through a Flower grid.
+
+    Parameters
+    ----------
+    grid : Grid
+    study : Study
+    run : bytes
+    credentials : Credentials
+        Of the coordinator.
+    """
+
+    def __init__(self, grid: Grid, study: Study, run: bytes, credentials: Credentials):
+        self.grid, self.study, self._own = grid, study, credentials
+        self._welcome = wire.encode(wire.Welcome(run, study.digest))
+        self._nodes: dict[str, int] = {}
+        self._group = 0
+
+    @property
+    def names(self):
+        """The sites' names."""
+        return self.study.sites
+
+    def gather(self) -> None:
+        """Wait until every site of the study has been found among the nodes."""
+        strangers: set[int] = set()
+        while missing := [name for name in self.names if name not in self._nodes]:
+            fresh = set(self.grid.get_node_ids()) - set(self._nodes.values()) - strangers
+            for node, (name, data) in self._send(dict.fromkeys(fresh, b"")).items():
+                if self._is_member(name, data):
+                    self._nodes[str(name)] = node
+                    logger.info("site %s has joined", name)
+                else:
+                    strangers.add(node)
+                    logger.warning("node %d is not taken for a site of this study", node)
+            if not fresh:
+                logger.info("waiting for %s", ", ".join(missing))
+                time.sleep(PAUSE)
+
+    def _is_member(self, name: str | None, data: bytes) -> bool:
+        try:
+            hello = wire.decode(data)
+        except WireError:
+            return False
+        good = isinstance(hello, wire.Hello) and hello.site == name and hello.study == self.study.digest
+        return good and name in self.names and name not in self._nodes
+
+    def ask(self, requests: Sequence[Request]) -> list[bytes]:
+        """One round: what fails on its way is sent again as it was."""
+        self.gather()
+        open_ = {self._nodes[name]: request.data for name, request in zip(self.names, requests, strict=True)}
+        owner = {node: name for name, node in self._nodes.items()}
+        answers: dict[str, bytes] = {}
+        while open_:
+            for node, (name, data) in self._send(open_).items():
+                if name == owner[node]:
+                    answers[owner[node]] = data
+                    del open_[node]
+                else:
+                    logger.warning("an answer of node %d is not signed by %s", node, owner[node])
+            if open_:
+                time.sleep(PAUSE)
+        return [answers[name] for name in self.names]
+
+    def _send(self, messages: dict[int, bytes]) -> dict[int, tuple[str | None, bytes]]:
+        """Send to nodes; by node, who signed the reply, and the reply."""
+        self._group += 1
+        outgoing = []
+        for node, data in messages.items():
+            record = ConfigRecord(
+                {"welcome": self._welcome, "request": data, **_signed(self._own, self._welcome + data)}
+            )
+            outgoing.append(Message(RecordDict({RECORD: record}), node, "query", group_id=str(self._group)))
+        found = {}
+        for reply in self.grid.send_and_receive(outgoing) if outgoing else ():
+            if reply.has_error():
+                logger.warning("node %d: %s", reply.metadata.src_node_id, reply.error.reason)
+                continue
+            record = _record(reply)
+            data = _bytes(record, "answer")
+            found[reply.metadata.src_node_id] = (_signer(self._own.authority, record, data), data)
+        return found
+
+    def status(self) -> str:
+        """Who has been found."""
+        return f"{len(self._nodes)} of {len(self.names)} sites"
+
+    def close(self):
+        """Nothing to close: the grid is Flower's."""
+
+
+def _signed(credentials: Credentials, data: bytes) -> dict[str, Any]:
+    return {"signature": sign(credentials, data), "certificate": credentials.certificate}
+
+
+def _record(message: Message) -> ConfigRecord:
+    record = message.content.get(RECORD)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
+
+
+def _bytes(record: ConfigRecord, key: str) -> bytes:
+    value = record.get(key)
+    return value if isinstance(value, bytes) else b""
+
+
+def _signer(authority: bytes, record: ConfigRecord, data: bytes) -> str | None:
+    return signer(authority, _bytes(record, "certificate"), _bytes(record, "signature"), data)
+
+
+@client_app.query()
+def answer(message: Message, context: Context) -> Message:
+    """The site's part: check who asks, come back from the log, answer, sign."""
+    from fedpdmc.federation.agent import open_agent
+
+    options = context.node_config
+    name, store = _option(options, "name"), _option(options, "store")
+    own, study = read_credentials(_option(options, "keys")), read_study(_option(options, "study"))
+    record = _record(message)
+    welcome, request = _bytes(record, "welcome"), _bytes(record, "request")
+    if _signer(own.authority, record, welcome + request) != COORDINATOR:
+        raise Refused(name, "NOT_THE_COORDINATOR", "A request was not signed by the coordinator of this study.")
+    source = _option(options, "data")
+    query = str(options["query"]) if "query" in options else None
+    policy = read_policy(_option(options, "policy"))
+    seed = options.get("seed")
+    agent = open_agent(
+        study, name, source if ":" in source else Path(source), query=query, policy=policy, store=store,
+        seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
+    )  # fmt: skip
+    try:
+        agent.join(welcome)
+        data = agent.answer(request) if request else agent.hello()
+    finally:
+        agent.journal.close()
+    reply = ConfigRecord({"answer": data, **_signed(own, data)})
+    return Message(RecordDict({RECORD: reply}), reply_to=message)
+
+
+def _option(options: Any, key: str) -> str:
+    value = options.get(key)
+    if not isinstance(value, str) or not value:
+        raise InputError(f"configuration: {key}", repr(value), "Set it for this node, or for this run at the server.")
+    return value
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """The coordinator's part: run the study and save the posterior."""
+    import fedpdmc
+    from fedpdmc.connection import join
+
+    options = context.run_config
+    store, seed = Path(_option(options, "store")), options.get("seed", -1)
+    credentials = read_credentials(_option(options, "keys"))
+    logging.getLogger("fedpdmc").setLevel(logging.INFO)
+
+    def transport(study: Study, run: bytes, seed: int) -> Transport:
+        return GridTransport(grid, study, run, credentials)
+
+    with join(
+        _option(options, "study"), transport, store=store, seed=seed if isinstance(seed, int) and seed >= 0 else None
+    ) as connection:
+        post = fedpdmc.sample(connection, progress=False)
+        post.save(store / "posterior.zarr")
+        connection.finish()
+    logger.info("saved %s\n%s", store / "posterior.zarr", post.summary())
