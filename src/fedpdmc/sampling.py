@@ -41,6 +41,8 @@ MOST_GROWTH = 4.0
 MOST_BLOCKS, MOST_STRETCH = 40, 50
 # With keep="draws" a block is cut so that its knots stay within this many bytes.
 BLOCK_BYTES = 2**26
+# Rounds one by one: what the arrays of a round weigh beside their numbers, and a block that long runs can afford.
+ROUND_BYTES, ROUNDS_BLOCK_BYTES = 1024, 2**23
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 
 
@@ -303,19 +305,23 @@ class Sampler:
         self._reach_goal(display)
 
     def _set_goal(self, until: float, pieces: int) -> None:
-        self.goal = Goal(self.run.time, until, pieces, (until - self.run.time) / 64)
+        step = (until - self.run.time) / 64
+        self.goal = Goal(self.run.time, until, pieces, min(step, FIRST_BLOCK) if isinstance(self.run, Rounds) else step)
         if self.watch is not None:
             self.watch.stands(self)
 
     def _reach_goal(self, display: Display) -> None:
         """Whole blocks up to the goal, if there is one that has not been reached."""
         while self.goal is not None and self.run.time < self.goal.until:
-            burning, plans = self.run.time < 0, float(self.run.plans.sum())
+            burning, plans, rounds = self.run.time < 0, float(self.run.plans.sum()), self.run.rounds
             self.run.advance(self._next_stop(self.goal), self._forget if burning else self._keep, self._tick(display))
             if burning:
                 self.burn_in_events = self.run.events
             made = max(float(self.run.plans.sum()) - max(plans, 1.0), 1.0) * 8 * (2 * self.method.dim + 2)
-            self.goal = self.goal._replace(step=self.goal.step * float(np.clip(BLOCK_BYTES / made, 0.25, 4.0)))
+            most = BLOCK_BYTES
+            if isinstance(self.run, Rounds):
+                made, most = made + ROUND_BYTES * (self.run.rounds - rounds), ROUNDS_BLOCK_BYTES
+            self.goal = self.goal._replace(step=self.goal.step * float(np.clip(most / made, 0.25, 4.0)))
             if self.watch is not None:
                 self.watch.stands(self)
             if display.visible and not burning:
