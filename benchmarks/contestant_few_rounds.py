@@ -89,6 +89,9 @@ def time_runs(problem: problems.Problem, options: argparse.Namespace) -> dict:
         first = fp.sample(
             sites, prior, chains=options.chains, duration=FIRST_BLOCK, seed=options.seed + repeat, progress=False
         )
+        if repeat == 0:
+            # Also compiles what makes the draws, in the shapes of the timed runs.
+            _time_once(first, options.duration)
         starts.append(time.perf_counter() - clock)
         runs.append(_time_once(first, options.duration))
     return {
