@@ -77,4 +77,4 @@ def test_a_site_without_events():
 @pytest.mark.filterwarnings("ignore:The posterior is far")
 @pytest.mark.parametrize("make", [trial, no_events, many_parameters])
 def test_small_skewed_posteriors(make):
-    compared(make, 10_000, 5000, chains=64, warm_up=500, draws=2000)
+    compared(make, 4000, 2000, chains=64, warm_up=500, draws=1000)
