@@ -53,6 +53,8 @@ def speed_figure(results: dict, path: Path) -> None:
     """Effective samples per processor second against the number of chains, a panel for each problem."""
     rows = results["medians"]
     problems = sorted({(row["records"], row["dim"]) for row in rows})
+    # One colour for a contestant in all panels.
+    colours = {kind: f"C{k}" for k, kind in enumerate(sorted({(row["contestant"], row["sites"]) for row in rows}))}
     figure, panels = plt.subplots(1, len(problems), figsize=SIZE, layout="constrained", squeeze=False)
     for axes, (records, dim) in zip(panels[0], problems, strict=True):
         here = [row for row in rows if (row["records"], row["dim"]) == (records, dim)]
@@ -63,7 +65,8 @@ def speed_figure(results: dict, path: Path) -> None:
             )
             label = f"{name}, M = {sites}" if name == "fedpdmc" else name
             style = "o-" if name == "fedpdmc" else "s--"
-            axes.plot([row["chains"] for row in own], [row["ess_per_cpu_second"] for row in own], style, label=label)
+            chains, rates = [row["chains"] for row in own], [row["ess_per_cpu_second"] for row in own]
+            axes.plot(chains, rates, style, color=colours[name, sites], label=label)
         axes.set(title=f"N = {records:,}, d = {dim}", xlabel="chains", xscale="log", yscale="log")
     panels[0][0].set_ylabel("effective samples per processor second")
     panels[0][0].legend(fontsize=7)
