@@ -2,7 +2,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+from typer.testing import CliRunner
+
 import fedpdmc as fp
+from fedpdmc import experiments
+from fedpdmc.cli import app
+from fedpdmc.experiments.study import Verdict
 
 SCRIPT = """
 import sys
@@ -44,3 +49,21 @@ def test_version_is_the_installed_one():
     assert text == f"fedpdmc {version('fedpdmc')}"
     assert version("fedpdmc") == fp.__version__
     assert heavy == []
+
+
+def test_an_unknown_experiment_is_refused_with_the_names():
+    result = CliRunner().invoke(app, ["reproduce", "gauss"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "'gaussian', 'logistic', 'time-series'" in result.output
+
+
+def test_reproduce_prints_every_verdict_and_fails_if_one_does_not_hold(tmp_path, monkeypatch):
+    def verdicts(name, out, quick):
+        assert (name, out, quick) == ("all", tmp_path, True)
+        yield Verdict("gaussian", True, "as it should be")
+        yield Verdict("cox", False, "off")
+
+    monkeypatch.setattr(experiments, "reproduce", verdicts)
+    result = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "gaussian: holds: as it should be" in result.output and "cox: DOES NOT HOLD: off" in result.output

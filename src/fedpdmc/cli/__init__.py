@@ -63,11 +63,12 @@ def _reproduce(
         raise typer.Exit(2)
     from fedpdmc.experiments import reproduce
 
-    verdicts = reproduce(name, out, quick)
-    for verdict in verdicts:
+    good = True
+    for verdict in reproduce(name, out, quick):
         typer.echo(str(verdict))
+        good &= verdict.holds
     typer.echo(f"Figures and numbers are in {out}.")
-    raise typer.Exit(0 if all(verdict.holds for verdict in verdicts) else 1)
+    raise typer.Exit(0 if good else 1)
 
 
 study_app = typer.Typer(help="A study's contract.", no_args_is_help=True)

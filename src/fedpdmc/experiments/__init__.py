@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 NAMES = ("gaussian", "logistic", "time-series", "redistribution", "cox", "non-identical", "dynamics")
 
 
-def reproduce(name: str, out: Path, quick: bool = False, console: Console | None = None) -> list[Verdict]:
-    """Run one experiment, or all of them, and leave figures and tables in ``out``.
+def reproduce(name: str, out: Path, quick: bool = False, console: Console | None = None) -> Iterator[Verdict]:
+    """Run one experiment, or all of them, leave figures and tables in ``out``, and yield each verdict as it is reached.
 
     Parameters
     ----------
@@ -27,10 +28,6 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
         A toy size.
     console : Console, optional
         Where the progress bars go; standard error if None.
-
-    Returns
-    -------
-    list of Verdict
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -39,9 +36,7 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
 
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    verdicts = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         for one in NAMES if name == "all" else (name,):
             module = importlib.import_module(f"fedpdmc.experiments.{one.replace('-', '_')}")
-            verdicts.append(module.run(Study(out, quick, progress)))
-    return verdicts
+            yield module.run(Study(out, quick, progress))

@@ -70,7 +70,7 @@ class Size(NamedTuple):
     hmc_draws: int
 
 
-FULL = (Size(4, 20, 100.0, 3000), Size(32, 4, 100.0, 1000))
+FULL = (Size(4, 20, 100.0, 3000), Size(32, 4, 50.0, 1000))
 QUICK = (Size(4, 16, 50.0, 1000), Size(6, 4, 50.0, 1000))
 
 

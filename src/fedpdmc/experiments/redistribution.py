@@ -17,7 +17,7 @@ from fedpdmc.experiments.study import COLOURS, DARK, Study, Verdict, axes_of
 RATE = 0.1
 # The site that is listened to has this many records, in a federation of so many sites.
 RECORDS, SITES = 20, 5
-# The coordinate that is shown: one with a large posterior mean, where the prior pulls.
+# Bins of the coordinate that is shown: the one with the largest posterior mean, where the prior pulls.
 BINS = 8
 
 
@@ -82,7 +82,7 @@ def draw_listener(i: int, truth: np.ndarray, found: dict[str, Profile], learning
 
 def eavesdrop(study: Study, problem: Regression, exact: Exact) -> list[dict[str, Any]]:
     """The second figure, and the listener's error by the number of plans."""
-    deals, each = (10, 200) if study.quick else (100, 4000)
+    deals, each = (10, 200) if study.quick else (50, 4000)
     heard, learning = overhear(problem, exact, deals, each), []
     rng = np.random.default_rng(65)
     order = rng.permutation(deals * each)

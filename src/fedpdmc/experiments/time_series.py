@@ -1,4 +1,4 @@
-"""AR(1) with Student-t noise over M sites (paper, 6.3), under bounds that hold for every series (DESIGN: corrected)."""
+"""AR(1) with Student-t noise over M sites (paper, 6.3), under bounds that hold for every series."""
 
 from __future__ import annotations
 
