@@ -215,7 +215,8 @@ class Sampler:
             self.run = Rounds(federation, *parts, reach=self.pace)
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         few_rounds = method.whitened and method.control_name == "quadratic" and method.dynamics.flow.rotating
-        self.distance = Distance(method.chains) if few_rounds else None
+        # Private sites object by design: their excess flips say nothing of the reference.
+        self.distance = Distance(method.chains) if few_rounds and self.pace is None else None
         flow = method.dynamics.flow
         self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
 
