@@ -20,7 +20,7 @@ from fedpdmc.privacy.theorem import positive, probability
 
 FACTORS = {"replace": 2.0, "add-remove": 1.0, "label": 1.0}
 # Excess rates that are looked at, in units of the sensitivity.
-EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 61))
+EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 41))
 # Horizons that are looked at, in units of the mean time between objections.
 HORIZONS = (2.0, 1.0, 0.5, 0.25, 0.1)
 # Process time for an effective sample: without excess flips, and per unit of their rate.
