@@ -125,7 +125,7 @@ def sample(
     method = choose(sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess)
     wanted = usual_burn_in(burn_in, duration, method)
     sampler = Sampler(method, wanted, keep)
-    sampler.check_budget(wanted + (0.0 if duration is None else float(duration)))
+    sampler.check_budget(0.0 if duration is None else float(duration))
     if wanted > 0:
         sampler.burn_in(progress)
     return sampler.extend(duration=duration, ess=ess, progress=progress)
@@ -224,9 +224,14 @@ class Sampler:
         """The process time that every site's budget still covers, and the site with the tightest one."""
         return (float("inf"), "") if self.pace is None else self.pace.longest(self.method.chains)
 
-    def check_budget(self, length: float) -> None:
-        """Refuse a run that a site's privacy budget does not cover, before it starts."""
-        fits, name = self._longest()
+    def check_budget(self, until: float) -> None:
+        """Refuse a run to a process time that a site's privacy budget does not cover, before it starts.
+
+        What has been promised is kept: the horizons see to it that it is not used up on the way.
+        """
+        if self.pace is None or until <= self.pace.promised:
+            return
+        length, (fits, name) = until - self.run.time, self._longest()
         if length > fits:
             raise InputError(
                 "duration",
@@ -234,10 +239,11 @@ class Sampler:
                 f"The privacy budget of site {name!r} covers {fits:.4g}: ask for less, use fewer chains, or see "
                 "`fedpdmc privacy plan`.",
             )
+        self.pace.promised = until
 
     def _end_with_budget(self, span: float, fits: float, name: str, display: Display) -> None:
         """A last block as long as the budget covers: decided before it, so what it will show has no part in it."""
-        self.check_budget(1e-3 * max(span, FIRST_BLOCK))
+        self.check_budget(span + 1e-3 * max(span, FIRST_BLOCK))
         warnings.warn(
             f"The privacy budget of site {name!r} covers {fits:.4g} more process time on each of "
             f"{self.method.chains} chains: the run ends with it.",
@@ -269,7 +275,7 @@ class Sampler:
                 if isinstance(self.run, Rounds):
                     following._reach_goal(display)
                 if duration is not None:
-                    following.check_budget(float(duration))
+                    following.check_budget(following.run.time + float(duration))
                     following._advance(following.run.time + float(duration), display)
                 else:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)

@@ -40,6 +40,8 @@ class Pace:
 
     def __init__(self, dynamics: Dynamics, dim: int, terms: Callable[[], Sequence[Terms]], begin: float):
         self.dynamics, self.dim, self.terms, self.begin = dynamics, dim, terms, begin
+        # The process time that the run has been promised: the present block must leave enough for the rest.
+        self.promised = begin
         self.speed = usual_speed(dynamics, dim)
         self.margin = 1 + (LEAST_SLACK if dynamics.unit_speed else LEAST_SLACK_ROTATING)
 
@@ -51,14 +53,14 @@ class Pace:
     def __call__(self, state: State, until: float):
         """How far each chain is planned from its present state."""
         t = np.asarray(state.t)
-        to_run = np.maximum(until - t, 0.0)
+        to_run = np.maximum(max(until, self.promised) - t, 0.0)
         sites = self.terms()
         slack = min(site.remaining for site in sites) - self.speed * to_run.sum()
-        going = max(int((to_run > 0).sum()), 1)
+        going = max(int((t < until).sum()), 1)
         if slack <= 0:
             raise BudgetSpent(
-                f"What is left of a privacy budget does not cover the {to_run.sum():.4g} of process time to the end of the "
-                "block: the block is dropped (code BUDGET_SPENT)."
+                f"What is left of a privacy budget does not cover the {to_run.sum():.4g} of process time to come: "
+                "the block is dropped (code BUDGET_SPENT)."
             )
         excess = self.speed * sum(site.dim * site.excess for site in sites)
         ran = float((t - self.begin).sum())
