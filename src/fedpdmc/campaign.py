@@ -13,6 +13,7 @@ from fedpdmc.federation.remote import RemoteSite
 from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
+from fedpdmc.private import Terms
 from fedpdmc.sampling import Goal, Sampler, usual_burn_in
 from fedpdmc.skeleton import Block
 
@@ -44,6 +45,7 @@ class Keeper:
                 "sequence": connection.federation.sequence,
                 "rounds": run.rounds,
                 "keep": sampler.keep,
+                "terms": connection.federation.terms,
                 "burn_in": sampler.burn_in_time,
                 "goal": list(sampler.goal),
                 "reference": facts,
@@ -58,7 +60,13 @@ class Keeper:
     def facts(self) -> dict[str, Any]:
         """Which study and run this is."""
         study = self.connection.study
-        return {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+        budget = {
+            "privacy": {
+                "epsilon": study.epsilon, "delta": study.delta, "neighbours": study.neighbours,
+                "remaining observed time": {one.name: one.remaining for one in self.connection.federation.terms},
+            }
+        } if study.epsilon is not None else {}  # fmt: skip
+        return budget | {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
 
 
 def sample_study(
@@ -80,12 +88,16 @@ def sample_study(
     if not begun:
         control = [method.control.get(name) for name in connection.federation.names]
         connection.federation.open(method.reference, control, method.chains, method.segments)
+    elif saved is not None:
+        connection.federation.terms = [Terms(*one) for one in saved.facts["terms"]]
     sampler = Sampler(method, burn_in, keep, keeper)
     if begun and saved is not None:
         _restore(sampler, connection, saved)
         sampler.resume(progress)
-    elif burn_in > 0:
-        sampler.burn_in(progress)
+    else:
+        sampler.check_budget(burn_in + (duration or 0.0))
+        if burn_in > 0:
+            sampler.burn_in(progress)
     connection.saved = None
     if duration is not None:
         left = duration - max(sampler.run.time, 0.0)

@@ -77,6 +77,7 @@ def connect(
     store: str | Path | None = None,
     seed: int | None = None,
     site_seeds: Mapping[str, int] | None = None,
+    ledger: str | Path | None = None,
     plain_on_loopback: bool = False,
 ) -> Connection:
     """Reach the sites of a study: wait for them on a network address, or hold them in this process.
@@ -98,6 +99,8 @@ def connect(
         The coordinator's randomness; in process the sites' too.
     site_seeds : mapping, optional
         With ``data``: the sites' own seeds, as they would have them on a network.
+    ledger : path, optional
+        With ``data`` and a contract that has a privacy budget: the sites' ledger; the user's own by default.
     plain_on_loopback : bool
         No TLS; refused for any address but this machine's own.
 
@@ -111,7 +114,7 @@ def connect(
 
     def transport(study: Study, run: bytes, seed: int) -> Transport:
         if data is not None:
-            return _in_process(study, data, site_seeds or {}, store, seed, run)
+            return _in_process(study, data, site_seeds or {}, store, seed, run, ledger)
         from fedpdmc.federation.streams import StreamTransport
         from fedpdmc.keys import read_credentials
 
@@ -161,7 +164,7 @@ def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple
 
 
 def _in_process(
-    study: Study, data: Mapping[str, Any], seeds: Mapping[str, int], store, seed: int, run: bytes
+    study: Study, data: Mapping[str, Any], seeds: Mapping[str, int], store, seed: int, run: bytes, ledger
 ) -> DirectTransport:
     if set(data) != set(study.sites):
         raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
@@ -171,14 +174,9 @@ def _in_process(
     for name in study.sites:
         source, query = data[name] if isinstance(data[name], tuple) else (data[name], None)
         folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name
+        derived = None if name in seeds else seed
         agent = open_agent(
-            study,
-            name,
-            source,
-            query=query,
-            store=folder,
-            seed=seeds.get(name),
-            run_seed=None if name in seeds else seed,
+            study, name, source, query=query, store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger
         )
         agent.join(encode(Welcome(run, study.digest)))
         agents.append(agent)

@@ -42,7 +42,7 @@ MOST_BLOCKS, MOST_STRETCH = 40, 50
 # With keep="draws" a block is cut so that its knots stay within this many bytes.
 BLOCK_BYTES = 2**26
 # Rounds one by one: what the arrays of a round weigh beside their numbers, and a block that long runs can afford.
-ROUND_BYTES, ROUNDS_BLOCK_BYTES = 1024, 2**23
+ROUND_BYTES, ROUNDS_BLOCK_BYTES = 4096, 2**23
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 
 
@@ -206,7 +206,7 @@ class Sampler:
         parts = method.coordinator(), method.start(burn_in), jax.random.fold_in(jax.random.key(method.seed), 1)
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
-        if isinstance(federation, GuardedFederation):
+        if not isinstance(federation, LocalFederation) and federation.terms:
             self.pace = Pace(method.dynamics, method.dim, lambda: federation.terms, -burn_in)
         self.run: Run | Rounds
         if isinstance(federation, LocalFederation):

@@ -27,6 +27,7 @@ def serve_site(
     policy: Policy,
     query: str | None = None,
     seed: int | None = None,
+    ledger: str | Path | None = None,
     wait: Callable[[float], bool] | None = None,
 ) -> None:
     """Take part in a study: read the records, dial the coordinator, answer until the run is over.
@@ -47,12 +48,14 @@ def serve_site(
     policy : Policy
     seed : int, optional
         Only to make a trial repeatable; from the operating system if None.
+    ledger : path, optional
+        The site's privacy ledger, for a contract with a budget; the user's own by default.
     wait : callable, optional
         As for `fedpdmc.federation.streams.serve`.
     """
     from fedpdmc.federation.streams import serve
 
-    agent = open_agent(study, name, source, query=query, policy=policy, store=store, seed=seed)
+    agent = open_agent(study, name, source, query=query, policy=policy, store=store, seed=seed, ledger=ledger)
     try:
         serve(agent, coordinator, None if keys is None else read_credentials(keys), wait)
     finally:

@@ -113,8 +113,8 @@ def test_four_hospitals_behind_a_bad_network(tmp_path):
                 Proxy(
                     run.address,
                     delay=0.001 * k,
-                    cut_after=20_000 + 777 * k,
-                    swap_after=15_000 + 333 * k,
+                    cut_after=7000 + 300 * k,
+                    swap_after=5000 + 200 * k,
                     host=near[name],
                 )
             )

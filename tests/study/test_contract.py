@@ -52,7 +52,8 @@ def test_a_contract_says_everything():
         ("duration = 6.0", "duration = 6.0\ness = 10", "ess and duration"),
         ('derivatives = "own"', 'derivatives = "summed"', "Secure sums"),
         ('derivatives = "own"', 'derivatives = "none"', "Laplace reference"),
-        ("[limits]", "[privacy]\nepsilon = 1.0\n[limits]", "privacy"),
+        ("[limits]", "[privacy]\nepsilon = 1.0\n[limits]", "privacy: delta"),
+        ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[limits]", "Only coordinate flips can be private"),
         ("[prior]", "[prior", "study.toml"),
     ],
 )

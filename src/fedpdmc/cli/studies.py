@@ -51,7 +51,7 @@ def check(path: Path, records: int) -> int:
     console.print(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
     console.print(f"parameters: {', '.join(study.names)}", markup=False)
     console.print(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
-    console.print(f"released: arrivals{', own derivatives' if study.derivatives else ''}; no privacy budget")
+    console.print(f"released: arrivals{', own derivatives' if study.derivatives else ''}; {_budget_words(study)}")
     trial = try_study(study, records=records)
     console.print(f"dry run on {records} made-up records a site: {trial.posterior!r}", markup=False)
     console.print(
@@ -62,6 +62,12 @@ def check(path: Path, records: int) -> int:
         console.print("The limits are likely too small for what [run] asks for.", style="red")
         return 1
     return 0
+
+
+def _budget_words(study) -> str:
+    if study.epsilon is None:
+        return "no privacy budget"
+    return f"privacy budget epsilon = {study.epsilon:g}, delta = {study.delta:g}, {study.neighbours}"
 
 
 def coordinator(
@@ -99,6 +105,7 @@ def site(
     key_folder: Path | None,
     store: Path,
     seed: int | None,
+    ledger: Path | None,
 ) -> int:
     """Answer the coordinator until the run is over."""
     serve_site(
@@ -111,6 +118,7 @@ def site(
         keys=key_folder,
         store=store,
         seed=seed,
+        ledger=ledger,
     )
     print("The run is over.")
     return 0

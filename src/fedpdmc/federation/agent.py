@@ -17,12 +17,22 @@ from fedpdmc import __version__
 from fedpdmc.arrivals import VIOLATED
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import InputError, Refused, WireError
+from fedpdmc.errors import (
+    BoundViolation,
+    BudgetSpent,
+    InputError,
+    LedgerError,
+    NotFinite,
+    PrivacyError,
+    Refused,
+    WireError,
+)
 from fedpdmc.federation import wire
 from fedpdmc.federation.journal import Journal, Kind
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
+from fedpdmc.private import PrivateSite
 from fedpdmc.randomness import chain_keys
 from fedpdmc.site import Opening, Site, answer, open_site
 from fedpdmc.study import Policy, Study, read_records
@@ -64,6 +74,7 @@ class Agent:
         self.study, self.site, self.journal, self._run_seed = study, site, journal, run_seed
         self.run: bytes | None = None
         self._clock, self._keys = None, None
+        self._private: PrivateSite | None = None
         self._shape = (0, 0, len(study.names))
         self._next = np.zeros(0, dtype=np.int64)
         self.observed_time, self.finished, self.refusals = 0.0, False, 0
@@ -211,7 +222,16 @@ class Agent:
             raise _No("NOT_IN_CONTRACT")
         if message.scale.ndim == 2 and np.linalg.cond(message.scale) > 1e14 or not message.scale.any(-1).all():
             raise _No("SINGULAR_REFERENCE")
-        return wire.Opened(message.run, message.sequence, asked)
+        if self.site.budget is None:
+            return wire.Opened(message.run, message.sequence, asked)
+        terms = self._guard(message).terms
+        return wire.Opened(message.run, message.sequence, asked, terms.excess, terms.remaining)
+
+    def _guard(self, message: wire.Open) -> PrivateSite:
+        """The site under its budget, charged to this run."""
+        if self._private is None:
+            self._private = PrivateSite(self.site, opening_of(message, self.study.dynamics()), message.run.hex())
+        return self._private
 
     def _plans(self, message: wire.Plans, asked: bytes) -> wire.Arrivals:
         clock, keys = self._clock, self._keys
@@ -230,7 +250,11 @@ class Agent:
         most = self.study.observed_time * (1 + ROUNDING)
         if message.duration.sum() > most:
             raise _No("HORIZON_TOO_LONG")
+        if self.observed_time >= most:
+            raise _No("OBSERVED_TIME_SPENT")
         plan = Plan(*(jnp.asarray(x) for x in (message.number, message.start, message.duration, message.velocity)))
+        if self._private is not None:
+            return self._privately(message, plan, asked)
         arrival, walk = _answer(clock, keys, plan)
         faults = np.flatnonzero(np.asarray(walk.fault))
         if faults.size:
@@ -247,6 +271,23 @@ class Agent:
             message.run, message.sequence, asked, np.asarray(arrival.time), np.asarray(arrival.rang), coordinate, normal
         )
 
+    def _privately(self, message: wire.Plans, plan: Plan, asked: bytes) -> wire.Arrivals:
+        """An arrival that the ledger has charged, and what the budget still covers."""
+        assert self._private is not None
+        try:
+            arrival = self._private.answer(plan, message.sequence)
+        except BudgetSpent as error:
+            raise _No("BUDGET_SPENT") from error
+        except (BoundViolation, NotFinite) as error:
+            code = "BOUND_VIOLATED" if isinstance(error, BoundViolation) else "NOT_FINITE"
+            raise _No(code, error.chain + 1) from error
+        except PrivacyError as error:
+            logger.error("%s", error)
+            raise _No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
+        seen = (np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark))
+        remaining = self._private.terms.remaining
+        return wire.Arrivals(message.run, message.sequence, asked, *seen, np.zeros((0, plan.start.shape[1])), remaining)
+
     def _part(self, message: wire.Farewell, asked: bytes) -> bytes:
         """A farewell has no place in the sequence: the run may be taken up again after it."""
         self.finished = True
@@ -258,6 +299,8 @@ class Agent:
         if isinstance(message, wire.Open):
             self._shape = (message.chains, message.segments, message.center.shape[0])
             self._next = np.zeros(message.chains, dtype=np.int64)
+            if self.site.budget is not None:
+                self._guard(message)
             self._clock = open_site(self.site, opening_of(message, self.study.dynamics()))
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
         elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
@@ -287,6 +330,7 @@ def open_agent(
     policy: Policy | None = None,
     seed: int | None = None,
     run_seed: int | None = None,
+    ledger: str | Path | None = None,
 ) -> Agent:
     """A site's agent: its records read and checked, its policy applied, its log opened.
 
@@ -303,12 +347,16 @@ def open_agent(
         The site's own secret; from the operating system if None.
     run_seed : int, optional
         Derive the site's randomness from the run's seed instead: for sites in the coordinator's process only.
+    ledger : path, optional
+        The site's privacy ledger, for a contract with a budget; the user's own by default.
     """
     records = read_records(study, source, query)
     if policy is not None:
         policy.check(name, study, len(records))
-    own = None if run_seed is not None else site_seed(store, seed)
-    site = Site(study.potential(records), name=name, seed=own)
+    budget = study.budget(ledger)
+    # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
+    own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
+    site = Site(study.potential(records), name=name, seed=own, budget=budget)
     journal = Journal(store)
     try:
         return Agent(study, site, journal, run_seed or 0)

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import BadAnswer, BoundViolation, NotFinite, Refused, WireError
+from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, NotFinite, Refused, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.base import Federation
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
+from fedpdmc.private import Terms
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
@@ -75,11 +76,21 @@ class RemoteFederation(Federation):
         self.bytes = np.zeros(len(transport.names), dtype=np.int64)
         self._point: np.ndarray | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
+        self._terms: dict[str, Terms] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The sites' names."""
         return self.transport.names
+
+    @property
+    def terms(self) -> list[Terms]:
+        """What the budget of each private site still covers, as it said last."""
+        return list(self._terms.values())
+
+    @terms.setter
+    def terms(self, terms: Sequence[Terms]) -> None:
+        self._terms = {one.name: one for one in terms}
 
     def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round; asked again, the same answers."""
@@ -104,7 +115,13 @@ class RemoteFederation(Federation):
             center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
             message = wire.Open(self.run, self.sequence + 1, chains, segments, center, scale, order, *parts)
             requests.append(Request.of(message))
-        self._ask(requests, wire.Opened)
+        found = self._ask(requests, wire.Opened)
+        dim = reference.dim
+        self.terms = [
+            Terms(name, dim, message.excess, message.remaining)
+            for name, message in zip(self.names, found, strict=True)
+            if message.remaining >= 0
+        ]
 
     def exchange(self, plan: Plan) -> list[Arrival]:
         """One round."""
@@ -113,6 +130,9 @@ class RemoteFederation(Federation):
         )
         request = Request.of(wire.Plans(self.run, self.sequence + 1, number, start, duration, velocity))
         found = self._ask([request] * len(self.names), wire.Arrivals)
+        for name, message in zip(self.names, found, strict=True):
+            if name in self._terms:
+                self._terms[name] = self._terms[name]._replace(remaining=max(message.remaining, 0.0))
         horizon, dim = duration.sum(-1), start.shape[1]
         return [_arrival(name, message, horizon, dim) for name, message in zip(self.names, found, strict=True)]
 
@@ -143,6 +163,10 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
             raise BoundViolation(name, message.chain - 1)
         if message.code == "NOT_FINITE":
             raise NotFinite(name, max(message.chain - 1, 0))
+        if message.code == "BUDGET_SPENT":
+            raise BudgetSpent(
+                f"site {name!r}: the plan costs more than is left of its privacy budget (code BUDGET_SPENT)."
+            )
         raise Refused(name, message.code)
     if not isinstance(message, kind):
         raise BadAnswer(name, f"{type(message).__name__} where {kind.__name__} was asked for")

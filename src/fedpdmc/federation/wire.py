@@ -25,6 +25,8 @@ MOST_BYTES = 64 * 2**20
 MOST_TEXT = 256
 RUN_BYTES, DIGEST_BYTES = 16, 32
 NOTHING_ASKED = bytes(DIGEST_BYTES)
+# What is said to remain where there is no privacy budget.
+NO_BUDGET = -1.0
 
 
 class _Reader:
@@ -235,12 +237,14 @@ class Open(Message):
 
 @dataclass(frozen=True, eq=False)
 class Opened(Message):
-    """Site → coordinator: ready for plans."""
+    """Site → coordinator: ready for plans; with a privacy budget, its excess rate and the observed time that is left."""
 
     run: bytes
     sequence: int
     request: bytes
-    kind, codecs = 6, (RUN, WHOLE, DIGEST)
+    excess: float = 0.0
+    remaining: float = NO_BUDGET
+    kind, codecs = 6, (RUN, WHOLE, DIGEST, REAL, REAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +274,10 @@ class Plans(Message):
 
 @dataclass(frozen=True, eq=False)
 class Arrivals(Message):
-    """Site → coordinator: for each chain the time, whether it rang, and a coordinate or a unit normal."""
+    """Site → coordinator: for each chain the time, whether it rang, and a coordinate or a unit normal.
+
+    ``remaining`` is the observed time that a privacy budget still covers.
+    """
 
     run: bytes
     sequence: int
@@ -279,7 +286,8 @@ class Arrivals(Message):
     rang: np.ndarray
     coordinate: np.ndarray
     normal: np.ndarray
-    kind, codecs = 8, (RUN, WHOLE, DIGEST, VECTOR, FLAGS, INTEGERS, MATRIX)
+    remaining: float = NO_BUDGET
+    kind, codecs = 8, (RUN, WHOLE, DIGEST, VECTOR, FLAGS, INTEGERS, MATRIX, REAL)
 
     def check(self):
         """One of coordinate and normal for every chain; times that are not negative."""

@@ -39,6 +39,12 @@ class Column:
     scale: float = 1.0
     log: bool = False
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The bounds as they enter the model."""
+        low, high = (float(np.log(x)) if self.log else x for x in self.bounds)
+        return (low - self.center) / self.scale, (high - self.center) / self.scale
+
 
 @dataclass(frozen=True)
 class Study:
@@ -80,6 +86,10 @@ class Study:
     most_derivatives: int
     observed_time: float
     epsilon: float | None = None
+    delta: float = 0.0
+    neighbours: str = "replace"
+    excess: float | None = None
+    region: float | tuple[float, ...] | None = None
 
     @property
     def digest(self) -> bytes:
@@ -103,6 +113,24 @@ class Study:
         if self.prior_scale is None:
             return None
         return normal_prior(len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale))
+
+    def budget(self, ledger: str | Path | None = None):
+        """What a site grants to this study, its bounds from the declared columns; None without a privacy table."""
+        from fedpdmc.privacy.bounds import Bounds
+        from fedpdmc.privacy.budget import Budget
+
+        if self.epsilon is None:
+            return None
+        response, offset = self.columns[self.design.response_name], self.options.get("offset")
+        bounds = Bounds(
+            box=self.design.largest,
+            outcome=None if response.type == "level" else response.range,
+            offset=None if offset is None else self.columns[offset].range,
+            region=self.region,
+        )
+        return Budget(
+            self.epsilon, self.delta, self.neighbours, bounds, excess=self.excess, ledger=ledger, study=self.name
+        )
 
     def dynamics(self):
         """The dynamics with their rates."""
@@ -242,9 +270,15 @@ def _privacy(top: Table) -> dict[str, Any]:
     if "privacy" not in top.values:
         return {}
     table = top.table("privacy")
-    raise InputError(
-        table.where, "a privacy budget", "Budgets over a network are not supported by this version: leave it out."
-    )
+    found = {
+        "epsilon": table.number("epsilon", least=1e-6),
+        "delta": table.number("delta", least=1e-300, most=0.5),
+        "neighbours": table.text("neighbours", "replace", among=("replace", "add-remove", "label")),
+        "excess": table.number("excess", None, least=1e-300),
+        "region": table.numbers("region", None) if "region" in table.values else None,
+    }
+    table.done()
+    return found
 
 
 def _check_together(study: Study) -> None:
@@ -260,6 +294,13 @@ def _check_together(study: Study) -> None:
             "study.toml: releases: derivatives",
             "'none' with a Laplace reference or control variates",
             "Allow derivatives = 'own', or set reference = 'none' and control = 'none'.",
+        )
+    if study.epsilon is not None and (study.derivatives or study.kind not in ("ZigZag", "FactorisedBoomerang")):
+        raise InputError(
+            "study.toml: privacy",
+            f"a budget with {study.kind} and derivatives = {'own' if study.derivatives else 'none'!r}",
+            "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
+            "'FactorisedBoomerang' with derivatives = 'none'.",
         )
     if study.control != "none" and study.reference != "laplace":
         raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")

@@ -54,6 +54,17 @@ class Design:
         if not self.names:
             raise InputError(WHERE, repr(formula), "Give at least one term.")
 
+    @property
+    def largest(self) -> np.ndarray:
+        """The largest absolute value of each column of the design that the declared bounds allow."""
+        out = np.ones(len(self.names))
+        for term, index in self._spec.term_indices.items():
+            for factor in term.factors:
+                column = self.columns.get(factor.expr)
+                if column is not None and column.type != "level":
+                    out[list(index)] *= max(abs(x) for x in column.range)
+        return out
+
     def _template(self) -> pd.DataFrame:
         most = max([len(column.levels) for column in self.columns.values()] + [2])
         frame = {}

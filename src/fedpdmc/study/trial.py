@@ -84,7 +84,7 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
         for k, name in enumerate(study.sites):
             data[name] = Path(folder) / f"{k}.parquet"
             synthetic(study, records, seed + k).write_parquet(data[name])
-        with fedpdmc.connect(study, data=data, seed=seed) as connection:
+        with fedpdmc.connect(study, data=data, seed=seed, ledger=Path(folder) / "ledger.db") as connection:
             post = fedpdmc.sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
