@@ -104,6 +104,6 @@ def run(study: Study) -> Verdict:
         all(found.on_the_floor for found in ratios),
         f"{len(cases)} combinations of dynamics, control variates and M: distance to HMC over that of exact samples "
         f"{range_of(ratios)}; at M = {want.sites[-1]} a round brings {best['ess_per_round']:.3g} effective samples with "
-        f"{best['dynamics']} and {best['control']} control, {plain['ess_per_round']:.3g} with {plain['dynamics']} and "
-        f"{plain['control']} control.",
+        f"{best['dynamics']} (control: {best['control']}), {plain['ess_per_round']:.3g} with {plain['dynamics']} "
+        f"(control: {plain['control']}).",
     )
