@@ -24,7 +24,7 @@ from pinning import pin_to_one_core
 
 # One chain's loops are so small that starting kernels is most of the work: this makes each loop one kernel.
 ONE_KERNEL = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=10000000"
-METHODS = {"plain": {}, "whitened": {"reference": "laplace", "control": "quadratic"}}
+METHODS = {"plain": {"prior_at": "sites"}, "whitened": {"reference": "laplace", "control": "quadratic"}}
 # In whitened coordinates the standard deviations are about one.
 WHITENED_SPACING = 0.5
 FIRST_SHARE = 0.02
