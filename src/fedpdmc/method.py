@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
+from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
@@ -20,18 +22,20 @@ from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.membership import check_dimensions, check_prior, check_sites
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.private import PrivateSite, check_dynamics
-from fedpdmc.randomness import chain_keys, normals, uniforms
+from fedpdmc.randomness import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
-from fedpdmc.site import Opening, Site, local_columns, open_site
+from fedpdmc.site import Opening, Site, local_columns, open_site, whiten
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
 CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 1024
 SAMPLES_PER_CHAIN = 16
 # Refreshment that balances the mixing of coordinates and energy on the Laplace reference.
 REFRESH = 1.2
-# Segments of a plan: enough refreshments to last until an objection where objections are rare, else few.
+# Segments of a plan: enough refreshments to last until an objection where objections are rare, else few. Objections fall
+# like one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
+SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
 PRIOR_SITE = "prior"
 REDISTRIBUTED = "redistributed"
 # What is left of a sum relative to its largest term when it is rounding only.
@@ -103,8 +107,7 @@ class Method(NamedTuple):
         """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean."""
         keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 2), self.chains)
         count = jnp.zeros(self.chains, int)
-        u = uniforms(keys, count, count, 2 * self.dim)
-        spread, v = normals(u[: self.dim]).T, self.dynamics.velocity(u[self.dim :].T)
+        spread, v = _spread(self.dynamics, keys, count, self.dim)
         if self.init is not None:
             a = jnp.broadcast_to(self.reference.to_a(jnp.asarray(self.init)), (self.chains, self.dim))
         elif self.whitened:
@@ -117,6 +120,13 @@ class Method(NamedTuple):
             keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 3), self.chains)
             share = shares(uniforms(keys, count, count, len(self.sites)))
         return State(a, v, jnp.full(self.chains, -burn_in), count, count, share)
+
+
+@compiled
+def _spread(dynamics: Dynamics, keys: ChainKeys, count: Int[Array, " C"], dim: int):
+    """Standard normal positions, and velocities of the dynamics."""
+    u = uniforms(keys, count, count, 2 * dim)
+    return normals(u[:dim]).T, dynamics.velocity(u[dim:].T)
 
 
 def choose(
@@ -158,7 +168,7 @@ def choose(
     public = public_potential(members, prior if prior_at == "coordinator" else None, controls, found, dynamics)
     silent = public is None and dynamics.refresh == 0 and dynamics.excess == 0
     few_objections = whitened and control == "quadratic" and not silent
-    segments = SEGMENTS_FEW_OBJECTIONS if few_objections else SEGMENTS_MANY_OBJECTIONS
+    segments = _usual_segments(members, chains) if few_objections else SEGMENTS_MANY_OBJECTIONS
     return Method(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
         segments, redistribution,
@@ -194,6 +204,13 @@ def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
         )
 
 
+def _usual_segments(sites, chains: int) -> int:
+    """A power of two that lets most plans of few chains end in an objection."""
+    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(max(sum(site.records for site in sites), 1))
+    most = max(SEGMENTS_FEW_OBJECTIONS, min(MOST_SEGMENTS, MOST_PLANNED // chains))
+    return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_OBJECTIONS, most))
+
+
 def _usual_chains(few_rounds: bool, ess: float | None) -> int:
     if not few_rounds or ess is None:
         return CHAINS
@@ -205,7 +222,7 @@ def public_potential(sites, prior, controls, reference: Reference, dynamics: Dyn
     dim = reference.dim
     terms = [] if prior is None else [prior]
     terms += [controls[s.name].quadratic.embedded(dim, s.coordinates) for s in sites if s.name in controls]
-    whitened = [term.whiten(reference, None) for term in terms]
+    whitened = [whiten(term, reference, None) for term in terms]
     if dynamics.flow.rotating:
         whitened.append(Quadratic(-jnp.eye(dim), jnp.zeros(dim)))
     if not whitened:

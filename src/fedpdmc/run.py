@@ -25,6 +25,12 @@ MOST_ITERATIONS = 1e9
 _run_chunk = compiled(run_chunk)
 
 
+@compiled
+def _begin(groups, coordinator: Coordinator, state: State) -> Progress:
+    # Strong types, as the compiled chunk returns them: it is then compiled once.
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), begin(groups, coordinator, state))
+
+
 class Tick(NamedTuple):
     """What a progress display learns after each chunk."""
 
@@ -54,9 +60,7 @@ class Run:
         self.federation, self.coordinator = federation, coordinator
         chains, dim = state.a.shape
         self.keys = PublicKeys.of(key, chains)
-        # Strong types, as the compiled chunk returns them: it is then compiled once.
-        first = begin(federation.groups, coordinator, state)
-        self.progress: Progress = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), first)
+        self.progress: Progress = _begin(federation.groups, coordinator, state)
         row_bytes = chains * coordinator.segments * (17 + 16 * dim)
         self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
         self.limit = min(16, self.rows)

@@ -179,15 +179,15 @@ def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
 
 def open_site(site: Site, opening: Opening) -> Clock:
     """The site's clock for this run: its records in whitened coordinates, less the control variate."""
-    remainder = _less_control(site.potential, opening.control)
+    remainder = _less_control(_padded(site.potential), opening.control)
     sent = local_columns(site, opening)
     if sent is not None:
-        whitened = remainder.whiten(opening.reference.restricted(jnp.asarray(sent)), None)
+        whitened = whiten(remainder, opening.reference.restricted(jnp.asarray(sent)), None)
     else:
         columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
-        whitened = remainder.whiten(opening.reference, columns)
+        whitened = whiten(remainder, opening.reference, columns)
     if opening.prior_share is not None:
-        share = opening.prior_share.whiten(opening.reference, None)
+        share = whiten(opening.prior_share, opening.reference, None)
         whitened = Shared(whitened, share) if opening.redistributed else _sum(whitened, share)
     prepared = _prepared(whitened, opening.dynamics)
     staged = _staged_clock(site, opening, prepared) if sent is None else None
@@ -216,14 +216,35 @@ def _less_control(potential: Potential, control: ControlVariate | None) -> Poten
         raise InputError(
             "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."
         )
-    expanded = potential.expanded_at(control.point, control.order)
+    expanded, difference, same = _expanded(potential, control)
+    return expanded if bool(same) else Sum((expanded, difference))
+
+
+@eqx.filter_jit
+def _expanded(potential: LinearPredictor, control: ControlVariate):
+    """The records less their Taylor polynomial, what that differs from the control variate, and whether it is rounding."""
     own = taylor_quadratic(potential, control.point, control.order)
     difference = own.plus(control.quadratic, -1.0)
     size = jnp.max(jnp.abs(own.precision))
     same = jnp.max(jnp.abs(difference.precision)) <= SAME * size
     reach = jnp.max(jnp.abs(own.linear)) + size * jnp.max(jnp.abs(control.point))
     same &= jnp.max(jnp.abs(difference.linear)) <= SAME * reach
-    return expanded if bool(same) else Sum((expanded, difference))
+    return potential.expanded_at(control.point, control.order), difference, same
+
+
+def whiten(potential: Potential, reference: Reference, columns) -> Potential:
+    """The potential in whitened coordinates, compiled once for each shape."""
+    return _whiten(potential, Reference(reference.center, reference.scale_tril), columns)
+
+
+@eqx.filter_jit
+def _whiten(potential: Potential, reference: Reference, columns) -> Potential:
+    return potential.whiten(reference, columns)
+
+
+def _padded(potential: Potential) -> Potential:
+    """Records padded to a shape that other sites share."""
+    return potential.padded(bucket(potential.design.shape[0])) if isinstance(potential, LinearPredictor) else potential
 
 
 def _sum(first: Potential, second: Potential) -> Potential:
@@ -233,15 +254,19 @@ def _sum(first: Potential, second: Potential) -> Potential:
 
 
 def _prepared(potential: Potential, dynamics: Dynamics) -> Potential:
-    """Records padded to a shape that other sites share, with what the dynamics can use of them worked out once."""
+    """The records with what the dynamics can use of them worked out once."""
     if isinstance(potential, Sum):
         return Sum(tuple(_prepared(term, dynamics) for term in potential.terms))
     if isinstance(potential, Shared):
         return Shared(_prepared(potential.records, dynamics), potential.prior)
     if not isinstance(potential, LinearPredictor):
         return potential
-    padded = potential.padded(bucket(potential.design.shape[0]))
-    return padded.with_cubic() if dynamics.flips and not dynamics.flow.rotating else padded
+    return _with_cubic(potential) if dynamics.flips and not dynamics.flow.rotating else potential
+
+
+@eqx.filter_jit
+def _with_cubic(potential: LinearPredictor) -> LinearPredictor:
+    return potential.with_cubic()
 
 
 def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:

@@ -64,10 +64,7 @@ class StagedClock(Clock[StagedWalk]):
         """
         rng = np.random.default_rng(0)
         a, v = rng.standard_normal((2, 256, self.dim))
-        a, v = jnp.asarray(a), jnp.asarray(np.sign(v) if self.dynamics.unit_speed else v)
-        passes = jnp.mean(jnp.sum(self._tensor_bound(a, v), -1))
-        looks = jnp.mean(jnp.sum(self._constants(a, v, jnp.full(a.shape[0], jnp.inf))[0], -1))
-        return float(passes + LOOK_COST * looks)
+        return float(_work(self, jnp.asarray(a), jnp.asarray(np.sign(v) if self.dynamics.unit_speed else v)))
 
     def idle(self, chains):
         """A walk that waits."""
@@ -193,6 +190,13 @@ class StagedClock(Clock[StagedWalk]):
         )
         new = StagedWalk(inspected, jnp.zeros_like(accepted), state.ceiling, state.threshold)
         return keep_done(walk.done | ~state.pending, state, new)
+
+
+@eqx.filter_jit
+def _work(clock: StagedClock, a: Float[Array, "n d"], v: Float[Array, "n d"]) -> Float[Array, ""]:
+    passes = jnp.mean(jnp.sum(clock._tensor_bound(a, v), -1))
+    looks = jnp.mean(jnp.sum(clock._constants(a, v, jnp.full(a.shape[0], jnp.inf))[0], -1))
+    return passes + LOOK_COST * looks
 
 
 def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Float[Array, "C k"]):

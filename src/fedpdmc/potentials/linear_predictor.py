@@ -7,6 +7,7 @@ import math
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential
@@ -121,13 +122,16 @@ class LinearPredictor(Potential):
         if self.diagonal:
             return self
         extra = n - self.design.shape[0]
-        control = None if self.control is None else jnp.pad(self.control, ((0, 0), (0, extra)))
+
+        def pad(x, *widths):
+            return jnp.asarray(np.pad(np.asarray(x), widths))
+
         return dataclasses.replace(
             self,
-            design=jnp.pad(self.design, ((0, extra), (0, 0))),
-            offset=jnp.pad(self.offset, (0, extra)),
-            response=jnp.pad(self.response, (0, extra)),
-            control=control,
+            design=pad(self.design, (0, extra), (0, 0)),
+            offset=pad(self.offset, (0, extra)),
+            response=pad(self.response, (0, extra)),
+            control=None if self.control is None else pad(self.control, (0, 0), (0, extra)),
         )
 
     def with_cubic(self) -> LinearPredictor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -105,12 +107,11 @@ class CubicRemainder(eqx.Module):
 
 def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> CubicRemainder:
     """The third-order knowledge of a whitened potential whose control variate is its Taylor polynomial at ``center``."""
-    design, z = np.asarray(potential.design), potential.design @ center + potential.offset
-    third = np.asarray(jax.vmap(jax.grad(potential.loss.second))(z, potential.response))
-    weight = np.asarray(potential.loss.fourth(z, potential.response))
-    tensor = np.einsum("n,ni,nj,nk->ijk", third, design, design, design, optimize=True)
-    quartic = _quartic_bound(design, weight)
-    coordinate = (weight[:, None] * design**4).sum(0)
+    design = np.asarray(potential.design)
+    local = Local(*(np.asarray(x) for x in _local(potential, center)))
+    tensor = np.einsum("n,ni,nj,nk->ijk", local.third, design, design, design, optimize=True)
+    quartic = _quartic_bound(design, local.largest_fourth)
+    coordinate = (local.largest_fourth[:, None] * design**4).sum(0)
     norms = np.abs(np.linalg.eigvalsh(np.moveaxis(tensor, 2, 0))).max(1)
     reach = potential.loss.growth * np.sqrt((design**2).sum(1).max(initial=0.0))
     return CubicRemainder(
@@ -121,30 +122,48 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
         jnp.asarray(ROOM * quartic),
         jnp.asarray(ROOM * quartic**0.75 * coordinate**0.25),
         jnp.asarray(ROOM * reach),
-        jnp.asarray(_rounding(potential, z)),
-        _sharper(potential, z) if SHARPER_PAYS * potential.dim**3 <= potential.records else None,
+        jnp.asarray(_rounding(design, np.asarray(potential.response), local)),
+        _sharper(design, local) if SHARPER_PAYS * design.shape[1] ** 3 <= design.shape[0] else None,
     )
 
 
-def _sharper(potential: LinearPredictor, z: Float[Array, " n"]) -> Quartic:
-    """The fourth order at the predictors z."""
-    design, dim = np.asarray(potential.design), potential.dim
-    fourth = np.asarray(jax.vmap(jax.grad(jax.grad(potential.loss.second)))(z, potential.response))
+class Local(NamedTuple):
+    """The predictors at the point of expansion, the derivatives of every record's loss there, and bounds of two."""
+
+    z: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    third: np.ndarray
+    fourth: np.ndarray
+    largest_fourth: np.ndarray
+    largest_fifth: np.ndarray
+
+
+@eqx.filter_jit
+def _local(potential: LinearPredictor, center: Float[Array, " d"]):
+    loss, y = potential.loss, potential.response
+    z = potential.design @ center + potential.offset
+    third = jax.grad(loss.second)
+    exact = (loss.first(z, y), loss.second(z, y), jax.vmap(third)(z, y), jax.vmap(jax.grad(third))(z, y))
+    return z, *exact, loss.fourth(z, y), loss.fifth(z, y)
+
+
+def _sharper(design: np.ndarray, local: Local) -> Quartic:
+    """The fourth order."""
+    dim = design.shape[1]
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
-    quartic = ROOM * _quartic_bound(design, np.asarray(potential.loss.fifth(z, potential.response)))
+    quartic = ROOM * _quartic_bound(design, local.largest_fifth)
     return Quartic(
-        jnp.asarray((squares * fourth[:, None]).T @ squares),
+        jnp.asarray((squares * local.fourth[:, None]).T @ squares),
         jnp.asarray(quartic * np.sqrt((design**2).sum(1).max(initial=0.0))),
         jnp.asarray(quartic * np.abs(design).max(0, initial=0.0)),
     )
 
 
-def _rounding(potential: LinearPredictor, z: Float[Array, " n"]) -> float:
+def _rounding(design: np.ndarray, response: np.ndarray, local: Local) -> float:
     """Some units in the last place of all terms of ``Σ R' ξ``, before they cancel, plus the same for positions."""
-    size = np.abs(np.asarray(potential.design)).max(1, initial=0.0)
-    first = np.abs(np.asarray(potential.loss.first(z, potential.response)))
-    second = np.abs(np.asarray(potential.loss.second(z, potential.response)))
-    terms = 1 + np.abs(np.asarray(potential.response)) + first + second * (np.abs(np.asarray(z)) + size)
+    size = np.abs(design).max(1, initial=0.0)
+    terms = 1 + np.abs(response) + np.abs(local.first) + np.abs(local.second) * (np.abs(local.z) + size)
     return ULPS * float(np.sum(size * terms)) + 1e-13
 
 
