@@ -98,9 +98,9 @@ class PrivateSite:
         self.columns = local_columns(site, opening)
         self.sensitivity = site_sensitivity(site, opening)
         self.excess = budget.excess_for(self.sensitivity)
-        self.cost_rate = budget.cost_rate(self.sensitivity)
         self.dataset = site.dataset
         self.ledger, self.account = budget.open(self.dataset)
+        self.cost_rate = budget.cost_rate(self.sensitivity, self.account.alpha)
         self.passes = 0
         detail = {"excess": self.excess, "sensitivity": self.sensitivity._asdict(), "dynamics": repr(opening.dynamics)}
         self.ledger.begin(

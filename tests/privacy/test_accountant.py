@@ -120,6 +120,12 @@ def test_the_account_is_close_to_the_truth_for_constant_rates():
     assert account == pytest.approx(16.7, abs=0.1)
 
 
+def test_a_sensitivity_beyond_all_measure_buys_nothing():
+    k = Sensitivity(1e250, 1e250, 1e250)
+    assert run_cap(k, 1.0, 1.0, 1e-6) < 1e-100
+    assert growth_rate(1.5, k, 1.0) == math.inf
+
+
 def test_cap_and_epsilon_are_inverse():
     k = Sensitivity(0.02, 0.05, 0.03)
     cap = run_cap(k, 0.5, 2.0, 1e-6)

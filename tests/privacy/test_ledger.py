@@ -110,6 +110,8 @@ def test_the_terms_of_an_account_stay(ledger):
     assert ledger.account(ACCOUNT) == ACCOUNT
     with pytest.raises(InputError, match="keeps these terms"):
         ledger.account(ACCOUNT._replace(epsilon=2.0))
+    # The order was fixed when it was opened, whatever another version would choose.
+    assert ledger.account(ACCOUNT._replace(alpha=3.0, limit=9.0)) == ACCOUNT
     ledger.account(ACCOUNT._replace(dataset="others", epsilon=2.0))
     assert ledger.remaining("others") == 1.0
 

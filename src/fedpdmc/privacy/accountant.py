@@ -52,7 +52,7 @@ def growth_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
     if alpha >= 2:
         euclidean = rho * divergence_growth(1 + k_2 / rho, alpha)
     else:
-        euclidean = alpha * (alpha - 1) * k_2**2 / (2 * rho)
+        euclidean = alpha * (alpha - 1) * (k_2 * k_2) / (2 * rho)
     by_coordinate = (k_1 / k_inf) * rho * divergence_growth(1 + k_inf / rho, alpha)
     return min(euclidean, by_coordinate)
 

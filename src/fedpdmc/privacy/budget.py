@@ -88,9 +88,9 @@ class Budget:
         """The excess rate in a run with this sensitivity."""
         return USUAL_EXCESS * self.alpha * sensitivity.k_2 if self.excess is None else self.excess
 
-    def cost_rate(self, sensitivity: Sensitivity) -> float:
-        """Rényi divergence of the account's order per unit of observed time."""
-        return growth_rate(self.alpha, sensitivity, self.excess_for(sensitivity)) / (self.alpha - 1)
+    def cost_rate(self, sensitivity: Sensitivity, alpha: float) -> float:
+        """Rényi divergence of the account's order α per unit of observed time."""
+        return growth_rate(alpha, sensitivity, self.excess_for(sensitivity)) / (alpha - 1)
 
     def open(self, dataset: str) -> tuple[Ledger, Account]:
         """The site's ledger and its account."""
