@@ -9,7 +9,7 @@ import fedpdmc as fp
 
 # Several blocks, each as long as the ESS so far suggests: what comes next depends on what was kept.
 LONGER = (
-    ZIGZAG.replace("duration = 6.0", "ess = 150")
+    ZIGZAG.replace("duration = 6.0", "ess = 60")
     .replace("rounds = 2000", "rounds = 1000000")
     .replace("observed_time = 1000.0", "observed_time = 1e5")
 )

@@ -11,8 +11,8 @@ from fedpdmc.privacy.ledger import Ledger
 
 # Twelve records and covariates up to five: no privacy worth the name, but an account that must be right.
 BUDGET = "\n[privacy]\nepsilon = 20000.0\ndelta = 1e-6\n"
-PRIVATE = ZIGZAG.replace("chains = 4", "chains = 2").replace("duration = 6.0", "duration = 0.2") + BUDGET
-PRIVATE = PRIVATE.replace("burn_in = 1.0", "burn_in = 0.05").replace("rounds = 2000", "rounds = 100000")
+PRIVATE = ZIGZAG.replace("chains = 4", "chains = 2").replace("duration = 6.0", "duration = 0.05") + BUDGET
+PRIVATE = PRIVATE.replace("burn_in = 1.0", "burn_in = 0.01").replace("rounds = 2000", "rounds = 100000")
 
 
 @pytest.fixture(scope="module")

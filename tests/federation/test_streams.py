@@ -68,6 +68,42 @@ def test_bits_do_not_depend_on_a_network_that_delays_and_cuts(folder, expected, 
     assert any("is lost; the run waits for it" in record.message for record in caplog.records)
 
 
+class Connector(Proxy):
+    """An HTTP proxy that knows one word, CONNECT."""
+
+    def __init__(self):
+        super().__init__("127.0.0.1:0")
+        self.asked = []
+
+    def _accept(self):
+        while True:
+            try:
+                site, _ = self._server.accept()
+            except OSError:
+                return
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += site.recv(4096)
+            self.asked.append(head.split()[0].decode())
+            host, port = head.split()[1].decode().rsplit(":", 1)
+            coordinator = socket.create_connection((host, int(port)))
+            site.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            self._open += [site, coordinator]
+            for pair in ((site, coordinator), (coordinator, site)):
+                threading.Thread(target=self._pass, args=(*pair, None, None), daemon=True).start()
+
+
+def test_through_an_http_proxy(folder, expected, fresh, monkeypatch):
+    with Connector() as proxy, folder.listening() as connection:
+        monkeypatch.setenv("grpc_proxy", f"http://{proxy.address}")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        with folder.sites(connection, fresh()):
+            post = fp.sample(connection, progress=False)
+    assert proxy.asked[:2] == ["CONNECT", "CONNECT"]
+    assert same_bits(post, expected)
+
+
 def test_a_run_goes_on_and_is_extended_after_the_coordinator_is_gone(folder, expected, fresh, tmp_path):
     agents = fresh()
     with folder.listening(store=tmp_path / "run") as connection:

@@ -1,6 +1,8 @@
 """The codec: what is encoded comes back to the bit, and no bytes do anything but decode or be refused."""
 
 import dataclasses
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -124,3 +126,12 @@ def test_another_version_is_refused():
     data[4] = 2
     with pytest.raises(WireError, match="version 2 where 1 is spoken"):
         wire.decode(bytes(data))
+
+
+@pytest.mark.long
+def test_ten_minutes_of_guided_fuzzing_find_nothing(tmp_path):
+    pytest.importorskip("atheris")
+    command = [sys.executable, "-m", "tests.federation.fuzz_wire", str(tmp_path / "corpus")]
+    limits = ["-max_total_time=600", "-max_len=4096", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(command + limits, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
