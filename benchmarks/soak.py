@@ -35,6 +35,7 @@ kind = "ZigZag"
 chains = 4
 [run]
 duration = 1e9
+burn_in = 10.0
 [releases]
 [limits]
 rounds = 1000000000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ class Skeleton(Knots):
         """Exact time integrals of position and its outer product over all segments, about a pivot (lines only) or zero."""
         pivot = np.zeros(self.a.shape[1]) if pivot is None or flow.rotating else pivot
         a = self.a - pivot
-        w = [np.asarray(x)[:, None] for x in flow.integrals(jnp.asarray(self.durations))]
+        w = [np.asarray(x)[:, None] for x in _padded(flow.integrals, self.durations)]
         p, q, pp, pq, qq = w
         first = (p * a + q * self.v).sum(0)
         cross = (a * pq).T @ self.v
@@ -147,7 +147,7 @@ class Skeleton(Knots):
         index = np.searchsorted(shifted, wanted.ravel(), side="right") - 1
         index = np.maximum(index, np.repeat(self.offsets[:-1], len(times)))
         since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
-        p, q = (np.asarray(x)[:, None] for x in flow.weights(jnp.asarray(since)))
+        p, q = (np.asarray(x)[:, None] for x in _padded(flow.weights, since))
         return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), self.a.shape[1])
 
 
@@ -191,6 +191,13 @@ class Block(NamedTuple):
         first = np.full((a.shape[0], 1), float(self.begin))
         numbers = side_by_side(first, a[:, None], v[:, None])
         return [Chunk(numbers, np.ones_like(first, bool)), *self.chunks]
+
+
+def _padded(function: Callable[[Any], Sequence[Any]], times: Arrays) -> list[Arrays]:
+    """``function(times)``, of a length of few different values: JAX keeps what it compiled for every length for ever."""
+    full = np.zeros(1 << max(len(times) - 1, 1).bit_length())
+    full[: len(times)] = times
+    return [np.asarray(x)[: len(times)] for x in function(jnp.asarray(full))]
 
 
 def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
