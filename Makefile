@@ -8,7 +8,7 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo paper test test-long lint format bench figures clean
+.PHONY: help install demo paper test test-long lint format bench soak figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -18,6 +18,7 @@ help:
 	@echo "make format     let ruff rewrite what lint would complain about"
 	@echo "make paper      the paper's figures made anew, in fedpdmc-paper/ (up to 45 minutes)"
 	@echo "make bench      speed and rounds against peers"
+	@echo "make soak       50,000 rounds over gRPC, the memory of every party plotted in fedpdmc-soak/"
 	@echo "make figures    the plots of docs/figures from the last benchmark"
 	@echo "make install    only the environment, in $(VENV)"
 	@echo "make clean      remove environments, caches and run outputs"
@@ -65,10 +66,15 @@ $(BENCH_STAMP): $(STAMP)
 
 bench: install $(RIVAL_STAMP) $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.federation_rounds
+
+# About ten minutes: the resident size of every party over 50,000 rounds.
+soak: install
+	$(BIN)/python -m benchmarks.soak fedpdmc-soak
 
 figures: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.figures
 
 clean:
-	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo fedpdmc-paper
+	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo fedpdmc-paper fedpdmc-soak
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
