@@ -1,13 +1,18 @@
-"""The deployment page: its contract and policy are read, and its commands exist."""
+"""The deployment page: its contract, policy and Python are used, and its commands exist."""
 
 import re
 import shlex
+import threading
 from pathlib import Path
 
 import pytest
 import typer
+from tests.federation.processes import free_port
+from tests.federation.studies import Folder
 
 from fedpdmc.cli import app
+from fedpdmc.federation.streams import serve
+from fedpdmc.keys import read_credentials
 from fedpdmc.study import parse_study, read_policy
 
 PAGE = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
@@ -50,3 +55,27 @@ def test_every_code_a_site_can_send_is_explained():
     source = (Path(__file__).parents[1] / "src/fedpdmc/federation/agent.py").read_text()
     for code in set(re.findall(r'_No\("([A-Z_]+)"', source)):
         assert f"`{code}`" in PAGE, code
+
+
+def test_the_python_examples_run(tmp_path, monkeypatch):
+    """With the page's contract, on loopback, the sites in threads."""
+    contract = blocks("toml")[0].replace("ess = 400", "ess = 20").replace("chains = 16", "chains = 4")
+    folder, address = Folder(tmp_path, contract), f"127.0.0.1:{free_port()}"
+    agents = {name: folder.agent(name) for name in folder.study.sites}
+    threads = [
+        threading.Thread(target=serve, args=(agent, address, read_credentials(folder.keys(name))), daemon=True)
+        for name, agent in agents.items()
+    ]
+    for thread in threads:
+        thread.start()
+    monkeypatch.chdir(tmp_path)
+    read, connect = blocks("python")
+    names: dict = {}
+    exec(compile(connect.replace("192.0.2.7:4433", address), "deploy.md", "exec"), names)
+    for thread in threads:
+        thread.join(30)
+    assert all(agent.finished for agent in agents.values())
+    names["post"].save("run/posterior.zarr")
+    exec(compile(read, "deploy.md", "exec"), {})
+    for agent in agents.values():
+        agent.journal.close()
