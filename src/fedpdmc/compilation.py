@@ -21,7 +21,7 @@ FEW_CHAINS = 8
 
 def compiled(function: Callable[..., T]) -> Callable[..., T]:
     """Compile with the package's options: the same for all that walks or plans, so that the bits are the same too."""
-    return eqx.filter_jit(function, compiler_options=OPTIONS)
+    return eqx.filter_jit(function, compiler_options=OPTIONS)  # type: ignore[call-overload]
 
 
 def apart(function: Callable[..., T], *args: Array, number: Int[Array, " C"]) -> T:

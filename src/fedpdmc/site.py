@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -232,14 +232,17 @@ def _expanded(potential: LinearPredictor, control: ControlVariate):
     return potential.expanded_at(control.point, control.order), difference, same
 
 
-def whiten(potential: Potential, reference: Reference, columns) -> Potential:
+P = TypeVar("P", bound=Potential)
+
+
+def whiten(potential: P, reference: Reference, columns) -> P:
     """The potential in whitened coordinates, compiled once for each shape."""
     return _whiten(potential, Reference(reference.center, reference.scale_tril), columns)
 
 
 @eqx.filter_jit
-def _whiten(potential: Potential, reference: Reference, columns) -> Potential:
-    return potential.whiten(reference, columns)
+def _whiten(potential: P, reference: Reference, columns) -> P:
+    return potential.whiten(reference, columns)  # type: ignore[return-value]
 
 
 def _padded(potential: Potential) -> Potential:

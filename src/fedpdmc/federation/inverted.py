@@ -84,7 +84,7 @@ def _round(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until)
 def _draws(groups, coordinator: Coordinator, keys: PublicKeys, now: Step):
     """First flip of the coordinator's potential and of every site, each of shape (sites, C): ties go to the first."""
 
-    def draw(clock: AffineClock, keys):
+    def draw(clock, keys):
         u = uniforms(keys, now.number, jnp.zeros_like(now.number), clock.dim)
         return clock.first_flip(now.a, now.v, u, now.number)
 

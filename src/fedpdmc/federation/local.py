@@ -202,7 +202,8 @@ def run_chunk(
     Returns the progress, the record of knots (one row for each iteration, ``rows`` at most) and the number of rows.
     """
     asked = sum(group.size for group in groups) if progress.errands is not None else None
-    empty = Record.empty(rows, *progress.state.a.shape, coordinator.segments, asked)
+    chains, dim = progress.state.a.shape
+    empty = Record.empty(rows, chains, dim, coordinator.segments, asked)
     if inverted.applies(groups, coordinator):
         return _run_inverted(groups, coordinator, keys, progress, until, limit, empty)
 
@@ -285,9 +286,9 @@ def _spare(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary
         errand = _where(ask, Errand(path, jnp.zeros_like(left), rest, decision.since), errand)
         return clock.step(clock.restart(state, ask, errand.rest), errand.rest, keys), errand, ask
 
+    parts = zip(groups, now.walks, now.errands or (), strict=True)
     walks, errands, asked = zip(
-        *(group.each(one, *parts, group.columns) for group, *parts in zip(groups, now.walks, now.errands, strict=True)),
-        strict=True,
+        *(group.each(one, walk, errand, group.columns) for group, walk, errand in parts), strict=True
     )
     return walks, errands, jnp.where(jnp.concatenate(asked), itinerary.path.number, -1)
 
