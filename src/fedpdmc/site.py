@@ -132,15 +132,18 @@ class Site:
         return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
 
 
+P = TypeVar("P", bound=Potential)
+
+
 def derivatives(site: Site, own: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, for its own use."""
     value, gradient, hessian = _derivatives(_bare(site.potential), jnp.asarray(own))
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
-def _bare(potential: Potential) -> Potential:
+def _bare(potential: P) -> P:
     """Without the records that a quadratic remembers, for which the compiler would start anew."""
-    return dataclasses.replace(potential, source=None) if isinstance(potential, Quadratic) else potential
+    return dataclasses.replace(potential, source=None, records=0) if isinstance(potential, Quadratic) else potential
 
 
 @eqx.filter_jit
@@ -232,12 +235,9 @@ def _expanded(potential: LinearPredictor, control: ControlVariate):
     return potential.expanded_at(control.point, control.order), difference, same
 
 
-P = TypeVar("P", bound=Potential)
-
-
 def whiten(potential: P, reference: Reference, columns) -> P:
     """The potential in whitened coordinates, compiled once for each shape."""
-    return _whiten(potential, Reference(reference.center, reference.scale_tril), columns)
+    return _whiten(_bare(potential), Reference(reference.center, reference.scale_tril), columns)
 
 
 @eqx.filter_jit
