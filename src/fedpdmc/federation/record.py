@@ -60,7 +60,7 @@ class Record(eqx.Module):
         numbers, valid = numbers.reshape(chains, rows * segments, width), valid.reshape(chains, rows * segments)
         counts = np.count_nonzero(valid, 1)
         most = int(counts.max(initial=0))
-        if most > LEAST_FILLED * self.valid[0].size:
+        if most > LEAST_FILLED * self.valid.shape[1] * segments:
             return Chunk(numbers, valid)
         # A view would keep the whole record: of knots that are few, or mostly void, copies are kept.
         order = np.argsort(~valid, 1, kind="stable")[:, :most]
