@@ -90,7 +90,7 @@ def exponential_clock(
 ) -> Float[Array, "*batch"]:
     """The time τ with ``∫_0^τ speed e^{x + speed s} ds = level`` for a positive speed: ``log1p(level e^{−x})/speed``.
 
-    Paper, appendix E.4, step 2. Where ``e^{−x}`` would overflow, ``log(e^x + level) − x`` does not cancel.
+    Paper, appendix F.4, step 2. Where ``e^{−x}`` would overflow, ``log(e^x + level) − x`` does not cancel.
     """
     plain = jnp.log1p(level * jnp.exp(-jnp.maximum(x, LOWEST_EXPONENT)))
     return jnp.where(x > LOWEST_EXPONENT, plain, jnp.logaddexp(x, jnp.log(level)) - x) / speed

@@ -121,7 +121,7 @@ class ExponentialClock(Clock[Walk]):
 
     With ``w = v_k S_k`` the speed of ``x_k``, the rate is ``(w (e^{x_k} − y_k))_+``. Going up it is at most
     ``w e^{x_k + w s}``, inverted in closed form from where it turns positive; going down at most ``|w| y_k``, a constant
-    (paper, appendix E.4, with one index).
+    (paper, appendix F.4, with one index).
     """
 
     potential: LinearPredictor
