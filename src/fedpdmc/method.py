@@ -206,7 +206,8 @@ def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
 
 def _usual_segments(sites, chains: int) -> int:
     """A power of two that lets most plans of few chains end in an objection."""
-    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(max(sum(site.records for site in sites), 1))
+    told = sum(site.records for site in sites if site.budget is None)
+    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(max(told, 1))
     most = max(SEGMENTS_FEW_OBJECTIONS, min(MOST_SEGMENTS, MOST_PLANNED // chains))
     return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_OBJECTIONS, most))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -26,6 +27,10 @@ from fedpdmc.privacy.sensitivity import NEIGHBOURS, sensitivity
 from fedpdmc.randomness import CHACHA_WORDS, ChainKeys
 from fedpdmc.records import fingerprint, model_of
 from fedpdmc.site import Opening, Site, answer, local_columns, open_site
+
+logger = logging.getLogger("fedpdmc.site")
+# The reply of a walk that failed.
+FAULT = b"fault"
 
 COVERED = (
     "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals, those "
@@ -101,7 +106,6 @@ class PrivateSite:
         self.dataset = site.dataset
         self.ledger, self.account = budget.open(self.dataset)
         self.cost_rate = budget.cost_rate(self.sensitivity, self.account.alpha)
-        self.passes = 0
         detail = {"excess": self.excess, "sensitivity": self.sensitivity._asdict(), "dynamics": repr(opening.dynamics)}
         self.ledger.begin(
             self.dataset, budget.study, run, bytes.fromhex(fingerprint(site.raw)), json.dumps(detail)
@@ -138,18 +142,32 @@ class PrivateSite:
         )
 
         def work(key: bytes) -> Reply:
-            arrival = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request))
-            seen = np.minimum(arrival[0], horizon)
-            return Reply(_pack(*arrival), *self._charge(own, seen))
+            try:
+                arrival = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request))
+            except (BoundViolation, NotFinite) as fault:
+                # Whether a walk fails may depend on the records: it is charged as a whole plan, and told in one way only.
+                logger.error("%s", fault)
+                return Reply(FAULT, *self._charge(own, horizon))
+            return Reply(_pack(*arrival), *self._charge(own, np.minimum(arrival[0], horizon)))
 
-        time, rang, mark = _unpack(self.ledger.answer(request, most, work), len(number))
+        answered = self.ledger.answer(request, most, work)
+        if answered == FAULT:
+            raise NotFinite(
+                self.site.name,
+                0,
+                f"site {self.site.name!r}: its walk failed (code FAULT); the site's own log says why.",
+            )
+        time, rang, mark = _unpack(answered, len(number))
         mark = mark if self.columns is None else np.asarray(self.columns)[mark]
         return Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(mark))
 
     def _charge(self, own, until: np.ndarray) -> tuple[float, float]:
         """Observed time over all chains, and what it costs."""
         _, start, duration, velocity = own
-        seen = float(exposure(self.opening.dynamics, start, duration, velocity, until).sum())
+        dynamics, horizon = self.opening.dynamics, duration.sum(1)
+        watched = exposure(dynamics, start, duration, velocity, until)
+        # Both bound what was watched up to ``until``; by cells of its own length the first may be the looser one.
+        seen = float(np.minimum(watched, exposure(dynamics, start, duration, velocity, horizon)).sum())
         return seen, seen * self.cost_rate
 
     def _key(self, key: bytes, request: Request) -> bytes:
@@ -161,7 +179,7 @@ class PrivateSite:
 
     def _walk(self, plan: Plan, key: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         chains = plan.start.shape[0]
-        arrival, passes, fault = _first(
+        arrival, fault = _first(
             self.clock,
             jnp.asarray(self.excess),
             chain_secrets(key, b"records", chains),
@@ -172,8 +190,9 @@ class PrivateSite:
         if np.any(faults != FINE):
             chain = int(np.flatnonzero(faults)[0])
             raise (BoundViolation if faults[chain] == VIOLATED else NotFinite)(self.site.name, chain)
-        self.passes += int(np.asarray(passes).sum())
-        return np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark)
+        # The mark of a chain that did not ring is what the records' clocks had come to: it is not told.
+        rang = np.asarray(arrival.rang)
+        return np.asarray(arrival.time), rang, np.where(rang, np.asarray(arrival.mark), 0)
 
     def _check(self, own) -> None:
         """Refuse what the guarantee does not cover: speeds that are not one, and paths outside the declared region."""
@@ -270,7 +289,7 @@ def _first(clock: Clock, rate: Float[Array, ""], keys: ChainKeys, excess_keys: C
     first = Arrival(
         jnp.where(earlier, time, arrival.time), arrival.rang | earlier, jnp.where(earlier, mark, arrival.mark)
     )
-    return first, walk.passes, walk.fault
+    return first, walk.fault
 
 
 def _arrays(plan: Plan) -> tuple[np.ndarray, ...]:

@@ -4,7 +4,7 @@ import pytest
 from tests.privacy.support import a_plan, opened, private_site, records
 
 import fedpdmc as fp
-from fedpdmc.errors import BudgetSpent, InputError, PlanRefused, PrivacyError
+from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
 from fedpdmc.exposure import exposure, usual_speed
 from fedpdmc.privacy.ledger import read
 from fedpdmc.randomness import chacha20, uniforms
@@ -161,3 +161,38 @@ def test_path_length_is_bounded_from_above_and_closely():
     np.testing.assert_array_equal(exposure(fp.ZigZag(), a, duration, velocity, until), until)
     draws = np.abs(rng.normal(size=(200000, 3))).max(1)
     assert usual_speed(dynamics, 3) == pytest.approx(draws.mean(), rel=0.01)
+
+
+def test_a_chain_that_did_not_ring_tells_no_mark(path):
+    guard = opened(private_site(path, seed=None))
+    arrival = guard.answer(a_plan(np.random.default_rng(0).normal(size=(64, 2)), 1.0, 1e-9))
+    assert not np.any(np.asarray(arrival.rang))
+    np.testing.assert_array_equal(arrival.mark, 0)
+
+
+@pytest.mark.parametrize("fault", [BoundViolation, NotFinite])
+def test_a_walk_that_fails_is_charged_as_a_whole_plan_and_told_in_one_way(path, fault, monkeypatch):
+    guard = opened(private_site(path, excess=2.0))
+
+    def fails(plan, key):
+        raise fault("north", 3)
+
+    monkeypatch.setattr(guard, "_walk", fails)
+    plan = a_plan(np.zeros((4, 2)), 1.0, 0.25)
+    for _ in range(2):
+        with pytest.raises(NotFinite, match="code FAULT") as caught:
+            guard.answer(plan)
+        assert caught.value.chain == 0
+        assert guard.ledger.spent("north") == pytest.approx(4 * 0.25 * guard.cost_rate)
+
+
+def test_no_charge_exceeds_what_the_whole_plan_may_cost(path):
+    """Just above a whole number of cells the bound of the plan is the sharper one."""
+    guard, rng = opened(private_site(path), fp.FactorisedBoomerang()), np.random.default_rng(1)
+    horizon, looser = np.array([1 / 16 + 1e-6]), 0
+    for _ in range(300):
+        own = (np.zeros(1, int), rng.normal(size=(1, 2)), horizon[:, None], rng.normal(size=(1, 1, 2)))
+        most = guard._charge(own, horizon)[1]
+        assert guard._charge(own, horizon - 2e-6)[1] <= most
+        looser += exposure(guard.opening.dynamics, *own[1:], horizon - 2e-6)[0] * guard.cost_rate > most
+    assert looser > 0

@@ -72,7 +72,7 @@ def one_sided(clock, rate, keys, excess_keys, plan):
     first = Arrival(
         jnp.where(earlier, time, arrival.time), arrival.rang | earlier, jnp.where(earlier, mark, arrival.mark)
     )
-    return first, walk.passes, walk.fault
+    return first, walk.fault
 
 
 def test_an_excess_that_is_not_even_is_caught(tmp_path, monkeypatch):

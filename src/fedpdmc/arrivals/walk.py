@@ -122,8 +122,9 @@ class Walk(eqx.Module):
         )
 
     def arrival(self, dynamics: Dynamics) -> Arrival:
-        """The answer."""
-        return Arrival(self.time, self.rang, self.mark if dynamics.flips else self.normal)
+        """The answer; where there was no event there is no mark either."""
+        mark = jnp.where(self.rang, self.mark, 0) if dynamics.flips else jnp.where(self.rang[:, None], self.normal, 0.0)
+        return Arrival(self.time, self.rang, mark)
 
 
 def advance(path: Path, segment, offset, step, ends_segment):

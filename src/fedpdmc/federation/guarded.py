@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fedpdmc.federation.base import Federation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.plan import Arrival, Plan
@@ -46,11 +44,6 @@ class GuardedFederation(Federation):
             arrivals = dict(zip(self.plain.names, self.plain.exchange(plan), strict=True))
         arrivals |= {name: guard.answer(plan) for name, guard in self.guards.items()}
         return [arrivals[name] for name in self._names]
-
-    @property
-    def evaluations(self) -> np.ndarray:
-        """Passes over the records of the private sites."""
-        return np.array([self.guards[name].passes if name in self.guards else 0 for name in self._names])
 
     @property
     def privacy(self) -> dict[str, Any]:
