@@ -36,8 +36,8 @@ class Shared(Potential):
         return eqx.tree_at(lambda s: s.share, self, share, is_leaf=lambda x: x is None)
 
     def value(self, x):
-        """Not a function of x alone."""
-        raise NotImplementedError("a shared prior has a value for each chain only")
+        """``U(x) + α U_0(x)``, one for each chain's weight."""
+        return self.records.value(x) + self._weights() * self.prior.value(x)
 
     def whiten(self, reference, columns):
         """Whiten both terms."""
@@ -45,11 +45,14 @@ class Shared(Potential):
 
     def field(self, rotating, flips, a, v):
         """Gradients add, and so do the bounds of their change, since ``α ≥ 0``."""
-        if self.share is None:
-            raise ValueError("a shared prior walks with the weights of a plan")
-        prior, weight = self.prior.field(rotating, flips, a, v), self.share[:, None]
+        prior, weight = self.prior.field(rotating, flips, a, v), self._weights()[:, None]
         part = Field(weight * prior.gradient, weight * prior.slope, weight * prior.curve, prior.reach, prior.slack)
         return self.records.field(rotating, flips, a, v) + part
+
+    def _weights(self) -> Float[Array, " C"]:
+        if self.share is None:
+            raise ValueError("a shared prior walks with the weights of a plan")
+        return self.share
 
     def affine(self, rotating):
         """Whether both terms are."""
