@@ -45,7 +45,8 @@ class Posterior:
     events : array of shape (chains,)
         Accepted jumps of sites and coordinator; refreshments are not counted.
     gradient_evaluations : array of shape (sites,)
-        Passes over each site's records, for one chain each.
+        Passes over each site's records, for one chain each; zero for sites that do not tell: private ones, and those on a
+        network.
     certified : bool
         Whether every event time was drawn under a proved bound.
     privacy : dict or None

@@ -1,8 +1,9 @@
 """All sites in one process: whole rounds compiled, no Python per event.
 
 Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. Chains do
-not wait for each other: a chain whose sites have all answered is settled and planned anew while others still walk. What a
-chain draws depends on its own plans and keys alone, so this changes no result.
+not wait for each other where plans are short: a chain whose sites have all answered is settled and planned anew while
+others still walk. Where plans are long, and dear to make, or every clock is inverted (`inverted`), chains keep step. What a
+chain draws depends on its own plans and keys alone, so this changes no result. `sparing` decides who is asked.
 """
 
 from __future__ import annotations
