@@ -21,7 +21,10 @@ def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Arr
 
 
 class Path(eqx.Module):
-    """A plan with the position at the start of every segment and the times at which segments begin."""
+    """A plan with the position at the start of every segment and the times at which segments begin.
+
+    ``cap`` is a time beyond which a walk need not look, because another site is known to have objected by then.
+    """
 
     number: Int[Array, " C"]
     start: Float[Array, "C S d"]
@@ -29,6 +32,7 @@ class Path(eqx.Module):
     begin: Float[Array, "C S"]
     duration: Float[Array, "C S"]
     share: Float[Array, "C M"] | Float[Array, " C"] | None = None
+    cap: Float[Array, " C"] | None = None
 
     @property
     def horizon(self) -> Float[Array, " C"]:
@@ -41,9 +45,9 @@ class Path(eqx.Module):
 
     def restricted(self, columns: Int[Array, " k"]) -> Path:
         """The same path of some coordinates."""
-        return Path(
-            self.number, self.start[..., columns], self.velocity[..., columns], self.begin, self.duration, self.share
-        )  # fmt: skip
+        return eqx.tree_at(
+            lambda p: (p.start, p.velocity), self, (self.start[..., columns], self.velocity[..., columns])
+        )
 
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
@@ -128,9 +132,15 @@ class Walk(eqx.Module):
 
 
 def advance(path: Path, segment, offset, step, ends_segment):
-    """Move on by ``step``; at the end of a segment go to the start of the next. Returns also whether the plan is over."""
+    """Move on by ``step``; at the end of a segment go to the start of the next.
+
+    Returns also whether the walk is over: the plan has ended, or it has come past its cap.
+    """
     moved = jnp.where(ends_segment, 0.0, offset + step)
     following = segment + ends_segment
     last = path.duration.shape[1] - 1
-    over = ends_segment & ((segment >= last) | (path.at(path.begin, following) >= path.horizon))
+    began = path.at(path.begin, following)
+    over = ends_segment & ((segment >= last) | (began >= path.horizon))
+    if path.cap is not None:
+        over |= began + moved > path.cap
     return following, moved, over

@@ -295,21 +295,38 @@ def _spare(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary
 
 
 def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):
-    """Set out on new plans and take one step, or all steps where a plan costs more to make than chains lose by waiting."""
-    walks = tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
+    """Set out on new plans and take one step, or all steps where a plan costs more to make than chains lose by waiting.
+
+    A site that has come past the earliest arrival found so far stops: it cannot be the first, and nobody else is told.
+    """
+    none = jnp.zeros_like(new)
+    walks = _steps(groups, walks, path, new)
     if not to_the_end:
         return walks
-    none = jnp.zeros_like(new)
 
     def unfinished(walks):
         done = [jax.vmap(lambda c, w: c.walk(w).done)(g.clock, w) for g, w in zip(groups, walks, strict=True)]
         return ~jnp.all(jnp.concatenate(done))
 
-    return jax.lax.while_loop(
-        unfinished,
-        lambda w: tuple(_step(group, walk, path, none) for group, walk in zip(groups, w, strict=True)),
-        walks,
-    )
+    return jax.lax.while_loop(unfinished, lambda w: _steps(groups, w, path, none), walks)
+
+
+def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:
+    """One step of every site."""
+    if sum(group.size for group in groups) > 1:
+        path = eqx.tree_at(lambda p: p.cap, path, _earliest(groups, walks, new), is_leaf=lambda x: x is None)
+    return tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
+
+
+def _earliest(groups: tuple[Group, ...], walks, new) -> Float[Array, " C"]:
+    """The earliest arrival found so far on each chain; infinite where none is, and where a plan is new."""
+
+    def times(clock: Clock, state):
+        walk = clock.walk(state)
+        return jnp.where(walk.done & walk.rang & ~new, walk.time, jnp.inf)
+
+    found = [jax.vmap(times)(group.clock, walk) for group, walk in zip(groups, walks, strict=True)]
+    return jnp.min(jnp.concatenate(found), 0)
 
 
 def _step(group: Group, walks, path: Path, new):
