@@ -114,3 +114,23 @@ class PlanRefused(PrivacyError):
 
 class LedgerError(PrivacyError):
     """The ledger cannot be written or trusted: nothing is answered until a person has seen to it."""
+
+
+class NoEnclosure(FedPDMCError, NotImplementedError):
+    """A model uses an operation for which no certified bound is known.
+
+    Attributes
+    ----------
+    primitive : str
+        The JAX primitive.
+    where : str
+        The line of the model that it comes from.
+    """
+
+    def __init__(self, primitive: str, where: str, reason: str | None = None):
+        self.primitive, self.where = primitive, where
+        super().__init__(
+            f"no certified bound for the primitive {primitive!r} at {where}{f' ({reason})' if reason else ''}. Write that "
+            f"line with other operations, teach a rule with fedpdmc.enclosures.register({primitive!r}), or give up "
+            "certainty with bounds='adaptive'."
+        )

@@ -22,6 +22,7 @@ from fedpdmc.potentials import (
     ControlVariate,
     LinearPredictor,
     Potential,
+    Program,
     Quadratic,
     Shared,
     Sum,
@@ -215,6 +216,8 @@ def _less_control(potential: Potential, control: ControlVariate | None) -> Poten
         return potential
     if isinstance(potential, Quadratic):
         return potential.plus(control.quadratic, -1.0)
+    if isinstance(potential, Program):
+        return potential.less(control.quadratic)
     if not isinstance(potential, LinearPredictor):
         raise InputError(
             "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."

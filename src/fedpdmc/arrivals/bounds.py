@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials.base import ROTATION_REACH, Field
+from fedpdmc.potentials import Potential, Program, Shared, Sum
+from fedpdmc.potentials.base import ROTATION_REACH, Field, RateBound
 
 RELATIVE_SLACK = 1e-9
 POSITION_SLACK = 1e-13
 LOWEST_EXPONENT = -600.0
 
 
-class RateBound(NamedTuple):
-    """For times s in ``[0, reach]``, the signed rate of mark i is at most ``value + slope s + ½ curve s²``.
+class Look(NamedTuple):
+    """What one pass over the records tells: the gradient, the signed rates, and a bound of them from here on."""
 
-    The rate itself is the positive part; ``value`` and ``slope`` are exact at s = 0 up to the slack added to them.
-    """
-
-    value: Float[Array, "C k"]
-    slope: Float[Array, "C k"]
-    curve: Float[Array, "C k"]
-    reach: Float[Array, " C"]
+    gradient: Float[Array, "C d"]
+    rates: Float[Array, "C k"]
+    bound: RateBound
 
 
 def signed_rates(dynamics: Dynamics, gradient: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"]:
@@ -66,6 +64,31 @@ def certified(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float
         bound.curve * (1 + RELATIVE_SLACK),
         bound.reach,
     )
+
+
+def look(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Look:
+    """The rates at ``(a, v)``, and their certified bound from ``(a, ahead)`` on.
+
+    A program bounds its rates itself; the bounds of a sum add.
+    """
+    rotating, flips = dynamics.flow.rotating, dynamics.flips
+    if isinstance(potential, Program):
+        gradient = potential.gradients(a)
+        rates = signed_rates(dynamics, gradient, v) if flips else potential.speeds(a, v)
+        return Look(gradient, rates, potential.bound(rotating, flips, a, ahead))
+    if isinstance(potential, Sum) and any(isinstance(term, Program) for term in potential.terms):
+        parts = [look(dynamics, term, a, v, ahead) for term in potential.terms]
+        return functools.reduce(_joined, parts)
+    if isinstance(potential, Shared) and isinstance(potential.records, Program):
+        part = potential.prior_field(rotating, flips, a, ahead)
+        prior = Look(part.gradient, signed_rates(dynamics, part.gradient, v), certified(dynamics, part, a, ahead))
+        return _joined(look(dynamics, potential.records, a, v, ahead), prior)
+    field = potential.field(rotating, flips, a, ahead)
+    return Look(field.gradient, signed_rates(dynamics, field.gradient, v), certified(dynamics, field, a, ahead))
+
+
+def _joined(one: Look, other: Look) -> Look:
+    return Look(one.gradient + other.gradient, one.rates + other.rates, one.bound + other.bound)
 
 
 def affine_clock(

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedpdmc.arrivals.bounds import RateBound, certified, signed_rates
+from fedpdmc.arrivals.bounds import RateBound, look
 from fedpdmc.arrivals.clocks import Clock, affine_clocks, earliest, keep_done, unit
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
@@ -108,15 +108,14 @@ class ThinnedClock(Clock[ThinnedWalk]):
         walk, flips = state.walk, self.dynamics.flips
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
-        field = self.potential.field(self.dynamics.flow.rotating, flips, a, ahead)
-        bound = certified(self.dynamics, field, a, ahead)
-        rate = pick_mark(signed_rates(self.dynamics, field.gradient, v), walk.mark)
+        gradient, rates, bound = look(self.dynamics, self.potential, a, v, ahead)
+        rate = pick_mark(rates, walk.mark)
         violated = state.candidate & ~(rate <= state.ceiling)
-        broken = ~jnp.all(jnp.isfinite(field.gradient), -1) | ~jnp.all(jnp.isfinite(field.curve), -1)
+        broken = ~jnp.all(jnp.isfinite(gradient), -1) | ~jnp.all(jnp.isfinite(bound.curve), -1)
         fault = jnp.where(broken, NOT_FINITE, jnp.where(violated, VIOLATED, FINE))
         accepted = state.candidate & (state.threshold < rate) & (fault == FINE)
         time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
-        normal = walk.normal if flips else jnp.where(accepted[:, None], unit(field.gradient), walk.normal)
+        normal = walk.normal if flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
         stopped = walk.done | accepted | (fault != FINE)
         inspected = eqx.tree_at(
             lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),

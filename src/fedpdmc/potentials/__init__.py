@@ -1,9 +1,10 @@
 """WHAT is sampled."""
 
-from fedpdmc.potentials.base import Field, Potential, Sum
+from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
 from fedpdmc.potentials.control import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
+from fedpdmc.potentials.program import Program
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic
 from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
 from fedpdmc.potentials.shared import Shared
@@ -18,7 +19,9 @@ __all__ = [
     "Loss",
     "Poisson",
     "Potential",
+    "Program",
     "Quadratic",
+    "RateBound",
     "Shared",
     "StudentT",
     "Sum",

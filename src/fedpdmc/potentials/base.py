@@ -40,6 +40,26 @@ class Field(NamedTuple):
         )
 
 
+class RateBound(NamedTuple):
+    """For times s in ``[0, reach]``, the signed rate of mark i is at most ``value + slope s + ½ curve s²``.
+
+    The rate itself is the positive part; ``value`` and ``slope`` are exact at s = 0 up to the slack added to them.
+    """
+
+    value: Float[Array, "*C k"]
+    slope: Float[Array, "*C k"]
+    curve: Float[Array, "*C k"]
+    reach: Float[Array, "*C"]
+
+    def __add__(self, other: RateBound) -> RateBound:  # type: ignore[override]
+        return RateBound(
+            self.value + other.value,
+            self.slope + other.slope,
+            self.curve + other.curve,
+            jnp.minimum(self.reach, other.reach),
+        )
+
+
 class Potential(eqx.Module):
     """A minus log density up to a constant, as a pytree of the numbers it needs."""
 

@@ -45,9 +45,12 @@ class Shared(Potential):
 
     def field(self, rotating, flips, a, v):
         """Gradients add, and so do the bounds of their change, since ``α ≥ 0``."""
+        return self.records.field(rotating, flips, a, v) + self.prior_field(rotating, flips, a, v)
+
+    def prior_field(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Field:
+        """The field of ``α U_0`` alone."""
         prior, weight = self.prior.field(rotating, flips, a, v), self._weights()[:, None]
-        part = Field(weight * prior.gradient, weight * prior.slope, weight * prior.curve, prior.reach, prior.slack)
-        return self.records.field(rotating, flips, a, v) + part
+        return Field(weight * prior.gradient, weight * prior.slope, weight * prior.curve, prior.reach, prior.slack)
 
     def _weights(self) -> Float[Array, " C"]:
         if self.share is None:

@@ -1,0 +1,7 @@
+"""WHAT a JAX program can be on a piece of path: proved enclosures of any model."""
+
+from fedpdmc.enclosures.forms import Cell, Interval, Series, Truth, span
+from fedpdmc.enclosures.interpret import enclose
+from fedpdmc.enclosures.registry import register
+
+__all__ = ["Cell", "Interval", "Series", "Truth", "enclose", "register", "span"]

@@ -1,0 +1,365 @@
+"""Rules of elementwise primitives: arithmetic, comparisons and choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedpdmc.enclosures.forms import (
+    Cell,
+    Form,
+    Interval,
+    Series,
+    Truth,
+    centred,
+    fields,
+    hull,
+    is_point,
+    lifted,
+    plus,
+    size,
+    span,
+    unit,
+)  # fmt: skip
+from fedpdmc.enclosures.registry import CALLS, rule
+from fedpdmc.enclosures.smooth import (
+    FUNCTIONS,
+    apply,
+    integer_power,
+    multiplied,
+    polygamma,
+    real_power,
+    scaled,
+)  # fmt: skip
+
+
+def _smooth(name: str):
+    def found(cell, params, x):
+        return apply(cell, FUNCTIONS[name], x)
+
+    return found
+
+
+for _name in (
+    "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sqrt", "rsqrt", "sin", "cos", "erf", "erfc", "lgamma",
+    "digamma", "square",
+):  # fmt: skip
+    rule(_name)(_smooth(_name))
+for _name in ("log_ndtr", "ndtr"):
+    rule(_name, table=CALLS)(_smooth(_name))
+
+
+@rule("neg")
+def neg(cell: Cell, params: Any, x: Form) -> Form:
+    """``−x``, without rounding."""
+    if isinstance(x, Interval):
+        return Interval(-x.hi, -x.lo)
+    flip = [None if part is None else -part for part in (x.value, x.slope, x.turn, x.high, x.low)]
+    return Series(flip[0], x.error, *flip[1:])
+
+
+@rule("add", "add_any")
+def add(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """``x + y``: what is exact stays exact."""
+    if not isinstance(x, Series) and not isinstance(y, Series):
+        one, other = span(cell, x), span(cell, y)
+        total = Interval(one.lo + other.lo, one.hi + other.hi)
+        return total.widened(one.magnitude + other.magnitude)
+    x, y = lifted(x), lifted(y)
+    return Series(
+        x.value + y.value,
+        x.error + y.error + unit(x.value) * (size(cell, x) + size(cell, y)),
+        *(
+            _sum(getattr(x, name), getattr(y, name), x.value, y.value)
+            for name in ("slope", "turn", "low", "high")
+        ),
+    )  # fmt: skip
+
+
+def _sum(one, other, *shapes):
+    total = plus(one, other)
+    return None if total is None else jnp.broadcast_to(total, np.broadcast_shapes(*(jnp.shape(x) for x in shapes)))
+
+
+@rule("sub")
+def sub(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """``x − y``."""
+    return add(cell, params, x, -y if is_point(y) else neg(cell, params, y))
+
+
+@rule("mul")
+def mul(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """``x y``; of a value with itself, its square."""
+    if x is y:
+        return apply(cell, FUNCTIONS["square"], x)
+    if is_point(x):
+        return scaled(cell, _wide(y, x), x)
+    return scaled(cell, _wide(x, y), y) if is_point(y) else multiplied(cell, x, y)
+
+
+def _wide(x: Form, y: Any) -> Form:
+    """``x`` in the shape that it has together with ``y``."""
+    shape = np.broadcast_shapes(x.shape, jnp.shape(y))
+    return x if shape == x.shape else fields(lambda part: jnp.broadcast_to(part, shape), x)
+
+
+@rule("div")
+def div(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """``x / y``; everything where ``y`` may be zero."""
+    if is_point(y):
+        return scaled(cell, _wide(x, y), 1 / y)
+    return mul(cell, params, x, apply(cell, FUNCTIONS["reciprocal"], y))
+
+
+@rule("integer_pow")
+def integer_pow(cell: Cell, params: Any, x: Form) -> Form:
+    """``x**y`` with a fixed integer."""
+    return apply(cell, integer_power(params["y"]), x)
+
+
+@rule("pow")
+def pow_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """``x**y`` of positive x."""
+    if is_point(y):
+        whole = _whole(y)
+        return apply(cell, real_power(y) if whole is None else integer_power(whole), _wide(x, y))
+    if is_point(x):
+        return apply(cell, FUNCTIONS["exp"], mul(cell, params, y, jnp.log(x)))
+    return apply(cell, FUNCTIONS["exp"], mul(cell, params, y, apply(cell, FUNCTIONS["log"], x)))
+
+
+def _whole(y: Any) -> int | None:
+    """A number known while tracing that is a small integer."""
+    if isinstance(y, (int, float, np.generic)) or (isinstance(y, np.ndarray) and y.ndim == 0):
+        number = float(y)
+        return int(number) if number.is_integer() and abs(number) < 64 else None
+    return None
+
+
+@rule("polygamma")
+def polygamma_(cell: Cell, params: Any, n: Form, x: Form) -> Form:
+    """``ψ⁽ⁿ⁾(x)`` with n known while tracing."""
+    order = _whole(n)
+    if order is None or order < 0:
+        raise NotImplementedError("polygamma needs an order that is a constant of the program")
+    return apply(cell, FUNCTIONS["digamma"] if order == 0 else polygamma(order), x)
+
+
+@rule("abs")
+def abs_(cell: Cell, params: Any, x: Form) -> Form:
+    """``|x|``: x or −x where the sign is known."""
+    where = span(cell, x)
+    sign = Truth(where.lo >= 0, (where.lo >= 0) | (where.hi <= 0))
+    folded = power_abs(where)
+    return choose(cell, sign, neg(cell, params, x), x, folded)
+
+
+def power_abs(x: Interval) -> Interval:
+    """The range of an absolute value."""
+    return Interval(jnp.maximum(jnp.maximum(x.lo, -x.hi), 0.0), x.magnitude)
+
+
+@rule("sign")
+def sign_(cell: Cell, params: Any, x: Form) -> Form:
+    """−1, 0 or 1."""
+    where = span(cell, x)
+    found = Interval(jnp.sign(where.lo), jnp.sign(where.hi))
+    return centred(found) if isinstance(x, Series) else found
+
+
+@rule("floor", "ceil", "round")
+def steps(cell: Cell, params: Any, x: Form) -> Form:
+    """Not covered by a slope: the range alone, one step wider for rounding."""
+    where = span(cell, x)
+    found = Interval(jnp.floor(where.lo), jnp.ceil(where.hi))
+    return centred(found) if isinstance(x, Series) else found
+
+
+@rule("max")
+def max_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """The larger one where it is known which, else the range."""
+    one, other = span(cell, x), span(cell, y)
+    larger = Truth(one.lo >= other.hi, (one.lo >= other.hi) | (one.hi <= other.lo))
+    either = Interval(jnp.maximum(one.lo, other.lo), jnp.maximum(one.hi, other.hi))
+    return choose(cell, larger, y, x, either)
+
+
+@rule("min")
+def min_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """The smaller one where it is known which, else the range."""
+    one, other = span(cell, x), span(cell, y)
+    smaller = Truth(one.hi <= other.lo, (one.lo >= other.hi) | (one.hi <= other.lo))
+    either = Interval(jnp.minimum(one.lo, other.lo), jnp.minimum(one.hi, other.hi))
+    return choose(cell, smaller, y, x, either)
+
+
+@rule("clamp")
+def clamp(cell: Cell, params: Any, least: Form, x: Form, most: Form) -> Form:
+    """``min(max(x, least), most)``."""
+    above = jnp.maximum(x, least) if is_point(x) and is_point(least) else max_(cell, params, x, least)
+    return jnp.minimum(above, most) if is_point(above) and is_point(most) else min_(cell, params, above, most)
+
+
+def choose(cell: Cell, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Form:
+    """``yes`` where true, ``no`` where false, where undecided the range of both (or a better one)."""
+    either = hull(span(cell, no), span(cell, yes)) if either is None else either
+    shape = np.broadcast_shapes(jnp.shape(which.value), jnp.shape(either.lo))
+    if not isinstance(no, Series) and not isinstance(yes, Series):
+        one, other = span(cell, no), span(cell, yes)
+        lo, hi = jnp.where(which.value, other.lo, one.lo), jnp.where(which.value, other.hi, one.hi)
+        return Interval(jnp.where(which.known, lo, either.lo), jnp.where(which.known, hi, either.hi))
+    unknown = centred(Interval(jnp.broadcast_to(either.lo, shape), jnp.broadcast_to(either.hi, shape)))
+
+    def pick(n, y, u):
+        return jnp.where(which.known, jnp.where(which.value, y, n), u)
+
+    return fields(pick, no, yes, unknown)
+
+
+@rule("select_n")
+def select_n(cell: Cell, params: Any, which: Form, *cases: Form) -> Form:
+    """The case that a point or a comparison tells."""
+    if is_point(which):
+        return fields(lambda *parts: lax.select_n(jnp.asarray(which), *parts), *_alike(cases))
+    if isinstance(which, Truth) and len(cases) == 2:
+        return choose_forms(cell, which, *cases)
+    return hull(*(span(cell, case) for case in cases))
+
+
+def choose_forms(cell: Cell, which: Truth, no: Form, yes: Form) -> Form:
+    """`choose` between numbers, or between truths."""
+    if isinstance(no, Truth) or isinstance(yes, Truth) or jnp.issubdtype(jnp.result_type(_any(no)), jnp.bool_):
+        no, yes = _truth(no), _truth(yes)
+        same = (no.value == yes.value) & no.known & yes.known
+        value = jnp.where(which.value, yes.value, no.value)
+        return Truth(value, jnp.where(which.known, jnp.where(which.value, yes.known, no.known), same))
+    return choose(cell, which, no, yes)
+
+
+def _any(x: Form) -> Any:
+    return x.lo if isinstance(x, Interval) else x.value if isinstance(x, (Series, Truth)) else x
+
+
+def _truth(x: Form) -> Truth:
+    return x if isinstance(x, Truth) else Truth(jnp.asarray(x), jnp.ones(jnp.shape(x), bool))
+
+
+def _alike(cases):
+    """Points of a choice as arrays of one type."""
+    shape = next(case.shape for case in cases if not is_point(case)) if not all(map(is_point, cases)) else None
+    return [jnp.broadcast_to(case, shape) if is_point(case) and shape is not None else case for case in cases]
+
+
+def _compare(name: str, surely, never):
+    @rule(name)
+    def found(cell, params, x, y):
+        one, other = span(cell, x), span(cell, y)
+        yes = surely(one, other)
+        return Truth(yes, yes | never(one, other))
+
+    return found
+
+
+_compare("lt", lambda x, y: x.hi < y.lo, lambda x, y: x.lo >= y.hi)
+_compare("le", lambda x, y: x.hi <= y.lo, lambda x, y: x.lo > y.hi)
+_compare("gt", lambda x, y: x.lo > y.hi, lambda x, y: x.hi <= y.lo)
+_compare("ge", lambda x, y: x.lo >= y.hi, lambda x, y: x.hi < y.lo)
+
+
+@rule("eq")
+def eq(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """Equal only where both are one and the same point; a value equals itself."""
+    if isinstance(x, Truth) or isinstance(y, Truth):
+        x, y = _truth(x), _truth(y)
+        return Truth(x.value == y.value, x.known & y.known)
+    one, other = span(cell, x), span(cell, y)
+    if x is y:
+        return Truth(jnp.ones(x.shape, bool), jnp.isfinite(one.lo) & jnp.isfinite(one.hi))
+    apart = (one.hi < other.lo) | (one.lo > other.hi)
+    same = (one.lo == one.hi) & (other.lo == other.hi) & (one.lo == other.lo)
+    return Truth(same, same | apart)
+
+
+@rule("ne")
+def ne(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """Not `eq`."""
+    found = eq(cell, params, x, y)
+    return Truth(~found.value, found.known)
+
+
+@rule("is_finite")
+def is_finite(cell: Cell, params: Any, x: Form) -> Form:
+    """True where the range is finite."""
+    where = span(cell, x)
+    finite = jnp.isfinite(where.lo) & jnp.isfinite(where.hi)
+    return Truth(jnp.ones_like(finite), finite)
+
+
+@rule("and")
+def and_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """Of truths."""
+    x, y = _truth(x), _truth(y)
+    false = (x.known & ~x.value) | (y.known & ~y.value)
+    return Truth(x.value & y.value & ~false, (x.known & y.known) | false)
+
+
+@rule("or")
+def or_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """Of truths."""
+    x, y = _truth(x), _truth(y)
+    true = (x.known & x.value) | (y.known & y.value)
+    return Truth((x.value | y.value) | true, (x.known & y.known) | true)
+
+
+@rule("not")
+def not_(cell: Cell, params: Any, x: Form) -> Form:
+    """Of a truth."""
+    return Truth(~x.value, x.known)
+
+
+@rule("convert_element_type")
+def convert(cell: Cell, params: Any, x: Form) -> Form:
+    """To another type of number; a truth becomes zero, one, or between."""
+    dtype = params["new_dtype"]
+    if isinstance(x, Truth):
+        if jnp.issubdtype(dtype, jnp.bool_):
+            return x
+        value = jnp.asarray(x.value, dtype)
+        return Interval(jnp.where(x.known, value, 0), jnp.where(x.known, value, 1))
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
+        moved = fields(lambda part: lax.convert_element_type(part, dtype), x)
+        if jnp.finfo(dtype).eps <= jnp.finfo(x.dtype).eps:
+            return moved
+        return moved.widened() if isinstance(x, Interval) else _wider(cell, moved)
+    where = span(cell, x)
+    lo, hi = (
+        (jnp.floor(where.lo), jnp.ceil(where.hi)) if jnp.issubdtype(x.dtype, jnp.floating) else (where.lo, where.hi)
+    )
+    return Interval(lax.convert_element_type(lo, dtype), lax.convert_element_type(hi, dtype))
+
+
+def _wider(cell: Cell, x: Series) -> Series:
+    return Series(x.value, x.error + unit(x.value) * size(cell, x), x.slope, x.turn, x.low, x.high)
+
+
+@rule("logaddexp", table=CALLS)
+def logaddexp(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """``y + log(1 + e^{x−y})``: softplus is convex and smooth, its formula with a kink is not looked into."""
+    difference = sub(cell, params, x, y)
+    return add(cell, params, apply(cell, FUNCTIONS["softplus"], difference), y)
+
+
+def pick_case(cell: Cell, index: Any, cases: tuple[Form, ...]) -> Form:
+    """The case that a point index tells."""
+    if all(is_point(case) for case in cases):
+        return lax.select_n(jnp.asarray(index), *cases)
+    wide = _alike(cases)
+    return fields(lambda *parts: lax.select_n(jnp.asarray(index), *parts), *wide)
+
+
+def entry(x: Form, at: int) -> Form:
+    """One entry along the first axis."""
+    return fields(lambda part: jnp.asarray(part)[at], x)

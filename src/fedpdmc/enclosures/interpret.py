@@ -1,0 +1,175 @@
+"""The interpreter: the jaxpr of a function, evaluated on forms in place of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from fedpdmc.enclosures import arithmetic, linear
+from fedpdmc.enclosures.forms import Cell, Form, Interval, Series, Truth, full, is_point
+from fedpdmc.enclosures.registry import CALLS, RULES
+from fedpdmc.errors import NoEnclosure
+
+# Primitives that call a program of their own, and the parameter that holds it.
+INNER = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
+    "remat": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}  # fmt: skip
+_LOADED = (arithmetic, linear)
+
+
+def enclose(function: Callable, cell: Cell | None = None) -> Callable:
+    """``function`` on forms: where it is given intervals it returns intervals that hold all its values.
+
+    Parameters
+    ----------
+    function : callable
+        Of any pytrees of arrays, to a pytree of arrays.
+    cell : Cell, optional
+        The times that `Series` among the arguments speak of.
+
+    Returns
+    -------
+    callable
+        Of the same arguments, any array of which may be an `Interval` or a `Series`. What no interval enters is computed
+        plainly.
+
+    Raises
+    ------
+    NoEnclosure
+        At a primitive without a rule.
+    """
+    cell = Cell(0.0) if cell is None else cell
+
+    def enclosed(*args):
+        leaves, structure = jax.tree.flatten(args, is_leaf=_is_form)
+        samples = [x if is_point(x) else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+
+        def flat(*values):
+            return function(*jax.tree.unflatten(structure, values))
+
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*samples)
+        found = run(cell, _pruned(closed.jaxpr), closed.consts, leaves)
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    return enclosed
+
+
+def _is_form(x: Any) -> bool:
+    return isinstance(x, (Interval, Series, Truth))
+
+
+def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Without the equations that nothing depends on; constants and inputs stay."""
+    kept, *_ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return kept
+
+
+def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
+    """Evaluate a program equation by equation."""
+    known: dict[Any, Form] = {}
+
+    def read(atom):
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    known.update(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, args, strict=True))
+    for equation in jaxpr.eqns:
+        forms = [read(atom) for atom in equation.invars]
+        found = _evaluate(cell, equation, forms)
+        known.update(zip(equation.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _evaluate(cell: Cell, equation, forms) -> list[Form]:
+    """One equation: plainly where nothing varies, else by its rule."""
+    name, params = equation.primitive.name, equation.params
+    if name in INNER:
+        return _call(cell, equation, forms)
+    if all(is_point(form) for form in forms):
+        found = equation.primitive.bind(*forms, **params)
+        return list(found) if equation.primitive.multiple_results else [found]
+    if name in CONTROL:
+        return CONTROL[name](cell, equation, forms)
+    if name not in RULES:
+        raise NoEnclosure(name, where(equation))
+    try:
+        found = RULES[name](cell, params, *forms)
+    except NotImplementedError as error:
+        raise NoEnclosure(name, where(equation), str(error)) from error
+    return list(found) if equation.primitive.multiple_results else [found]
+
+
+def where(equation) -> str:
+    """The line of the user's function that an equation comes from."""
+    from jax._src import source_info_util
+
+    return source_info_util.summarize(equation.source_info)
+
+
+def _call(cell: Cell, equation, forms) -> list[Form]:
+    """A function within the program; some are known as a whole."""
+    name, params = equation.primitive.name, equation.params
+    inner = params[INNER[name]]
+    jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+    called = str(params.get("name") or getattr(jaxpr.debug_info, "func_name", ""))
+    varies = not all(is_point(form) for form in forms)
+    if varies and called in CALLS and len(jaxpr.outvars) == 1:
+        return [CALLS[called](cell, {}, *forms)]
+    return run(cell, jaxpr, consts, forms)
+
+
+# Control flow ---------------------------------------------------------------------------------------------------------
+
+
+def _cond(cell: Cell, equation, forms) -> list[Form]:
+    """Branches: the index must be a point."""
+    index, *operands = forms
+    if not is_point(index):
+        raise NoEnclosure("cond", where(equation), "its condition depends on the parameters")
+    branches = equation.params["branches"]
+    outs = [run(cell, branch.jaxpr, branch.consts, operands) for branch in branches]
+    chosen = []
+    for cases in zip(*outs, strict=True):
+        chosen.append(arithmetic.pick_case(cell, index, cases))
+    return chosen
+
+
+def _scan(cell: Cell, equation, forms) -> list[Form]:
+    """A loop of fixed length: what is carried becomes a full series where it may vary."""
+    params = equation.params
+    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    consts, carry, xs = forms[:n_consts], list(forms[n_consts : n_consts + n_carry]), forms[n_consts + n_carry :]
+    inner = params["jaxpr"]
+
+    def body(carry, x):
+        out = run(cell, inner.jaxpr, inner.consts, [*consts, *carry, *x])
+        return out[:n_carry], out[n_carry:]
+
+    first = [arithmetic.entry(x, 0) for x in xs]
+    for _ in range(len(carry) + 1):
+        after = body(carry, first)[0]
+        varies = [is_point(old) and not is_point(new) for old, new in zip(carry, after, strict=True)]
+        carry = [full(old) if new or not is_point(old) else old for old, new in zip(carry, varies, strict=True)]
+        if not any(varies):
+            break
+
+    def step(carry, x):
+        out, ys = body(carry, x)
+        return [full(new) if not is_point(old) else new for old, new in zip(carry, out, strict=True)], ys
+
+    last, ys = lax.scan(step, carry, list(xs), params["length"], params["reverse"])
+    return [*last, *ys]
+
+
+def _while(cell: Cell, equation, forms) -> list[Form]:
+    raise NoEnclosure("while", where(equation), "a loop whose length is not fixed")
+
+
+CONTROL: dict[str, Callable[..., list[Form]]] = {"cond": _cond, "scan": _scan, "while": _while}

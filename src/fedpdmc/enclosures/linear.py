@@ -1,0 +1,291 @@
+"""Rules of primitives that move entries, that add them up, and of linear maps with constant matrices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from fedpdmc.enclosures.arithmetic import add, choose
+from fedpdmc.enclosures.forms import (
+    TINY,
+    Cell,
+    Form,
+    Interval,
+    Series,
+    Truth,
+    bent,
+    centred,
+    drift,
+    fields,
+    is_point,
+    lifted,
+    size,
+    span,
+    unit,
+)  # fmt: skip
+from fedpdmc.enclosures.registry import rule
+from fedpdmc.enclosures.smooth import FUNCTIONS, apply, multiplied
+
+# Entries are moved: every part of a form moves alike. How many leading arguments are data (the rest are indices).
+MOVES = {
+    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "slice": 1,
+    "concatenate": None, "pad": 2, "gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2, "reduce_precision": 1,
+}  # fmt: skip
+
+
+def _move(name: str, count: int | None):
+    primitive = getattr(primitives, f"{name}_p")
+
+    def found(cell: Cell, params: Any, *forms: Form) -> Form:
+        data, rest = (forms, ()) if count is None else (forms[:count], forms[count:])
+        if not all(is_point(form) for form in rest):
+            raise NotImplementedError(f"{name} at a place that depends on the parameters")
+        return fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)
+
+    return found
+
+
+for _name, _count in MOVES.items():
+    if hasattr(primitives, f"{_name}_p"):
+        rule(_name)(_move(_name, _count))
+rule("broadcast_in_dim")(
+    lambda cell, params, x: fields(
+        lambda part: lax.broadcast_in_dim(part, params["shape"], params["broadcast_dimensions"]), x
+    )
+)
+
+
+def totalled(cell: Cell, x: Form, total: Callable[[Any], Any], terms: int) -> Form:
+    """A sum with weights zero or one of at most ``terms`` entries."""
+    room = functools.partial(_room, total, terms)
+    if isinstance(x, Truth):
+        raise NotImplementedError("a sum of undecided truths")
+    if isinstance(x, Interval):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return Interval(total(x.lo), total(x.hi))
+        spread = room(x.magnitude)
+        return Interval(total(x.lo) - spread, total(x.hi) + spread)
+    parts = [None if part is None else total(part) for part in (x.slope, x.turn, x.low, x.high)]
+    return Series(total(x.value), total(x.error) + room(size(cell, x)), *parts)
+
+
+def _room(total, terms: int, magnitude):
+    return (unit(magnitude) + terms * float(jnp.finfo(magnitude.dtype).eps)) * total(magnitude) + TINY
+
+
+@rule("reduce_sum")
+def reduce_sum(cell: Cell, params: Any, x: Form) -> Form:
+    """A sum over axes."""
+    axes = params["axes"]
+    return totalled(cell, x, lambda part: jnp.sum(part, axes), int(np.prod([x.shape[i] for i in axes], initial=1)))
+
+
+@rule("cumsum")
+def cumsum(cell: Cell, params: Any, x: Form) -> Form:
+    """Partial sums."""
+    return totalled(cell, x, lambda part: lax.cumsum(part, params["axis"], params["reverse"]), x.shape[params["axis"]])
+
+
+@rule("scatter-add", "scatter_add")
+def scatter_add(cell: Cell, params: Any, operand: Form, indices: Form, updates: Form) -> Form:
+    """Entries added where constant indices say."""
+    if not is_point(indices):
+        raise NotImplementedError("scatter-add at a place that depends on the parameters")
+    terms = int(np.prod(jnp.shape(updates) if is_point(updates) else updates.shape, initial=1)) + 1
+
+    def one(part, new):
+        return primitives.scatter_add_p.bind(part, indices, new, **params)
+
+    joined = fields(one, operand, updates)
+    magnitude = one(size(cell, operand), size(cell, updates))
+    room = (unit(magnitude) + terms * float(jnp.finfo(magnitude.dtype).eps)) * magnitude + TINY
+    if isinstance(joined, Interval):
+        return Interval(joined.lo - room, joined.hi + room)
+    return Series(joined.value, joined.error + room, joined.slope, joined.turn, joined.low, joined.high)
+
+
+@rule("scatter")
+def scatter(cell: Cell, params: Any, operand: Form, indices: Form, updates: Form) -> Form:
+    """Entries replaced where constant indices say."""
+    if not is_point(indices):
+        raise NotImplementedError("scatter at a place that depends on the parameters")
+    return fields(lambda part, new: primitives.scatter_p.bind(part, indices, new, **params), operand, updates)
+
+
+def mapped(cell: Cell, x: Form, linear: Callable, absolute: Callable, terms: int) -> Form:
+    """A linear map with constant coefficients; ``absolute`` is the map of their absolute values.
+
+    Centre and radius: ``A [m − r, m + r] ⊂ A m ± |A| r``, the smallest box.
+    """
+    if isinstance(x, Interval):
+        found = mapped(cell, centred(x), linear, absolute, terms)
+        return Interval(found.value - found.error, found.value + found.error)
+    share = unit(x.value) + (terms + 2) * float(jnp.finfo(x.dtype).eps)
+    error = absolute(x.error + share * size(cell, x)) + TINY
+    low = high = None
+    if x.low is not None:
+        middle, radius = linear(0.5 * (x.low + x.high)), absolute(0.5 * (x.high - x.low))
+        low, high = middle - radius, middle + radius
+    slope, turn = (None if part is None else linear(part) for part in (x.slope, x.turn))
+    return Series(linear(x.value), error, slope, turn, low, high)
+
+
+@rule("dot_general")
+def dot_general(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """A contraction with a constant array, or of two forms."""
+    dimensions = params["dimension_numbers"]
+    dot = functools.partial(
+        lax.dot_general, dimension_numbers=dimensions, preferred_element_type=params["preferred_element_type"]
+    )
+    shape, axes = jnp.shape(x) if is_point(x) else x.shape, dimensions[0][0]
+    terms = int(np.prod([shape[i] for i in axes], initial=1))
+    if is_point(x):
+        return mapped(cell, y, lambda part: dot(x, part), lambda part: dot(jnp.abs(x), part), terms)
+    if is_point(y):
+        return mapped(cell, x, lambda part: dot(part, y), lambda part: dot(part, jnp.abs(y)), terms)
+    return contracted(cell, dot, terms, x, y)
+
+
+def contracted(cell: Cell, dot: Callable, terms: int, x: Form, y: Form) -> Form:
+    """A bilinear map of two forms, with `multiplied` as the rule of each term."""
+    both_intervals = isinstance(x, Interval) and isinstance(y, Interval)
+    x, y = lifted(x), lifted(y)
+    share = unit(x.value) + (terms + 2) * float(jnp.finfo(x.dtype).eps)
+    wide, tall = size(cell, x), size(cell, y)
+    error = dot(wide, y.error) + dot(x.error, tall) + share * dot(wide, tall) + TINY
+    value = dot(x.value, y.value)
+    if both_intervals:
+        return Interval(value - error, value + error)
+    slope = None
+    if x.slope is not None:
+        slope = dot(x.slope, y.value)
+    if y.slope is not None:
+        slope = dot(x.value, y.slope) if slope is None else slope + dot(x.value, y.slope)
+    terms_ = [_dots(dot, drift(cell, x), drift(cell, y))]
+    for one, other in ((bent(cell, x), _still(y.value)), (_still(x.value), bent(cell, y))):
+        if one is not None and other is not None:
+            terms_.append(_dots(dot, one, other))
+    return Series(value, error, slope, None, sum(t.lo for t in terms_), sum(t.hi for t in terms_))
+
+
+def _still(x) -> Interval:
+    return Interval(x, x)
+
+
+def _dots(dot, x: Interval, y: Interval) -> Interval:
+    if x.lo is x.hi and y.lo is y.hi:
+        value = dot(x.lo, y.lo)
+        return Interval(value, value)
+    m, r, n, q = 0.5 * (x.lo + x.hi), 0.5 * (x.hi - x.lo), 0.5 * (y.lo + y.hi), 0.5 * (y.hi - y.lo)
+    middle, radius = dot(m, n), dot(jnp.abs(m), q) + dot(r, jnp.abs(n) + q)
+    return Interval(middle - radius, middle + radius)
+
+
+@rule("triangular_solve")
+def triangular_solve(cell: Cell, params: Any, a: Form, b: Form) -> Form:
+    """``A⁻¹ b`` for a constant triangular matrix: linear in b; the error as that of substitution, ``|A⁻¹||A||x|``."""
+    if not is_point(a):
+        raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
+    n = a.shape[-1]
+    solve = functools.partial(primitives.triangular_solve_p.bind, **params)
+    side = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
+    inverse = jnp.abs(solve(a, side))
+    triangle = jnp.abs(jnp.tril(a) if params["lower"] else jnp.triu(a))
+    triangle = jnp.swapaxes(triangle, -1, -2) if params["transpose_a"] else triangle
+    if params["left_side"]:
+        absolute = lambda part: inverse @ part  # noqa: E731
+        loss = lambda part: inverse @ (triangle @ part)  # noqa: E731
+    else:
+        absolute = lambda part: part @ inverse  # noqa: E731
+        loss = lambda part: (part @ triangle) @ inverse  # noqa: E731
+    found = mapped(cell, b, lambda part: solve(a, part), absolute, n)
+    room = (n + 2) * unit(a) * loss(size(cell, found))
+    if isinstance(found, Interval):
+        return Interval(found.lo - room, found.hi + room)
+    return Series(found.value, found.error + room, found.slope, found.turn, found.low, found.high)
+
+
+# Extremes and products over axes --------------------------------------------------------------------------------------
+
+
+def _extreme(cell: Cell, x: Form, axes, largest: bool) -> Form:
+    """The greatest entry: the one that is greatest at the start where no other can pass it, else the range."""
+    reduce = jnp.max if largest else jnp.min
+    where = span(cell, x)
+    either = Interval(reduce(where.lo, axes), reduce(where.hi, axes))
+    if not isinstance(x, Series):
+        return either
+    moved = fields(lambda part: _flat(part, axes), x)
+    where = span(cell, moved)
+    index = (jnp.argmax if largest else jnp.argmin)(moved.value, -1)[..., None]
+    leader = jnp.arange(moved.shape[-1]) == index
+    if largest:
+        known = jnp.all(leader | (where.hi <= jnp.take_along_axis(where.lo, index, -1)), -1)
+    else:
+        known = jnp.all(leader | (where.lo >= jnp.take_along_axis(where.hi, index, -1)), -1)
+    first = fields(lambda part: jnp.take_along_axis(part, index, -1)[..., 0], moved)
+    return choose(cell, Truth(known, known), first, first, either)
+
+
+def _flat(part, axes):
+    kept = [i for i in range(part.ndim) if i not in axes]
+    return jnp.transpose(part, (*kept, *axes)).reshape(*(part.shape[i] for i in kept), -1)
+
+
+@rule("reduce_max")
+def reduce_max(cell: Cell, params: Any, x: Form) -> Form:
+    """The largest over axes."""
+    return _extreme(cell, x, params["axes"], True)
+
+
+@rule("reduce_min")
+def reduce_min(cell: Cell, params: Any, x: Form) -> Form:
+    """The smallest over axes."""
+    return _extreme(cell, x, params["axes"], False)
+
+
+@rule("reduce_prod")
+def reduce_prod(cell: Cell, params: Any, x: Form) -> Form:
+    """A product over axes, by halves."""
+    flat = fields(lambda part: _flat(part, params["axes"]), x)
+    while flat.shape[-1] > 1:
+        half = flat.shape[-1] // 2
+        one, other, rest = (fields(lambda part, at=at: part[..., at], flat) for at in (
+            slice(0, half), slice(half, 2 * half), slice(2 * half, None)
+        ))  # fmt: skip
+        flat = multiplied(cell, one, other)
+        if rest.shape[-1]:
+            flat = fields(lambda part, more: jnp.concatenate([part, more], -1), flat, rest)
+    return fields(lambda part: part[..., 0], flat)
+
+
+@rule("cummax", "cummin")
+def cumulative_extreme(cell: Cell, params: Any, x: Form) -> Form:
+    """Monotone in every entry: the range alone."""
+    raise NotImplementedError("cummax and cummin of values that depend on the parameters")
+
+
+@rule("cumlogsumexp")
+def cumlogsumexp(cell: Cell, params: Any, x: Form) -> Form:
+    """``log Σ exp`` of partial sums, shifted by a constant."""
+    shift = jnp.max(x.value if isinstance(x, Series) else x.hi, params["axis"], keepdims=True)
+    risen = apply(cell, FUNCTIONS["exp"], add(cell, {}, x, -shift))
+    return add(cell, {}, apply(cell, FUNCTIONS["log"], cumsum(cell, params, risen)), shift)
+
+
+@rule("reduce_or", "reduce_and")
+def reduce_truth(cell: Cell, params: Any, x: Form) -> Form:
+    """Whether any, or all: left undecided unless all are known."""
+    raise NotImplementedError("any or all of undecided comparisons")
+
+
+@rule("stop_gradient")
+def stop_gradient(cell: Cell, params: Any, x: Form) -> Form:
+    """The value itself."""
+    return x

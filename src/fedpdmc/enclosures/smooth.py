@@ -1,0 +1,399 @@
+"""Elementwise functions: their range on an interval, first derivative, and the range of their second derivative.
+
+With ``δ = w(s) − w_0``, ``f(w) ∈ f(w_0) + f'(w_0) δ + ½ f''(W) δ²`` with W the range of w on the cell: value and slope are
+exact however a formula is written, and only the remainder, of second order in the cell, feels what intervals lose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedpdmc.enclosures.forms import (
+    TINY,
+    Cell,
+    Form,
+    Interval,
+    Series,
+    bent,
+    by_point,
+    drift,
+    lifted,
+    plus,
+    product,
+    size,
+    span,
+    squared,
+    times,
+    unit,
+)  # fmt: skip
+
+
+class Smooth(NamedTuple):
+    """A function of one number.
+
+    Attributes
+    ----------
+    value, first : callable
+        ``f`` and ``f'`` at points.
+    range, second : callable
+        Ranges of ``f`` and of ``f''`` on an interval.
+    noise : float
+        How many times more than one operation its rounding is, and an absolute error of as many units.
+    """
+
+    value: Callable[[Any], Any]
+    first: Callable[[Any], Any]
+    range: Callable[[Interval], Interval]
+    second: Callable[[Interval], Interval]
+    noise: float = 0.0
+
+
+def apply(cell: Cell, f: Smooth, w: Form) -> Form:
+    """``f`` of an interval or a series."""
+    if isinstance(w, Interval):
+        found = f.range(w)
+        return found.widened(found.magnitude * (1 + f.noise) + f.noise)
+    value, first = f.value(w.value), f.first(w.value)
+    if w.slope is None and w.turn is None and w.low is None:
+        return _steady(cell, f, w)
+    move, second = drift(cell, w), f.second(span(cell, w).widened())
+    remainder = product(by_point(second, 0.5), squared(move))  # type: ignore[arg-type]
+    own = by_point(bent(cell, w), first)
+    h = cell.length
+    reach, steep = h * move.magnitude, jnp.abs(first)
+    error = steep * w.error + 0.5 * second.magnitude * w.error * (2 * reach + w.error)
+    made = jnp.abs(value) + steep * reach + h * h * remainder.magnitude
+    error = error + unit(value) * ((1 + f.noise) * made + f.noise) + TINY
+    return Series(
+        value,
+        error,
+        times(w.slope, first),
+        None,
+        plus(remainder.lo, None if own is None else own.lo),
+        plus(remainder.hi, None if own is None else own.hi),
+    )
+
+
+def _steady(cell: Cell, f: Smooth, w: Series) -> Series:
+    """A value that does not move but has an error: the range decides."""
+    found = f.range(span(cell, w))
+    return lifted(found.widened(found.magnitude * (1 + f.noise) + f.noise))
+
+
+def multiplied(cell: Cell, w: Form, u: Form) -> Form:
+    """A product of two forms, one of them not a point."""
+    if isinstance(w, Interval) and isinstance(u, Interval):
+        return product(w, u).widened()
+    w, u = lifted(w), lifted(u)
+    across = product(drift(cell, w), drift(cell, u))
+    one, other = by_point(bent(cell, w), u.value), by_point(bent(cell, u), w.value)
+    wide, tall = size(cell, w), size(cell, u)
+    return Series(
+        w.value * u.value,
+        wide * u.error + tall * w.error + unit(w.value) * wide * tall + TINY,
+        plus(times(w.slope, u.value), times(u.slope, w.value)),
+        None,
+        plus(across.lo, *(x.lo for x in (one, other) if x is not None)),
+        plus(across.hi, *(x.hi for x in (one, other) if x is not None)),
+    )
+
+
+def scaled(cell: Cell, w: Form, factor: Any) -> Form:
+    """A form times a point: linear."""
+    if isinstance(w, Interval):
+        return by_point(w, factor).widened()  # type: ignore[union-attr]
+    part = by_point(None if w.low is None else Interval(w.low, w.high), factor)
+    error = jnp.abs(factor) * (w.error + unit(w.value) * size(cell, w)) + TINY
+    return Series(
+        w.value * factor,
+        error,
+        times(w.slope, factor),
+        times(w.turn, factor),
+        None if part is None else part.lo,
+        None if part is None else part.hi,
+    )
+
+
+# Ranges ---------------------------------------------------------------------------------------------------------------
+
+
+def rising(f: Callable) -> Callable[[Interval], Interval]:
+    """The range of a function that does not fall."""
+    return lambda x: Interval(f(x.lo), f(x.hi))
+
+
+def falling(f: Callable) -> Callable[[Interval], Interval]:
+    """The range of a function that does not rise."""
+    return lambda x: Interval(f(x.hi), f(x.lo))
+
+
+def with_peaks(f: Callable, *peaks: tuple[float, float]) -> Callable[[Interval], Interval]:
+    """The range of a function monotone between its extremes, each given as ``(where, value)``."""
+
+    def found(x: Interval) -> Interval:
+        one, other = f(x.lo), f(x.hi)
+        lo, hi = jnp.minimum(one, other), jnp.maximum(one, other)
+        for where, value in peaks:
+            inside = (x.lo <= where) & (where <= x.hi)
+            lo = jnp.where(inside, jnp.minimum(lo, value), lo)
+            hi = jnp.where(inside, jnp.maximum(hi, value), hi)
+        return Interval(lo, hi)
+
+    return found
+
+
+def on_positive(inner: Callable[[Interval], Interval], least: float = 0.0) -> Callable[[Interval], Interval]:
+    """A range that is everything unless the argument is above ``least``."""
+
+    def found(x: Interval) -> Interval:
+        good = x.lo > least
+        inside = inner(Interval(jnp.where(good, x.lo, least + 1.0), jnp.where(good, x.hi, least + 1.0)))
+        return Interval(jnp.where(good, inside.lo, -jnp.inf), jnp.where(good, inside.hi, jnp.inf))
+
+    return found
+
+
+def _negated(inner: Callable[[Interval], Interval]) -> Callable[[Interval], Interval]:
+    def found(x: Interval) -> Interval:
+        y = inner(x)
+        return Interval(-y.hi, -y.lo)
+
+    return found
+
+
+def _sine(x: Interval) -> Interval:
+    """Peaks at ``π/2 + 2πk``, troughs at ``−π/2 + 2πk``; very wide or far intervals give everything."""
+
+    def holds(at):
+        return jnp.floor((x.hi - at) / (2 * jnp.pi) + 1e-9) >= jnp.ceil((x.lo - at) / (2 * jnp.pi) - 1e-9)
+
+    far = x.magnitude > 1e6
+    one, other = jnp.sin(x.lo), jnp.sin(x.hi)
+    hi = jnp.where(holds(jnp.pi / 2) | far, 1.0, jnp.maximum(one, other))
+    lo = jnp.where(holds(-jnp.pi / 2) | far, -1.0, jnp.minimum(one, other))
+    return Interval(lo, hi)
+
+
+def _cosine(x: Interval) -> Interval:
+    shift = jnp.pi / 2
+    return _sine(Interval(x.lo + shift, x.hi + shift)).widened(1.0)
+
+
+def power_range(n: int) -> Callable[[Interval], Interval]:
+    """The range of ``x**n`` for an integer n."""
+
+    def inverse(x: Interval) -> Interval:
+        apart = (x.lo > 0) | (x.hi < 0)
+        found = power_range(-n)(Interval(jnp.where(apart, x.lo, 1.0), jnp.where(apart, x.hi, 1.0)))
+        return Interval(jnp.where(apart, 1 / found.hi, -jnp.inf), jnp.where(apart, 1 / found.lo, jnp.inf))
+
+    if n < 0:
+        return inverse
+    if n == 0:
+        return lambda x: Interval(jnp.ones_like(x.lo), jnp.ones_like(x.hi))
+    if n % 2:
+        return rising(lambda x: lax.integer_pow(x, n))
+
+    def even(x: Interval) -> Interval:
+        least, most = jnp.maximum(jnp.maximum(x.lo, -x.hi), 0.0), x.magnitude
+        return Interval(lax.integer_pow(least, n), lax.integer_pow(most, n))
+
+    return even
+
+
+def integer_power(n: int) -> Smooth:
+    """``x**n``."""
+    if n in (0, 1):
+        second = lambda x: Interval(jnp.zeros_like(x.lo), jnp.zeros_like(x.lo))  # noqa: E731
+    else:
+        curve = power_range(n - 2)
+        second = lambda x: by_point(curve(x), float(n * (n - 1)))  # noqa: E731
+    return Smooth(
+        lambda x: lax.integer_pow(x, n),
+        lambda x: n * lax.integer_pow(x, n - 1) if n else jnp.zeros_like(x),
+        power_range(n),
+        second,  # type: ignore[arg-type]
+        abs(n),
+    )
+
+
+def real_power(y: Any) -> Smooth:
+    """``x**y`` of positive x, for points y of any sign."""
+
+    def either(f):
+        def inner(x: Interval) -> Interval:
+            one, other = f(x.lo), f(x.hi)
+            return Interval(jnp.minimum(one, other), jnp.maximum(one, other))
+
+        return on_positive(inner)
+
+    return Smooth(
+        lambda x: x**y,
+        lambda x: y * x ** (y - 1),
+        either(lambda x: x**y),
+        either(lambda x: y * (y - 1) * x ** (y - 2)),
+        4.0,
+    )
+
+
+# The functions --------------------------------------------------------------------------------------------------------
+
+
+def _bump(p):
+    return p * (1 - p)
+
+
+def _tilt(p):
+    return p * (1 - p) * (1 - 2 * p)
+
+
+_TILT = 1 / (6 * math.sqrt(3))
+_TILTS = [((3 - math.sqrt(3)) / 6, _TILT), ((3 + math.sqrt(3)) / 6, -_TILT)]
+
+
+def _of_sigmoid(inner: Callable[[Interval], Interval]) -> Callable[[Interval], Interval]:
+    return lambda x: inner(Interval(lax.logistic(x.lo), lax.logistic(x.hi)).widened())
+
+
+def softplus(x):
+    """``log(1 + e^x)``."""
+    return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+def _mills(x):
+    """``φ(x)/Φ(x)``."""
+    return jnp.exp(-0.5 * x * x - jax.scipy.special.log_ndtr(x) - 0.5 * math.log(2 * math.pi))
+
+
+def _mills_bend(x):
+    """``(log Φ)''(x) = −m(m + x)``, which rises from −1 to 0."""
+    m = _mills(x)
+    exact = -m * (m + x)
+    # Far below, m + x cancels: there −1 < (log Φ)'' < −1 + 1/x² · 3.
+    return exact
+
+
+def _log_normal_second(x: Interval) -> Interval:
+    far = x.lo < -15.0
+    lo = jnp.where(far, -1.0, _mills_bend(jnp.maximum(x.lo, -15.0)))
+    far = x.hi < -15.0
+    hi = jnp.where(far, _mills_bend(-15.0), _mills_bend(jnp.maximum(x.hi, -15.0)))
+    return Interval(lo - 1e-12, jnp.minimum(hi + 1e-12, 0.0))
+
+
+def _density(x):
+    return jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+
+
+_ROOT = 2 / math.sqrt(math.pi)
+_ERF_PEAK = math.sqrt(2) * _ROOT * math.exp(-0.5)
+_erf_second = with_peaks(
+    lambda x: -2 * x * _ROOT * jnp.exp(-x * x), (math.sqrt(0.5), -_ERF_PEAK), (-math.sqrt(0.5), _ERF_PEAK)
+)
+_NORMAL_PEAK = math.exp(-0.5) / math.sqrt(2 * math.pi)
+
+
+def _polygamma(n: int, x):
+    return lax.polygamma(jnp.full(jnp.shape(x), float(n), jnp.result_type(x)), x)
+
+
+def polygamma(n: int) -> Smooth:
+    """``ψ⁽ⁿ⁾`` of positive numbers for n ≥ 1: of one sign, and its size falls."""
+    way = rising if n % 2 == 0 else falling
+    return Smooth(
+        lambda x: _polygamma(n, x),
+        lambda x: _polygamma(n + 1, x),
+        on_positive(way(lambda x: _polygamma(n, x))),
+        on_positive(way(lambda x: _polygamma(n + 2, x))),
+        256.0,
+    )
+
+
+LGAMMA_LEAST = (1.4616321449683623, -0.12148629053584961)
+
+FUNCTIONS: dict[str, Smooth] = {
+    "exp": Smooth(jnp.exp, jnp.exp, rising(jnp.exp), rising(jnp.exp)),
+    "exp2": Smooth(
+        jnp.exp2,
+        lambda x: math.log(2) * jnp.exp2(x),
+        rising(jnp.exp2),
+        rising(lambda x: math.log(2) ** 2 * jnp.exp2(x)),
+        4.0,
+    ),
+    "expm1": Smooth(jnp.expm1, jnp.exp, rising(jnp.expm1), rising(jnp.exp)),
+    "log": Smooth(
+        jnp.log, lambda x: 1 / x, on_positive(rising(jnp.log)), on_positive(rising(lambda x: -1 / (x * x))), 1.0
+    ),
+    "log1p": Smooth(
+        jnp.log1p,
+        lambda x: 1 / (1 + x),
+        on_positive(rising(jnp.log1p), -1.0),
+        on_positive(rising(lambda x: -1 / ((1 + x) * (1 + x))), -1.0),
+    ),
+    "logistic": Smooth(
+        lax.logistic,
+        lambda x: lax.logistic(x) * lax.logistic(-x),
+        rising(lax.logistic),
+        _of_sigmoid(with_peaks(_tilt, *_TILTS)),
+    ),
+    "tanh": Smooth(
+        jnp.tanh,
+        lambda x: 1 - jnp.tanh(x) ** 2,
+        rising(jnp.tanh),
+        lambda x: with_peaks(
+            lambda t: -2 * t * (1 - t * t),
+            (1 / math.sqrt(3), -4 / (3 * math.sqrt(3))),
+            (-1 / math.sqrt(3), 4 / (3 * math.sqrt(3))),
+        )(Interval(jnp.tanh(x.lo), jnp.tanh(x.hi)).widened()),
+    ),
+    "softplus": Smooth(softplus, lax.logistic, rising(softplus), _of_sigmoid(with_peaks(_bump, (0.5, 0.25)))),
+    "log_ndtr": Smooth(
+        jax.scipy.special.log_ndtr, _mills, rising(jax.scipy.special.log_ndtr), _log_normal_second, 256.0
+    ),
+    "ndtr": Smooth(
+        jax.scipy.special.ndtr,
+        _density,
+        rising(jax.scipy.special.ndtr),
+        with_peaks(lambda x: -x * _density(x), (1.0, -_NORMAL_PEAK), (-1.0, _NORMAL_PEAK)),
+        4.0,
+    ),
+    "sqrt": Smooth(
+        jnp.sqrt,
+        lambda x: 0.5 / jnp.sqrt(x),
+        on_positive(rising(jnp.sqrt)),
+        on_positive(rising(lambda x: -0.25 / (x * jnp.sqrt(x)))),
+    ),
+    "rsqrt": Smooth(
+        lax.rsqrt,
+        lambda x: -0.5 * lax.rsqrt(x) / x,
+        on_positive(falling(lax.rsqrt)),
+        on_positive(falling(lambda x: 0.75 * lax.rsqrt(x) / (x * x))),
+        1.0,
+    ),
+    "sin": Smooth(jnp.sin, jnp.cos, _sine, _negated(_sine)),
+    "cos": Smooth(jnp.cos, lambda x: -jnp.sin(x), _cosine, _negated(_cosine)),
+    "erf": Smooth(lax.erf, lambda x: _ROOT * jnp.exp(-x * x), rising(lax.erf), _erf_second),
+    "erfc": Smooth(lax.erfc, lambda x: -_ROOT * jnp.exp(-x * x), falling(lax.erfc), _negated(_erf_second), 4.0),
+    "lgamma": Smooth(
+        lax.lgamma,
+        lax.digamma,
+        on_positive(with_peaks(lax.lgamma, LGAMMA_LEAST)),
+        on_positive(falling(lambda x: _polygamma(1, x))),
+        256.0,
+    ),
+    "digamma": Smooth(
+        lax.digamma,
+        lambda x: _polygamma(1, x),
+        on_positive(rising(lax.digamma)),
+        on_positive(rising(lambda x: _polygamma(2, x))),
+        256.0,
+    ),
+}
+FUNCTIONS["square"] = integer_power(2)
+FUNCTIONS["reciprocal"] = integer_power(-1)
