@@ -78,6 +78,7 @@ def connect(
     seed: int | None = None,
     site_seeds: Mapping[str, int] | None = None,
     ledger: str | Path | None = None,
+    seeded_for_tests: bool = False,
     plain_on_loopback: bool = False,
 ) -> Connection:
     """Reach the sites of a study: wait for them on a network address, or hold them in this process.
@@ -100,7 +101,10 @@ def connect(
     site_seeds : mapping, optional
         With ``data``: the sites' own seeds, as they would have them on a network.
     ledger : path, optional
-        With ``data`` and a contract that has a privacy budget: the sites' ledger; the user's own by default.
+        With ``data`` and a contract that has a privacy budget: the sites' ledger, in which each is a data set of its own;
+        the user's own by default.
+    seeded_for_tests : bool
+        Take ``site_seeds`` in spite of a privacy budget: nothing is private then, and the result says so.
     plain_on_loopback : bool
         No TLS; refused for any address but this machine's own.
 
@@ -114,7 +118,7 @@ def connect(
 
     def transport(study: Study, run: bytes, seed: int) -> Transport:
         if data is not None:
-            return _in_process(study, data, site_seeds or {}, store, seed, run, ledger)
+            return _in_process(study, data, site_seeds or {}, store, seed, run, ledger, seeded_for_tests)
         from fedpdmc.federation.streams import StreamTransport
         from fedpdmc.keys import read_credentials
 
@@ -164,7 +168,7 @@ def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple
 
 
 def _in_process(
-    study: Study, data: Mapping[str, Any], seeds: Mapping[str, int], store, seed: int, run: bytes, ledger
+    study: Study, data: Mapping[str, Any], seeds: Mapping[str, int], store, seed: int, run: bytes, ledger, seeded: bool
 ) -> DirectTransport:
     if set(data) != set(study.sites):
         raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
@@ -176,8 +180,9 @@ def _in_process(
         folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name
         derived = None if name in seeds else seed
         agent = open_agent(
-            study, name, source, query=query, store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger
-        )
+            study, name, source, query=query, store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger,
+            dataset=name, seeded_for_tests=seeded,
+        )  # fmt: skip
         agent.join(encode(Welcome(run, study.digest)))
         agents.append(agent)
     return DirectTransport(agents, temporary=store is None)

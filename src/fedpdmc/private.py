@@ -20,9 +20,9 @@ from fedpdmc.errors import BoundViolation, InputError, NotFinite, PlanRefused
 from fedpdmc.exposure import exposure
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.precision import double_precision
-from fedpdmc.privacy.accountant import Sensitivity, running_epsilon
+from fedpdmc.privacy.accountant import Sensitivity, running_epsilon, up
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.ledger import Reply, Request
+from fedpdmc.privacy.entries import Reply, Request
 from fedpdmc.privacy.sensitivity import NEIGHBOURS, sensitivity
 from fedpdmc.randomness import CHACHA_WORDS, ChainKeys
 from fedpdmc.records import fingerprint, model_of
@@ -31,6 +31,8 @@ from fedpdmc.site import Opening, Site, answer, local_columns, open_site
 logger = logging.getLogger("fedpdmc.site")
 # The reply of a walk that failed.
 FAULT = b"fault"
+# Observed time that stands for all time, and whitened coordinates and speeds beyond which numbers might overflow.
+LONGEST, FARTHEST = 1e300, 1e30
 
 COVERED = (
     "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals, those "
@@ -41,6 +43,10 @@ NOT_COVERED = (
     "how long the site takes to answer, error texts, the last bits of floating-point times, anything released outside this "
     "ledger, and a person with records at several sites"
 )
+
+
+# What is said of the randomness of a site with a seed.
+SEEDED = "a seed, for tests only: NOT private"
 
 
 class Terms(NamedTuple):
@@ -98,24 +104,28 @@ class PrivateSite:
                 "prior_at", "'sites' with a privacy budget", "A share of the prior would depend on the number of records: "
                 "use prior_at='coordinator'.",
             )  # fmt: skip
-        self.site, self.opening, self.run, self.budget = site, opening, run, budget
+        # Sites of one run may share an account: each has rounds of its own.
+        self.site, self.opening, self.run, self.budget = site, opening, f"{run}/{site.name}", budget
         self.clock: Clock = open_site(site, opening)
         self.columns = local_columns(site, opening)
         self.sensitivity = site_sensitivity(site, opening)
         self.excess = budget.excess_for(self.sensitivity)
-        self.dataset = site.dataset
-        self.ledger, self.account = budget.open(self.dataset)
+        self.dataset = budget.account_name
+        self.ledger, self.account = budget.open()
+        self.granted = budget.study_limit(self.account)
         self.cost_rate = budget.cost_rate(self.sensitivity, self.account.alpha)
         detail = {"excess": self.excess, "sensitivity": self.sensitivity._asdict(), "dynamics": repr(opening.dynamics)}
-        self.ledger.begin(
-            self.dataset, budget.study, run, bytes.fromhex(fingerprint(site.raw)), json.dumps(detail)
-        )  # fmt: skip
+        records = bytes.fromhex(fingerprint(site.raw))
+        self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
         self._opening_hash = _opening_hash(opening, self.excess)
+        self._failed = self.ledger.told(self.dataset, budget.study, self.run, FAULT)
 
     @property
     def terms(self) -> Terms:
         """What the coordinator may know."""
-        return Terms(self.site.name, self.clock.dim, self.excess, self.ledger.remaining(self.dataset) / self.cost_rate)
+        of_study = self.granted - self.ledger.spent(self.dataset, self.budget.study)
+        left = max(min(self.ledger.remaining(self.dataset), of_study), 0.0)
+        return Terms(self.site.name, self.clock.dim, self.excess, min(left / self.cost_rate, LONGEST))
 
     @double_precision
     def answer(self, plan: Plan, round: int | None = None) -> Arrival:
@@ -142,16 +152,20 @@ class PrivateSite:
         )
 
         def work(key: bytes) -> Reply:
+            if self._failed:
+                raise PlanRefused(f"site {self.site.name!r}: a walk of this run has failed: it is over (code FAULT).")
             try:
                 arrival = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request))
             except (BoundViolation, NotFinite) as fault:
-                # Whether a walk fails may depend on the records: it is charged as a whole plan, and told in one way only.
+                # Whether a walk fails may depend on the records, and no charge bounds what that tells: it is told in one way
+                # only, charged as a whole plan, and once in a run.
                 logger.error("%s", fault)
                 return Reply(FAULT, *self._charge(own, horizon))
             return Reply(_pack(*arrival), *self._charge(own, np.minimum(arrival[0], horizon)))
 
-        answered = self.ledger.answer(request, most, work)
+        answered = self.ledger.answer(request, most, work, granted=self.granted)
         if answered == FAULT:
+            self._failed = True
             raise NotFinite(
                 self.site.name,
                 0,
@@ -168,7 +182,7 @@ class PrivateSite:
         watched = exposure(dynamics, start, duration, velocity, until)
         # Both bound what was watched up to ``until``; by cells of its own length the first may be the looser one.
         seen = float(np.minimum(watched, exposure(dynamics, start, duration, velocity, horizon)).sum())
-        return seen, seen * self.cost_rate
+        return seen, up(seen * self.cost_rate) if seen > 0 else 0.0
 
     def _key(self, key: bytes, request: Request) -> bytes:
         """The ledger's secret for this request; a site with a seed of its own, for tests only, is keyed by that."""
@@ -198,6 +212,8 @@ class PrivateSite:
         """Refuse what the guarantee does not cover: speeds that are not one, and paths outside the declared region."""
         number, start, duration, velocity = own
         finite = all(np.all(np.isfinite(x)) for x in (start, duration, velocity))
+        sizes = (start, duration, velocity, velocity * duration[..., None])
+        finite = finite and all(np.max(np.abs(x), initial=0.0) <= FARTHEST for x in sizes)
         if not finite or np.any(duration < 0) or np.any(number < 0) or start.shape[1] != self.clock.dim:
             raise PlanRefused(f"site {self.site.name!r}: the plan is not one (code BAD_PLAN).")
         walked = duration > 0
@@ -233,7 +249,8 @@ class PrivateSite:
             "neighbours": account.neighbours,
             "relation": NEIGHBOURS[account.neighbours],
             "alpha": account.alpha,
-            "running_epsilon": min(account.epsilon, running_epsilon(account.alpha, spent, account.delta)),
+            "granted": None if budget.granted is None else list(budget.granted),
+            "running_epsilon": running_epsilon(account.alpha, spent, account.delta),
             "spent": spent / account.limit,
             "observed": seen,
             "observed_unit": "process time" if self.opening.dynamics.unit_speed else "path length",
@@ -245,7 +262,7 @@ class PrivateSite:
             "records": "clipped to the declared bounds: the posterior is that of the clipped records"
             if budget.on_violation == "clip"
             else "refused if outside the declared bounds",
-            "randomness": "operating system" if self.site.seed is None else "a seed, for tests only: NOT private",
+            "randomness": "operating system" if self.site.seed is None else SEEDED,
             "dataset": self.dataset,
             "study": budget.study,
             "run": self.run,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import InputError
+from fedpdmc.errors import BudgetSpent, InputError
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.privacy.ledger import Reply, Request
+from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.entries import Reply, Request
 from fedpdmc.privacy.mechanism import noise_multiplier, release, release_symmetric
 from fedpdmc.privacy.sensitivity import derivative_sensitivity
 from fedpdmc.records import fingerprint, model_of
@@ -19,16 +19,25 @@ from fedpdmc.site import Site, derivatives
 
 # Newton steps of a private reference: fixed beforehand, each a release of every site.
 STEPS = 4
+# What is left of a share, relatively, when it is spent but for rounding.
+LEAST_LEFT = 1e-6
 # Under a flat prior: the least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
 LEAST_CURVATURE = 1e-3
 # The prior's standard deviations, per root of the dimension, within which the mode is looked for.
 FARTHEST = 3.0
 
 
-def noisy_derivatives(site: Site, x: np.ndarray, run: str, step: int) -> tuple[np.ndarray, ...]:
+def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray, ...]:
     """``∇U_m`` and ``∇²U_m`` with Gaussian noise, and where: at x, within the declared region. Charged before it returns.
 
-    The sampler stays exact with it: a control variate may be any symmetric quadratic, as long as both sides use the same.
+    What was released before at the same point is told again at no charge; a new release costs an equal part of what is left
+    of the study's share for the steps from ``step`` on, and is refused when nothing is. The sampler stays exact with it:
+    a control variate may be any symmetric quadratic, as long as both sides use the same.
+
+    Raises
+    ------
+    BudgetSpent
+        The share is spent.
     """
     budget = site.budget
     if budget is None or not budget.release:
@@ -38,34 +47,45 @@ def noisy_derivatives(site: Site, x: np.ndarray, run: str, step: int) -> tuple[n
             "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
             "known without the data.",
         )
-    ledger, account = budget.open(site.dataset)
-    cost = budget.release * account.limit / STEPS
-    ledger.begin(site.dataset, budget.study, run, bytes.fromhex(fingerprint(site.raw)), "{}")
-    own = x if site.coordinates is None else x[site.coordinates]
-    region = budget.bounds.sizes("region", len(own))
-    if region is not None:
-        own = np.clip(own, -region, region)
-    sensitivity = derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)
-    multiplier = noise_multiplier(account.alpha, cost, sum(s > 0 for s in sensitivity))
-    dim = len(own)
+    own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
+    records, model = fingerprint(site.potential), model_of(site.potential)
+    ledger, account = budget.open()
+    dataset, study = budget.account_name, budget.study
+    ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
+    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
+    share = budget.release * budget.study_limit(account)
+    left = max(share - ledger.released(dataset, study), 0.0)
+    cost = left / max(STEPS - step, 1)
 
     def work(key: bytes) -> Reply:
+        if step >= STEPS or left <= LEAST_LEFT * share:
+            raise BudgetSpent(
+                f"site {site.name!r}: the share of its privacy budget that study {study!r} may spend on released summaries "
+                "is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
+            )
         if site.seed is not None:
-            key = hashlib.sha256(repr((site.name, site.seed, step, own.tolist())).encode()).digest()
+            key = hashlib.sha256(repr((site.name, site.seed, own.tolist())).encode()).digest()
+        multiplier = noise_multiplier(account.alpha, cost, sum(s > 0 for s in sensitivity))
         _, gradient, hessian = derivatives(site, own)
         noisy = release(gradient, multiplier * sensitivity[0], key + b"gradient")
         noisier = release_symmetric(hessian, multiplier * sensitivity[1], key + b"hessian")
         return Reply(np.concatenate([noisy, noisier.ravel()]).astype("<f8").tobytes(), 0.0, cost)
 
-    asked = hashlib.sha256(np.asarray(own, dtype="<f8").tobytes() + repr(cost).encode()).digest()
-    content = ledger.answer(Request(site.dataset, budget.study, run, "release", step, asked), cost, work)
+    asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
+    request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
+    content = ledger.answer(request, cost, work, granted=budget.study_limit(account))
     values = np.frombuffer(content, dtype="<f8")
-    return values[:dim], values[dim:].reshape(dim, dim), own
+    return values[: len(own)], values[len(own) :].reshape(len(own), len(own)), own
+
+
+def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Where a site's derivatives are taken if they are asked for at ``own``: within the declared region."""
+    region = bounds.sizes("region", len(own))
+    return own if region is None else np.clip(own, -region, region)
 
 
 def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
     """The Laplace reference from `STEPS` Newton steps on noisy sums; everything in it comes from charged releases."""
-    run = f"laplace-{secrets.token_hex(8)}"
     traffic, start = {site.name: 0 for site in sites}, x
     for step in range(STEPS):
         hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
@@ -75,7 +95,7 @@ def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarra
             if site.budget is None:
                 (_, g, h), point = site.derivatives(x), x[index]
             else:
-                g, h, point = noisy_derivatives(site, x, run, step)
+                g, h, point = noisy_derivatives(site, x, step)
             gradient[index] += g
             hessian[np.ix_(index, index)] += h
             parts[site.name] = (g, h, point)

@@ -41,8 +41,9 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
     for name, site in privacy.items():
         lines.append(
             f"privacy of {name}: epsilon = {site['epsilon']:g} at delta = {site['delta']:g} in total, if "
-            f"{site['relation']}; {100 * site['spent']:.3g} % spent, at most epsilon = {site['running_epsilon']:.3g} so far "
-            f"(alpha = {site['alpha']:.4g} fixed); observed {site['observed_unit']} {site['observed']:.4g} over all "
+            f"{site['relation']}; {100 * site['spent']:.3g} % spent; running line epsilon = {site['running_epsilon']:.3g} "
+            f"(alpha = {site['alpha']:.4g} fixed), which holds at every moment beside the total; "
+            f"observed {site['observed_unit']} {site['observed']:.4g} over all "
             f"chains, {site['releases']} releases; records {site['records']}."
         )
         if "NOT private" in site["randomness"]:

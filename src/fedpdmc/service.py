@@ -28,6 +28,7 @@ def serve_site(
     query: str | None = None,
     seed: int | None = None,
     ledger: str | Path | None = None,
+    seeded_for_tests: bool = False,
     wait: Callable[[float], bool] | None = None,
 ) -> None:
     """Take part in a study: read the records, dial the coordinator, answer until the run is over.
@@ -50,12 +51,17 @@ def serve_site(
         Only to make a trial repeatable; from the operating system if None.
     ledger : path, optional
         The site's privacy ledger, for a contract with a budget; the user's own by default.
+    seeded_for_tests : bool
+        Take the seed in spite of a budget: nothing is private then, and log and result say so.
     wait : callable, optional
         As for `fedpdmc.federation.streams.serve`.
     """
     from fedpdmc.federation.streams import serve
 
-    agent = open_agent(study, name, source, query=query, policy=policy, store=store, seed=seed, ledger=ledger)
+    agent = open_agent(
+        study, name, source, query=query, policy=policy, store=store, seed=seed, ledger=ledger,
+        seeded_for_tests=seeded_for_tests,
+    )  # fmt: skip
     try:
         serve(agent, coordinator, None if keys is None else read_credentials(keys), wait)
     finally:

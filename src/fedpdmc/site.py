@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -92,6 +93,12 @@ class Site:
             isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
         ):
             raise InputError("Site(seed)", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
+        if budget is not None and seed is not None and not budget.seeded_for_tests:
+            warnings.warn(
+                f"site {name!r} has a seed and a privacy budget: whoever guesses the seed knows its randomness, and nothing "
+                "is private. Leave the seed out; for tests, Budget(seeded_for_tests=True).",
+                stacklevel=2,
+            )
         self.raw = potential
         self.potential = potential if budget is None else hold_to_bounds(potential, budget)
         self.name = name
@@ -106,11 +113,6 @@ class Site:
     def dim(self) -> int:
         """Number of parameters that the site depends on."""
         return self.potential.dim
-
-    @property
-    def dataset(self) -> str:
-        """The name of the data set in the site's ledger."""
-        return self.name if self.budget is None or self.budget.dataset is None else self.budget.dataset
 
     @property
     def records(self) -> int:

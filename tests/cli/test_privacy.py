@@ -3,7 +3,8 @@ from typer.testing import CliRunner
 
 from fedpdmc.cli import app
 from fedpdmc.privacy.accountant import Sensitivity, run_cap
-from fedpdmc.privacy.ledger import Account, Ledger, Reply, Request
+from fedpdmc.privacy.entries import Account, Reply, Request
+from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.planning import usual_sensitivity
 from fedpdmc.privacy.theorem import one_arrival_delta, one_arrival_excess
 

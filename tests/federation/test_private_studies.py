@@ -7,6 +7,7 @@ from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.federation.agent import open_agent
+from fedpdmc.federation.journal import Kind
 from fedpdmc.privacy.ledger import Ledger
 
 # Twelve records and covariates up to five: no privacy worth the name, but an account that must be right.
@@ -23,8 +24,9 @@ def folder(tmp_path_factory):
 def in_process(folder, path, **options):
     seeds = dict.fromkeys(folder.study.sites, SITE_SEED)
     with fp.connect(
-        folder.study, data=folder.data, seed=SEED, site_seeds=seeds, ledger=path / "ledger.db", store=path / "run"
-    ) as connection:
+        folder.study, data=folder.data, seed=SEED, site_seeds=seeds, ledger=path / "ledger.db", store=path / "run",
+        seeded_for_tests=True,
+    ) as connection:  # fmt: skip
         return fp.sample(connection, progress=False, **options)
 
 
@@ -46,8 +48,15 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
     assert expected.settings["privacy"]["epsilon"] == 20000.0
     agents = {
         name: open_agent(
-            folder.study, name, folder.data[name], store=tmp_path / name, seed=SITE_SEED, ledger=tmp_path / f"{name}.db"
-        )
+            folder.study,
+            name,
+            folder.data[name],
+            store=tmp_path / name,
+            seed=SITE_SEED,
+            ledger=tmp_path / f"{name}.db",
+            dataset=name,
+            seeded_for_tests=True,
+        )  # fmt: skip
         for name in folder.study.sites
     }
     with folder.listening() as connection, folder.sites(connection, agents):
@@ -65,4 +74,17 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
 def test_a_budget_that_does_not_cover_the_run_is_said_before_it(folder, tmp_path):
     with pytest.raises(InputError, match="privacy budget of site"):
         in_process(folder, tmp_path, duration=1e7)
+    Ledger.open(tmp_path / "ledger.db").close()
+
+
+def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
+    with pytest.raises(InputError, match="seeded_for_tests"):
+        fp.connect(folder.study, data=folder.data, site_seeds={"north": 1}, ledger=tmp_path / "ledger.db")
+    options = {"store": tmp_path / "store", "ledger": tmp_path / "ledger.db"}
+    with pytest.raises(InputError, match="seeded_for_tests"):
+        open_agent(folder.study, "north", folder.data["north"], seed=1, **options)
+    agent = open_agent(folder.study, "north", folder.data["north"], seed=1, seeded_for_tests=True, **options)
+    notes = [entry.note["event"] for entry in agent.journal.entries() if entry.kind is Kind.NOTE]
+    assert notes == ["seeded for tests: NOT private"] and agent.site.budget.account_name == "records"
+    agent.journal.close()
     Ledger.open(tmp_path / "ledger.db").close()

@@ -36,6 +36,7 @@ def pair(folder, kappa, excess, tag=""):
             neighbours="label",
             bounds=fp.Bounds(box=kappa),
             excess=excess,
+            seeded_for_tests=True,
             ledger=folder / f"{tag}{label}.db",
         )
         site = fp.Site(

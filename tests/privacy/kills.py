@@ -13,8 +13,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedpdmc.privacy import entries as entries_code
 from fedpdmc.privacy import ledger as code
-from fedpdmc.privacy.ledger import Account, Ledger, Reply, Request, read
+from fedpdmc.privacy.entries import Account, Reply, Request, read
+from fedpdmc.privacy.ledger import Ledger
 
 COST = 1e-5
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
@@ -42,7 +44,7 @@ def kill_at(count):
     left = [count]
 
     def trace(frame, event, argument):
-        if frame.f_code.co_filename != code.__file__:
+        if frame.f_code.co_filename not in (code.__file__, entries_code.__file__):
             return None
         frame.f_trace_opcodes = True
         left[0] -= 1

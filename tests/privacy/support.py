@@ -18,10 +18,11 @@ def records(name="north", n=40, d=2):
     return X, y
 
 
-def private_site(ledger, name="north", n=40, d=2, seed=5, data=None, **options):
+def private_site(path, name="north", n=40, d=2, seed=5, data=None, **options):
     """A logistic site under a budget that is wide enough for a test."""
     X, y = records(name, n, d) if data is None else data
-    terms = {"epsilon": 200.0, "delta": 1e-3, "bounds": fp.Bounds(norm=1.0), "ledger": ledger, **options}
+    terms = {"epsilon": 200.0, "delta": 1e-3, "bounds": fp.Bounds(norm=1.0), "ledger": path, "dataset": name}
+    terms |= {"seeded_for_tests": True} | options
     return fp.Site(fp.models.logistic(X, y), name=name, seed=seed, budget=fp.Budget(**terms))
 
 

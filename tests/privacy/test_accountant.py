@@ -1,3 +1,5 @@
+import decimal
+import itertools
 import math
 
 import numpy as np
@@ -18,6 +20,7 @@ from fedpdmc.privacy.accountant import (
     to_epsilon,
 )
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.entries import added
 
 ALPHAS = (1.5, 2.0, 4.0, 8.0)
 
@@ -86,7 +89,7 @@ def test_quadrature_of_varying_marked_rates_stays_below_the_renyi_bound(alpha):
 def test_quadrature_catches_an_account_with_the_largest_change_alone():
     times, d, rho, kappa, alpha = np.linspace(0, 1, 4001), 6, 1.0, 0.8, 2.0
     lam, other = np.full((d, 4001), rho + kappa), np.full((d, 4001), rho)
-    k_inf = rho * divergence_growth(1 + kappa / rho, alpha)
+    k_inf = rho * divergence_growth(kappa / rho, alpha)
     right = growth_rate(alpha, Sensitivity(kappa, d * kappa, kappa * math.sqrt(d)), rho)
     assert supermartingale(lam, other, alpha, k_inf, times) > 1.1
     assert supermartingale(lam, other, alpha, right, times) <= 1 + 1e-5
@@ -171,3 +174,30 @@ def test_the_running_line_holds_at_all_times_and_the_least_over_orders_does_not(
     orders = np.array([1.1, 1.3, 1.6, 2, 2.5, 3, 4, 6, 9, 14, 20, 30])
     least = np.array([min(running_epsilon(a, renyi(a, one, rho, t), delta) for a in orders) for t in times])
     assert np.mean(np.any(loss > least, 1)) > crossed + 5 * math.sqrt(delta / 60000)
+
+
+@pytest.mark.parametrize("alpha", [1.03, *ALPHAS, 60.0])
+def test_no_cost_is_rounded_down_or_to_zero(alpha):
+    """Against 60 digits, down to changes that a 64-bit ``1 + K/ρ`` does not see."""
+    with decimal.localcontext(prec=60):
+        a = decimal.Decimal(alpha)
+        for k, rho in itertools.product((1e-3, 1e-9, 1e-20, 1e-40, 0.3), (1.0, 1e-2, 1e12, 7.3)):
+            x = decimal.Decimal(k) / decimal.Decimal(rho)
+            if x < decimal.Decimal("1e-15"):
+                exact = a * (a - 1) * x * x / 2 * (1 + (a - 2) * x / 3)
+            else:
+                exact = (1 + x) ** a - 1 - a * x
+            found = divergence_growth(k / rho, alpha)
+            assert exact <= decimal.Decimal(found) <= exact * decimal.Decimal("1.001") + decimal.Decimal("5e-324")
+            rate = growth_rate(alpha, Sensitivity(k, k, k), rho)
+            assert 0 < decimal.Decimal(rho) * exact <= decimal.Decimal(rate)
+
+
+def test_a_budget_with_an_excess_beyond_all_measure_is_still_charged():
+    budget = Budget(1.0, 1e-6, excess=1e18)
+    rate = budget.cost_rate(Sensitivity(1e-3, 1e-3, 1e-3), budget.alpha)
+    assert rate == pytest.approx(budget.alpha * 1e-6 / 2e18, rel=1e-6)
+    least = budget.cost_rate(Sensitivity(1e-200, 1e-200, 1e-200), budget.alpha)
+    assert 0 < least < 1e-300
+    # Nor is a charge lost beside what was spent before.
+    assert added(0.5, 1e-30) > 0.5 and added(0.5, 0.0) == 0.5 and added(added(0.1, 0.2), 0.3) >= 0.6

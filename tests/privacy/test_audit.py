@@ -4,7 +4,7 @@ from tests.privacy.audit import chains_forgotten, honest, log_ratio, losers_forg
 from tests.privacy.support import a_plan
 
 from fedpdmc.privacy.accountant import Sensitivity, run_epsilon
-from fedpdmc.privacy.ledger import read
+from fedpdmc.privacy.entries import read
 from fedpdmc.privacy.theorem import censored_horizon
 
 KAPPA, RHO, CAP, DELTA, HORIZON = 1.0, 2.0, 0.5, 1e-2, 0.2

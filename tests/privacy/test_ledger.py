@@ -8,7 +8,8 @@ import time
 import pytest
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
-from fedpdmc.privacy.ledger import Account, Ledger, Reply, Request, read
+from fedpdmc.privacy.entries import Account, Reply, Request, read
+from fedpdmc.privacy.ledger import Ledger
 
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
@@ -146,7 +147,8 @@ def test_one_process_has_one_ledger(ledger):
 SECOND = """
 import sys
 from fedpdmc.errors import LedgerError
-from fedpdmc.privacy.ledger import Ledger, read
+from fedpdmc.privacy.entries import read
+from fedpdmc.privacy.ledger import Ledger
 try:
     Ledger.open(sys.argv[1])
 except LedgerError as error:

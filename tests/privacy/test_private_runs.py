@@ -3,6 +3,7 @@ import pytest
 from tests.privacy.support import private_site, records
 
 import fedpdmc as fp
+from fedpdmc import release
 from fedpdmc.errors import BudgetSpent, InputError
 
 # In coordinates of scale 0.3 one record changes a rate by at most 0.6.
@@ -48,15 +49,13 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(tmp_path):
     sites = two_sites(tmp_path, epsilon=1.0, delta=1e-5)
     with pytest.raises(InputError, match=r"privacy budget of site .* covers .* fewer chains"):
         fp.sample(sites, prior(), duration=50.0, **SHORT)
-    assert all(site.budget.open(site.dataset)[0].spent(site.dataset) == 0 for site in sites)
+    assert all(site.budget.open()[0].spent(site.name) == 0 for site in sites)
 
 
 def test_a_run_that_just_fits_never_runs_out(tmp_path):
     # The horizon shrinks as what is left does: the run ends within its cap, whatever the sites do.
     sites = two_sites(tmp_path, epsilon=15.0, excess=1.0)
-    with pytest.raises(InputError, match="covers") as refused:
-        fp.sample(sites, prior(), duration=1e6, **SHORT)
-    fits = float(refused.value.remedy.split("covers ")[1].split(":")[0])
+    fits = covered(sites)
     post = fp.sample(sites, prior(), duration=0.99 * fits - 0.5, **SHORT)
     assert all(0.9 < facts["spent"] <= 1.0 for facts in post.privacy.values())
     with pytest.raises((InputError, BudgetSpent)):
@@ -84,9 +83,85 @@ def test_released_references_are_noisy_charged_and_refused_when_spent(tmp_path):
     exact, noisy = fp.laplace(plain, prior()), fp.laplace(sites, prior())
     difference = np.abs(np.asarray(exact.center) - np.asarray(noisy.center))
     assert 0 < difference.max() < 3 * np.linalg.norm(np.asarray(exact.scale_tril), axis=1).max()
-    ledger, account = sites[0].budget.open("north")
+    ledger, account = sites[0].budget.open()
     assert ledger.spent("north") == pytest.approx(0.4 * account.limit)
     assert ledger.releases("north") == noisy.rounds == 4
-    fp.laplace(sites, prior())
-    with pytest.raises(BudgetSpent):
+    # The same again: what was told before, and no second charge.
+    again = fp.laplace(sites, prior())
+    for name in ("center", "scale_tril"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(noisy, name))
+    assert ledger.spent("north") <= 0.4 * account.limit and ledger.releases("north") == 4
+    # Another one is not covered by the share, though the budget would cover it.
+    with pytest.raises(BudgetSpent, match="RELEASE_SPENT"):
+        fp.laplace(sites, fp.models.normal_prior(2, scale=1.0))
+    assert ledger.spent("north") <= 0.4 * account.limit and ledger.releases("north") == 4
+    # A larger share buys one with what it adds.
+    more = two_sites(tmp_path, release=0.6, n=400, epsilon=20.0)
+    fp.laplace(more, fp.models.normal_prior(2, scale=1.0))
+    assert ledger.spent("north") == pytest.approx(0.6 * account.limit) and ledger.releases("north") == 8
+
+
+def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
+    sites = two_sites(tmp_path, release=0.4, n=400, epsilon=20.0)
+    real, asked = release.derivatives, []
+
+    def power_cut(site, own):
+        asked.append(site.name)
+        if len(asked) == 6:
+            raise RuntimeError
+        return real(site, own)
+
+    monkeypatch.setattr(release, "derivatives", power_cut)
+    with pytest.raises(RuntimeError):
         fp.laplace(sites, prior())
+    fp.laplace(sites, prior())
+    # Five answers before the cut and three after it: eight in all, none of them made twice.
+    assert len(asked) == 9
+    ledger, account = sites[0].budget.open()
+    for name in ("north", "south"):
+        assert ledger.releases(name) == 4 and ledger.spent(name) == pytest.approx(0.4 * account.limit)
+
+
+def test_other_columns_under_another_name_are_charged_to_the_same_account(tmp_path):
+    """One ledger is one data set, unless its owner names several."""
+    X, y = records("north")
+    spent = []
+    for name, columns in (("north", X), ("nord", X[:, ::-1] ** 2), ("new name", 0.5 * X)):
+        site = private_site(tmp_path / "ledger.db", name, data=(columns, y), epsilon=40.0, excess=1.0, dataset=None)
+        post = fp.sample([site], prior(), duration=0.5, **SHORT)
+        spent.append(post.privacy[name]["spent"])
+        assert post.privacy[name]["dataset"] == "records"
+    assert spent[1] > 1.5 * spent[0] and spent[2] > 1.2 * spent[1]
+    with pytest.raises(InputError, match="keeps these terms"):
+        fp.sample([private_site(tmp_path / "ledger.db", "x", epsilon=41.0, dataset=None)], duration=0.5, **SHORT)
+
+
+def covered(sites):
+    """The process time that fits into the sites' budgets, as the refusal of a long run says."""
+    with pytest.raises(InputError, match="covers") as refused:
+        fp.sample(sites, prior(), duration=1e6, **SHORT)
+    return float(refused.value.remedy.split("covers ")[1].split(":")[0])
+
+
+def test_sites_that_share_an_account_share_what_it_covers(tmp_path):
+    apart = two_sites(tmp_path, excess=1.0)
+    sharing = two_sites(tmp_path, excess=1.0, dataset="both", ledger=tmp_path / "shared.db")
+    assert covered(sharing) == pytest.approx(covered(apart) / 2, rel=1e-3)
+    facts = fp.sample(sharing, prior(), duration=0.5, **SHORT).privacy
+    together = sum(one["observed"] / one["cap"] for one in facts.values())
+    assert facts["north"]["spent"] == facts["south"]["spent"] == pytest.approx(together, rel=1e-6)
+
+
+def test_a_study_spends_no_more_than_it_was_granted(tmp_path):
+    options = {"epsilon": 40.0, "excess": 1.0, "dataset": "cohort"}
+    site = private_site(tmp_path / "ledger.db", study="small", granted=(20.0, 1e-3), **options)
+    fits = covered([site])
+    post = fp.sample([site], prior(), duration=0.99 * fits - 0.5, **SHORT)
+    assert 0.2 < post.privacy["north"]["spent"] < 0.5 and post.privacy["north"]["granted"] == [20.0, 1e-3]
+    with pytest.raises((InputError, BudgetSpent)):
+        fp.sample([site], prior(), duration=0.2 * fits, **SHORT)
+    # The rest is another study's.
+    other = private_site(tmp_path / "ledger.db", study="large", **options)
+    assert fp.sample([other], prior(), duration=0.5, **SHORT).privacy["north"]["spent"] > post.privacy["north"]["spent"]
+    with pytest.raises(InputError, match="granted"):
+        fp.sample([private_site(tmp_path / "ledger.db", granted=(1e-3, 1e-9), **options)], duration=0.5, **SHORT)

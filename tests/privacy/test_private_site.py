@@ -6,7 +6,7 @@ from tests.privacy.support import a_plan, opened, private_site, records
 import fedpdmc as fp
 from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
 from fedpdmc.exposure import exposure, usual_speed
-from fedpdmc.privacy.ledger import read
+from fedpdmc.privacy.entries import read
 from fedpdmc.randomness import chacha20, uniforms
 
 
@@ -91,6 +91,7 @@ def test_a_plan_beyond_the_budget_is_refused_whole(path):
         (a_plan(np.full((1, 2), np.nan), 1.0, 0.5), "BAD_PLAN"),
         (a_plan(np.zeros((1, 2)), 1.0, -0.5), "BAD_PLAN"),
         (a_plan(np.zeros((1, 3)), 1.0, 0.5), "BAD_PLAN"),
+        (a_plan(np.full((1, 2), 1e40), 1.0, 0.5), "BAD_PLAN"),
         (a_plan(np.full((1, 2), 2.9), 1.0, 0.5), "REGION"),
     ],
 )
@@ -196,3 +197,34 @@ def test_no_charge_exceeds_what_the_whole_plan_may_cost(path):
         assert guard._charge(own, horizon - 2e-6)[1] <= most
         looser += exposure(guard.opening.dynamics, *own[1:], horizon - 2e-6)[0] * guard.cost_rate > most
     assert looser > 0
+
+
+def test_a_tiny_change_under_a_large_excess_is_charged(path):
+    guard = opened(
+        private_site(path, excess=1e9, bounds=fp.Bounds(box=1e-9), data=(np.full((4, 2), 1e-9), np.zeros(4)))
+    )
+    for number in range(3):
+        guard.answer(a_plan(np.zeros((1, 2)), 1.0, 1e-12, number))
+    costs = [(entry.cost, entry.spent) for entry in read(path) if entry.kind == "round"]
+    assert all(cost > 0 for cost, _ in costs) and costs[0][1] < costs[1][1] < costs[2][1]
+    assert np.isfinite(guard.terms.remaining)
+
+
+def test_a_run_is_over_when_a_walk_has_failed(path, monkeypatch):
+    guard = opened(private_site(path, excess=2.0))
+    plans = [a_plan(np.zeros((1, 2)), 1.0, 0.25, number) for number in range(2)]
+    with monkeypatch.context() as broken:
+        broken.setattr(guard, "_walk", lambda plan, key: (_ for _ in ()).throw(NotFinite("north", 0)))
+        with pytest.raises(NotFinite):
+            guard.answer(plans[0])
+    for site in (guard, opened(private_site(path, excess=2.0))):
+        with pytest.raises(PlanRefused, match="FAULT"):
+            site.answer(plans[1])
+    # Another run is another matter: a person has begun it.
+    opened(private_site(path, excess=2.0), run="other").answer(plans[1])
+
+
+def test_a_seed_under_a_budget_is_warned_of(path):
+    with pytest.warns(UserWarning, match="nothing is private"):
+        private_site(path, seeded_for_tests=False)
+    private_site(path, seed=None, seeded_for_tests=False)

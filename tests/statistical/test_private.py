@@ -23,9 +23,16 @@ def private_sites(model, count, folder, **options):
     # Student-t and logistic gradients are bounded everywhere.
     region = None if model in ("logistic", "student_t", "ar1_student_t") else 20.0
     bounds = fp.Bounds(norm=8.0, outcome=outcome, region=region, offset=(-10.0, 0.0))
-    terms = {"epsilon": 1e250, "delta": 0.1, "bounds": bounds, "excess": 0.3, "ledger": folder / "ledger.db"} | options
+    terms = {"epsilon": 1e250, "delta": 0.1, "bounds": bounds, "excess": 0.3, "ledger": folder / "ledger.db"}
+    terms |= {"seeded_for_tests": True} | options
     return [
-        fp.Site(site.potential, name=site.name, coordinates=site.coordinates, seed=k, budget=fp.Budget(**terms))
+        fp.Site(
+            site.potential,
+            name=site.name,
+            coordinates=site.coordinates,
+            seed=k,
+            budget=fp.Budget(**terms, dataset=site.name),
+        )
         for k, site in enumerate(target(model, count).sites())
     ]
 

@@ -152,13 +152,20 @@ def _site(
     plain_on_loopback: Plain = False,
     seed: Annotated[int | None, typer.Option(help="Only to make a trial repeatable.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="The site's privacy ledger; the user's own by default.")] = None,
+    seeded_for_tests: Annotated[
+        bool, typer.Option("--seeded-for-tests", help="Take a seed in spite of a privacy budget: nothing is private.")
+    ] = False,
 ) -> None:
     """Take part in a study. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
     from fedpdmc.cli import studies
 
     raise typer.Exit(
-        studies.guarded(lambda: studies.site(study, name, data, query, policy, coordinator, keys, store, seed, ledger))
+        studies.guarded(
+            lambda: studies.site(
+                study, name, data, query, policy, coordinator, keys, store, seed, ledger, seeded_for_tests
+            )
+        )
     )
 
 

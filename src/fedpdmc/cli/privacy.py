@@ -12,7 +12,7 @@ from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.privacy import planning
 from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon, running_epsilon
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.ledger import Entry, account_of, read
+from fedpdmc.privacy.entries import Entry, account_of, read
 from fedpdmc.privacy.theorem import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
 
 REFUSED = 2
@@ -91,7 +91,7 @@ def ledger(path: Path | None, dataset: str | None) -> str:
     if dataset is not None and dataset not in accounts:
         raise InputError("--dataset", repr(dataset), f"The ledger has {', '.join(map(repr, accounts)) or 'none'}.")
     lines = [
-        f"{'time':<20} {'data set':<16} {'study':<12} {'kind':<8} {'round':>6} {'observed':>10} {'epsilon so far':>15}"
+        f"{'time':<20} {'data set':<16} {'study':<12} {'kind':<8} {'round':>6} {'observed':>10} {'running epsilon':>15}"
     ]
     for entry in entries:
         if dataset in (None, entry.dataset):
@@ -114,7 +114,7 @@ def ledger(path: Path | None, dataset: str | None) -> str:
 def _line(entry: Entry, accounts) -> str:
     account = accounts[entry.dataset]
     when = datetime.datetime.fromtimestamp(entry.time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-    spent = min(account.epsilon, running_epsilon(account.alpha, entry.spent, account.delta)) if entry.spent > 0 else 0.0
+    spent = running_epsilon(account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0
     return (
         f"{when:<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} {entry.exposure:>10.4g} "
         f"{spent:>15.4g}"

@@ -106,6 +106,7 @@ def site(
     store: Path,
     seed: int | None,
     ledger: Path | None,
+    seeded_for_tests: bool,
 ) -> int:
     """Answer the coordinator until the run is over."""
     serve_site(
@@ -119,6 +120,7 @@ def site(
         store=store,
         seed=seed,
         ledger=ledger,
+        seeded_for_tests=seeded_for_tests,
     )
     print("The run is over.")
     return 0

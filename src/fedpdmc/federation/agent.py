@@ -331,6 +331,8 @@ def open_agent(
     seed: int | None = None,
     run_seed: int | None = None,
     ledger: str | Path | None = None,
+    dataset: str | None = None,
+    seeded_for_tests: bool = False,
 ) -> Agent:
     """A site's agent: its records read and checked, its policy applied, its log opened.
 
@@ -349,16 +351,32 @@ def open_agent(
         Derive the site's randomness from the run's seed instead: for sites in the coordinator's process only.
     ledger : path, optional
         The site's privacy ledger, for a contract with a budget; the user's own by default.
+    dataset : str, optional
+        The data set's name in the ledger, if the policy gives none; None: all of the ledger is one data set.
+    seeded_for_tests : bool
+        Take a seed in spite of a budget: nothing is private then, and log and result say so.
     """
     records = read_records(study, source, query)
     if policy is not None:
         policy.check(name, study, len(records))
-    budget = study.budget(ledger)
+    if study.epsilon is not None and seed is not None and not seeded_for_tests:
+        raise InputError(
+            "seed",
+            "one for a site with a privacy budget",
+            "Leave it out: the randomness is the operating system's. Only for tests: seeded_for_tests, and nothing is private.",
+        )
+    budget = study.budget(ledger, dataset=dataset, seeded_for_tests=seeded_for_tests)
     # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
     site = Site(study.potential(records), name=name, seed=own, budget=budget)
     journal = Journal(store)
     try:
+        if site.budget is not None:
+            # An account on other terms is told to the operator before anyone is asked anything.
+            site.budget.study_limit(site.budget.open()[1])
+        if site.budget is not None and site.seed is not None:
+            logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
+            journal.note("seeded for tests: NOT private")
         return Agent(study, site, journal, run_seed or 0)
     except BaseException:
         journal.close()

@@ -34,8 +34,12 @@ class GuardedFederation(Federation):
 
     @property
     def terms(self) -> list[Terms]:
-        """What each private site's budget still covers."""
-        return [guard.terms for guard in self.guards.values()]
+        """What each private site's budget still covers: sites that share an account have equal parts of it."""
+        accounts = [(guard.ledger.path, guard.dataset) for guard in self.guards.values()]
+        return [
+            guard.terms._replace(remaining=guard.terms.remaining / accounts.count(account))
+            for guard, account in zip(self.guards.values(), accounts, strict=True)
+        ]
 
     def exchange(self, plan: Plan) -> list[Arrival]:
         """One round; a private site's arrival is charged before it is seen."""

@@ -19,6 +19,8 @@ from fedpdmc.privacy.theorem import positive, probability
 
 # Orders at which a cap that is fixed beforehand may be converted.
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-60, 221))
+# More than a few operations on 64-bit numbers can be off, relatively.
+ROUNDING = 2.0**-46
 
 
 class Sensitivity(NamedTuple):
@@ -29,13 +31,25 @@ class Sensitivity(NamedTuple):
     k_2: float
 
 
-def divergence_growth(r: float, alpha: float) -> float:
-    """``g(r) = r^α − α r + α − 1``, without cancellation near r = 1."""
-    x = r - 1
-    if abs(alpha * x) < 1e-4:
-        return 0.5 * alpha * (alpha - 1) * x * x * (1 + (alpha - 2) * x / 3)
+def up(value: float) -> float:
+    """Above a number that was rounded a few times on the way: costs are never rounded down, nor to zero."""
+    return math.nextafter(value * (1 + ROUNDING), math.inf)
+
+
+def divergence_growth(x: float, alpha: float) -> float:
+    """``g(1 + x) = (1 + x)^α − 1 − α x`` for x ≥ 0, rounded up.
+
+    For small ``α x`` by Taylor: ``½ α (α−1) x² (1 + (α−2) x/3 (1 + θ)^{α−3})`` with θ between 0 and x, where the last
+    factor is at most ``1 + 2αx``, and the term in ``α − 2`` is left out where it is negative.
+    """
+    if alpha * x < 1e-4:
+        third = max(alpha - 2, 0.0) * x / 3 * (1 + 2 * alpha * x)
+        return up(0.5 * alpha * (alpha - 1) * x * x * (1 + third))
     power = alpha * math.log1p(x)
-    return math.inf if power > 700 else math.expm1(power) - alpha * x
+    if power > 700:
+        return math.inf
+    # What rounding of the power, of the exponential and of the difference can do.
+    return up(math.expm1(power) - alpha * x + 2.0**-50 * (power + 2) * math.exp(power))
 
 
 def growth_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
@@ -50,16 +64,16 @@ def growth_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
     rho = positive("excess", excess)
     k_inf, k_1, k_2 = sensitivity
     if alpha >= 2:
-        euclidean = rho * divergence_growth(1 + k_2 / rho, alpha)
+        euclidean = rho * divergence_growth(k_2 / rho, alpha)
     else:
-        euclidean = alpha * (alpha - 1) * (k_2 * k_2) / (2 * rho)
-    by_coordinate = (k_1 / k_inf) * rho * divergence_growth(1 + k_inf / rho, alpha)
-    return min(euclidean, by_coordinate)
+        euclidean = alpha * (alpha - 1) * k_2 * (k_2 / (2 * rho))
+    by_coordinate = (k_1 / k_inf) * rho * divergence_growth(k_inf / rho, alpha)
+    return up(min(euclidean, by_coordinate))
 
 
 def renyi(alpha: float, sensitivity: Sensitivity, excess: float, observed: float) -> float:
-    """Rényi divergence ``T c(α)/(α − 1)`` of a run whose observed time never exceeds T = ``observed``."""
-    return observed * growth_rate(alpha, sensitivity, excess) / (alpha - 1)
+    """Rényi divergence ``T c(α)/(α − 1)`` of a run whose observed time never exceeds T = ``observed``, rounded up."""
+    return up(observed * growth_rate(alpha, sensitivity, excess) / (alpha - 1)) if observed > 0 else 0.0
 
 
 def gaussian_renyi(alpha: float, sensitivity: float, noise: float) -> float:
@@ -96,7 +110,7 @@ def run_cap(sensitivity: Sensitivity, excess: float, epsilon: float, delta: floa
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     best = 0.0
     for alpha in ORDERS:
-        rate = growth_rate(alpha, sensitivity, excess) / (alpha - 1)
+        rate = up(growth_rate(alpha, sensitivity, excess) / (alpha - 1))
         if math.isfinite(rate) and (limit := renyi_limit(alpha, epsilon, delta)) > 0:
             best = max(best, limit / rate)
     return best
@@ -105,9 +119,11 @@ def run_cap(sensitivity: Sensitivity, excess: float, epsilon: float, delta: floa
 def renyi_limit(alpha: float, epsilon: float, delta: float) -> float:
     """The largest Rényi divergence of order α that implies (ε, δ); negative if none does.
 
-    ``ε − log(1 − 1/α) + log(α δ)/(α − 1)``, the conversion that `to_epsilon` makes, solved for the divergence.
+    ``ε − log(1 − 1/α) + log(α δ)/(α − 1)``, the conversion that `to_epsilon` makes, solved for the divergence and rounded
+    down.
     """
-    return epsilon - math.log1p(-1 / alpha) + math.log(alpha * delta) / (alpha - 1)
+    first, second = math.log1p(-1 / alpha), math.log(alpha * delta) / (alpha - 1)
+    return epsilon - first + second - ROUNDING * (epsilon + abs(first) + abs(second))
 
 
 def best_order(epsilon: float, delta: float) -> float:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit
+from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit, up
 from fedpdmc.privacy.bounds import Bounds
-from fedpdmc.privacy.ledger import Account, Ledger
+from fedpdmc.privacy.entries import Account
+from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 from fedpdmc.privacy.theorem import positive, probability
 
 # The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
 USUAL_EXCESS = 2.0
+# The data set of a ledger whose owner names none: whatever its sites and columns are called, one ledger is one data set.
+DATASET = "records"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +38,19 @@ class Budget:
     excess : float, optional
         The rate ρ of excess flips that the site adds to every coordinate; None: twice α times K_2.
     release : float
-        The share of the budget that `fedpdmc.laplace` may spend on a noisy reference; zero: none is released.
+        The share of the budget that the summaries which a study has released for a noisy reference may cost, all of them
+        together; zero: none is released.
     ledger : path, optional
         The site's ledger. None: the file named by FEDPDMC_LEDGER, or ``fedpdmc/ledger.db`` in the user's state folder.
     dataset : str, optional
-        The data set's name in the ledger; None: the site's name.
+        The data set's name in the ledger, declared by its owner: records of the same people are one data set, whichever of
+        their columns a study uses and whatever the site is called in it. None: all of the ledger is one data set.
     study : str
         Under which name a run is charged.
+    granted : (epsilon, delta), optional
+        What this study alone may spend of it; None: all that is left.
+    seeded_for_tests : bool
+        Let a site with a ``seed`` of its own answer without a warning. Its randomness can be guessed: nothing is private.
     """
 
     epsilon: float
@@ -54,6 +63,8 @@ class Budget:
     ledger: Any = None
     dataset: str | None = None
     study: str = "study"
+    granted: tuple[float, float] | None = None
+    seeded_for_tests: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "epsilon", positive("Budget(epsilon)", self.epsilon))
@@ -73,6 +84,15 @@ class Budget:
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and not (name == "dataset" and value is None):
                 raise InputError(f"Budget({name})", repr(value), "Give a non-empty string.")
+        if self.granted is not None:
+            epsilon, delta = self.granted
+            own = positive("Budget(granted)", epsilon), probability("Budget(granted)", delta)
+            object.__setattr__(self, "granted", own)
+
+    @property
+    def account_name(self) -> str:
+        """The name of the account in the ledger."""
+        return DATASET if self.dataset is None else self.dataset
 
     @property
     def alpha(self) -> float:
@@ -89,13 +109,28 @@ class Budget:
         return USUAL_EXCESS * self.alpha * sensitivity.k_2 if self.excess is None else self.excess
 
     def cost_rate(self, sensitivity: Sensitivity, alpha: float) -> float:
-        """Rényi divergence of the account's order α per unit of observed time."""
-        return growth_rate(alpha, sensitivity, self.excess_for(sensitivity)) / (alpha - 1)
+        """Rényi divergence of the account's order α per unit of observed time, rounded up."""
+        return up(growth_rate(alpha, sensitivity, self.excess_for(sensitivity)) / (alpha - 1))
 
-    def open(self, dataset: str) -> tuple[Ledger, Account]:
+    def study_limit(self, account: Account) -> float:
+        """What the study may spend of an account, at the account's order."""
+        if self.granted is None:
+            return account.limit
+        epsilon, delta = self.granted
+        limit = renyi_limit(account.alpha, epsilon, delta)
+        if not limit > 0:
+            raise InputError(
+                "Budget(granted)",
+                f"epsilon={epsilon:g} at delta={delta:g} for study {self.study!r}",
+                f"The account of data set {account.dataset!r} is kept at the order {account.alpha:.4g}, at which that is "
+                "nothing: grant more, or a larger delta.",
+            )
+        return min(limit, account.limit)
+
+    def open(self) -> tuple[Ledger, Account]:
         """The site's ledger and its account."""
         ledger = Ledger.open(default_path() if self.ledger is None else self.ledger)
-        wanted = Account(dataset, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
+        wanted = Account(self.account_name, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
         return ledger, ledger.account(wanted)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import sqlite3
@@ -19,16 +20,24 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
+from fedpdmc.privacy.entries import (
+    COLUMNS,
+    FORMAT,
+    Account,
+    Reply,
+    Request,
+    account_of,
+    added,
+    entry_hash,
+    explained,
+    read,
+)
 
-FORMAT = 1
 # A clock may be corrected by this many seconds without being taken for one that was set back.
 CLOCK_TOLERANCE = 60.0
-COLUMNS = (
-    "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
-)  # fmt: skip
 SCHEMA = (
     "CREATE TABLE meta (format INTEGER NOT NULL, secret BLOB NOT NULL)",
     f"CREATE TABLE entries (seq INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in COLUMNS)}, "
@@ -36,55 +45,6 @@ SCHEMA = (
     "CREATE TRIGGER no_update BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END",
     "CREATE TRIGGER no_delete BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END",
 )
-
-
-class Request(NamedTuple):
-    """What is asked of a site: under which account, in which run and round, and the hash of what was sent."""
-
-    dataset: str
-    study: str
-    run: str
-    kind: str
-    round: int
-    hash: bytes
-
-
-class Reply(NamedTuple):
-    """What a site is about to say: the bytes, the observed time in them, and their Rényi cost at the account's order."""
-
-    content: bytes
-    exposure: float
-    cost: float
-
-
-class Account(NamedTuple):
-    """The terms on which a data set is kept: fixed when it is first used."""
-
-    dataset: str
-    epsilon: float
-    delta: float
-    neighbours: str
-    alpha: float
-    limit: float
-
-
-class Entry(NamedTuple):
-    """One line of the ledger."""
-
-    seq: int
-    dataset: str
-    study: str
-    run: str
-    kind: str
-    round: int
-    request: bytes
-    reply: bytes
-    exposure: float
-    cost: float
-    spent: float
-    time: float
-    detail: str
-    hash: bytes
 
 
 class Ledger:
@@ -123,8 +83,9 @@ class Ledger:
         weakref.finalize(self, _close, self._db, self._lock)
         self._secret, self._stale = b"", False
         self._accounts: dict[str, Account] = {}
-        self._spent: dict[str, float] = {}
-        self._pending: list[tuple[tuple[int, bytes, float], str, float]] = []
+        # By data set, and by data set and study.
+        self._spent: dict[tuple[str, ...], float] = {}
+        self._pending: list[tuple[tuple[int, bytes, float], dict[tuple[str, ...], float]]] = []
         self._load()
 
     def _load(self) -> None:
@@ -132,7 +93,10 @@ class Ledger:
         entries = read(self.path, self._db)
         self._secret = self._db.execute("SELECT secret FROM meta").fetchone()[0]
         self._accounts = {e.dataset: account_of(e) for e in entries if e.kind == "account"}
-        self._spent = {name: 0.0 for name in self._accounts} | {e.dataset: e.spent for e in entries}
+        self._spent = {}
+        for e in entries:
+            self._spent[e.dataset,] = e.spent
+            self._spent[e.dataset, e.study] = added(self.spent(e.dataset, e.study), e.cost)
         self._head = (entries[-1].seq, entries[-1].hash, entries[-1].time) if entries else (0, b"", 0.0)
         self._stale = False
 
@@ -161,9 +125,9 @@ class Ledger:
             )
         return kept
 
-    def spent(self, dataset: str) -> float:
-        """Rényi divergence spent so far by all studies on a data set, at the account's order."""
-        return self._spent.get(dataset, 0.0)
+    def spent(self, dataset: str, study: str | None = None) -> float:
+        """Rényi divergence spent so far on a data set, by all studies or by one, at the account's order."""
+        return self._spent.get((dataset,) if study is None else (dataset, study), 0.0)
 
     def remaining(self, dataset: str) -> float:
         """What is left."""
@@ -177,6 +141,16 @@ class Ledger:
     def releases(self, dataset: str) -> int:
         """How many summaries of a data set were released, by all studies."""
         return int(self._look("SELECT count(*) FROM entries WHERE dataset = ? AND kind = 'release'", dataset))
+
+    def released(self, dataset: str, study: str) -> float:
+        """What the summaries that one study had released have cost, rounded up."""
+        where = "dataset = ? AND study = ? AND kind = 'release'"
+        return float(self._look(f"SELECT total(cost) FROM entries WHERE {where}", dataset, study)) * (1 + 1e-12)
+
+    def told(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
+        """Whether a run was ever given this reply."""
+        where = "dataset = ? AND study = ? AND run = ? AND kind = 'round' AND reply = ?"
+        return bool(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
 
     def _look(self, query: str, *values: str | bytes) -> Any:
         with self._mutex:
@@ -194,11 +168,18 @@ class Ledger:
             if other is not None:
                 raise LedgerError(
                     f"The records of data set {dataset!r} are kept as {other!r} in {self.path}: one data set has one "
-                    f"budget. Use Budget(dataset={other!r})."
+                    f"budget. Declare Budget(dataset={other!r})."
                 )
             self.answer(Request(dataset, study, run, "open", 0, records), 0.0, lambda key: Reply(b"", 0.0, 0.0), detail)
 
-    def answer(self, request: Request, most: float, work: Callable[[bytes], Reply], detail: str = "{}") -> bytes:
+    def answer(
+        self,
+        request: Request,
+        most: float,
+        work: Callable[[bytes], Reply],
+        detail: str = "{}",
+        granted: float = math.inf,
+    ) -> bytes:
         """The reply to a request: stored if it was answered before, else made by ``work``, charged, and then returned.
 
         Parameters
@@ -210,11 +191,13 @@ class Ledger:
             Takes 32 secret bytes, which are the same for the same request and new for any other, and makes the reply.
         detail : str
             Noted in the entry.
+        granted : float
+            What the request's study may spend of the account.
 
         Raises
         ------
         BudgetSpent
-            ``most`` is more than what is left. Nothing was made.
+            ``most`` is more than what is left, of the account or of the study's part. Nothing was made.
         PlanRefused
             The round was answered for another request.
         LedgerError
@@ -229,18 +212,26 @@ class Ledger:
                 ).fetchone()
                 if known is not None:
                     return self._stored(request, *known)
-                account = self._accounts[request.dataset]
-                if not self.spent(request.dataset) + most <= account.limit:
-                    raise BudgetSpent(
-                        f"The privacy budget of data set {request.dataset!r} does not cover this request: epsilon="
-                        f"{account.epsilon:g} at delta={account.delta:g} for all studies together, "
-                        f"{100 * self.spent(request.dataset) / account.limit:.4g} % spent (code BUDGET_SPENT)."
-                    )
+                self._check_covered(request, most, granted)
                 reply = work(self.key(request))
-                if not 0 <= reply.cost <= most * (1 + 1e-9):
+                if not 0 <= reply.cost <= most:
                     raise LedgerError(f"A reply costs {reply.cost!r}, more than the {most!r} it was to cost at most.")
                 self._append(request, reply, detail)
             return reply.content
+
+    def _check_covered(self, request: Request, most: float, granted: float) -> None:
+        account, spent = self._accounts[request.dataset], self.spent(request.dataset)
+        if not added(spent, most) <= account.limit:
+            raise BudgetSpent(
+                f"The privacy budget of data set {request.dataset!r} does not cover this request: epsilon="
+                f"{account.epsilon:g} at delta={account.delta:g} for all studies together, "
+                f"{100 * spent / account.limit:.4g} % spent (code BUDGET_SPENT)."
+            )
+        if not added(self.spent(request.dataset, request.study), most) <= granted:
+            raise BudgetSpent(
+                f"What data set {request.dataset!r} grants to study {request.study!r} does not cover this request "
+                "(code BUDGET_SPENT)."
+            )
 
     def key(self, request: Request) -> bytes:
         """Secret bytes for a request, so that one that is made again after a crash is the same."""
@@ -262,16 +253,20 @@ class Ledger:
             raise LedgerError(
                 f"The clock shows {last - now:.0f} s before the last entry of {self.path}: it was set back. Set it right."
             )
-        spent = self.spent(request.dataset) + float(reply.cost)
+        totals: dict[tuple[str, ...], float] = {
+            (request.dataset,): added(self.spent(request.dataset), float(reply.cost)),
+            (request.dataset, request.study): added(self.spent(request.dataset, request.study), float(reply.cost)),
+        }
         row = (
-            *request[:5], request.hash, reply.content, float(reply.exposure), float(reply.cost), spent, now, detail,
+            *request[:5], request.hash, reply.content, float(reply.exposure), float(reply.cost),
+            totals[request.dataset,], now, detail,
         )  # fmt: skip
         digest = entry_hash(previous, seq + 1, row)
         marks = ", ".join("?" * (len(row) + 2))
         self._db.execute(
             f"INSERT INTO entries (seq, {', '.join(COLUMNS)}, hash) VALUES ({marks})", (seq + 1, *row, digest)
         )
-        self._pending.append(((seq + 1, digest, now), request.dataset, spent))
+        self._pending.append(((seq + 1, digest, now), totals))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -294,8 +289,9 @@ class Ledger:
         except BaseException as error:
             self._give_up(error)
             raise
-        for head, dataset, spent in self._pending:
-            self._head, self._spent[dataset] = head, spent
+        for head, totals in self._pending:
+            self._head = head
+            self._spent |= totals
 
     def _give_up(self, error: BaseException) -> None:
         """Undo. What reached the disk is read again before the next entry; after trouble with the file, never."""
@@ -321,18 +317,7 @@ class Ledger:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise _explained(self.path, doing, error) from error
-
-
-def _explained(path: Path, doing: str, error: Exception) -> LedgerError:
-    text = str(error)
-    if "locked" in text or "busy" in text:
-        return LedgerError(f"{path} is in use by another process: one at a time may write to a ledger.")
-    if "full" in text or "disk I/O" in text or isinstance(error, OSError):
-        return LedgerError(
-            f"{path}: cannot {doing} ({text}). Nothing was answered. Make room on the disk, then start again."
-        )
-    return LedgerError(f"{path} is damaged ({text}): restore it from a copy that is not older than its last reply.")
+            raise explained(self.path, doing, error) from error
 
 
 def _take(path: Path) -> sqlite3.Connection:
@@ -371,62 +356,3 @@ def _create(path: Path) -> None:
     db.execute("COMMIT")
     db.close()
     os.replace(draft, path)
-
-
-def entry_hash(previous: bytes, seq: int, row: tuple[Any, ...]) -> bytes:
-    """The hash that ties an entry to all before it."""
-    plain = [value.hex() if isinstance(value, bytes) else repr(value) for value in row]
-    return hashlib.sha256(previous + json.dumps([seq, *plain]).encode()).digest()
-
-
-def account_of(entry: Entry) -> Account:
-    """The terms that an entry opened an account with."""
-    return Account(**json.loads(entry.detail))
-
-
-def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> list[Entry]:
-    """All entries of a ledger, checked: the file, the chain of hashes, and the running totals.
-
-    Raises
-    ------
-    LedgerError
-        Something does not add up.
-    """
-    where = Path(path)
-    own = None
-    try:
-        if db is None:
-            if not where.is_file():
-                raise InputError("ledger", str(path), "Give the file of a ledger.")
-            # Not read-only: what a killed process left unfinished is undone by whoever opens the file next.
-            own = db = sqlite3.connect(f"{where.resolve().as_uri()}?mode=rw", uri=True, timeout=5.0)
-        if (state := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
-            raise sqlite3.DatabaseError(state)
-        version = db.execute("SELECT format FROM meta").fetchone()
-        if version != (FORMAT,):
-            raise sqlite3.DatabaseError(f"format {version}")
-        rows = db.execute(f"SELECT seq, {', '.join(COLUMNS)}, hash FROM entries ORDER BY seq").fetchall()
-    except sqlite3.Error as error:
-        raise _explained(where, "read", error) from error
-    finally:
-        if own is not None:
-            own.close()
-    _verify(where, rows)
-    return [Entry(*row) for row in rows]
-
-
-def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
-    previous, spent = b"", {}
-    for place, (seq, *middle, digest) in enumerate(rows, 1):
-        dataset, cost, total = middle[0], middle[8], middle[9]
-        spent[dataset] = spent.get(dataset, 0.0) + cost
-        if (
-            seq != place
-            or entry_hash(previous, seq, tuple(middle)) != digest
-            or total != spent[dataset]
-            or not cost >= 0
-        ):
-            raise LedgerError(
-                f"{path} is damaged: entry {place} does not fit those before it. Restore a copy that is whole."
-            )
-        previous = digest

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 
+from fedpdmc.privacy.accountant import up
+
 # Releases are rounded to this share of the noise: the last bits of a sum of floats could otherwise tell of the records.
 GRID = 2.0**-20
 
@@ -14,9 +16,9 @@ GRID = 2.0**-20
 def noise_multiplier(alpha: float, cost: float, parts: int) -> float:
     """σ/Δ for which ``parts`` releases, each with noise in proportion to its sensitivity, cost ``cost`` at order α.
 
-    Each costs ``α Δ²/(2σ²)``, and costs add.
+    Each costs ``α Δ²/(2σ²)``, and costs add. Rounded up.
     """
-    return math.sqrt(alpha * parts / (2 * cost))
+    return up(math.sqrt(alpha * parts / (2 * cost)))
 
 
 def normals(key: bytes, count: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.accountant import Sensitivity
+from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.bounds import ROUNDING, Bounds
 
 NEIGHBOURS = {
@@ -100,6 +100,18 @@ def sensitivity(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray
     """
     scale = np.atleast_2d(np.asarray(scale, dtype=np.float64))
     _check(model, bounds, neighbours)
+    found = Sensitivity(*(up(k) for k in _changes(model, bounds, neighbours, scale)))
+    # Rounded up, zero is far below all that can be computed with.
+    if not 1e-300 < min(found) <= max(found) < math.inf:
+        raise InputError(
+            "Bounds",
+            f"a change of at most {max(found):.3g} by one record",
+            "Declare bounds of a size that can be computed with, and an outcome that can take more than one value.",
+        )
+    return found
+
+
+def _changes(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
     if model.loss == "cox":
         return _cells(scale, neighbours)
     if model.loss == "gaussian_mean":

@@ -114,8 +114,11 @@ class Study:
             return None
         return normal_prior(len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale))
 
-    def budget(self, ledger: str | Path | None = None):
-        """What a site grants to this study, its bounds from the declared columns; None without a privacy table."""
+    def budget(self, ledger: str | Path | None = None, **terms: Any):
+        """What a site grants to this study, its bounds from the declared columns; None without a privacy table.
+
+        ``terms`` are the site's own, as `Budget` takes them: which data set it is, and what that grants to all studies.
+        """
         from fedpdmc.privacy.bounds import Bounds
         from fedpdmc.privacy.budget import Budget
 
@@ -128,9 +131,8 @@ class Study:
             offset=None if offset is None else self.columns[offset].range,
             region=self.region,
         )
-        return Budget(
-            self.epsilon, self.delta, self.neighbours, bounds, excess=self.excess, ledger=ledger, study=self.name
-        )
+        agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
+        return Budget(**agreed | {"bounds": bounds, "excess": self.excess, "ledger": ledger} | terms)
 
     def dynamics(self):
         """The dynamics with their rates."""

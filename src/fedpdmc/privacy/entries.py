@@ -1,0 +1,147 @@
+"""What a ledger holds: requests, replies and accounts as entries, each tied to the one before it, read back and checked.
+
+It needs neither JAX nor NumPy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpdmc.errors import InputError, LedgerError
+
+FORMAT = 1
+COLUMNS = (
+    "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
+)  # fmt: skip
+
+
+class Request(NamedTuple):
+    """What is asked of a site: under which account, in which run and round, and the hash of what was sent."""
+
+    dataset: str
+    study: str
+    run: str
+    kind: str
+    round: int
+    hash: bytes
+
+
+class Reply(NamedTuple):
+    """What a site is about to say: the bytes, the observed time in them, and their Rényi cost at the account's order."""
+
+    content: bytes
+    exposure: float
+    cost: float
+
+
+class Account(NamedTuple):
+    """The terms on which a data set is kept: fixed when it is first used."""
+
+    dataset: str
+    epsilon: float
+    delta: float
+    neighbours: str
+    alpha: float
+    limit: float
+
+
+class Entry(NamedTuple):
+    """One line of the ledger."""
+
+    seq: int
+    dataset: str
+    study: str
+    run: str
+    kind: str
+    round: int
+    request: bytes
+    reply: bytes
+    exposure: float
+    cost: float
+    spent: float
+    time: float
+    detail: str
+    hash: bytes
+
+
+def added(spent: float, cost: float) -> float:
+    """The total after a charge, rounded up: what is charged never vanishes beside what was spent before."""
+    return math.nextafter(spent + cost, math.inf) if cost > 0 else spent
+
+
+def explained(path: Path, doing: str, error: Exception) -> LedgerError:
+    """What went wrong with a ledger's file, and what to do."""
+    text = str(error)
+    if "locked" in text or "busy" in text:
+        return LedgerError(f"{path} is in use by another process: one at a time may write to a ledger.")
+    if "full" in text or "disk I/O" in text or isinstance(error, OSError):
+        return LedgerError(
+            f"{path}: cannot {doing} ({text}). Nothing was answered. Make room on the disk, then start again."
+        )
+    return LedgerError(f"{path} is damaged ({text}): restore it from a copy that is not older than its last reply.")
+
+
+def entry_hash(previous: bytes, seq: int, row: tuple[Any, ...]) -> bytes:
+    """The hash that ties an entry to all before it."""
+    plain = [value.hex() if isinstance(value, bytes) else repr(value) for value in row]
+    return hashlib.sha256(previous + json.dumps([seq, *plain]).encode()).digest()
+
+
+def account_of(entry: Entry) -> Account:
+    """The terms that an entry opened an account with."""
+    return Account(**json.loads(entry.detail))
+
+
+def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> list[Entry]:
+    """All entries of a ledger, checked: the file, the chain of hashes, and the running totals.
+
+    Raises
+    ------
+    LedgerError
+        Something does not add up.
+    """
+    where = Path(path)
+    own = None
+    try:
+        if db is None:
+            if not where.is_file():
+                raise InputError("ledger", str(path), "Give the file of a ledger.")
+            # Not read-only: what a killed process left unfinished is undone by whoever opens the file next.
+            own = db = sqlite3.connect(f"{where.resolve().as_uri()}?mode=rw", uri=True, timeout=5.0)
+        if (state := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(state)
+        version = db.execute("SELECT format FROM meta").fetchone()
+        if version != (FORMAT,):
+            raise sqlite3.DatabaseError(f"format {version}")
+        rows = db.execute(f"SELECT seq, {', '.join(COLUMNS)}, hash FROM entries ORDER BY seq").fetchall()
+    except sqlite3.Error as error:
+        raise explained(where, "read", error) from error
+    finally:
+        if own is not None:
+            own.close()
+    _verify(where, rows)
+    return [Entry(*row) for row in rows]
+
+
+def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
+    previous, spent = b"", {}
+    for place, (seq, *middle, digest) in enumerate(rows, 1):
+        dataset, cost, total = middle[0], middle[8], middle[9]
+        before = spent.get(dataset, 0.0)
+        spent[dataset] = total
+        if (
+            seq != place
+            or entry_hash(previous, seq, tuple(middle)) != digest
+            or not cost >= 0
+            or not before + cost <= total <= added(before, cost)
+        ):
+            raise LedgerError(
+                f"{path} is damaged: entry {place} does not fit those before it. Restore a copy that is whole."
+            )
+        previous = digest
