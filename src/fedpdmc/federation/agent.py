@@ -363,7 +363,7 @@ def open_agent(
         raise InputError(
             "seed",
             "one for a site with a privacy budget",
-            "Leave it out: the randomness is the operating system's. Only for tests: seeded_for_tests, and nothing is private.",
+            "Leave it out: randomness is the operating system's. Only for tests, seeded_for_tests: nothing is private then.",
         )
     budget = study.budget(ledger, dataset=dataset, seeded_for_tests=seeded_for_tests)
     # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
