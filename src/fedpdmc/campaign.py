@@ -35,7 +35,7 @@ class Keeper:
         if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
             return
         facts, arrays = pack_reference(sampler.method.reference)
-        arrays |= pack_state(run.state) | {"bytes": connection.federation.bytes}
+        arrays |= pack_state(run.state) | {"bytes": connection.federation.bytes, "asked": run.asked}
         arrays["burn_in_events"] = np.asarray(sampler.burn_in_events)
         connection.checkpoint.write(
             {
@@ -121,7 +121,7 @@ def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
     """Put a sampler where the saved one stood."""
     run = sampler.run
     assert isinstance(run, Rounds) and connection.checkpoint is not None
-    run.restore(unpack_state(saved.arrays), int(saved.facts["rounds"]))
+    run.restore(unpack_state(saved.arrays), int(saved.facts["rounds"]), saved.arrays["asked"])
     sampler.burn_in_events = saved.arrays["burn_in_events"]
     sampler.goal = Goal(*saved.facts["goal"])
     connection.checkpoint.fill(sampler.store)

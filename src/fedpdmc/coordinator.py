@@ -243,6 +243,19 @@ class Coordinator(eqx.Module):
             share = jnp.where(objected[:, None], share, itinerary.share)
         return State(a, v, t, state.number + 1, state.events + own + objected, share), knots, objected
 
+    def settle_going(
+        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]
+    ) -> tuple[State, Knots]:
+        """`settle` for the chains that have not come to ``until``; the others stay where they are."""
+        going = state.t < until
+        settled, knots, _ = self.settle(state, itinerary, arrivals, until)
+
+        def choose(new, old):
+            return jnp.where(going.reshape(going.shape + (1,) * (new.ndim - 1)), new, old)
+
+        kept = eqx.tree_at(lambda k: k.valid, knots, knots.valid & going[:, None])
+        return jax.tree.map(choose, settled, state), kept
+
 
 def scan_segments(segment, carry, count: int):
     """Run ``segment`` for k = 0 … count − 1 and stack its outputs along axis 1."""

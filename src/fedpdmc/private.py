@@ -129,7 +129,7 @@ class PrivateSite:
 
     @double_precision
     def answer(self, plan: Plan, round: int | None = None) -> Arrival:
-        """The site's arrival along a plan of all coordinates, charged and stored before it is returned.
+        """The site's arrival along a plan of the coordinates it is sent, charged and stored before it is returned.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class PrivateSite:
         round : int, optional
             The message's number within the run; None: the number of plans before it, over all chains.
         """
-        own = _arrays(plan if self.columns is None else restrict(plan, self.columns))
+        own = _arrays(plan)
         self._check(own)
         number, start, duration, velocity = own
         horizon = duration.sum(1)
@@ -172,7 +172,6 @@ class PrivateSite:
                 f"site {self.site.name!r}: its walk failed (code FAULT); the site's own log says why.",
             )
         time, rang, mark = _unpack(answered, len(number))
-        mark = mark if self.columns is None else np.asarray(self.columns)[mark]
         return Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(mark))
 
     def _charge(self, own, until: np.ndarray) -> tuple[float, float]:
@@ -284,11 +283,6 @@ def _own_rows(site: Site, opening: Opening, columns) -> tuple[np.ndarray, np.nda
     if site.coordinates is not None:
         rows, center = rows[site.coordinates], center[site.coordinates]
     return (rows if columns is None else rows[:, columns]), center
-
-
-def restrict(plan: Plan, columns: np.ndarray) -> Plan:
-    """A plan of some coordinates."""
-    return Plan(plan.number, plan.start[:, columns], plan.duration, plan.velocity[..., columns])
 
 
 def chain_secrets(key: bytes, purpose: bytes, chains: int) -> ChainKeys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -66,9 +67,14 @@ class Run:
         self.limit = min(16, self.rows)
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0
-        # Of each site: exchanges that it took part in, and plans of single chains that it was sent. None: all of them.
-        spared = self.progress.errands is not None
-        self.asked: np.ndarray | None = np.zeros((2, len(federation.names)), np.int64) if spared else None
+        # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
+        self._first_errands = self.progress.errands
+        self.asked = np.zeros((2, len(federation.names)), np.int64)
+
+    @property
+    def spares(self) -> bool:
+        """Whether only the sites that must be asked are."""
+        return self._first_errands is not None
 
     @property
     def time(self) -> float:
@@ -99,23 +105,31 @@ class Run:
         """
         before, began = self.progress, self.time
         start = (np.asarray(before.state.a), np.asarray(before.state.v))
+        # Nothing is kept of the sites from one block to the next, so that a run can be taken up between two of them.
+        self.progress = dataclasses.replace(before, errands=self._first_errands)
         try:
             chunks, questions = self._chunks(until, began, tick)
             keep(Block(start, chunks, began, until))
         except BaseException:
             self.progress = before
             raise
-        self.rounds += int((self.plans - np.asarray(before.state.number)).max())
-        if self.asked is not None:
-            self.asked = self.asked + self._count(questions)
+        rounds, asked = self._count(questions, self.plans - np.asarray(before.state.number))
+        self.rounds, self.asked = self.rounds + rounds, self.asked + asked
 
-    def _count(self, questions: list[list[np.ndarray]]) -> np.ndarray:
-        """Exchanges and plans of a block by site: chains that ask in the same of their plans share a message."""
-        counts = np.zeros((2, len(self.federation.names)), np.int64)
-        for site, *plans in zip(self.federation.order, *questions, strict=True):
-            asked = np.concatenate(plans)
+    def _count(self, questions: list[list[np.ndarray]], plans: np.ndarray) -> tuple[int, np.ndarray]:
+        """Exchanges of a block, and by site its exchanges and plans.
+
+        Chains that ask in the same of their plans share an exchange; a plan that nobody is asked about needs none.
+        """
+        rounds, sites = int(plans.max(initial=0)), len(self.federation.names)
+        if not self.spares:
+            return rounds, np.full((sites, 2), (rounds, plans.size * rounds)).T
+        counts, everyone = np.zeros((2, sites), np.int64), np.zeros(0, np.int64)
+        for site, *about in zip(self.federation.order, *questions, strict=True):
+            asked = np.concatenate(about)
             counts[:, site] = len(np.unique(asked)), len(asked)
-        return counts
+            everyone = np.union1d(everyone, asked)
+        return len(everyone), counts
 
     def _chunks(self, until: float, began: float, tick) -> tuple[list[Chunk], list[list[np.ndarray]]]:
         chunks, questions, iterations, target, first = [], [], 0, jnp.asarray(float(until)), self.plans

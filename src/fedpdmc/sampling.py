@@ -393,10 +393,12 @@ class Sampler:
         counts = {
             "rounds": rounds + method.reference.rounds,
             "messages": [
-                2 * (exchanges + self._reference_rounds(site))
-                for site, exchanges in zip(method.sites, self._asked(0), strict=True)
+                2 * (int(exchanges) + self._reference_rounds(site))
+                for site, exchanges in zip(method.sites, self.run.asked[0], strict=True)
             ],
-            "bytes": [self._bytes(site, plans) for site, plans in zip(method.sites, self._asked(1), strict=True)],
+            "bytes": [
+                self._bytes(site, int(plans)) for site, plans in zip(method.sites, self.run.asked[1], strict=True)
+            ],
             "events": self.run.events - self.burn_in_events,
             "gradient_evaluations": self.run.passes,
             "privacy": None if self.guarded is None else self.guarded.privacy,
@@ -409,13 +411,6 @@ class Sampler:
         reference = self.method.reference
         return reference.rounds if site.name in (reference.bytes or {}) else 0
 
-    def _asked(self, what: int) -> list[int]:
-        """Of each site: the exchanges that it took part in (0), or the plans of single chains that it was sent (1)."""
-        spared = self.run.asked if isinstance(self.run, Run) else None
-        if spared is not None:
-            return [int(n) for n in spared[what]]
-        return [self.run.rounds * (self.method.chains if what else 1)] * len(self.method.sites)
-
     def _bytes(self, site: Site, plans: int) -> int:
         method = self.method
         columns = local_columns(site, method.opening(site))
@@ -424,8 +419,7 @@ class Sampler:
             return int(self.run.federation.bytes[self.run.federation.names.index(site.name)])
         made = (method.reference.bytes or {}).get(site.name, 0)
         share = method.redistribution > 0
-        spared = isinstance(self.run, Run) and self.run.asked is not None
-        size = message_bytes(1, method.segments + spared, sent, method.dynamics.flips, share)
+        size = message_bytes(1, method.segments + self.run.spares, sent, method.dynamics.flips, share)
         return made + plans * sum(size)
 
     def _settings(self) -> dict[str, Any]:

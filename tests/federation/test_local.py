@@ -68,16 +68,20 @@ def cells(*owned):
 
 
 @pytest.mark.parametrize("kind", ["zigzag", LONG])
-def test_sites_of_some_coordinates_do_what_they_do_alone(kind, monkeypatch):
-    # Plain rounds ask every site about every plan.
-    monkeypatch.setattr("fedpdmc.federation.sparing.applies", lambda groups, coordinator: False)
+def test_sites_of_some_coordinates_do_what_they_do_alone(kind):
+    """Where flips are local both ways ask only the sites that must be asked, and the same ones."""
     chosen = method(KINDS[kind], sites=cells([1], [0], [1, 0]))
-    columns = [None if c is None else list(c) for c in start(chosen).federation._columns]
+    columns = [None if c is None else list(c) for c in start(chosen).federation.columns]
     assert columns == ([[1], [0], [1, 0]] if kind == "zigzag" else [None] * 3)
-    skeleton, _ = compiled(chosen, ENDS)
-    other, _ = plain(chosen, ENDS)
+    skeleton, run = compiled(chosen, ENDS)
+    other, rounds = plain(chosen, ENDS)
     for chain in range(chosen.chains):
         assert_same_path(of_chain(skeleton, chain), of_chain(other, chain), first=10**6)
+    assert run.rounds == rounds.rounds and run.spares is rounds.spares is (kind == "zigzag")
+    np.testing.assert_array_equal(run.asked, rounds.asked)
+    if kind == "zigzag":
+        np.testing.assert_array_equal(skeleton.t, other.t)
+        assert np.all(run.asked[1] < 0.9 * run.plans.sum())
 
 
 @pytest.mark.long

@@ -46,7 +46,7 @@ def test_first_difference(old, lead, new, sigma):
 
 def test_the_rest_of_a_path_starts_where_it_should():
     rest = path_since(fp.ZigZag(), line((1, 2), (-1, 3), (1, 1), start=0.5), chain(2.5))
-    np.testing.assert_array_equal(rest.start[0, :, 0], [2.0, -0.5, -0.5])
+    np.testing.assert_array_equal(rest.start[0, :2, 0], [2.0, -0.5])
     np.testing.assert_array_equal(rest.velocity[0, :2, 0], [-1.0, 1.0])
     np.testing.assert_array_equal(rest.duration, [[2.5, 1.0, 0.0]])
     np.testing.assert_array_equal(rest.begin, [[0.0, 2.5, 3.5]])

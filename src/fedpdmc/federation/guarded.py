@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedpdmc.federation.base import Federation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.plan import Arrival, Plan
@@ -41,12 +43,23 @@ class GuardedFederation(Federation):
             for guard, account in zip(self.guards.values(), accounts, strict=True)
         ]
 
-    def exchange(self, plan: Plan) -> list[Arrival]:
-        """One round; a private site's arrival is charged before it is seen."""
-        arrivals = {}
+    @property
+    def columns(self) -> list[np.ndarray | None]:
+        """The coordinates that each site is sent."""
+        plain = {} if self.plain is None else dict(zip(self.plain.names, self.plain.columns, strict=True))
+        own = plain | {name: guard.columns for name, guard in self.guards.items()}
+        return [own[name] for name in self._names]
+
+    def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
+        """One round; a private site's arrival is charged before it is seen, and one that is not asked is not charged."""
+        plan = dict(zip(self._names, plans, strict=True))
+        arrivals: dict[str, Arrival | None] = {}
         if self.plain is not None:
-            arrivals = dict(zip(self.plain.names, self.plain.exchange(plan), strict=True))
-        arrivals |= {name: guard.answer(plan) for name, guard in self.guards.items()}
+            answers = self.plain.ask([plan[name] for name in self.plain.names])
+            arrivals = dict(zip(self.plain.names, answers, strict=True))
+        for name, guard in self.guards.items():
+            own = plan[name]
+            arrivals[name] = None if own is None else guard.answer(own)
         return [arrivals[name] for name in self._names]
 
     @property

@@ -8,6 +8,7 @@ chain draws depends on its own plans and keys alone, so this changes no result. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -101,14 +102,21 @@ class LocalFederation(Federation):
         """The sites' names."""
         return self._names
 
-    def exchange(self, plan: Plan) -> list[Arrival]:
+    @property
+    def columns(self) -> list[np.ndarray | None]:
+        """The coordinates that each site is sent."""
+        return self._columns
+
+    def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
         """One round, site by site."""
-        arrivals = []
-        members = zip(self._names, self._clocks, self._columns, self._chain_keys, strict=True)
-        for place, (name, clock, columns, keys) in enumerate(members):
-            arrival, walk = _answer(clock, keys, _restrict(plan, columns, place))
+        arrivals: list[Arrival | None] = []
+        for name, clock, keys, plan in zip(self._names, self._clocks, self._chain_keys, plans, strict=True):
+            if plan is None:
+                arrivals.append(None)
+                continue
+            arrival, walk = _answer(clock, keys, plan)
             raise_faults([name], np.asarray(walk.fault)[None])
-            arrivals.append(_globalise(arrival, columns))
+            arrivals.append(arrival)
         return arrivals
 
     def faults(self, progress: Progress) -> None:
@@ -144,19 +152,6 @@ def raise_faults(names, faults: np.ndarray) -> None:
         raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
 
 
-def _restrict(plan: Plan, columns, place: int) -> Plan:
-    """What one site is sent of a plan."""
-    share = None if plan.share is None else plan.share[:, place]
-    columns = slice(None) if columns is None else columns
-    return Plan(plan.number, plan.start[:, columns], plan.duration, plan.velocity[..., columns], share)
-
-
-def _globalise(arrival: Arrival, columns) -> Arrival:
-    if columns is None:
-        return arrival
-    return Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
-
-
 _answer = compiled(answer)
 
 
@@ -185,8 +180,16 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     )
     itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool), state.share)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
-    errands = sparing.first_errands(groups, state, s) if sparing.applies(groups, coordinator) else None
+    errands = None
+    if sparing.applies([group.columns for group in groups], coordinator):
+        errands = tuple(_first_errands(group, chains, s, dim) for group in groups)
     return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False), errands)
+
+
+def _first_errands(group: Group, chains: int, segments: int, dim: int) -> Errand:
+    own = dim if group.columns is None else group.columns.shape[1]
+    one = sparing.first_errand(chains, segments, own)
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (group.size, *x.shape)), one)
 
 
 def run_chunk(
@@ -240,7 +243,8 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
     arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
     if now.errands is not None:
-        arrivals = _of_this_plan(arrivals, now.errands, now.itinerary.path.horizon)
+        leads, since = (jnp.concatenate(x) for x in zip(*((e.lead, e.since) for e in now.errands), strict=True))
+        arrivals = sparing.of_this_plan(arrivals, leads, since, now.itinerary.path.horizon)
     ready = now.open & done
     settled, knots, _ = coordinator.settle(now.state, now.itinerary, arrivals, until)
     state = _where(ready, settled, now.state)
@@ -251,7 +255,7 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
         errands, asked = None, None
         walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
     else:
-        elapsed = jnp.where(ready, _elapsed(arrivals, now.itinerary.path.horizon), 0.0)
+        elapsed = jnp.where(ready, sparing.elapsed(arrivals, now.itinerary.path.horizon), 0.0)
         walks, errands, asked = _spare(
             groups, coordinator, now, itinerary, elapsed, jnp.maximum(until - state.t, 0), new
         )
@@ -262,29 +266,14 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, errands), knots, asked
 
 
-def _of_this_plan(arrivals: Arrival, errands, horizon: Float[Array, " C"]) -> Arrival:
-    """Arrivals along earlier plans as times of the present one, those beyond its horizon left out."""
-    leads, since = (jnp.concatenate(x) for x in zip(*((e.lead, e.since) for e in errands), strict=True))
-    time = jnp.maximum(leads + (since + arrivals.time), 0.0)
-    return Arrival(time, arrivals.rang & (time < horizon), arrivals.mark)
-
-
-def _elapsed(arrivals: Arrival, horizon: Float[Array, " C"]) -> Float[Array, " C"]:
-    """How much of the plan is kept."""
-    return jnp.minimum(jnp.min(jnp.where(arrivals.rang, arrivals.time, jnp.inf), 0), horizon)
-
-
 def _spare(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):
     """Ask the sites that must be asked about the new plans, and let all of them walk one step."""
     whole, dynamics = sparing.to_the_end(itinerary, left), coordinator.dynamics
 
     def one(clock: Clock, keys, state, errand: Errand, own):
         path, walk = whole if own is None else whole.restricted(own), clock.walk(state)
-        errand = errand.later(elapsed)
-        decision = sparing.decide(errand, Arrival(walk.time, walk.rang, walk.mark), path, left)
-        ask = new & decision.ask
-        rest = sparing.path_since(dynamics, path, decision.since)
-        errand = _where(ask, Errand(path, jnp.zeros_like(left), rest, decision.since), errand)
+        arrival = Arrival(walk.time, walk.rang, walk.mark)
+        errand, ask = sparing.consider(dynamics, errand.later(elapsed), arrival, path, left, new)
         return clock.step(clock.restart(state, ask, errand.rest), errand.rest, keys), errand, ask
 
     parts = zip(groups, now.walks, now.errands or (), strict=True)

@@ -123,8 +123,15 @@ class RemoteFederation(Federation):
             if message.remaining >= 0
         ]
 
-    def exchange(self, plan: Plan) -> list[Arrival]:
-        """One round."""
+    @property
+    def columns(self) -> list[np.ndarray | None]:
+        """Every site is sent all coordinates."""
+        return [None] * len(self.names)
+
+    def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
+        """One round, of the same plan for every site."""
+        plan = plans[0]
+        assert plan is not None
         number, start, duration, velocity = (
             np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity)
         )

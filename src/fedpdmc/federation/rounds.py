@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,9 @@ from jaxtyping import Array, Float, Key
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.errors import InputError, NotFinite
+from fedpdmc.federation import spared, sparing
 from fedpdmc.federation.base import Federation
+from fedpdmc.federation.spared import Kept
 from fedpdmc.precision import double_precision
 from fedpdmc.run import Tick
 from fedpdmc.skeleton import Block, Chunk, side_by_side
@@ -25,12 +26,20 @@ Reach = Callable[[State, float], Float[Array, " C"]]
 
 
 class _Unfinished(NamedTuple):
-    """A block under way: where it ends, its knots so far, and how far the chains have come."""
+    """A block under way: where it ends, its knots so far, how far the chains have come, and what that took.
+
+    Where only some sites are asked, ``kept`` is what is known of each, ``end`` how far each chain was planned last, and
+    ``asked`` for each site the exchanges that it took part in and the plans of single chains that it was sent.
+    """
 
     until: float
     chunks: list[Chunk]
     state: State
+    plans: int
     rounds: int
+    kept: tuple[Kept, ...] | None
+    end: Float[Array, " C"]
+    asked: np.ndarray
 
 
 class _Line:
@@ -71,14 +80,16 @@ class Rounds:
     ):
         self.federation, self.coordinator, self.reach = federation, coordinator, reach
         self.keys = PublicKeys.of(key, state.a.shape[0])
-        self.restore(state, 0)
+        self.spares = sparing.applies(federation.columns, coordinator)
+        self.restore(state, 0, np.zeros((2, len(federation.names)), np.int64))
 
     @double_precision
-    def restore(self, state: State, rounds: int) -> None:
+    def restore(self, state: State, rounds: int, asked: np.ndarray) -> None:
         """Stand where a run stood between two blocks, after so many rounds."""
         # Strong types, as the compiled steps return them: they are then compiled once.
         self.state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
-        self.rounds = rounds
+        # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.
+        self.rounds, self.asked = rounds, asked
         self._line = _Line(self.state)
 
     @property
@@ -116,14 +127,22 @@ class Rounds:
                 "The sites have answered later plans: extend the last posterior of this run.",
             )
         if line.unfinished is None and self.time < until:
-            line.unfinished = _Unfinished(float(until), [], self.state, 0)
+            line.unfinished = self._block(until)
         while line.unfinished is not None:
             block = self._finish(line, tick)
             keep(block)
-            self.state, self.rounds = line.unfinished.state, self.rounds + line.unfinished.rounds
+            done = line.unfinished
+            self.state, self.rounds, self.asked = done.state, self.rounds + done.rounds, self.asked + done.asked
             line.tip, line.unfinished = self.state, None
             if self.time < until:
-                line.unfinished = _Unfinished(float(until), [], self.state, 0)
+                line.unfinished = self._block(until)
+
+    def _block(self, until: float) -> _Unfinished:
+        """A block before its first round: nothing is kept of the sites from one block to the next."""
+        (chains, dim), kept = self.state.a.shape, None
+        if self.spares:
+            kept = spared.nothing_kept(self.federation.columns, chains, self.coordinator.segments, dim)
+        return _Unfinished(float(until), [], self.state, 0, 0, kept, self.state.t, np.zeros_like(self.asked))
 
     def _finish(self, line: _Line, tick: Callable[[Tick], None]) -> Block:
         began = self.time
@@ -131,28 +150,50 @@ class Rounds:
         assert now is not None
         while float(np.min(np.asarray(now.state.t))) < now.until:
             clock = time.perf_counter()
-            state, knots = self._round(now.state, now.until)
+            following, knots = self._round(now)
             # An interrupt may have left the knots of this round behind those that count.
-            del now.chunks[now.rounds :]
+            del now.chunks[now.plans :]
             now.chunks.append(knots)
-            now = line.unfinished = _Unfinished(now.until, now.chunks, state, now.rounds + 1)
+            now = line.unfinished = following
+            state = now.state
             reached, events = float(np.min(np.asarray(state.t))), int(np.asarray(state.events).sum())
             rounds = self.rounds + now.rounds
             tick(Tick(began, reached, now.until, events, rounds, time.perf_counter() - clock))
         return Block((np.asarray(self.state.a), np.asarray(self.state.v)), now.chunks, began, now.until)
 
-    def _round(self, state: State, until: float) -> tuple[State, Chunk]:
+    def _round(self, now: _Unfinished) -> tuple[_Unfinished, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
-        end = jnp.full(state.t.shape, until)
-        if self.reach is not None:
-            end = jnp.minimum(end, state.t + self.reach(state, until))
+        state, end = now.state, self._end(now)
         itinerary = _intend(self.coordinator, state, self.keys, end)
         if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
             raise NotFinite("coordinator", 0)
-        arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
-        state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
+        if now.kept is None:
+            arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
+            state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
+            kept, about = None, np.ones((len(self.federation.names), len(end)), bool)
+        else:
+            left = jnp.maximum(end - state.t, 0.0)
+            kept, about = spared.ask(self.federation, self.coordinator, itinerary, now.kept, left, state.t < end)
+            state, knots, kept = spared.settle(
+                self.coordinator, state, itinerary, kept, self.federation.columns, end
+            )  # fmt: skip
+        asked = now.asked + np.stack([about.any(1), about.sum(1)])
+        following = now._replace(
+            state=state, plans=now.plans + 1, rounds=now.rounds + bool(about.any()), kept=kept, end=end, asked=asked
+        )
         numbers = side_by_side(*(np.asarray(x) for x in (knots.t, knots.a, knots.v)))
-        return state, Chunk(numbers, np.asarray(knots.valid))
+        return following, Chunk(numbers, np.asarray(knots.valid))
+
+    def _end(self, now: _Unfinished) -> Float[Array, " C"]:
+        """How far each chain is planned: to the end of the block, or as far as it may be.
+
+        Where arrivals stand from plan to plan, an end is held until its chain has come there, so that sites are not asked
+        for a little more at every plan.
+        """
+        t, end = now.state.t, jnp.full(now.state.t.shape, now.until)
+        if self.reach is not None:
+            end = jnp.minimum(end, t + self.reach(now.state, now.until))
+        return end if now.kept is None else jnp.where(t < now.end, jnp.minimum(now.end, end), end)
 
 
 @compiled
@@ -162,11 +203,4 @@ def _intend(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float
 
 @compiled
 def _settle(coordinator: Coordinator, state: State, itinerary: Itinerary, arrivals, end: Float[Array, " C"]):
-    going = state.t < end
-    settled, knots, _ = coordinator.settle(state, itinerary, arrivals, end)
-
-    def pick(new, old):
-        return jnp.where(going.reshape(going.shape + (1,) * (new.ndim - 1)), new, old)
-
-    kept = eqx.tree_at(lambda k: k.valid, knots, knots.valid & going[:, None])
-    return jax.tree.map(pick, settled, state), kept
+    return coordinator.settle_going(state, itinerary, arrivals, end)

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedpdmc.arrivals import Path, pick
-from fedpdmc.coordinator import Coordinator, Itinerary, State
+from fedpdmc.arrivals import Path, follow, pick
+from fedpdmc.coordinator import Coordinator, Itinerary
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.plan import Arrival
+from fedpdmc.plan import Arrival, Plan
 
 
 class Errand(eqx.Module):
-    """What a group's sites were last asked, by site and chain.
+    """What a site was last asked, by chain; or the sites of a group, stacked.
 
     Attributes
     ----------
@@ -59,24 +59,18 @@ class Decision(NamedTuple):
     since: Float[Array, " C"]
 
 
-def applies(groups, coordinator: Coordinator) -> bool:
+def applies(columns, coordinator: Coordinator) -> bool:
     """Whether flips are local, paths are lines, and some site is sent only its own coordinates."""
     dynamics = coordinator.dynamics
     lines = dynamics.flips and not dynamics.flow.rotating and coordinator.redistribution == 0
-    return lines and any(group.columns is not None for group in groups)
+    return lines and any(own is not None for own in columns)
 
 
-def first_errands(groups, state: State, segments: int) -> tuple[Errand, ...]:
-    """Before the first plan: paths that differ from every other."""
-    chains, dim = state.a.shape
-    errands: list[Errand] = []
-    for group in groups:
-        own = dim if group.columns is None else group.columns.shape[1]
-        nowhere, zero = jnp.full((chains, segments + 1, own), jnp.nan), jnp.zeros((chains, segments + 1))
-        path, now = Path(state.number, nowhere, nowhere, zero, zero), jnp.zeros(chains)
-        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (group.size, *x.shape)), Errand(path, now, path, now))  # noqa: B023
-        errands.append(each)
-    return tuple(errands)
+def first_errand(chains: int, segments: int, own: int) -> Errand:
+    """Of a site before the first plan of a block: a path that differs from every other."""
+    nowhere, zero = jnp.full((chains, segments + 1, own), jnp.nan), jnp.zeros((chains, segments + 1))
+    path, now = Path(jnp.zeros(chains, int), nowhere, nowhere, zero, zero), jnp.zeros(chains)
+    return Errand(path, now, path, now)
 
 
 def to_the_end(itinerary: Itinerary, left: Float[Array, " C"]) -> Path:
@@ -116,8 +110,25 @@ def decide(errand: Errand, arrival: Arrival, new: Path, left: Float[Array, " C"]
     return Decision(~(stands | (silent >= left)), silent)
 
 
+def consider(
+    dynamics: Dynamics, errand: Errand, arrival: Arrival, path: Path, left: Float[Array, " C"], new: Bool[Array, " C"]
+) -> tuple[Errand, Bool[Array, " C"]]:
+    """What a site is asked about the new plans of some chains, and on which of them it is asked at all.
+
+    ``path`` is the site's own to the end, as `to_the_end` gives it.
+    """
+    decision = decide(errand, arrival, path, left)
+    ask = new & decision.ask
+    fresh = Errand(path, jnp.zeros_like(left), path_since(dynamics, path, decision.since), decision.since)
+
+    def choose(x, y):
+        return jnp.where(ask.reshape(ask.shape + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(choose, fresh, errand), ask
+
+
 def path_since(dynamics: Dynamics, path: Path, time: Float[Array, " C"]) -> Path:
-    """The rest of a path from a time on."""
+    """The rest of a path from a time on, as a site makes it of the plan that it is sent."""
     chains, count = path.begin.shape
     first = _segment(path.begin, time)
     index = first[:, None] + jnp.arange(count)
@@ -125,10 +136,21 @@ def path_since(dynamics: Dynamics, path: Path, time: Float[Array, " C"]) -> Path
     skipped = time - pick(path.begin, first)
     a, v = path.state(dynamics, first, skipped)
     duration = jnp.where(inside, path.duration[rows, index], 0.0).at[:, 0].add(-skipped)
-    duration = jnp.maximum(duration, 0.0)
-    begin = jnp.concatenate([jnp.zeros((chains, 1)), jnp.cumsum(duration, 1)[:, :-1]], 1)
-    start, velocity = path.start[rows, index].at[:, 0].set(a), path.velocity[rows, index].at[:, 0].set(v)
-    return Path(path.number, start, velocity, begin, duration)
+    velocity = path.velocity[rows, index].at[:, 0].set(v)
+    return follow(dynamics, Plan(path.number, a, jnp.maximum(duration, 0.0), velocity))
+
+
+def of_this_plan(
+    arrivals: Arrival, lead: Float[Array, "sites C"], since: Float[Array, "sites C"], horizon: Float[Array, " C"]
+) -> Arrival:
+    """Arrivals along earlier plans, stacked over sites, as times of the present one, those beyond its horizon left out."""
+    time = jnp.maximum(lead + (since + arrivals.time), 0.0)
+    return Arrival(time, arrivals.rang & (time < horizon), arrivals.mark)
+
+
+def elapsed(arrivals: Arrival, horizon: Float[Array, " C"]) -> Float[Array, " C"]:
+    """How much of the plan is kept."""
+    return jnp.minimum(jnp.min(jnp.where(arrivals.rang, arrivals.time, jnp.inf), 0), horizon)
 
 
 def _segment(begin: Float[Array, "C S"], time: Float[Array, " C"]):
