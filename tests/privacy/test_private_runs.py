@@ -5,6 +5,7 @@ from tests.privacy.support import private_site, records
 import fedpdmc as fp
 from fedpdmc import release
 from fedpdmc.errors import BudgetSpent, InputError
+from fedpdmc.privacy.ledger import read
 
 # In coordinates of scale 0.3 one record changes a rate by at most 0.6.
 SCALE = fp.Reference(np.zeros(2), np.full(2, 0.3))
@@ -60,6 +61,28 @@ def test_a_run_that_just_fits_never_runs_out(tmp_path):
     assert all(0.9 < facts["spent"] <= 1.0 for facts in post.privacy.values())
     with pytest.raises((InputError, BudgetSpent)):
         post.extend(duration=0.2 * fits, progress=False)
+
+
+def test_a_site_that_is_not_asked_is_not_charged(tmp_path):
+    ledger = tmp_path / "ledger.db"
+    sites = [
+        fp.Site(site.potential, name=site.name, coordinates=own, seed=5, budget=site.budget)
+        for own, site in (
+            ([0], private_site(ledger, "north", d=1, excess=0.5)),
+            ([1], private_site(ledger, "south", d=1, excess=0.5)),
+        )
+    ]
+    tied = fp.models.normal_prior(2, precision=[[4.0, -2.0], [-2.0, 4.0]])
+    post = fp.sample(sites, tied, duration=16.0, **SHORT | {"chains": 1})
+    entries = [entry for entry in read(ledger) if entry.kind == "round"]
+    for place, name in enumerate(("north", "south")):
+        own = [entry for entry in entries if entry.dataset == name]
+        # One charge for each message; many rounds concern the other site alone.
+        assert 2 * len(own) == post.messages[place] < 2 * 0.9 * post.rounds
+        observed = post.privacy[name]["observed"]
+        assert observed == pytest.approx(sum(entry.exposure for entry in own))
+        # Watched for the whole run at least, and not for long beyond: what is known of a site is not asked again.
+        assert 16.5 <= observed * (1 + 1e-9) < 2 * 16.5
 
 
 def test_effective_samples_end_with_the_budget(tmp_path):
