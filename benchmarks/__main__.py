@@ -16,7 +16,7 @@ from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
 from benchmarks.tables import label, markdown, rates_table, ratios, ratios_table
 from rich.console import Console
 
-from benchmarks import few_rounds
+from benchmarks import any_model, few_rounds
 
 HERE = Path(__file__).resolve().parent
 RIVAL_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
@@ -125,7 +125,23 @@ def speed(quick: bool, console: Console) -> tuple[dict, list]:
     return {"ratios": found, "medians": rows, "contestants": reports}, tables
 
 
-PARTS = {"zigzag": zigzag, "rounds": rounds, "speed": speed}
+def models(quick: bool, console: Console) -> tuple[dict, list]:
+    """Effective samples per second on users' own functions, against pdmp-jax."""
+    if not RIVAL_PYTHON.exists():
+        raise SystemExit("The rival's environment is not there: run `make bench`, which makes it.")
+    reports = []
+    for report in any_model.time_all(_by_name, _by_rival, quick):
+        reports.append(report)
+        console.print(f"[dim]done: {report['model']}, {any_model.label(report)}")
+    found = any_model.rows(reports)
+    return {"rows": found, "contestants": reports}, [any_model.table(found)]
+
+
+def _by_rival(script: str, options: dict) -> dict:
+    return contest([str(RIVAL_PYTHON), script, *arguments(options)])
+
+
+PARTS = {"zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ PROMISED = {
 }  # fmt: skip
 MODELS = {
     "ar1_student_t", "gaussian_mean", "grid_prior", "linear", "log_gaussian_cox", "logistic", "normal_prior", "poisson",
-    "student_t",
+    "student_t", "from_logdensity", "from_numpyro",
 }  # fmt: skip
 
 

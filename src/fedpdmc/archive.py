@@ -17,9 +17,12 @@ from fedpdmc.posterior import Posterior
 from fedpdmc.precision import double_precision
 from fedpdmc.skeleton import Moments, Skeleton
 from fedpdmc.store import DrawStore, SkeletonStore, Store
+from fedpdmc.variables import StoredVariables
 
 FORMAT = 1
-COUNTS = ("messages", "bytes", "events", "gradient_evaluations")
+# Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
+VARIABLES, MOST_VARIABLES = "variable-", 1000
+COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
 
 def save(post: Posterior, path: Path) -> None:
@@ -45,6 +48,10 @@ def save(post: Posterior, path: Path) -> None:
     arrays: dict[str, Any] = {name: getattr(post, name) for name in COUNTS}
     arrays |= {"center": post.reference.center, "scale_tril": post.reference.scale_tril}
     arrays |= _store_arrays(post.store)
+    if post.transformed:
+        variables = post.variables(min(MOST_VARIABLES, post.most_draws))
+        group.attrs["variables"] = list(variables)
+        arrays |= {VARIABLES + name: value for name, value in variables.items()}
     for name, value in arrays.items():
         group.create_array(name, data=np.ascontiguousarray(np.asarray(value)))
 
@@ -76,10 +83,12 @@ def _read(group) -> Posterior:
     arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in group.array_keys()}
     dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
-    counts = {name: arrays[name] for name in COUNTS}
+    counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
     store = _read_store(dynamics.flow, arrays, attrs["span"], attrs["keep"])
-    return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"])
+    values = {name: arrays[VARIABLES + name] for name in attrs.get("variables", [])}
+    variables = StoredVariables(values) if values else None
+    return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"], variables=variables)
 
 
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:

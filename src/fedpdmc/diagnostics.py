@@ -15,16 +15,18 @@ def energy(draws: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
     return 0.5 * np.sum(whitened**2, -1)
 
 
-def by_quantity(function: str, draws: np.ndarray, names: list[str], extra: np.ndarray) -> dict[str, float]:
-    """ArviZ's ``ess`` (bulk) or ``rhat`` of each coordinate, and of the energy."""
+def by_quantity(
+    function: str, draws: np.ndarray, names: list[str], energies: np.ndarray | None = None
+) -> dict[str, float]:
+    """ArviZ's ``ess`` (bulk) or ``rhat`` of each quantity, and of the energy where it is given."""
     import arviz as az
 
     # ArviZ splits every chain in two, so that even one chain has an R-hat; it wants at least four draws of each.
-    stacked = np.concatenate([draws, extra[..., None]], -1)
+    stacked = draws if energies is None else np.concatenate([draws, energies[..., None]], -1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         measure = getattr(az, function)
         values = [float(measure(np.ascontiguousarray(stacked[..., i]))) for i in range(stacked.shape[-1])]
     if function == "ess":
         values = [min(value, float(draws.shape[0] * draws.shape[1])) for value in values]
-    return dict(zip([*names, "energy"], values, strict=True))
+    return dict(zip(names if energies is None else [*names, "energy"], values, strict=True))

@@ -9,9 +9,13 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.remote import RemoteSite
-from fedpdmc.potentials import Quadratic
+from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.redistribution import Redistributed
-from fedpdmc.site import Site
+from fedpdmc.site import Site, no_size
+from fedpdmc.written import Written
+
+# The site that walks with a prior of its own.
+PRIOR_SITE = "prior"
 
 
 def check_sites(sites: Any) -> tuple[Site, ...]:
@@ -40,8 +44,46 @@ def check_prior(prior: Any) -> Quadratic | None:
     if prior is None or (isinstance(prior, Quadratic) and not prior.records):
         return prior
     raise InputError(
-        "prior", type(prior).__name__, "Give None for a flat prior, or fedpdmc.models.normal_prior(dim, ...)."
+        "prior",
+        type(prior).__name__,
+        "Give None for a flat prior, fedpdmc.models.normal_prior(dim, ...), or a JAX function of the parameters.",
     )
+
+
+def settle(
+    sites: Any, prior: Any, init: Any = None, names: Any = None
+) -> tuple[tuple[Site, ...], Quadratic | None, int]:
+    """Sites that know their number of parameters, a Gaussian prior if there is one, and that number.
+
+    A prior that is a function becomes a site of its own. The number comes from the prior, from a site that knows it, from
+    ``init`` or from ``names``.
+    """
+    members = check_sites(sites)
+    if isinstance(prior, Written) or (callable(prior) and not isinstance(prior, (Potential, Redistributed))):
+        if any(site.name == PRIOR_SITE for site in members):
+            raise InputError(
+                "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."
+            )
+        members, prior = (*members, Site(prior, name=PRIOR_SITE)), None
+    prior = check_prior(prior)
+    unknown = [site for site in members if isinstance(site, Site) and site.known_dim is None]
+    if unknown:
+        dim = _told_dim([site for site in members if site not in unknown], prior, init, names)
+        if dim is None:
+            raise no_size(unknown[0].name)
+        members = tuple(site.sized(dim) if site in unknown else site for site in members)
+    return members, prior, check_dimensions(members, prior)
+
+
+def _told_dim(known: list[Site], prior: Quadratic | None, init: Any, names: Any) -> int | None:
+    """The number of parameters from whoever says it."""
+    if prior is not None or any(site.coordinates is None for site in known):
+        return problem_dim(known, prior)
+    if init is not None and np.ndim(init) in (1, 2):
+        return int(np.shape(init)[-1])
+    if names is not None and not isinstance(names, str):
+        return len(list(names))
+    return problem_dim(known, None) if known else None
 
 
 def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:

@@ -19,13 +19,15 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
-from fedpdmc.membership import check_dimensions, check_prior, check_sites
+from fedpdmc.membership import PRIOR_SITE, settle
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.private import PrivateSite, check_dynamics
 from fedpdmc.randomness import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
 from fedpdmc.site import Opening, Site, local_columns, open_site, whiten
+from fedpdmc.variables import Variables, coordinate_names, variables
+from fedpdmc.written import check_start
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
 CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 1024
@@ -36,7 +38,6 @@ REFRESH = 1.2
 # like one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
 SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
-PRIOR_SITE = "prior"
 REDISTRIBUTED = "redistributed"
 # What is left of a sum relative to its largest term when it is rounding only.
 CANCELLED = 1e-10
@@ -65,6 +66,13 @@ class Method(NamedTuple):
     public: Quadratic | None
     segments: int
     redistribution: float = 0.0
+    bounds: str = "certified"
+    variables: Variables | None = None
+
+    @property
+    def certified(self) -> bool:
+        """Whether every event time is drawn under a proved bound: adaptive bounds serve the user's own functions only."""
+        return self.bounds == "certified" or all(site.model is None for site in self.sites)
 
     def coordinator(self) -> Coordinator:
         """The coordinator of this run."""
@@ -100,7 +108,8 @@ class Method(NamedTuple):
             records = sum(s.records for s in self.sites)
             share = self.prior.scaled(site.records / records if records else 1 / len(self.sites))
         return Opening(
-            self.reference, self.dynamics, self.control.get(site.name), share, self.redistribution > 0
+            self.reference, self.dynamics, self.control.get(site.name), share, self.redistribution > 0,
+            self.bounds == "adaptive",
         )  # fmt: skip
 
     def start(self, burn_in: float) -> State:
@@ -133,16 +142,18 @@ def choose(
     sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess=None
 ) -> Method:  # fmt: skip
     """Check every argument of ``sample`` and choose what was left open, before anything runs."""
-    members = check_sites(sites)
     redistribution, prior_at = _redistribution(prior, prior_at)
-    prior = check_prior(prior)
-    dim = check_dimensions(members, prior)
-    _one_of("bounds", bounds, ("certified",))
+    members, prior, dim = settle(sites, prior, init, names)
+    _one_of("bounds", bounds, ("certified", "adaptive"))
     _one_of("keep", keep, ("skeleton", "draws"))
     few_rounds = dynamics is None
     dynamics = Boomerang(refresh=REFRESH) if dynamics is None else dynamics
     if not isinstance(dynamics, Dynamics):
         raise InputError("dynamics", repr(dynamics), "Give one such as fedpdmc.ZigZag() or fedpdmc.Boomerang().")
+    if bounds == "adaptive" and any(not isinstance(site, Site) or site.budget is not None for site in members):
+        raise InputError(
+            "bounds", "'adaptive' with sites elsewhere or under a privacy budget", "Use bounds='certified'."
+        )
     if any(site.budget is not None for site in members):
         check_private(dynamics, few_rounds, prior_at if prior is not None else "coordinator")
     control = ("quadratic" if few_rounds else "none") if control is None else control
@@ -150,8 +161,9 @@ def choose(
     reference = "laplace" if few_rounds and reference is None else reference
     seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0, 2**63 - 1)
     chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
-    names = check_names(names, dim)
+    names = check_names(coordinate_names(members, dim) if names is None else names, dim)
     init = check_init(init, chains, dim)
+    start = _check_functions(members, prior, init, dim)
     if prior is not None and prior_at in ("sites", REDISTRIBUTED) and any(s.coordinates is not None for s in members):
         raise InputError(
             "prior_at" if prior_at == "sites" else "prior",
@@ -161,7 +173,7 @@ def choose(
     extra = prior is not None and prior_at == "extra"
     if extra and any(site.name == PRIOR_SITE for site in members):
         raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
-    found, controls = _reference(members, prior, reference, control, dim)
+    found, controls = _reference(members, prior, reference, control, dim, start)
     if prior is not None and extra:
         members = (*members, Site(prior, name=PRIOR_SITE))
     whitened = found.control is not None
@@ -171,7 +183,7 @@ def choose(
     segments = _usual_segments(members, chains) if few_objections else SEGMENTS_MANY_OBJECTIONS
     return Method(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
-        segments, redistribution,
+        segments, redistribution, bounds, variables(members, names),
     )  # fmt: skip
 
 
@@ -239,10 +251,24 @@ def _largest(array) -> float:
     return float(jnp.max(jnp.abs(array)))
 
 
-def _reference(sites, prior, reference, control, dim) -> tuple[Reference, dict[str, ControlVariate]]:
+def _check_functions(sites, prior, init: np.ndarray | None, dim: int) -> np.ndarray | None:
+    """Where a search for the mode of users' own functions begins, all finite there; None if all models are built in."""
+    written = [site for site in sites if isinstance(site, Site) and site.model is not None]
+    if not written:
+        return None
+    if init is not None:
+        start = init if init.ndim == 1 else init[0]
+    else:
+        start = np.zeros(dim) if prior is None else prior_mean(prior)
+    for site in written:
+        check_start(site.potential, start if site.coordinates is None else start[site.coordinates], site.name)
+    return start
+
+
+def _reference(sites, prior, reference, control, dim, start) -> tuple[Reference, dict[str, ControlVariate]]:
     if isinstance(reference, str):
         _one_of("reference", reference, ("laplace",))
-        found = laplace(sites, prior)
+        found = laplace(sites, prior, start=start)
     elif reference is None:
         found = Reference(jnp.zeros(dim), jnp.ones(dim))
     elif isinstance(reference, Reference):
@@ -251,7 +277,7 @@ def _reference(sites, prior, reference, control, dim) -> tuple[Reference, dict[s
         raise InputError("reference", type(reference).__name__, "Give None, 'laplace' or a fedpdmc.Reference.")
     if control == "none":
         return found, {}
-    made = found if found.control is not None else laplace(sites, prior)
+    made = found if found.control is not None else laplace(sites, prior, start=start)
     controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
     if made is not found:
         found = Reference(found.center, found.scale_tril, None, made.rounds, made.bytes)

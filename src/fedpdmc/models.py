@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import GaussianRecords, LinearPredictor, Logistic, Poisson, Potential, Quadratic, StudentT
 from fedpdmc.precision import double_precision
+from fedpdmc.written import Minus, Written, written
 
 
 def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np.ndarray:
@@ -249,3 +251,49 @@ def log_gaussian_cox(counts: Any) -> Potential:
     if not cells.size:
         raise InputError("log_gaussian_cox(counts)", "no cells", "Give at least one cell.")
     return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())
+
+
+def from_logdensity(f: Callable, data: Any = None) -> Written:
+    """A site's model from its log likelihood, a JAX function ``f(x, data)`` as BlackJAX users write it.
+
+    Parameters
+    ----------
+    f : callable
+        Of the parameters, an array of shape (d,), and the data; without data it is called as ``f(x)``. It returns a number,
+        the log density up to a constant. A prior that it includes counts once for every site that has it: keep the prior
+        apart, or give it to one site only.
+    data : pytree of arrays, optional
+        Floating ones are taken to 64 bits.
+    """
+    if not callable(f):
+        raise InputError("from_logdensity(f)", type(f).__name__, "Give a JAX function f(x, data).")
+    model = written(f, data)
+    return dataclasses.replace(model, function=Minus(model.function))
+
+
+def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood") -> Written:
+    """A part of a NumPyro model as a potential of its unconstrained coordinates.
+
+    With ``θ = T(x)`` the latent variables, ``"likelihood"`` is ``−log p(y | T(x))``, the sites with ``obs`` and the factors,
+    ``"prior"`` is ``−log p(T(x)) − log|det T'(x)|``, and ``"joint"`` their sum, NumPyro's own potential energy. In a
+    federation every site has the likelihood of its records, and the prior counts once:
+
+    ``fp.sample([fp.Site(from_numpyro(model, d), name=...) for d in ...], prior=from_numpyro(model, data, part="prior"))``
+
+    Coordinates are named after the variables, such as ``beta[0]``, or ``tau_unconstrained`` where the variable is a function
+    of the coordinate. `Posterior.summary`, `Posterior.variables` and `Posterior.to_arviz` show the variables themselves.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model with continuous latent variables and without subsampling.
+    data : tuple, dict or anything else
+        What the model is called with: positional arguments, keywords, or its one argument. Arrays are taken to 64 bits,
+        everything else reaches the model as it is.
+    part : {"likelihood", "prior", "joint"}
+    """
+    try:
+        from fedpdmc import numpyro_models
+    except ImportError as error:
+        raise InputError("from_numpyro(model)", "no NumPyro", "Install it: pip install 'fedpdmc[numpyro]'.") from error
+    return numpyro_models.from_numpyro(model, data, part)

@@ -21,6 +21,7 @@ from fedpdmc.store import SkeletonStore, Store
 
 if TYPE_CHECKING:
     from fedpdmc.sampling import Sampler
+    from fedpdmc.variables import StoredVariables, Variables
 
 # Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
 NODES = 4
@@ -49,6 +50,8 @@ class Posterior:
         network.
     certified : bool
         Whether every event time was drawn under a proved bound.
+    violations : array of shape (sites,)
+        How often a rate was seen above a bound that was not certified; what went unseen is not counted.
     privacy : dict or None
         What each site with a budget has spent.
     settings : dict
@@ -64,15 +67,17 @@ class Posterior:
         counts: dict[str, Any],
         settings: dict[str, Any],
         sampler: Sampler | None = None,
+        variables: Variables | StoredVariables | None = None,
     ):
         self.store, self.reference, self.dynamics, self._sampler = store, reference, dynamics, sampler
-        self.names, self.settings = names, settings
+        self.names, self.settings, self._variables = names, settings, variables
         self.rounds: int = int(counts["rounds"])
         self.messages: np.ndarray = np.asarray(counts["messages"])
         self.bytes: np.ndarray = np.asarray(counts["bytes"])
         self.events: np.ndarray = np.asarray(counts["events"])
         self.gradient_evaluations: np.ndarray = np.asarray(counts["gradient_evaluations"])
         self.certified: bool = bool(counts.get("certified", True))
+        self.violations: np.ndarray = np.asarray(counts.get("violations", np.zeros(len(self.messages), np.int64)))
         self.privacy: dict[str, Any] | None = counts.get("privacy")
 
     def __repr__(self) -> str:
@@ -152,17 +157,22 @@ class Posterior:
             total = part if total is None else total + part
         return np.asarray(total) / durations.sum()
 
-    def _diagnostic_draws(self) -> np.ndarray:
-        """Draws for ESS: fine enough not to miss what the paths know, at most one unit apart on rotations."""
+    @property
+    def transformed(self) -> bool:
+        """Whether the model's variables are others than the coordinates that were sampled."""
+        return self._variables is not None
+
+    def diagnostic_draws(self) -> int:
+        """Draws of each chain for ESS: not to miss what the paths know, at most one unit apart on rotations."""
         jumps = float(np.mean(self.events)) / max(len(self.names), 1)
         most = max(1000, MOST_DIAGNOSED // self.chains)
         n = int(np.clip(2 * jumps, 100, most))
         if self.dynamics.flow.rotating:
             n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(most, np.ceil(self.duration))))
-        return self.draws(min(max(n, 8), self.store.most_draws))
+        return min(max(n, 8), self.store.most_draws)
 
     def _diagnose(self, function: str) -> dict[str, float]:
-        draws = self._diagnostic_draws()
+        draws = self.draws(self.diagnostic_draws())
         return by_quantity(function, draws, self.names, energy(draws, self.mean(), self.cov()))
 
     def ess(self) -> dict[str, float]:
@@ -189,15 +199,30 @@ class Posterior:
 
         return summary(self)
 
+    def variables(self, n: int) -> dict[str, np.ndarray]:
+        """Draws of the model's variables by name, each of shape (chains, n, …).
+
+        The variables of a NumPyro model have their constrained values and their own shapes; a parameter of any other model
+        is a variable itself.
+        """
+        x = self.draws(n)
+        if self._variables is not None:
+            return self._variables.of(x)
+        return {name: x[..., i] for i, name in enumerate(self.names)}
+
     def to_arviz(self, draws: int = 1000):
-        """The draws as an ArviZ ``InferenceData``, with the settings as attributes."""
+        """The draws as an ArviZ ``InferenceData``, with the settings as attributes.
+
+        The group ``posterior`` holds the model's variables. Where they are not the coordinates that were sampled, those are
+        in ``unconstrained_posterior``.
+        """
         import arviz as az
 
-        x = self.draws(draws)
-        return az.from_dict(
-            posterior={name: x[..., i] for i, name in enumerate(self.names)},
-            attrs={"fedpdmc": json.dumps(self.settings, default=str)},
-        )
+        data = az.from_dict(posterior=self.variables(draws), attrs={"fedpdmc": json.dumps(self.settings, default=str)})
+        if self._variables is not None:
+            x = self.draws(draws)
+            data.add_groups({"unconstrained_posterior": {name: x[..., i] for i, name in enumerate(self.names)}})
+        return data
 
     def save(self, path: str | Path) -> None:
         """Write everything to a zarr folder (an existing one is replaced)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import ImproperPosterior, NotFinite
-from fedpdmc.membership import check_dimensions, check_prior, check_sites
+from fedpdmc.membership import settle
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.release import noisy_laplace
@@ -26,7 +27,7 @@ REMEDY = (
 
 
 @double_precision
-def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance: float = 1e-3) -> Reference:
+def laplace(sites: Sequence[Site], prior: Any = None, *, tolerance: float = 1e-3, start: Any = None) -> Reference:
     """Laplace reference at the federated mode, by damped Newton on summed gradients and Hessians.
 
     One round asks every site for ``U_m, ∇U_m, ∇²U_m`` at one point. With ``x*`` the last point and ``P`` the summed
@@ -37,13 +38,15 @@ def laplace(sites: Sequence[Site], prior: Quadratic | None = None, *, tolerance:
     Parameters
     ----------
     sites : sequence of Site
-    prior : Quadratic, optional
+    prior : Quadratic or callable, optional
     tolerance : float
         Stop when the next step is shorter than this many posterior standard deviations.
+    start : array of shape (d,), optional
+        Where the search begins; the prior's mean, or zero, if None.
     """
-    sites, prior = check_sites(sites), check_prior(prior)
-    dim = check_dimensions(sites, prior)
+    sites, prior, dim = settle(sites, prior, start)
     x = np.zeros(dim) if prior is None else prior_mean(prior)
+    x = x if start is None else np.asarray(start, float)
     if any(site.budget is not None for site in sites):
         return noisy_laplace(sites, prior, x)
     traffic = {site.name: 0 for site in sites}

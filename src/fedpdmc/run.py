@@ -96,6 +96,11 @@ class Run:
         """Passes over each site's records so far."""
         return self.federation.passes(self.progress)
 
+    @property
+    def violations(self) -> np.ndarray:
+        """How often each site saw a rate above a bound that is not certified."""
+        return self.federation.violations(self.progress)
+
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
         """Run every chain to process time ``until``: one block, all of it or nothing.

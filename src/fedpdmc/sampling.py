@@ -22,6 +22,7 @@ from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.pacing import Pace
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.rounds import Rounds
+from fedpdmc.membership import PRIOR_SITE
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.potentials import Quadratic
@@ -49,7 +50,7 @@ PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 @double_precision
 def sample(
     sites: Sequence[Site] | Site | Connection,
-    prior: Quadratic | Redistributed | None = None,
+    prior: Quadratic | Redistributed | Callable | None = None,
     *,
     prior_at: str = "coordinator",
     dynamics: Dynamics | None = None,
@@ -72,8 +73,9 @@ def sample(
     ----------
     sites : sequence of Site, or Connection
         The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
-    prior : Quadratic or Redistributed, optional
-        From `fedpdmc.models`; flat if None.
+    prior : Quadratic, Redistributed or callable, optional
+        From `fedpdmc.models`; flat if None. A JAX function of the parameters, minus the log density of any prior, is
+        walked by a site of its own, ``"prior"``.
     prior_at : {"coordinator", "sites", "extra"}
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
         site. The posterior is the same. `Redistributed` has a place of its own.
@@ -95,8 +97,9 @@ def sample(
     init : array of shape (d,) or (chains, d), optional
         Where the chains start.
     seed : int, optional
-    bounds : {"certified"}
-        Every event time is drawn under a proved bound.
+    bounds : {"certified", "adaptive"}
+        Every event time is drawn under a proved bound; or, for models that are the user's own functions, under a bound
+        that is guessed on a grid: ``certified`` is then False and ``violations`` counts where the guess was seen to fail.
     keep : {"skeleton", "draws"}
         All events, or exact moments and a bounded number of draws.
     names : sequence of str, optional
@@ -401,10 +404,12 @@ class Sampler:
             ],
             "events": self.run.events - self.burn_in_events,
             "gradient_evaluations": self.run.passes,
+            "certified": method.certified,
+            "violations": self.run.violations,
             "privacy": None if self.guarded is None else self.guarded.privacy,
         }
         return Posterior(
-            self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self
+            self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self, method.variables
         )  # fmt: skip
 
     def _reference_rounds(self, site: Site) -> int:
@@ -422,6 +427,11 @@ class Sampler:
         size = message_bytes(1, method.segments + self.run.spares, sent, method.dynamics.flips, share)
         return made + plans * sum(size)
 
+    def _prior_at(self) -> str:
+        if self.method.prior is not None:
+            return self.method.prior_at
+        return "extra" if any(site.name == PRIOR_SITE for site in self.method.sites) else "flat"
+
     def _settings(self) -> dict[str, Any]:
         method = self.method
         extra = {} if self.watch is None else self.watch.facts()
@@ -429,14 +439,14 @@ class Sampler:
             "dynamics": repr(method.dynamics),
             "reference": "laplace" if method.whitened else "diagonal" if method.reference.diagonal else "dense",
             "control": method.control_name,
-            "prior_at": method.prior_at if method.prior is not None else "flat",
+            "prior_at": self._prior_at(),
             "redistribution": method.redistribution,
             "chains": method.chains,
             "segments": method.segments,
             "burn_in": self.burn_in_time,
             "duration": max(self.run.time, 0.0),
             "seed": method.seed,
-            "bounds": "certified",
+            "bounds": method.bounds,
             "keep": self.keep,
             "sites": [site.name for site in method.sites],
             "versions": {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import warnings
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.arrivals import Clock, StagedClock, Walk, clock_for, follow, holding
+from fedpdmc.arrivals import AdaptiveClock, Clock, StagedClock, Walk, clock_for, follow, holding
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError, PrivacyError
@@ -33,6 +34,7 @@ from fedpdmc.potentials import (
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.randomness import ChainKeys
 from fedpdmc.records import hold_to_bounds
+from fedpdmc.written import Written, written
 
 # Passes over the records per unit of process time above which cells, which need a few, are the better way.
 MOST_STAGED_PASSES = 8.0
@@ -45,15 +47,17 @@ class Site:
 
     Parameters
     ----------
-    potential : Potential
-        The minus log likelihood of the site's records, from `fedpdmc.models`.
+    potential : Potential or callable
+        The minus log likelihood of the site's records: from `fedpdmc.models`, or any JAX function ``f(x, data)`` that
+        returns it, a number.
     name : str
         Unique within the federation.
     coordinates : sequence of int, optional
         The entries of the parameter vector that the site depends on, in the order in which its model takes them; all if
         None.
     data : optional
-        Data for a potential given as a function (none of the built-in models needs it).
+        Data for a potential given as a function, a pytree of arrays (floating ones are taken to 64 bits); without them
+        the function is called as ``f(x)``. None of the models of `fedpdmc.models` needs it.
     seed : int, optional
         The site's own secret randomness. In process None derives it from the run's seed and the site's name.
     budget : Budget, optional
@@ -63,11 +67,14 @@ class Site:
     ----------
     raw : Potential
         The potential as given; `potential` is that of the records within the budget's declared bounds.
+    model : Written or None
+        The user's function, where the potential is one. Until the number of its parameters is known (`sized`) there is
+        no potential.
     """
 
     def __init__(
         self,
-        potential: Potential | Callable,
+        potential: Potential | Written | Callable,
         *,
         name: str,
         coordinates: Sequence[int] | None = None,
@@ -77,15 +84,17 @@ class Site:
     ):
         if not isinstance(name, str) or not name:
             raise InputError("Site(name)", repr(name), "Give a non-empty string.")
-        if not isinstance(potential, Potential):
+        given = isinstance(potential, (Potential, Written))
+        if not given and not callable(potential):
             raise InputError(
                 "Site(potential)",
                 type(potential).__name__,
-                "Give a potential made by fedpdmc.models, such as logistic(X, y).",
+                "Give a potential made by fedpdmc.models, such as logistic(X, y), or a JAX function f(x, data) that returns "
+                "the minus log likelihood.",
             )
-        if data is not None:
+        if given and data is not None:
             raise InputError(
-                "Site(data)", type(data).__name__, "The built-in models hold their data already: leave data out."
+                "Site(data)", type(data).__name__, "The models of fedpdmc.models hold their data: leave data out."
             )
         if budget is not None and not isinstance(budget, Budget):
             raise InputError("Site(budget)", repr(budget), "Give a fedpdmc.Budget, or None.")
@@ -99,25 +108,58 @@ class Site:
                 "is private. Leave the seed out; for tests, Budget(seeded_for_tests=True).",
                 stacklevel=2,
             )
-        self.raw = potential
-        self.potential = potential if budget is None else hold_to_bounds(potential, budget)
         self.name = name
         self.seed = seed
         self.budget: Budget | None = budget
-        self.coordinates = _check_coordinates(coordinates, potential.dim)
+        self.model = None if isinstance(potential, Potential) else _model(potential, data, budget)
+        self._potential: Potential | None = None
+        if isinstance(potential, Potential):
+            self.raw = potential
+            self._potential = potential if budget is None else hold_to_bounds(potential, budget)
+        self.coordinates = _check_coordinates(coordinates, self.known_dim)
+        dim = self.known_dim if self.coordinates is None else len(self.coordinates)
+        if dim is not None:
+            self._take_size(dim)
 
     def __repr__(self) -> str:
-        return f"Site({self.name!r}, {type(self.potential).__name__}, dim={self.potential.dim}, records={self.records})"
+        model = "a function" if self._potential is None else type(self._potential).__name__
+        return f"Site({self.name!r}, {model}, dim={self.known_dim}, records={self.records})"
+
+    @property
+    def known_dim(self) -> int | None:
+        """Number of parameters that the site depends on, None if it is not known yet."""
+        if self._potential is not None:
+            return self._potential.dim
+        return None if self.model is None else self.model.dim
+
+    @property
+    def potential(self) -> Potential:
+        """The minus log likelihood of the site's records."""
+        if self._potential is None:
+            raise no_size(self.name)
+        return self._potential
 
     @property
     def dim(self) -> int:
         """Number of parameters that the site depends on."""
         return self.potential.dim
 
+    def _take_size(self, dim: int) -> None:
+        if self._potential is None and self.model is not None:
+            self._potential = self.raw = self.model.sized(dim, self.name)
+
+    def sized(self, dim: int) -> Site:
+        """The same site with a potential of ``dim`` parameters, where its model is a function that did not say."""
+        if self._potential is not None:
+            return self
+        site = copy.copy(self)
+        site._take_size(dim)
+        return site
+
     @property
     def records(self) -> int:
         """Number of records."""
-        return int(getattr(self.potential, "records", 0))
+        return self.model.records if self.model is not None else int(getattr(self.potential, "records", 0))
 
     def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``: a release, made only to build a reference."""
@@ -133,6 +175,25 @@ class Site:
         kind = "run" if self.seed is None else "own"
         digest = hashlib.sha256(f"{kind}/{seed}/{self.name}".encode()).digest()
         return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
+
+
+def no_size(name: str) -> InputError:
+    """What a function lacks if nobody says how many parameters it has."""
+    return InputError(
+        f"sites ({name!r})",
+        "a function whose number of parameters is not known",
+        "Give a prior, init= or names=, or coordinates= to the site: its number of parameters is taken from there.",
+    )
+
+
+def _model(potential: Any, data: Any, budget: Budget | None) -> Written:
+    if budget is not None:
+        raise InputError(
+            "Site(budget)",
+            "a model given as a function, whose records have no known sensitivity",
+            "Privacy budgets need a model of records from fedpdmc.models.",
+        )
+    return potential if isinstance(potential, Written) else written(potential, data)
 
 
 P = TypeVar("P", bound=Potential)
@@ -168,6 +229,8 @@ class Opening(NamedTuple):
         The part of the prior that this site walks with.
     redistributed : bool
         Whether ``prior_share`` is the whole prior, of which every plan says the part.
+    adaptive : bool
+        Whether a model that is a user's own function walks under bounds guessed on a grid.
     """
 
     reference: Reference
@@ -175,6 +238,7 @@ class Opening(NamedTuple):
     control: ControlVariate | None = None
     prior_share: Quadratic | None = None
     redistributed: bool = False
+    adaptive: bool = False
 
 
 def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
@@ -195,6 +259,8 @@ def open_site(site: Site, opening: Opening) -> Clock:
     if opening.prior_share is not None:
         share = whiten(opening.prior_share, opening.reference, None)
         whitened = Shared(whitened, share) if opening.redistributed else _sum(whitened, share)
+    if opening.adaptive and site.model is not None:
+        return AdaptiveClock(whitened, opening.dynamics)
     prepared = _prepared(whitened, opening.dynamics)
     staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
@@ -286,10 +352,11 @@ def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:
     return walk.arrival(clock.dynamics), walk
 
 
-def _check_coordinates(coordinates: Sequence[int] | None, dim: int) -> np.ndarray | None:
+def _check_coordinates(coordinates: Sequence[int] | None, dim: int | None) -> np.ndarray | None:
     if coordinates is None:
         return None
     index = np.asarray(coordinates)
+    dim = index.size if dim is None else dim
     if index.ndim != 1 or index.dtype.kind not in "iu" or index.shape[0] != dim:
         raise InputError(
             "Site(coordinates)", repr(coordinates), f"Give {dim} integers, one for each parameter of the site's model."

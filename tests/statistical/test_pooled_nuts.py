@@ -67,12 +67,13 @@ def log_gaussian_cox():
 
 
 @double_precision
-def nuts(log_density, dim, *, seed, chains=64, warm_up=500, draws=2000):
+def nuts(log_density, dim, *, seed, chains=64, warm_up=500, draws=2000, start=0.0):
     """Draws of independent chains, of shape (chains, draws, dim)."""
+    centre = jnp.asarray(start, float)
 
     def chain(key):
         start_key, adapt_key, draw_key = jax.random.split(key, 3)
-        start = 0.3 * jax.random.normal(start_key, (dim,))
+        start = centre + 0.3 * jax.random.normal(start_key, (dim,))
         adaptation = blackjax.window_adaptation(blackjax.nuts, log_density)
         (state, parameters), _ = adaptation.run(adapt_key, start, num_steps=warm_up)
         step = blackjax.nuts(log_density, **parameters).step

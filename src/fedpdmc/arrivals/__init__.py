@@ -3,6 +3,7 @@
 import equinox as eqx
 from jaxtyping import Array, Float
 
+from fedpdmc.arrivals.adaptive import AdaptiveClock
 from fedpdmc.arrivals.clocks import AffineClock, Clock, ExponentialClock, is_exponential
 from fedpdmc.arrivals.staged import StagedClock
 from fedpdmc.arrivals.thinning import ThinnedClock
@@ -14,6 +15,7 @@ __all__ = [
     "FINE",
     "NOT_FINITE",
     "VIOLATED",
+    "AdaptiveClock",
     "AffineClock",
     "Clock",
     "Path",

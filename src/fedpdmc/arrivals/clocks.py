@@ -50,6 +50,10 @@ class Clock(eqx.Module, Generic[W]):
     def walk(self, state: W) -> Walk:
         """The walk within the state."""
 
+    def violations(self, state: W) -> Int[Array, "*sites C"]:
+        """How often a rate was seen above a bound that is not certified; above one that is, it is a fault."""
+        return jnp.zeros_like(self.walk(state).fault)
+
 
 def earliest(times: Float[Array, "k C"]) -> tuple[Float[Array, " C"], Int[Array, " C"]]:
     """The least time and its index, for each chain."""

@@ -133,9 +133,16 @@ class LocalFederation(Federation):
 
     def passes(self, progress: Progress) -> np.ndarray:
         """Passes over the records of each site, summed over chains."""
+        return self._by_site(progress, lambda clock, state: clock.walk(state).passes)
+
+    def violations(self, progress: Progress) -> np.ndarray:
+        """How often each site saw a rate above a bound that is not certified, summed over chains."""
+        return self._by_site(progress, lambda clock, state: clock.violations(state))
+
+    def _by_site(self, progress: Progress, count) -> np.ndarray:
         counts = np.concatenate(
             [
-                np.asarray(g.clock.walk(w).passes).reshape(g.size, -1).sum(1)
+                np.asarray(count(g.clock, w)).reshape(g.size, -1).sum(1)
                 for g, w in zip(self.groups, progress.walks, strict=True)
             ]
         )

@@ -112,6 +112,11 @@ class Rounds:
         """Passes over each site's records so far, zero for sites that do not tell."""
         return self.federation.evaluations
 
+    @property
+    def violations(self) -> np.ndarray:
+        """None: sites that are asked round by round walk under certified bounds only."""
+        return np.zeros(len(self.federation.names), dtype=np.int64)
+
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
         """Run every chain to process time ``until``: one block, all of it or nothing.
