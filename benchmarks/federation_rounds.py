@@ -100,7 +100,7 @@ def echo_sites(address: str, keys: Path, names, size: int):
 
 def our_sites(address: str, keys: Path, folder: Path, sites: int, chains: int, answer: bool):
     """Agents of the package; without ``answer`` they are `Silent`."""
-    from fedpdmc.federation.agent import open_agent
+    from fedpdmc.federation.opening import open_agent
     from fedpdmc.federation.streams import serve
     from fedpdmc.keys import read_credentials
 

@@ -24,14 +24,19 @@ def blocks(language):
 
 
 def test_the_contract_and_the_policy_can_be_used(tmp_path):
-    contract, without, privacy, policy = blocks("toml")
+    contract, without, privacy, policy, pinned = blocks("toml")
     study = parse_study(contract.encode())
     assert study.names == ("Intercept", "drug[T.verum]", "age")
     other = contract.replace("[dynamics]", without.strip() + "\n#").replace('"own"', '"none"', 1)
+    other = other.replace("passes = true", "")
     assert parse_study(other.encode()).kind == "ZigZag"
     assert parse_study((other + privacy).encode()).epsilon == 2.0
-    (tmp_path / "policy.toml").write_text(policy)
-    read_policy(tmp_path / "policy.toml").check("north", study, 100)
+    (tmp_path / "policy.toml").write_text(policy + pinned)
+    found = read_policy(tmp_path / "policy.toml")
+    found.check("north", study, 100)
+    assert set(found.certificates) == {"south"}
+    three = contract.replace('"south"]', '"south", "west"]').replace('"own"', '"summed"', 1)
+    assert parse_study(three.encode()).derivatives == "summed"
 
 
 def commands():

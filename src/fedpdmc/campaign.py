@@ -8,14 +8,17 @@ import numpy as np
 
 from fedpdmc.checkpoint import Saved, pack_reference, pack_state, unpack_reference, unpack_state
 from fedpdmc.connection import Connection
+from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError
-from fedpdmc.federation.remote import RemoteSite
+from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteSite
 from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.private import Terms
+from fedpdmc.reference import laplace
 from fedpdmc.sampling import Goal, Sampler, usual_burn_in
 from fedpdmc.skeleton import Block
+from fedpdmc.standing import Standing, account_report
 
 
 class Keeper:
@@ -36,6 +39,7 @@ class Keeper:
             return
         facts, arrays = pack_reference(sampler.method.reference)
         arrays |= pack_state(run.state) | {"bytes": connection.federation.bytes, "asked": run.asked}
+        arrays["passes"] = connection.federation.passes
         arrays["burn_in_events"] = np.asarray(sampler.burn_in_events)
         connection.checkpoint.write(
             {
@@ -46,6 +50,8 @@ class Keeper:
                 "rounds": run.rounds,
                 "keep": sampler.keep,
                 "terms": connection.federation.terms,
+                "standings": {name: one.numbers().tolist() for name, one in connection.federation.standings.items()},
+                "used": connection.federation.used,
                 "burn_in": sampler.burn_in_time,
                 "goal": list(sampler.goal),
                 "reference": facts,
@@ -57,16 +63,23 @@ class Keeper:
         """How the sites are."""
         return self.connection.transport.status()
 
+    def privacy(self) -> dict[str, Any] | None:
+        """The account of every site, as it has told it; None without a budget."""
+        connection = self.connection
+        study, federation = connection.study, connection.federation
+        if (budget := study.budget()) is None:
+            return None
+        # How the data set is called in its ledger is the site's own affair.
+        where = {"dataset": None, "study": study.name, "run": connection.run.hex()}
+        return {
+            name: account_report(standing, budget, study.dynamics(), *federation.used[name]) | where
+            for name, standing in federation.standings.items()
+        }
+
     def facts(self) -> dict[str, Any]:
         """Which study and run this is."""
         study = self.connection.study
-        budget = {
-            "privacy": {
-                "epsilon": study.epsilon, "delta": study.delta, "neighbours": study.neighbours,
-                "remaining observed time": {one.name: one.remaining for one in self.connection.federation.terms},
-            }
-        } if study.epsilon is not None else {}  # fmt: skip
-        return budget | {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+        return {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
 
 
 def sample_study(
@@ -86,10 +99,11 @@ def sample_study(
     keeper = Keeper(connection)
     burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
     if not begun:
-        control = [method.control.get(name) for name in connection.federation.names]
-        connection.federation.open(method.reference, control, method.chains, method.segments)
+        summed = study.derivatives == "summed"
+        control = [method.control.get(SUM if summed else name) for name in connection.federation.names]
+        connection.federation.open(method.reference, control, method.chains, method.segments, summed)
     elif saved is not None:
-        connection.federation.terms = [Terms(*one) for one in saved.facts["terms"]]
+        _restore_accounts(connection, saved)
     sampler = Sampler(method, burn_in, keep, keeper)
     if begun and saved is not None:
         _restore(sampler, connection, saved)
@@ -111,10 +125,23 @@ def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
     reference: Any = "laplace" if study.reference == "laplace" else None
     if saved is not None:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
+    elif reference == "laplace" and study.derivatives == "summed":
+        together: Any = [RemoteSite(federation, None, len(study.names))]
+        found = laplace(together, study.prior())
+        asked = dict.fromkeys(federation.names, 0)
+        reference = Reference(found.center, found.scale_tril, found.control, found.rounds + AGREEMENT, asked)
     return choose(
         members, study.prior(), "coordinator", study.dynamics(), reference, study.control, study.chains, None,
         connection.seed, "certified", keep, study.names,
     )  # fmt: skip
+
+
+def _restore_accounts(connection: Connection, saved: Saved) -> None:
+    """What the sites had said of their budgets."""
+    federation = connection.federation
+    federation.terms = [Terms(*one) for one in saved.facts["terms"]]
+    federation.standings = {name: Standing.of(np.asarray(one)) for name, one in saved.facts["standings"].items()}
+    federation.used = {name: (used[0], used[1]) for name, used in saved.facts["used"].items()}
 
 
 def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
@@ -126,4 +153,4 @@ def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
     sampler.goal = Goal(*saved.facts["goal"])
     connection.checkpoint.fill(sampler.store)
     connection.federation.sequence = int(saved.facts["sequence"])
-    connection.federation.bytes = saved.arrays["bytes"]
+    connection.federation.bytes, connection.federation.passes = saved.arrays["bytes"], saved.arrays["passes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from fedpdmc.federation.remote import DirectTransport, RemoteFederation, Transpo
 from fedpdmc.federation.wire import RUN_BYTES, Welcome, encode
 
 if TYPE_CHECKING:
+    from fedpdmc.keys import Credentials
     from fedpdmc.study.contract import Study
 
 
@@ -172,8 +174,9 @@ def _in_process(
 ) -> DirectTransport:
     if set(data) != set(study.sites):
         raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
-    from fedpdmc.federation.agent import open_agent
+    from fedpdmc.federation.opening import open_agent
 
+    keys = _trial_keys(study, store) if study.derivatives == "summed" else {}
     agents = []
     for name in study.sites:
         source, query = data[name] if isinstance(data[name], tuple) else (data[name], None)
@@ -181,8 +184,18 @@ def _in_process(
         derived = None if name in seeds else seed
         agent = open_agent(
             study, name, source, query=query, store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger,
-            dataset=name, seeded_for_tests=seeded,
+            dataset=name, seeded_for_tests=seeded, credentials=keys.get(name),
         )  # fmt: skip
         agent.join(encode(Welcome(run, study.digest)))
         agents.append(agent)
     return DirectTransport(agents, temporary=store is None)
+
+
+def _trial_keys(study: Study, store) -> dict[str, Credentials]:
+    """Keys for sites in this process, with which secure sums go as they would on a network."""
+    from fedpdmc.keys import make_keys, read_credentials
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if store is None else Path(store) / "keys"
+        make_keys(folder, study.sites)
+        return {name: read_credentials(Path(folder) / "sites" / name) for name in study.sites}

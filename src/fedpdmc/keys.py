@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,71 @@ AUTHORITY_DAYS, DAYS = 3650, 365
 MOST_NAME = 64
 
 
+REVOKED = "revoked.txt"
+
+
+@dataclass
+class Revocations:
+    """Certificates that a party no longer takes: a file of fingerprints in its folder, read again whenever it changes.
+
+    Parameters
+    ----------
+    path : path
+        Need not be there.
+    """
+
+    path: Path
+    _seen: tuple[int, int] | None = field(default=None, compare=False, repr=False)
+    _known: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    def __contains__(self, certificate: bytes) -> bool:
+        try:
+            found = self.path.stat()
+            stamp = (found.st_mtime_ns, found.st_size)
+            if stamp != self._seen:
+                lines = (line.split("#")[0].strip() for line in self.path.read_text().splitlines())
+                self._known = frozenset(check_fingerprint(line) for line in lines if line)
+                self._seen = stamp
+        except FileNotFoundError:
+            # Never there: nobody. Gone: what it said still holds.
+            pass
+        return bool(self._known) and fingerprint(certificate) in self._known
+
+
 class Credentials(NamedTuple):
-    """A party's private key, its certificate and the authority's certificate, as PEM."""
+    """A party's private key, its certificate and the authority's certificate, as PEM; and whom it no longer takes."""
 
     key: bytes
     certificate: bytes
     authority: bytes
+    revoked: Revocations | None = None
+
+
+def fingerprint(certificate: bytes) -> str:
+    """SHA-256 of a PEM certificate, as ``openssl x509 -noout -fingerprint -sha256`` shows it but without colons."""
+    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
+
+
+def check_fingerprint(text: str) -> str:
+    """A fingerprint in the form that `fingerprint` gives, with colons or without."""
+    plain = text.replace(":", "").lower()
+    if len(plain) != 64 or not set(plain) <= set("0123456789abcdef"):
+        raise InputError("fingerprint", repr(text), "Give the 64 hexadecimal digits of a certificate's SHA-256.")
+    return plain
+
+
+def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
+    """Add certificates to those that the party whose folder this is no longer takes; a coordinator that runs sees it too."""
+    path = Path(folder) / REVOKED
+    if not (Path(folder) / "certificate.pem").exists():
+        raise InputError(
+            "keys", f"{folder} without certificate.pem", "Give a party's folder, such as keys/coordinator."
+        )
+    known = path.read_text() if path.exists() else ""
+    draft = path.with_suffix(".new")
+    draft.write_text(known + "".join(f"{check_fingerprint(one)}\n" for one in fingerprints))
+    os.replace(draft, path)
+    return path
 
 
 def check_name(name: str) -> str:
@@ -82,7 +142,10 @@ def read_credentials(folder: str | Path) -> Credentials:
     """What `make_keys` wrote for one party."""
     folder = Path(folder)
     try:
-        return Credentials(*((folder / name).read_bytes() for name in ("key.pem", "certificate.pem", "authority.pem")))
+        key, certificate, authority = (
+            (folder / name).read_bytes() for name in ("key.pem", "certificate.pem", "authority.pem")
+        )
+        return Credentials(key, certificate, authority, Revocations(folder / REVOKED))
     except OSError as error:
         raise InputError(
             "keys",
@@ -100,15 +163,18 @@ def certificate_name(certificate: bytes) -> str:
 def sign(credentials: Credentials, data: bytes) -> bytes:
     """A party's signature on a message, for engines whose connections do not end at the other party."""
     key = serialization.load_pem_private_key(credentials.key, None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError("keys", "a key that is not on an elliptic curve", "Signatures need one: P-256, for instance.")
     return key.sign(data, ec.ECDSA(hashes.SHA256()))
 
 
-def signer(authority: bytes, certificate: bytes, signature: bytes, data: bytes) -> str | None:
-    """The name of the party that signed a message, or None if it is not proved."""
+def signer(credentials: Credentials, certificate: bytes, signature: bytes, data: bytes) -> str | None:
+    """The name of the party that signed a message, or None if it is not proved to whoever has these credentials."""
     try:
-        root, own = x509.load_pem_x509_certificate(authority), x509.load_pem_x509_certificate(certificate)
+        root, own = x509.load_pem_x509_certificate(credentials.authority), x509.load_pem_x509_certificate(certificate)
         own.verify_directly_issued_by(root)
+        if credentials.revoked is not None and certificate in credentials.revoked:
+            return None
         now = datetime.datetime.now(datetime.UTC)
         key = own.public_key()
         if not own.not_valid_before_utc <= now <= own.not_valid_after_utc or not isinstance(

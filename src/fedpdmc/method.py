@@ -234,7 +234,9 @@ def public_potential(sites, prior, controls, reference: Reference, dynamics: Dyn
     """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero."""
     dim = reference.dim
     terms = [] if prior is None else [prior]
-    terms += [controls[s.name].quadratic.embedded(dim, s.coordinates) for s in sites if s.name in controls]
+    # A control variate that belongs to no one site is the sum of all.
+    own = {site.name: site.coordinates for site in sites}
+    terms += [control.quadratic.embedded(dim, own.get(name)) for name, control in controls.items()]
     whitened = [whiten(term, reference, None) for term in terms]
     if dynamics.flow.rotating:
         whitened.append(Quadratic(-jnp.eye(dim), jnp.zeros(dim)))

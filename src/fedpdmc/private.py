@@ -20,33 +20,20 @@ from fedpdmc.errors import BoundViolation, InputError, NotFinite, PlanRefused
 from fedpdmc.exposure import exposure
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.precision import double_precision
-from fedpdmc.privacy.accountant import Sensitivity, running_epsilon, up
+from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.entries import Reply, Request
-from fedpdmc.privacy.sensitivity import NEIGHBOURS, sensitivity
+from fedpdmc.privacy.sensitivity import sensitivity
 from fedpdmc.randomness import CHACHA_WORDS, ChainKeys
 from fedpdmc.records import fingerprint, model_of
 from fedpdmc.site import Opening, Site, answer, local_columns, open_site
+from fedpdmc.standing import Standing, account_report
 
 logger = logging.getLogger("fedpdmc.site")
 # The reply of a walk that failed.
 FAULT = b"fault"
 # Observed time that stands for all time, and whitened coordinates and speeds beyond which numbers might overflow.
 LONGEST, FARTHEST = 1e300, 1e30
-
-COVERED = (
-    "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals, those "
-    "that lost included, on every chain, and released summaries; so also the published posterior, and other sites that "
-    "collude with the coordinator"
-)
-NOT_COVERED = (
-    "how long the site takes to answer, error texts, the last bits of floating-point times, anything released outside this "
-    "ledger, and a person with records at several sites"
-)
-
-
-# What is said of the randomness of a site with a seed.
-SEEDED = "a seed, for tests only: NOT private"
 
 
 class Terms(NamedTuple):
@@ -237,37 +224,34 @@ class PrivateSite:
             farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration[..., None]))
         return bool(np.all(farthest[duration > 0] <= region))
 
+    @property
+    def standing(self) -> Standing:
+        """The account of this site, as it may be told."""
+        return Standing(
+            self.account.epsilon, self.account.delta, self.account.alpha, self.budget.granted,
+            min(self.account.limit / self.cost_rate, LONGEST), self.excess, self.sensitivity,
+            self.ledger.releases(self.dataset), self.site.seed is not None,
+        )  # fmt: skip
+
+    def seen(self, plan: Plan, time: np.ndarray) -> float:
+        """Observed time, over all chains, of a plan that was answered with these times."""
+        own = _arrays(plan if self.columns is None else restrict(plan, self.columns))
+        return self._charge(own, np.minimum(time, own[2].sum(1)))[0]
+
+    @property
+    def observed(self) -> float:
+        """Observed time of this run so far."""
+        return self.ledger.exposure(self.dataset, self.budget.study, self.run)
+
+    @property
+    def spent(self) -> float:
+        """The share of the account that is spent, by all studies."""
+        return self.ledger.spent(self.dataset) / self.account.limit
+
     def report(self) -> dict[str, Any]:
         """For `Posterior.privacy`: what was granted, what this run used, and what that means."""
-        budget, account = self.budget, self.account
-        seen = self.ledger.exposure(self.dataset, budget.study, self.run)
-        spent = self.ledger.spent(self.dataset)
-        return {
-            "epsilon": account.epsilon,
-            "delta": account.delta,
-            "neighbours": account.neighbours,
-            "relation": NEIGHBOURS[account.neighbours],
-            "alpha": account.alpha,
-            "granted": None if budget.granted is None else list(budget.granted),
-            "running_epsilon": running_epsilon(account.alpha, spent, account.delta),
-            "spent": spent / account.limit,
-            "observed": seen,
-            "observed_unit": "process time" if self.opening.dynamics.unit_speed else "path length",
-            "cap": account.limit / self.cost_rate,
-            "releases": self.ledger.releases(self.dataset),
-            "excess": self.excess,
-            "sensitivity": self.sensitivity._asdict(),
-            "bounds": budget.bounds.describe(),
-            "records": "clipped to the declared bounds: the posterior is that of the clipped records"
-            if budget.on_violation == "clip"
-            else "refused if outside the declared bounds",
-            "randomness": "operating system" if self.site.seed is None else SEEDED,
-            "dataset": self.dataset,
-            "study": budget.study,
-            "run": self.run,
-            "covered": COVERED,
-            "not_covered": NOT_COVERED,
-        }
+        where = {"dataset": self.dataset, "study": self.budget.study, "run": self.run}
+        return account_report(self.standing, self.budget, self.opening.dynamics, self.observed, self.spent) | where
 
 
 def site_sensitivity(site: Site, opening: Opening) -> Sensitivity:

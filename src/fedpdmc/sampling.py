@@ -184,6 +184,10 @@ class Watch(Protocol):
         """What the settings should say beside the rest."""
         ...
 
+    def privacy(self) -> dict[str, Any] | None:
+        """What each site with a budget has granted and revealed."""
+        ...
+
 
 class Goal(NamedTuple):
     """A stretch of whole blocks: from where to where, in how many pieces, and the present length of a block."""
@@ -406,11 +410,16 @@ class Sampler:
             "gradient_evaluations": self.run.passes,
             "certified": method.certified,
             "violations": self.run.violations,
-            "privacy": None if self.guarded is None else self.guarded.privacy,
+            "privacy": self._privacy(),
         }
         return Posterior(
             self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self, method.variables
         )  # fmt: skip
+
+    def _privacy(self) -> dict[str, Any] | None:
+        if self.guarded is not None:
+            return self.guarded.privacy
+        return None if self.watch is None else self.watch.privacy()
 
     def _reference_rounds(self, site: Site) -> int:
         reference = self.method.reference

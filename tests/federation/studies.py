@@ -8,7 +8,7 @@ import numpy as np
 from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
 
 import fedpdmc as fp
-from fedpdmc.federation.agent import open_agent
+from fedpdmc.federation.opening import open_agent
 from fedpdmc.federation.streams import serve
 from fedpdmc.keys import make_keys, read_credentials
 from fedpdmc.study import parse_study
@@ -19,6 +19,7 @@ ZIGZAG = CONTRACT.replace("[dynamics]", '[dynamics]\nkind = "ZigZag"\nexcess = 0
     'derivatives = "own"', 'derivatives = "none"'
 )
 FEW_ROUNDS = CONTRACT
+SUMMED = CONTRACT.replace('"south"]', '"south", "west"]').replace('derivatives = "own"', 'derivatives = "summed"')
 
 
 class Folder:
@@ -39,7 +40,10 @@ class Folder:
         return {name: self.path / f"{name}.csv" for name in self.study.sites}
 
     def agent(self, name, store=None, seed=SITE_SEED):
-        return open_agent(self.study, name, self.data[name], store=store or self.path / "sites" / name, seed=seed)
+        return open_agent(
+            self.study, name, self.data[name], store=store or self.path / "sites" / name, seed=seed,
+            credentials=read_credentials(self.keys(name)),
+        )  # fmt: skip
 
     def keys(self, name):
         return self.path / "keys" / ("coordinator" if name == "coordinator" else f"sites/{name}")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
 
+from fedpdmc.audit import replay, show
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import MOST_REFUSALS
 from fedpdmc.federation.journal import Journal, Kind, read_log
-from fedpdmc.service import replay, show
 
 RUN = b"r" * 16
 CHAINS, DIM = 4, 3

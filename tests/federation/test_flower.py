@@ -22,11 +22,11 @@ def test_signatures_name_the_party_and_nothing_else_does(tmp_path):
     make_keys(tmp_path / "b", ["north"])
     north, south, other = (read_credentials(tmp_path / x) for x in ("a/sites/north", "a/sites/south", "b/sites/north"))
     signature = sign(north, b"data")
-    assert signer(south.authority, north.certificate, signature, b"data") == "north"
-    assert signer(south.authority, north.certificate, signature, b"date") is None
-    assert signer(south.authority, south.certificate, signature, b"data") is None
-    assert signer(south.authority, other.certificate, sign(other, b"data"), b"data") is None
-    assert signer(south.authority, b"", b"", b"data") is None
+    assert signer(south, north.certificate, signature, b"data") == "north"
+    assert signer(south, north.certificate, signature, b"date") is None
+    assert signer(south, south.certificate, signature, b"data") is None
+    assert signer(south, other.certificate, sign(other, b"data"), b"data") is None
+    assert signer(south, b"", b"", b"data") is None
     assert (tmp_path / "a/sites/north/node").stat().st_mode & 0o077 == 0
 
 

@@ -5,15 +5,17 @@ import pytest
 from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
 
 import fedpdmc as fp
+from fedpdmc.audit import NO_SECRET, replay
 from fedpdmc.errors import InputError
-from fedpdmc.federation.agent import open_agent
 from fedpdmc.federation.journal import Kind
+from fedpdmc.federation.opening import open_agent
 from fedpdmc.privacy.ledger import Ledger
 
 # Twelve records and covariates up to five: no privacy worth the name, but an account that must be right.
 BUDGET = "\n[privacy]\nepsilon = 20000.0\ndelta = 1e-6\n"
 PRIVATE = ZIGZAG.replace("chains = 4", "chains = 2").replace("duration = 6.0", "duration = 0.05") + BUDGET
 PRIVATE = PRIVATE.replace("burn_in = 1.0", "burn_in = 0.01").replace("rounds = 2000", "rounds = 100000")
+PRIVATE = PRIVATE.replace("passes = true\n", "")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,16 @@ def spent(path, name):
     return found
 
 
+def alike(one, other):
+    """The same account, whatever the run is called."""
+    assert set(one) == set(other)
+    return all(
+        one[key] == (pytest.approx(other[key], rel=1e-9) if isinstance(other[key], float) else other[key])
+        for key in one
+        if key != "run"
+    )
+
+
 def test_bounds_follow_from_the_declared_columns(folder):
     budget = folder.study.budget()
     np.testing.assert_allclose(budget.bounds.sizes("box", 3), [1.0, 1.0, 5.0])
@@ -45,7 +57,6 @@ def test_bounds_follow_from_the_declared_columns(folder):
 
 def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
     expected = in_process(folder, tmp_path / "one")
-    assert expected.settings["privacy"]["epsilon"] == 20000.0
     agents = {
         name: open_agent(
             folder.study,
@@ -63,8 +74,16 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
         post = fp.sample(connection, progress=False)
         told = {one.name: one.remaining for one in connection.federation.terms}
         kept = {name: agent._private.terms.remaining for name, agent in agents.items()}
+        reports = {name: agent._private.report() for name, agent in agents.items()}
     assert told == kept and all(value > 0 for value in told.values())
     assert same_bits(post, expected)
+    # What the sites have told over the network is what their ledgers say, and in process.
+    assert set(post.privacy) == {"north", "south"}
+    for name, report in reports.items():
+        assert alike(post.privacy[name], report) and post.privacy[name]["run"] == report["run"]
+        assert alike(expected.privacy[name], report)
+        assert 0 < report["spent"] < 1 and report["observed"] > 0
+    assert not post.gradient_evaluations.any()
     Ledger.open(tmp_path / "one" / "ledger.db").close()
     for name, agent in agents.items():
         agent._private.ledger.close()
@@ -88,3 +107,22 @@ def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
     assert notes == ["seeded for tests: NOT private"] and agent.site.budget.account_name == "records"
     agent.journal.close()
     Ledger.open(tmp_path / "ledger.db").close()
+
+
+def test_a_private_site_is_replayed_from_its_ledger_and_says_what_it_cannot_without(folder, tmp_path):
+    """Its randomness is the ledger's own: with a copy of it as it was before the run the same answers come out."""
+    ledger, store = tmp_path / "ledger.db", tmp_path / "run"
+    with fp.connect(folder.study, data=folder.data, seed=SEED, ledger=ledger, store=store) as connection:
+        fp.sample(connection, progress=False)
+    Ledger.open(ledger).close()
+    before, north = ledger.read_bytes(), store / "sites" / "north"
+    found = replay(folder.study, "north", folder.data["north"], store=north, ledger=ledger)
+    assert found.same > 5 and found.different == [] and found.unchecked == {}
+    # The second site of the run comes after the first in the ledger: what it says is left is not compared.
+    other = replay(folder.study, "south", folder.data["south"], store=store / "sites" / "south", ledger=ledger)
+    assert other.same == found.same and other.different == []
+    assert ledger.read_bytes() == before
+    assert replay(folder.study, "north", folder.data["south"], store=north, ledger=ledger).different
+    without = replay(folder.study, "north", folder.data["north"], store=north, ledger=tmp_path / "none.db")
+    assert (without.same, without.different) == (1, [])
+    assert without.unchecked == {NO_SECRET: found.same - 1}

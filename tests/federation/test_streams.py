@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import logging
 import queue
+import shutil
 import socket
 import threading
 import time
@@ -14,13 +15,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from tests.federation.proxy import Proxy
-from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
+from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError, Refused
 from fedpdmc.federation import wire
 from fedpdmc.federation.streams import METHOD, SERVICE, serve
-from fedpdmc.keys import Credentials, make_keys, read_credentials
+from fedpdmc.keys import Credentials, fingerprint, make_keys, read_credentials, revoke
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +50,8 @@ def test_over_tls_as_in_process_to_the_bit(folder, expected, fresh):
     assert post.settings["sites"] == ["north", "south"]
     assert post.rounds > 20 and np.all(post.bytes > 1000)
     np.testing.assert_array_equal(post.messages, 2 * post.rounds)
-
-
-def test_the_few_rounds_method_with_its_reference_and_control_variates(tmp_path):
-    folder = Folder(tmp_path, FEW_ROUNDS)
-    with folder.listening() as connection, folder.sites(connection):
-        post = fp.sample(connection, progress=False)
-    assert same_bits(post, folder.in_process())
-    assert post.rounds < 30
+    np.testing.assert_array_equal(post.gradient_evaluations, expected.gradient_evaluations)
+    assert np.all(post.gradient_evaluations > post.rounds)
 
 
 def test_bits_do_not_depend_on_a_network_that_delays_and_cuts(folder, expected, fresh, caplog):
@@ -225,6 +220,48 @@ def test_a_certificate_of_a_site_outside_the_study_is_not_enough(folder, door, t
     make_keys(folder.path / "keys", ["west"])
     answer = says(door.address, read_credentials(folder.keys("west")), hello(folder, "west"))
     assert answer.code == "UNKNOWN_SITE"
+
+
+def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp_path, expected, caplog):
+    """Shut out in the middle of a run: the run waits, refuses the old certificate, and goes on with a new one."""
+    shutil.copytree(folder.path / "keys", tmp_path / "keys")
+    place = tmp_path / "keys" / "coordinator"
+    agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+    south = agents.pop("south")
+    answer, rounds = south.answer, []
+
+    def shut_out(data):
+        rounds.append(data)
+        if len(rounds) == 9:
+            revoke(place, [fingerprint(old.certificate)])
+        return answer(data)
+
+    south.answer = shut_out
+    old = read_credentials(folder.keys("south"))
+    make_keys(tmp_path / "keys", ["west"])
+    shutil.rmtree(tmp_path / "keys" / "sites" / "south")
+    make_keys(tmp_path / "keys", ["south"])
+    new, refused = read_credentials(tmp_path / "keys" / "sites" / "south"), []
+
+    def serve_south(address):
+        try:
+            serve(south, address, old, lambda pause: False)
+        except Refused as error:
+            refused.append(error.code)
+            serve(south, address, new, lambda pause: True)
+
+    with folder.listening(keys=place) as connection, folder.sites(connection, agents):
+        assert not isinstance(says(connection.address, old, hello(folder, "south")), wire.Refusal)
+        worker = threading.Thread(target=serve_south, args=(connection.address,))
+        worker.start()
+        post = fp.sample(connection, progress=False)
+        assert says(connection.address, old, hello(folder, "south")).code == "REVOKED"
+        connection.finish()
+        worker.join(20)
+    south.journal.close()
+    assert refused == ["REVOKED"] and len(rounds) > 20
+    assert any("has been revoked" in record.message for record in caplog.records)
+    assert same_bits(post, expected)
 
 
 def test_a_message_above_the_limit_ends_the_stream(folder, door):

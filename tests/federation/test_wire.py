@@ -36,6 +36,12 @@ def messages(chains=3, segments=2, dim=4):
         wire.Arrivals(RUN, 3, DIGEST, np.abs(arrays(c)), np.zeros(c, bool), np.zeros(0, int), arrays(c, d)),
         wire.Refusal(RUN, 4, DIGEST, "TOO_MANY_ROUNDS", 2),
         wire.Farewell(RUN, 5),
+        wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, np.zeros((0, 0)), np.zeros(0), arrays(d)),
+        wire.Opened(RUN, 2, DIGEST, 3.5, np.arange(13.0)),
+        wire.Offer(RUN, 1),
+        wire.Offered(RUN, 1, DIGEST, DIGEST, b"certificate", b"signature"),
+        wire.Agree(RUN, 2, (b"one", b"", b"three")),
+        wire.Masked(RUN, 3, DIGEST, np.asarray([2**64 - 1, 0, 7], "<u8")),
     ]
 
 
@@ -123,8 +129,8 @@ def test_fields_that_do_not_fit_are_refused_by_name(message, field):
 
 def test_another_version_is_refused():
     data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
-    data[4] = 2
-    with pytest.raises(WireError, match="version 2 where 1 is spoken"):
+    data[4] = 1
+    with pytest.raises(WireError, match="version 1 where 2 is spoken"):
         wire.decode(bytes(data))
 
 

@@ -29,6 +29,7 @@ burn_in = 1.0
 
 [releases]
 derivatives = "own"
+passes = true
 
 [limits]
 rounds = 2000
@@ -39,7 +40,8 @@ POLICY = """
 least_records = 5
 most_parameters_per_record = 0.5
 families = ["logistic"]
-derivatives = true
+derivatives = "own"
+passes = true
 most_rounds = 1000000
 most_observed_time = 1e6
 """

@@ -50,7 +50,7 @@ def test_a_contract_says_everything():
         ("chains = 4", "chains = 0", "chains"),
         ("chains = 4", 'chains = 4\nkind = "HMC"', "dynamics: kind"),
         ("duration = 6.0", "duration = 6.0\ness = 10", "ess and duration"),
-        ('derivatives = "own"', 'derivatives = "summed"', "Secure sums"),
+        ('derivatives = "own"', 'derivatives = "summed"', "'summed' over 2 sites"),
         ('derivatives = "own"', 'derivatives = "none"', "Laplace reference"),
         ("[limits]", "[privacy]\nepsilon = 1.0\n[limits]", "privacy: delta"),
         ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[limits]", "Only coordinate flips can be private"),
@@ -80,7 +80,8 @@ def test_the_design_follows_from_the_contract_and_not_from_the_records():
         ("", "", 4, "POLICY_RECORDS"),
         ("= 0.5", "= 0.1", 12, "POLICY_PARAMETERS"),
         ('["logistic"]', '["linear", "poisson"]', 12, "POLICY_FAMILY"),
-        ("derivatives = true", "derivatives = false", 12, "POLICY_DERIVATIVES"),
+        ('derivatives = "own"', 'derivatives = "summed"', 12, "POLICY_DERIVATIVES"),
+        ("passes = true", "passes = false", 12, "POLICY_PASSES"),
         ("1000000", "1999", 12, "POLICY_ROUNDS"),
         ("1e6", "999.0", 12, "POLICY_TIME"),
         ("least_records = 5", "least_records = 5\nlargest_epsilon = 1.0", 12, "POLICY_EPSILON"),
@@ -95,8 +96,18 @@ def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
 
 
 def test_a_policy_lets_pass_what_it_allows(tmp_path):
-    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "policy.toml").write_text(POLICY + f'[certificates]\nsouth = "{"AB:" * 31}AB"\n')
     policy, study = read_policy(tmp_path / "policy.toml"), parse_study(CONTRACT.encode())
     policy.check("north", study, 12)
+    assert policy.certificates == {"south": 32 * "ab"}
     with pytest.raises(Refused, match="POLICY_SITE"):
         policy.check("east", study, 12)
+    (tmp_path / "policy.toml").write_text(POLICY + "[certificates]\nsouth = 'abc'\n")
+    with pytest.raises(InputError, match="64 hexadecimal digits"):
+        read_policy(tmp_path / "policy.toml")
+
+
+def test_a_budget_covers_no_passes():
+    contract = CONTRACT.replace("[dynamics]", '[dynamics]\nkind = "ZigZag"').replace('"own"', '"none"')
+    with pytest.raises(InputError, match="No budget covers them"):
+        parse_study((contract + "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n").encode())

@@ -104,6 +104,18 @@ def _keys(
     raise typer.Exit(studies.guarded(lambda: studies.keys(folder, study, site or [], days, host or [])))
 
 
+@app.command("revoke")
+def _revoke(
+    folder: Annotated[Path, typer.Argument(help="Keys of the party that is to refuse, such as keys/coordinator.")],
+    certificate: Annotated[list[Path] | None, typer.Option(help="A certificate.pem to shut out.")] = None,
+    fingerprint: Annotated[list[str] | None, typer.Option(help="The SHA-256 of one, in hexadecimal digits.")] = None,
+) -> None:
+    """Shut a certificate out: a coordinator refuses it from now on, also on connections that are open."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.revoke_certificates(folder, certificate or [], fingerprint or [])))
+
+
 @study_app.command("check")
 def _check(
     study: Contract,
@@ -204,11 +216,18 @@ def _show(store: Annotated[Path, typer.Argument(help="The site's store.")]) -> N
 
 
 @audit_app.command("replay")
-def _replay(study: Contract, name: Name, data: Data, store: Store, query: Query = None) -> None:
-    """Answer every request of a site's log again, from its records, and compare."""
+def _replay(
+    study: Contract,
+    name: Name,
+    data: Data,
+    store: Store,
+    query: Query = None,
+    ledger: Annotated[Path | None, typer.Option(help="The site's privacy ledger; the user's own by default.")] = None,
+) -> None:
+    """Answer every request of a site's log again, from its records, compare, and say what could not be compared."""
     from fedpdmc.cli import studies
 
-    raise typer.Exit(studies.guarded(lambda: studies.audit_replay(study, name, data, query, store)))
+    raise typer.Exit(studies.guarded(lambda: studies.audit_replay(study, name, data, query, store, ledger)))
 
 
 privacy_app = typer.Typer(help="What a site gives away, and what that costs.", no_args_is_help=True)

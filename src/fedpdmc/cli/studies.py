@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 import fedpdmc as fp
+from fedpdmc.audit import replay, show
 from fedpdmc.errors import FedPDMCError, InputError
-from fedpdmc.keys import make_keys
-from fedpdmc.service import replay, serve_site, show, write_flower_app
+from fedpdmc.keys import fingerprint, make_keys, revoke
+from fedpdmc.service import serve_site, write_flower_app
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
 
@@ -45,13 +46,26 @@ def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int, host
     return 0
 
 
+def revoke_certificates(folder: Path, certificates: Sequence[Path], fingerprints: Sequence[str]) -> int:
+    """Shut certificates out at one party."""
+    try:
+        found = [fingerprint(path.read_bytes()) for path in certificates]
+    except (OSError, ValueError) as error:
+        raise InputError("certificate", str(error), "Give a certificate.pem, or --fingerprint.") from error
+    if not [*found, *fingerprints]:
+        raise InputError("revoke", "nothing", "Give --certificate or --fingerprint.")
+    path = revoke(folder, [*found, *fingerprints])
+    print(f"{path}: {len(path.read_text().splitlines())} certificates are no longer taken.")
+    return 0
+
+
 def check(path: Path, records: int) -> int:
     """Read a contract, run it on made-up records, and say what it will cost."""
     study, console = read_study(path), Console(highlight=False)
     console.print(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
     console.print(f"parameters: {', '.join(study.names)}", markup=False)
     console.print(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
-    console.print(f"released: arrivals{', own derivatives' if study.derivatives else ''}; {_budget_words(study)}")
+    console.print(f"released: {_released(study)}; {_budget_words(study)}")
     trial = try_study(study, records=records)
     console.print(f"dry run on {records} made-up records a site: {trial.posterior!r}", markup=False)
     console.print(
@@ -62,6 +76,11 @@ def check(path: Path, records: int) -> int:
         console.print("The limits are likely too small for what [run] asks for.", style="red")
         return 1
     return 0
+
+
+def _released(study) -> str:
+    told = {"none": [], "summed": ["derivatives summed over the sites"], "own": ["own derivatives"]}[study.derivatives]
+    return ", ".join(["arrivals", *told, *(["passes over the records"] if study.passes else [])])
 
 
 def _budget_words(study) -> str:
@@ -165,11 +184,14 @@ def audit_show(store: Path) -> int:
     return 0
 
 
-def audit_replay(path: Path, name: str, data: str, query: str | None, store: Path) -> int:
+def audit_replay(path: Path, name: str, data: str, query: str | None, store: Path, ledger: Path | None) -> int:
     """Answer a log's requests again and compare."""
     source = data if ":" in data else Path(data)
-    same, different = replay(read_study(path), name, source, store=store, query=query)
+    same, different, unchecked = replay(read_study(path), name, source, store=store, query=query, ledger=ledger)
+    print("The log is whole: every entry carries the hash of all before it.")
     print(f"{same} answers came out the same, {len(different)} did not.")
+    for why, count in unchecked.items():
+        print(f"{count} answers bear the hash of their request but were not made again: {why}.")
     for sequence in different[:10]:
         print(f"request {sequence}: another answer than the log has")
     return 1 if different else 0

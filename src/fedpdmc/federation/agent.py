@@ -6,9 +6,7 @@ An agent turns one message into another and knows nothing of how messages travel
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-from pathlib import Path
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,13 +27,15 @@ from fedpdmc.errors import (
 )
 from fedpdmc.federation import wire
 from fedpdmc.federation.journal import Journal, Kind
+from fedpdmc.federation.masking import OutOfRange
+from fedpdmc.federation.sums import Party, Unproved
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.private import PrivateSite
 from fedpdmc.randomness import chain_keys
 from fedpdmc.site import Opening, Site, answer, open_site
-from fedpdmc.study import Policy, Study, read_records
+from fedpdmc.study import Study
 
 logger = logging.getLogger("fedpdmc.site")
 SOFTWARE = f"fedpdmc {__version__}"
@@ -45,6 +45,8 @@ MOST_REFUSALS = 1000
 # A horizon may exceed what is left of the observed time by rounding.
 ROUNDING = 1e-9
 SPEED = 1e-12
+
+REQUESTS = (wire.Derive, wire.Open, wire.Plans, wire.Offer, wire.Agree)
 
 _answer = compiled(answer)
 
@@ -68,16 +70,19 @@ class Agent:
         The log, with whatever was answered before.
     run_seed : int
         For a site without a seed of its own, in the coordinator's process.
+    party : Party, optional
+        Its part in secure sums, where the contract has derivatives summed.
     """
 
-    def __init__(self, study: Study, site: Site, journal: Journal, run_seed: int = 0):
-        self.study, self.site, self.journal, self._run_seed = study, site, journal, run_seed
+    def __init__(self, study: Study, site: Site, journal: Journal, run_seed: int = 0, party: Party | None = None):
+        self.study, self.site, self.journal, self._run_seed, self.party = study, site, journal, run_seed, party
         self.run: bytes | None = None
         self._clock, self._keys = None, None
         self._private: PrivateSite | None = None
         self._shape = (0, 0, len(study.names))
         self._next = np.zeros(0, dtype=np.int64)
         self.observed_time, self.finished, self.refusals = 0.0, False, 0
+        self.passes, self._charged, self._points = 0, 0.0, 0
         self._recall()
 
     @double_precision
@@ -96,7 +101,7 @@ class Agent:
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
             elif entry.kind is Kind.ANSWER and request is not None:
-                self._absorb(wire.decode(request), wire.decode(entry.payload))
+                self.absorb(wire.decode(request), wire.decode(entry.payload))
 
     def progress(self) -> str:
         """How much of what the contract allows has been asked."""
@@ -163,7 +168,7 @@ class Agent:
 
     def _stored(self, message: wire.Message, asked: bytes) -> bytes | None:
         """The answer given before to this very request; None if it is new."""
-        if not isinstance(message, (wire.Derive, wire.Open, wire.Plans, wire.Farewell)):
+        if not isinstance(message, (*REQUESTS, wire.Farewell)):
             raise _No("NOT_A_REQUEST")
         if message.run != self.run:
             raise _No("OTHER_RUN")
@@ -182,7 +187,8 @@ class Agent:
     def _fresh(self, message: wire.Message, data: bytes, asked: bytes) -> bytes:
         if message.sequence > self.study.rounds:  # type: ignore[attr-defined]
             raise _No("TOO_MANY_ROUNDS")
-        work = {wire.Derive: self._derive, wire.Open: self._open, wire.Plans: self._plans}
+        handlers = (self._derive, self._open, self._plans, self._offer, self._agree)
+        work: dict[type, Callable[..., wire.Message]] = dict(zip(REQUESTS, handlers, strict=True))
         answer = work[type(message)](message, asked)
         out = wire.encode(answer)
         try:
@@ -191,22 +197,48 @@ class Agent:
         except OSError as error:
             logger.error("the answer cannot be stored, so it is not given: %s", error)
             raise _No("STORAGE") from error
-        self._absorb(message, answer)
+        self.absorb(message, answer)
         return out
 
-    def _derive(self, message: wire.Derive, asked: bytes) -> wire.Derivatives:
-        if not self.study.derivatives:
+    def _offer(self, message: wire.Offer, asked: bytes) -> wire.Offered:
+        return self._partner().offer(message, asked)
+
+    def _agree(self, message: wire.Agree, asked: bytes) -> wire.Opened:
+        try:
+            self._partner().check(message)
+        except Unproved as error:
+            logger.error("secure sums: %s", error)
+            raise _No("KEY_NOT_PROVED") from error
+        return wire.Opened(message.run, message.sequence, asked)
+
+    def _partner(self) -> Party:
+        if self.party is None:
+            raise _No("DERIVATIVES_NOT_ALLOWED")
+        if self.party.agreed:
+            raise _No("ALREADY_AGREED")
+        return self.party
+
+    def _derive(self, message: wire.Derive, asked: bytes) -> wire.Derivatives | wire.Masked:
+        if self.study.derivatives == "none":
             raise _No("DERIVATIVES_NOT_ALLOWED")
         if self._clock is not None:
             raise _No("ALREADY_OPEN")
         if message.x.shape != (len(self.study.names),):
             raise _No("WRONG_SHAPE")
-        if message.sequence > self.study.most_derivatives:
+        if self._points >= self.study.most_derivatives:
             raise _No("TOO_MANY_DERIVATIVES")
+        if self.party is not None and not self.party.agreed:
+            raise _No("NOT_AGREED")
         value, gradient, hessian = self.site.derivatives(message.x)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise _No("NOT_FINITE")
-        return wire.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
+        if self.party is None:
+            return wire.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
+        try:
+            return self.party.masked(message, asked, value, gradient, hessian)
+        except OutOfRange as error:
+            logger.error("%s Declare the columns with a center and a scale.", error)
+            raise _No("OUT_OF_RANGE") from error
 
     def _open(self, message: wire.Open, asked: bytes) -> wire.Opened:
         study, dim = self.study, len(self.study.names)
@@ -215,7 +247,8 @@ class Agent:
             raise _No("ALREADY_OPEN")
         if message.center.shape != (dim,) or message.chains != study.chains:
             raise _No("WRONG_SHAPE")
-        if not 1 <= message.segments <= MOST_SEGMENTS or message.order != order:
+        own = bool(order) and not message.linear.size
+        if not 1 <= message.segments <= MOST_SEGMENTS or message.order != order or own != bool(order and self.party):
             raise _No("NOT_IN_CONTRACT")
         plain = np.array_equal(message.scale, np.ones(dim)) and not message.center.any()
         if study.reference == "none" and not plain:
@@ -224,14 +257,27 @@ class Agent:
             raise _No("SINGULAR_REFERENCE")
         if self.site.budget is None:
             return wire.Opened(message.run, message.sequence, asked)
-        terms = self._guard(message).terms
-        return wire.Opened(message.run, message.sequence, asked, terms.excess, terms.remaining)
+        guard = self._guard(message)
+        account = np.append(guard.standing.numbers(), guard.spent)
+        return wire.Opened(message.run, message.sequence, asked, guard.terms.remaining, account)
 
     def _guard(self, message: wire.Open) -> PrivateSite:
         """The site under its budget, charged to this run."""
         if self._private is None:
-            self._private = PrivateSite(self.site, opening_of(message, self.study.dynamics()), message.run.hex())
+            self._private = PrivateSite(self.site, self._opening(message), message.run.hex())
         return self._private
+
+    def _opening(self, message: wire.Open) -> Opening:
+        """What the site is told at the start, with its own control variate where only the sum of all is public."""
+        reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
+        control = None
+        if message.order and self.party is not None:
+            _, gradient, hessian = self.site.derivatives(message.point)
+            control = self.party.control(message.point, message.order, gradient, hessian)
+        elif message.order:
+            quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
+            control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
+        return Opening(reference, self.study.dynamics(), control)
 
     def _plans(self, message: wire.Plans, asked: bytes) -> wire.Arrivals:
         clock, keys = self._clock, self._keys
@@ -267,9 +313,9 @@ class Agent:
         flips = clock.dynamics.flips
         mark = np.asarray(arrival.mark)
         coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)
-        return wire.Arrivals(
-            message.run, message.sequence, asked, np.asarray(arrival.time), np.asarray(arrival.rang), coordinate, normal
-        )
+        passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
+        seen = (np.asarray(arrival.time), np.asarray(arrival.rang), coordinate, normal)
+        return wire.Arrivals(message.run, message.sequence, asked, *seen, passes=passes)
 
     def _privately(self, message: wire.Plans, plan: Plan, asked: bytes) -> wire.Arrivals:
         """An arrival that the ledger has charged, and what the budget still covers."""
@@ -285,8 +331,10 @@ class Agent:
             logger.error("%s", error)
             raise _No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
         seen = (np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark))
-        remaining = self._private.terms.remaining
-        return wire.Arrivals(message.run, message.sequence, asked, *seen, np.zeros((0, plan.start.shape[1])), remaining)
+        remaining, charged = self._private.terms.remaining, self._charged + self._private.seen(plan, seen[0])
+        none = np.zeros((0, plan.start.shape[1]))
+        account = (remaining, charged, self._private.spent)
+        return wire.Arrivals(message.run, message.sequence, asked, *seen, none, *account)
 
     def _part(self, message: wire.Farewell, asked: bytes) -> bytes:
         """A farewell has no place in the sequence: the run may be taken up again after it."""
@@ -294,111 +342,28 @@ class Agent:
         self.journal.note("farewell")
         return wire.encode(wire.Opened(message.run, message.sequence, asked))
 
-    def _absorb(self, message: wire.Message, given: wire.Message) -> None:
+    @double_precision
+    def adopt(self, request: bytes, answer: bytes) -> None:
+        """Take a request with its answer as they were once logged."""
+        self.journal.append(Kind.REQUEST, request)
+        self.journal.append(Kind.ANSWER, answer)
+        self.absorb(wire.decode(request), wire.decode(answer))
+
+    def absorb(self, message: wire.Message, given: wire.Message) -> None:
         """What an answered request changes for those after it; the same live and from the log."""
         if isinstance(message, wire.Open):
             self._shape = (message.chains, message.segments, message.center.shape[0])
             self._next = np.zeros(message.chains, dtype=np.int64)
             if self.site.budget is not None:
                 self._guard(message)
-            self._clock = open_site(self.site, opening_of(message, self.study.dynamics()))
+            self._clock = open_site(self.site, self._opening(message))
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
+        elif isinstance(message, wire.Agree) and self.party is not None:
+            self.party.absorb(message)
+        elif isinstance(message, wire.Derive):
+            self._points += 1
         elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
+            self.passes, self._charged = given.passes, given.observed
             horizon = message.duration.sum(-1)
             self._next = np.where(horizon > 0, message.number + 1, self._next)
             self.observed_time += float(np.minimum(given.time, horizon).sum())
-
-
-def opening_of(message: wire.Open, dynamics) -> Opening:
-    """What a site is told at the start, from the message."""
-    reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
-    control = None
-    if message.order:
-        quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
-        control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
-    return Opening(reference, dynamics, control)
-
-
-@double_precision
-def open_agent(
-    study: Study,
-    name: str,
-    source: str | Path,
-    *,
-    store: str | Path,
-    query: str | None = None,
-    policy: Policy | None = None,
-    seed: int | None = None,
-    run_seed: int | None = None,
-    ledger: str | Path | None = None,
-    dataset: str | None = None,
-    seeded_for_tests: bool = False,
-) -> Agent:
-    """A site's agent: its records read and checked, its policy applied, its log opened.
-
-    Parameters
-    ----------
-    study : Study
-    name : str
-    source, query
-        As `fedpdmc.study.read_records` takes them.
-    store : path
-        The folder of the site's log and seed.
-    policy : Policy, optional
-    seed : int, optional
-        The site's own secret; from the operating system if None.
-    run_seed : int, optional
-        Derive the site's randomness from the run's seed instead: for sites in the coordinator's process only.
-    ledger : path, optional
-        The site's privacy ledger, for a contract with a budget; the user's own by default.
-    dataset : str, optional
-        The data set's name in the ledger, if the policy gives none; None: all of the ledger is one data set.
-    seeded_for_tests : bool
-        Take a seed in spite of a budget: nothing is private then, and log and result say so.
-    """
-    records = read_records(study, source, query)
-    if policy is not None:
-        policy.check(name, study, len(records))
-    if study.epsilon is not None and seed is not None and not seeded_for_tests:
-        raise InputError(
-            "seed",
-            "one for a site with a privacy budget",
-            "Leave it out: randomness is the operating system's. Only for tests, seeded_for_tests: nothing is private then.",
-        )
-    budget = study.budget(ledger, dataset=dataset, seeded_for_tests=seeded_for_tests)
-    # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
-    own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
-    site = Site(study.potential(records), name=name, seed=own, budget=budget)
-    journal = Journal(store)
-    try:
-        if site.budget is not None:
-            # An account on other terms is told to the operator before anyone is asked anything.
-            site.budget.study_limit(site.budget.open()[1])
-        if site.budget is not None and site.seed is not None:
-            logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
-            journal.note("seeded for tests: NOT private")
-        return Agent(study, site, journal, run_seed or 0)
-    except BaseException:
-        journal.close()
-        raise
-
-
-def site_seed(folder: str | Path, seed: int | None) -> int:
-    """The seed that the site keeps in its store: as given the first time, else from the operating system."""
-    path = Path(folder) / "seed"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.exists():
-        kept = int(path.read_text())
-        if seed is not None and seed != kept:
-            raise InputError("seed", "another one than this store was begun with", "Leave it out, or use a new store.")
-        return kept
-    chosen = secrets.randbits(63) if seed is None else seed
-    # Whole or not at all: a torn seed would be another seed.
-    draft = path.with_suffix(".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(str(chosen))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    return chosen

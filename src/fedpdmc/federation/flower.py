@@ -116,7 +116,7 @@ class GridTransport(Transport):
                 continue
             record = _record(reply)
             data = _bytes(record, "answer")
-            found[reply.metadata.src_node_id] = (_signer(self._own.authority, record, data), data)
+            found[reply.metadata.src_node_id] = (_signer(self._own, record, data), data)
         return found
 
     def status(self) -> str:
@@ -141,28 +141,28 @@ def _bytes(record: ConfigRecord, key: str) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _signer(authority: bytes, record: ConfigRecord, data: bytes) -> str | None:
-    return signer(authority, _bytes(record, "certificate"), _bytes(record, "signature"), data)
+def _signer(own: Credentials, record: ConfigRecord, data: bytes) -> str | None:
+    return signer(own, _bytes(record, "certificate"), _bytes(record, "signature"), data)
 
 
 @client_app.query()
 def answer(message: Message, context: Context) -> Message:
     """The site's part: check who asks, come back from the log, answer, sign."""
-    from fedpdmc.federation.agent import open_agent
+    from fedpdmc.federation.opening import open_agent
 
     options = context.node_config
     name, store = _option(options, "name"), _option(options, "store")
     own, study = read_credentials(_option(options, "keys")), read_study(_option(options, "study"))
     record = _record(message)
     welcome, request = _bytes(record, "welcome"), _bytes(record, "request")
-    if _signer(own.authority, record, welcome + request) != COORDINATOR:
+    if _signer(own, record, welcome + request) != COORDINATOR:
         raise Refused(name, "NOT_THE_COORDINATOR", "A request was not signed by the coordinator of this study.")
     source = _option(options, "data")
     query = str(options["query"]) if "query" in options else None
     policy = read_policy(_option(options, "policy"))
     seed = options.get("seed")
     agent = open_agent(
-        study, name, source if ":" in source else Path(source), query=query, policy=policy, store=store,
+        study, name, source if ":" in source else Path(source), query=query, policy=policy, store=store, credentials=own,
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
     )  # fmt: skip
     try:

@@ -11,14 +11,19 @@ import numpy as np
 
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, NotFinite, Refused, WireError
-from fedpdmc.federation import wire
+from fedpdmc.federation import masking, wire
 from fedpdmc.federation.base import Federation
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.private import Terms
+from fedpdmc.standing import Standing
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
+# The name under which all sites together go where only sums are known; no site can have it.
+SUM = "/sum"
+# Rounds in which the sites agree on their masks.
+AGREEMENT = 2
 
 
 class Request(NamedTuple):
@@ -76,7 +81,12 @@ class RemoteFederation(Federation):
         self.bytes = np.zeros(len(transport.names), dtype=np.int64)
         self._point: np.ndarray | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
+        self._agreed = False
         self._terms: dict[str, Terms] = {}
+        # Of each private site, what stays of its account, and its observed time and the share that is spent.
+        self.standings: dict[str, Standing] = {}
+        self.used: dict[str, tuple[float, float]] = {}
+        self.passes = np.zeros(len(transport.names), dtype=np.int64)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,6 +97,11 @@ class RemoteFederation(Federation):
     def terms(self) -> list[Terms]:
         """What the budget of each private site still covers, as it said last."""
         return list(self._terms.values())
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        """Passes over each site's records so far, where the contract has them told."""
+        return self.passes
 
     @terms.setter
     def terms(self, terms: Sequence[Terms]) -> None:
@@ -104,12 +119,43 @@ class RemoteFederation(Federation):
             self._point = np.array(x)
         return self._derived
 
-    def open(self, reference: Reference, control: Sequence[ControlVariate | None], chains: int, segments: int) -> None:
-        """Tell every site the public coordinates and its own control variate, for the rest of the run."""
+    def sums(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """``ΣU_m``, ``Σ∇U_m`` and ``Σ∇²U_m`` at one point: all that can be read from what the sites answer.
+
+        The first time the sites agree on their masks, in two rounds. No sum is taken before every site has answered.
+        """
+        if not self._agreed:
+            requests = [Request.of(wire.Offer(self.run, self.sequence + 1))] * len(self.names)
+            offered = self.transport.ask(requests)
+            self._take(offered, requests, wire.Offered)
+            request = Request.of(wire.Agree(self.run, self.sequence + 1, tuple(offered)))
+            self._ask([request] * len(self.names), wire.Opened)
+            self._agreed = True
+        request = Request.of(wire.Derive(self.run, self.sequence + 1, x))
+        found = self._ask([request] * len(self.names), wire.Masked)
+        for name, message in zip(self.names, found, strict=True):
+            if message.words.shape != (2 * masking.size(len(x)),):
+                raise BadAnswer(name, "derivatives of another number of parameters")
+        return masking.unpacked(masking.total([message.words for message in found]), len(x))
+
+    def open(
+        self,
+        reference: Reference,
+        control: Sequence[ControlVariate | None],
+        chains: int,
+        segments: int,
+        own_control: bool = False,
+    ) -> None:
+        """Tell every site the public coordinates and its control variate, for the rest of the run.
+
+        With ``own_control`` only the point is told: the site's control variate is its own Taylor polynomial there.
+        """
         requests = []
         for own in control:
             parts = (np.zeros((0, 0)), np.zeros(0), np.zeros(0))
-            if own is not None:
+            if own is not None and own_control:
+                parts = (*parts[:2], np.asarray(own.point))
+            elif own is not None:
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order = 0 if own is None else own.order
             center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
@@ -117,11 +163,10 @@ class RemoteFederation(Federation):
             requests.append(Request.of(message))
         found = self._ask(requests, wire.Opened)
         dim = reference.dim
-        self.terms = [
-            Terms(name, dim, message.excess, message.remaining)
-            for name, message in zip(self.names, found, strict=True)
-            if message.remaining >= 0
-        ]
+        told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
+        self.standings = {name: Standing.of(message.account[:-1]) for name, message in told.items()}
+        self.used = {name: (0.0, float(message.account[-1])) for name, message in told.items()}
+        self.terms = [Terms(name, dim, self.standings[name].excess, m.remaining) for name, m in told.items()]
 
     @property
     def columns(self) -> list[np.ndarray | None]:
@@ -140,6 +185,8 @@ class RemoteFederation(Federation):
         for name, message in zip(self.names, found, strict=True):
             if name in self._terms:
                 self._terms[name] = self._terms[name]._replace(remaining=max(message.remaining, 0.0))
+                self.used[name] = (message.observed, message.spent)
+        self.passes = np.asarray([message.passes for message in found], dtype=np.int64)
         horizon, dim = duration.sum(-1), start.shape[1]
         return [_arrival(name, message, horizon, dim) for name, message in zip(self.names, found, strict=True)]
 
@@ -149,7 +196,9 @@ class RemoteFederation(Federation):
         self.sequence -= 1
 
     def _ask(self, requests: list[Request], kind: type) -> list:
-        answers = self.transport.ask(requests)
+        return self._take(self.transport.ask(requests), requests, kind)
+
+    def _take(self, answers: list[bytes], requests: list[Request], kind: type) -> list:
         out = [
             _checked(name, data, kind, (self.run, self.sequence + 1, request.digest))
             for name, data, request in zip(self.names, answers, requests, strict=True)
@@ -212,8 +261,8 @@ class RemoteSite:
     Parameters
     ----------
     federation : RemoteFederation
-    index : int
-        The site's place in the federation.
+    index : int or None
+        The site's place in the federation; None: it stands for all sites, of which only the sum is known.
     dim : int
     """
 
@@ -222,12 +271,14 @@ class RemoteSite:
     # How many records a site has is its own affair.
     records = 0
 
-    def __init__(self, federation: RemoteFederation, index: int, dim: int):
+    def __init__(self, federation: RemoteFederation, index: int | None, dim: int):
         self.federation, self.index, self.dim = federation, index, dim
-        self.name = federation.names[index]
+        self.name = SUM if index is None else federation.names[index]
 
     def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point; the first site that is asked asks all of them."""
+        if self.index is None:
+            return self.federation.sums(x)
         return self.federation.derivatives(x)[self.index]
 
 

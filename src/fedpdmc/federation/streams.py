@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -131,6 +131,7 @@ class StreamTransport(Transport):
     def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):
         host, _ = split_address(listen, "listen")
         self.study, self.run, self._secure, self._closed = study, run, credentials is not None, False
+        self._revoked = None if credentials is None else credentials.revoked
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._desks = {name: _Desk(name, self._done) for name in study.sites}
         streams = 2 * len(study.sites) + 8
@@ -209,6 +210,9 @@ class StreamTransport(Transport):
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
             while (asked := inbox.get()) is not None:
+                if self._is_revoked(context):
+                    logger.warning("the certificate of site %s has been revoked: its stream is closed", desk.name)
+                    return
                 began = time.monotonic()
                 yield asked.request.data
                 answer = _matching(incoming, asked.request.digest, desk.name)
@@ -231,11 +235,20 @@ class StreamTransport(Transport):
             names = context.auth_context().get("x509_common_name", [])
             if [hello.site.encode()] != list(names):
                 return "NAME_NOT_IN_CERTIFICATE", None
+            if self._is_revoked(context):
+                return "REVOKED", None
         if hello.site not in self._desks:
             return "UNKNOWN_SITE", None
         if hello.study != self.study.digest:
             return "OTHER_CONTRACT", None
         return "", self._desks[hello.site]
+
+    def _is_revoked(self, context: grpc.ServicerContext) -> bool:
+        """Whether the certificate of this stream is no longer taken; also if that changed after it was opened."""
+        if self._revoked is None:
+            return False
+        certificates: Any = context.auth_context().get("x509_pem_cert", [])
+        return any(certificate in self._revoked for certificate in certificates)
 
     def _no(self, code: str) -> bytes:
         return wire.encode(wire.Refusal(bytes(wire.RUN_BYTES), 0, wire.NOTHING_ASKED, code, 0))

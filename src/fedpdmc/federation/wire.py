@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,137 +16,33 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedpdmc.errors import WireError
+from fedpdmc.federation.codecs import (
+    BLOB,
+    BLOBS,
+    DIGEST,
+    DIGEST_BYTES,
+    EITHER,
+    FLAGS,
+    INTEGERS,
+    KEY,
+    MATRIX,
+    MOST_BYTES,
+    REAL,
+    RUN,
+    RUN_BYTES,
+    STACK,
+    TEXT,
+    VECTOR,
+    WHOLE,
+    WORDS,
+    Reader,
+)
 
-MAGIC, VERSION = b"FPDM", 1
+MAGIC, VERSION = b"FPDM", 2
 HEADER = struct.Struct("<4sBB")
-# The largest message that either side takes in, unless told otherwise.
-MOST_BYTES = 64 * 2**20
-MOST_TEXT = 256
-RUN_BYTES, DIGEST_BYTES = 16, 32
 NOTHING_ASKED = bytes(DIGEST_BYTES)
-# What is said to remain where there is no privacy budget.
-NO_BUDGET = -1.0
-
-
-class _Reader:
-    """Takes fields off the front of a message, never beyond its end."""
-
-    def __init__(self, data: bytes):
-        self.data, self.at = data, HEADER.size
-
-    def take(self, size: int, what: str) -> int:
-        """Where the next ``size`` bytes begin."""
-        if size > len(self.data) - self.at:
-            raise WireError(what, "a message that ends too early")
-        begin, self.at = self.at, self.at + size
-        return begin
-
-
-class _Whole:
-    """An integer from 0 to 2**63 − 1."""
-
-    form = struct.Struct("<Q")
-
-    def write(self, value: int) -> list[bytes]:
-        return [self.form.pack(value)]
-
-    def read(self, reader: _Reader, name: str) -> int:
-        (value,) = self.form.unpack_from(reader.data, reader.take(8, name))
-        if value >= 2**63:
-            raise WireError(name, "a number above 2**63 − 1")
-        return value
-
-
-class _Real:
-    """A finite number."""
-
-    form = struct.Struct("<d")
-
-    def write(self, value: float) -> list[bytes]:
-        return [self.form.pack(value)]
-
-    def read(self, reader: _Reader, name: str) -> float:
-        (value,) = self.form.unpack_from(reader.data, reader.take(8, name))
-        if not np.isfinite(value):
-            raise WireError(name, "a number that is not finite")
-        return value
-
-
-class _Raw:
-    """A fixed number of bytes."""
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def write(self, value: bytes) -> list[bytes]:
-        if len(value) != self.size:
-            raise WireError("message", f"{len(value)} bytes where {self.size} belong")
-        return [value]
-
-    def read(self, reader: _Reader, name: str) -> bytes:
-        begin = reader.take(self.size, name)
-        return reader.data[begin : begin + self.size]
-
-
-class _Text:
-    """Printable text of at most `MOST_TEXT` bytes."""
-
-    form = struct.Struct("<H")
-
-    def write(self, value: str) -> list[bytes]:
-        raw = value.encode()
-        if len(raw) > MOST_TEXT:
-            raise WireError("message", f"a text of {len(raw)} bytes")
-        return [self.form.pack(len(raw)), raw]
-
-    def read(self, reader: _Reader, name: str) -> str:
-        (size,) = self.form.unpack_from(reader.data, reader.take(2, name))
-        if size > MOST_TEXT:
-            raise WireError(name, f"a text of {size} bytes")
-        begin = reader.take(size, name)
-        try:
-            text = reader.data[begin : begin + size].decode()
-        except UnicodeDecodeError as error:
-            raise WireError(name, "bytes that are not UTF-8") from error
-        if not text.isprintable():
-            raise WireError(name, "text with control characters")
-        return text
-
-
-class _Array:
-    """Numbers of one type, of one of the ranks allowed; floats must be finite and flags 0 or 1."""
-
-    def __init__(self, dtype: str, *ranks: int):
-        self.dtype, self.ranks = np.dtype(dtype), ranks
-
-    def write(self, value: Any) -> list[bytes]:
-        array = np.ascontiguousarray(value, dtype=self.dtype)
-        if array.ndim not in self.ranks:
-            raise WireError("message", f"an array of rank {array.ndim}")
-        return [struct.pack(f"<B{array.ndim}I", array.ndim, *array.shape), array.tobytes()]
-
-    def read(self, reader: _Reader, name: str) -> np.ndarray:
-        rank = reader.data[reader.take(1, name)]
-        if rank not in self.ranks:
-            raise WireError(name, f"an array of rank {rank}")
-        shape = struct.unpack_from(f"<{rank}I", reader.data, reader.take(4 * rank, name))
-        # Beside a zero the other sizes are free: they are limited by themselves.
-        if max(shape) > MOST_BYTES:
-            raise WireError(name, f"an array of shape {shape}")
-        count = math.prod(shape)
-        begin = reader.take(count * self.dtype.itemsize, name)
-        array = np.frombuffer(reader.data, self.dtype, count, begin).reshape(shape)
-        if self.dtype.kind == "f" and not np.isfinite(array).all():
-            raise WireError(name, "numbers that are not finite")
-        if self.dtype.kind == "u" and count and array.max() > 1:
-            raise WireError(name, "flags other than 0 and 1")
-        return array
-
-
-WHOLE, REAL, TEXT = _Whole(), _Real(), _Text()
-RUN, DIGEST = _Raw(RUN_BYTES), _Raw(DIGEST_BYTES)
-VECTOR, MATRIX, EITHER, STACK = _Array("<f8", 1), _Array("<f8", 2), _Array("<f8", 1, 2), _Array("<f8", 3)
-INTEGERS, FLAGS = _Array("<i8", 1), _Array("u1", 1)
+# What is said to remain where there is no privacy budget, and the numbers of an account where there is one.
+NO_BUDGET, ACCOUNT = -1.0, 13
 
 
 class Message:
@@ -209,7 +104,10 @@ class Derivatives(Message):
 
 @dataclass(frozen=True, eq=False)
 class Open(Message):
-    """Coordinator → site: the public coordinates and the site's control variate (order 0: none) for all that follows."""
+    """Coordinator → site: the public coordinates and the site's control variate for all that follows.
+
+    Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial there.
+    """
 
     run: bytes
     sequence: int
@@ -230,21 +128,30 @@ class Open(Message):
             raise WireError("scale", f"shape {self.scale.shape} for {dim} parameters")
         if self.order > 2:
             raise WireError("order", str(self.order))
-        size = dim if self.order else 0
-        if self.precision.shape != (size, size) or self.linear.shape != (size,) or self.point.shape != (size,):
+        size = self.linear.shape[0]
+        known = size in ((0, dim) if self.order else (0,)) and self.precision.shape == (size, size)
+        if not known or self.point.shape != (dim if self.order else 0,):
             raise WireError("control", f"shapes that do not fit {dim} parameters and order {self.order}")
 
 
 @dataclass(frozen=True, eq=False)
 class Opened(Message):
-    """Site → coordinator: ready for plans; with a privacy budget, its excess rate and the observed time that is left."""
+    """Site → coordinator: done, ready for more; with a privacy budget, the observed time that is left of its account.
+
+    ``account`` is empty without a budget, else the numbers of a `Standing` and the share of the account that is spent.
+    """
 
     run: bytes
     sequence: int
     request: bytes
-    excess: float = 0.0
     remaining: float = NO_BUDGET
-    kind, codecs = 6, (RUN, WHOLE, DIGEST, REAL, REAL)
+    account: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    kind, codecs = 6, (RUN, WHOLE, DIGEST, REAL, VECTOR)
+
+    def check(self):
+        """Where there is a budget, an account of numbers that are not negative."""
+        if len(self.account) != (ACCOUNT if self.remaining >= 0 else 0) or (self.account < 0).any():
+            raise WireError("account", f"{len(self.account)} numbers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +183,9 @@ class Plans(Message):
 class Arrivals(Message):
     """Site → coordinator: for each chain the time, whether it rang, and a coordinate or a unit normal.
 
-    ``remaining`` is the observed time that a privacy budget still covers.
+    ``remaining`` is the observed time that a privacy budget still covers, ``observed`` that of this run, and ``spent`` the
+    share of the account that all studies have spent; ``passes`` is how often the site has passed over its records in this
+    run, if the contract has it told.
     """
 
     run: bytes
@@ -287,7 +196,10 @@ class Arrivals(Message):
     coordinate: np.ndarray
     normal: np.ndarray
     remaining: float = NO_BUDGET
-    kind, codecs = 8, (RUN, WHOLE, DIGEST, VECTOR, FLAGS, INTEGERS, MATRIX, REAL)
+    observed: float = 0.0
+    spent: float = 0.0
+    passes: int = 0
+    kind, codecs = 8, (RUN, WHOLE, DIGEST, VECTOR, FLAGS, INTEGERS, MATRIX, REAL, REAL, REAL, WHOLE)
 
     def check(self):
         """One of coordinate and normal for every chain; times that are not negative."""
@@ -322,10 +234,56 @@ class Farewell(Message):
     kind, codecs = 10, (RUN, WHOLE)
 
 
+@dataclass(frozen=True, eq=False)
+class Offer(Message):
+    """Coordinator → site: show a public key for secure sums."""
+
+    run: bytes
+    sequence: int
+    kind, codecs = 11, (RUN, WHOLE)
+
+
+@dataclass(frozen=True, eq=False)
+class Offered(Message):
+    """Site → coordinator: its X25519 key, signed with the key of its certificate."""
+
+    run: bytes
+    sequence: int
+    request: bytes
+    public: bytes
+    certificate: bytes
+    signature: bytes
+    kind, codecs = 12, (RUN, WHOLE, DIGEST, KEY, BLOB, BLOB)
+
+
+@dataclass(frozen=True, eq=False)
+class Agree(Message):
+    """Coordinator → site: what all sites offered, each an `Offered` as it came, in the order of the contract."""
+
+    run: bytes
+    sequence: int
+    offers: tuple[bytes, ...]
+    kind, codecs = 13, (RUN, WHOLE, BLOBS)
+
+
+@dataclass(frozen=True, eq=False)
+class Masked(Message):
+    """Site → coordinator: what `Derive` asked for, under masks that cancel in the sum over all sites."""
+
+    run: bytes
+    sequence: int
+    request: bytes
+    words: np.ndarray
+    kind, codecs = 14, (RUN, WHOLE, DIGEST, WORDS)
+
+
 KINDS: dict[int, type[Message]] = {
     message.kind: message
-    for message in (Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell)
-}
+    for message in (
+        Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell, Offer, Offered, Agree, Masked,
+    )
+}  # fmt: skip
+ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked)
 
 
 def encode(message: Message) -> bytes:
@@ -351,7 +309,7 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
         raise WireError("message", f"version {version} where {VERSION} is spoken")
     if kind not in KINDS:
         raise WireError("message", f"kind {kind}")
-    form, reader = KINDS[kind], _Reader(data)
+    form, reader = KINDS[kind], Reader(data, HEADER.size)
     fields = dataclasses.fields(form)  # type: ignore[arg-type]
     values = [codec.read(reader, field.name) for field, codec in zip(fields, form.codecs, strict=True)]
     if reader.at != len(data):
@@ -365,7 +323,7 @@ def answered(data: bytes) -> bytes | None:
     """The hash of the request that a message answers, read without the rest; None if it cannot be an answer."""
     begin = HEADER.size + RUN_BYTES + 8
     kind = KINDS.get(data[HEADER.size - 1]) if len(data) >= begin + DIGEST_BYTES else None
-    return data[begin : begin + DIGEST_BYTES] if kind in (Derivatives, Opened, Arrivals, Refusal) else None
+    return data[begin : begin + DIGEST_BYTES] if kind in ANSWERS else None
 
 
 def digest(data: bytes) -> bytes:

@@ -20,6 +20,10 @@ FAMILIES = ("linear", "logistic", "poisson", "student_t")
 TYPES = ("number", "count", "level")
 KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
          "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
+# From nothing to most that is told.
+DERIVATIVES = ("none", "summed", "own")
+# In a sum of two, each knows the other's part.
+LEAST_SUMMED = 3
 DEFAULT_REFRESH = {"Boomerang": 1.2}
 
 
@@ -54,8 +58,11 @@ class Study:
     ----------
     text : bytes
         The file as it is; its SHA-256 is the study's ``digest``, which coordinator and sites compare.
-    derivatives : bool
-        Whether sites release their own value, gradient and Hessian at points of the coordinator's choice.
+    derivatives : {"none", "summed", "own"}
+        Whether sites release value, gradient and Hessian at points of the coordinator's choice, and if so only their sum
+        over all sites or each its own.
+    passes : bool
+        Whether sites tell how often they have passed over their records.
     rounds : int
         The most requests that a site answers.
     most_derivatives : int
@@ -81,7 +88,8 @@ class Study:
     ess: float | None
     duration: float | None
     burn_in: float | None
-    derivatives: bool
+    derivatives: str
+    passes: bool
     rounds: int
     most_derivatives: int
     observed_time: float
@@ -250,16 +258,11 @@ def _run(table: Table) -> dict[str, Any]:
 def _releases(releases: Table, limits: Table) -> dict[str, Any]:
     if not releases.flag("arrivals", True):
         raise InputError(f"{releases.where}: arrivals", "false", "Without arrivals there is no study.")
-    derivatives = releases.text("derivatives", "none", among=("none", "own", "summed"))
-    if derivatives == "summed":
-        raise InputError(
-            f"{releases.where}: derivatives",
-            "'summed'",
-            "Secure sums are not supported by this version: allow 'own', or choose dynamics without a reference.",
-        )
+    derivatives, passes = releases.text("derivatives", "none", among=DERIVATIVES), releases.flag("passes", False)
     releases.done()
     found = {
-        "derivatives": derivatives == "own",
+        "derivatives": derivatives,
+        "passes": passes,
         "rounds": limits.whole("rounds", least=1, most=2**62),
         "most_derivatives": limits.whole("derivatives", 100, least=0),
         "observed_time": limits.number("observed_time", least=1e-300),
@@ -291,18 +294,35 @@ def _check_together(study: Study) -> None:
             raise InputError(
                 f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(study.names)}."
             )
-    if (study.reference == "laplace" or study.control != "none") and not study.derivatives:
+    if (study.reference == "laplace" or study.control != "none") and study.derivatives == "none":
         raise InputError(
             "study.toml: releases: derivatives",
             "'none' with a Laplace reference or control variates",
-            "Allow derivatives = 'own', or set reference = 'none' and control = 'none'.",
+            "Allow derivatives = 'summed' or 'own', or set reference = 'none' and control = 'none'.",
         )
-    if study.epsilon is not None and (study.derivatives or study.kind not in ("ZigZag", "FactorisedBoomerang")):
+    if study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED:
+        raise InputError(
+            "study.toml: releases: derivatives",
+            f"'summed' over {len(study.sites)} sites",
+            f"Take {LEAST_SUMMED} sites or more: in a sum of two, each knows the other's part.",
+        )
+    _check_private(study)
+    if study.control != "none" and study.reference != "laplace":
+        raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")
+
+
+def _check_private(study: Study) -> None:
+    """What a privacy budget rules out."""
+    if study.epsilon is None:
+        return
+    if study.derivatives != "none" or study.kind not in ("ZigZag", "FactorisedBoomerang"):
         raise InputError(
             "study.toml: privacy",
-            f"a budget with {study.kind} and derivatives = {'own' if study.derivatives else 'none'!r}",
+            f"a budget with {study.kind} and derivatives = {study.derivatives!r}",
             "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
             "'FactorisedBoomerang' with derivatives = 'none'.",
         )
-    if study.control != "none" and study.reference != "laplace":
-        raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")
+    if study.passes:
+        raise InputError(
+            "study.toml: releases: passes", "true with a budget", "No budget covers them: set passes = false."
+        )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedpdmc.errors import Refused
-from fedpdmc.study.contract import FAMILIES, Study
+from fedpdmc.keys import check_fingerprint
+from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
 from fedpdmc.study.tables import Table, read_bytes
 
 CHECK = "Change the contract together, or the site's policy.toml."
@@ -23,21 +24,27 @@ class Policy:
         Fewer records than this take part in nothing.
     most_parameters_per_record : float
     families : tuple of str
-    derivatives : bool
-        Whether the site's own gradient and Hessian may be released.
+    derivatives : {"none", "summed", "own"}
+        The most that may be released of value, gradient and Hessian.
+    passes : bool
+        Whether the number of passes over the records may be.
     most_rounds, most_observed_time
         The largest limits that a contract may set.
     largest_epsilon : float or None
         If given, a contract must have a privacy budget of at most this.
+    certificates : dict
+        Fingerprints of other sites' certificates, for secure sums: no other is then taken for theirs, whoever signed it.
     """
 
     least_records: int
     most_parameters_per_record: float
     families: tuple[str, ...]
-    derivatives: bool
+    derivatives: str
+    passes: bool
     most_rounds: int
     most_observed_time: float
     largest_epsilon: float | None
+    certificates: dict[str, str] = field(default_factory=dict)
 
     def check(self, site: str, study: Study, records: int) -> None:
         """Raise `Refused` if the contract, or the site's own number of records, is not within the policy."""
@@ -47,7 +54,8 @@ class Policy:
             "POLICY_RECORDS": records < self.least_records,
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
             "POLICY_FAMILY": study.family not in self.families,
-            "POLICY_DERIVATIVES": study.derivatives and not self.derivatives,
+            "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
+            "POLICY_PASSES": study.passes and not self.passes,
             "POLICY_ROUNDS": study.rounds > self.most_rounds,
             "POLICY_TIME": study.observed_time > self.most_observed_time,
             "POLICY_EPSILON": self.largest_epsilon is not None
@@ -69,10 +77,18 @@ def read_policy(path: str | Path) -> Policy:
         least_records=table.whole("least_records", least=0),
         most_parameters_per_record=table.number("most_parameters_per_record", least=0.0),
         families=families,
-        derivatives=table.flag("derivatives", False),
+        derivatives=table.text("derivatives", "none", among=DERIVATIVES),
+        passes=table.flag("passes", False),
         most_rounds=table.whole("most_rounds", least=1, most=2**62),
         most_observed_time=table.number("most_observed_time", least=0.0),
         largest_epsilon=table.number("largest_epsilon", None, least=0.0, most=math.inf),
+        certificates=_certificates(table.table("certificates", None)),
     )
     table.done()
     return policy
+
+
+def _certificates(table: Table) -> dict[str, str]:
+    found = {name: check_fingerprint(table.text(name)) for name in table.keys()}
+    table.done()
+    return found

@@ -1,0 +1,172 @@
+"""A site's audit log shown, and its answers made again and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpdmc.errors import WireError
+from fedpdmc.federation import wire
+from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.journal import Entry, Kind, read_log
+from fedpdmc.federation.keepsakes import SEED, SUM_KEY
+from fedpdmc.federation.opening import open_agent
+from fedpdmc.privacy.budget import default_path
+from fedpdmc.privacy.rewind import rewound
+from fedpdmc.study import Study
+
+
+class Replay(NamedTuple):
+    """What a replay found.
+
+    Attributes
+    ----------
+    same : int
+        Answers that came out as they were.
+    different : list of int
+        Sequence numbers of those that did not, or that do not belong to their request.
+    unchecked : dict
+        How many answers could not be made again, by the reason why.
+    """
+
+    same: int
+    different: list[int]
+    unchecked: dict[str, int]
+
+
+NO_SECRET = (
+    "they were drawn with a secret that is not here: the seed in the store or, under a privacy budget, the ledger"
+)
+KEYS = "they agree on the keys of secure sums, which do not depend on the records"
+STORAGE = "they were refused for want of space on the disk"
+
+
+def replay(
+    study: Study,
+    name: str,
+    source: str | Path,
+    *,
+    store: str | Path,
+    query: str | None = None,
+    ledger: str | Path | None = None,
+) -> Replay:
+    """Answer every request of an audit log again, from the records, and compare with what was answered then.
+
+    The log's seals, and that every answer bears the hash of the request before it, are checked for all entries. Arrivals are
+    made again where their randomness is at hand: the site's seed in the store or, under a privacy budget, the secret of its
+    ledger, of which a copy is taken as it was before the run.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+    source, query
+        The records, as `fedpdmc.study.read_records` takes them.
+    store : path
+        The site's store.
+    ledger : path, optional
+        The site's ledger, for a contract with a budget; the user's own by default.
+    """
+    found = Replay(0, [], {})
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
+        agent, secret = _again(study, name, source, Path(store), query, ledger, Path(folder))
+        request = b""
+        try:
+            for entry in read_log(store):
+                if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
+                    agent.join(wire.encode(wire.Welcome(bytes.fromhex(entry.note["run"]), study.digest)))
+                elif entry.kind is Kind.REQUEST:
+                    request = entry.payload
+                elif entry.kind in (Kind.ANSWER, Kind.REFUSAL):
+                    found = _compare(agent, request, entry, secret, found)
+        finally:
+            agent.journal.close()
+    return found
+
+
+def _again(study, name, source, store: Path, query, ledger, folder: Path) -> tuple[Agent, bool]:
+    """The site as it was before the run, and whether its randomness is that of then."""
+    options: dict[str, Any] = {"query": query, "store": folder}
+    secret = (store / SEED).exists()
+    if study.epsilon is not None:
+        path = Path(default_path() if ledger is None else ledger)
+        secret = path.exists()
+        options["ledger"] = folder / "ledger.db"
+        if secret and (run := _run_of(store)) is not None:
+            rewound(path, options["ledger"], name, run)
+    else:
+        options["seed"] = int((store / SEED).read_text()) if secret else 0
+    if (store / SUM_KEY).exists():
+        shutil.copy(store / SUM_KEY, folder / SUM_KEY)
+    return open_agent(study, name, source, **options), secret
+
+
+def _run_of(store: Path) -> str | None:
+    notes = (entry.note for entry in read_log(store) if entry.kind is Kind.NOTE)
+    return next((note["run"] for note in notes if note["event"] == "joined"), None)
+
+
+def _compare(agent: Agent, request: bytes, entry: Entry, secret: bool, found: Replay) -> Replay:
+    """One answer more: made again, or taken as it is logged with the reason why."""
+    given: Any = wire.decode(entry.payload)
+    if given.request != wire.digest(request):
+        return found._replace(different=[*found.different, given.sequence])
+    why = _unrepeatable(request, given, secret)
+    if why is None:
+        if _alike(agent.answer(request), given):
+            return found._replace(same=found.same + 1)
+        return found._replace(different=[*found.different, given.sequence])
+    if entry.kind is Kind.ANSWER:
+        agent.adopt(request, entry.payload)
+    return found._replace(unchecked=found.unchecked | {why: found.unchecked.get(why, 0) + 1})
+
+
+def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
+    """Why an answer cannot be made again, if so."""
+    if isinstance(given, wire.Refusal) and given.code == "STORAGE":
+        return STORAGE
+    try:
+        asked = wire.decode(request)
+    except WireError:
+        return None
+    if isinstance(asked, (wire.Offer, wire.Agree)):
+        return KEYS
+    return NO_SECRET if isinstance(asked, wire.Plans) and not secret else None
+
+
+def _alike(data: bytes, given: Any) -> bool:
+    """The same, but for what other runs on the same ledger may have left of a budget."""
+    made: Any = wire.decode(data)
+    if type(made) is type(given) and isinstance(made, (wire.Arrivals, wire.Opened)) and given.remaining >= 0:
+        made = dataclasses.replace(made, remaining=given.remaining)
+    return wire.encode(made) == wire.encode(given)
+
+
+def show(store: str | Path) -> Iterator[str]:
+    """An audit log, a line for each entry."""
+    for entry in read_log(store):
+        when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).isoformat(timespec="milliseconds")
+        yield f"{when}  {entry.kind.name.lower():<8}{_describe(entry)}"
+
+
+def _describe(entry: Entry) -> str:
+    if entry.kind is Kind.NOTE:
+        note = entry.note
+        return " ".join([note.pop("event"), *(f"{key}={value}" for key, value in note.items())])
+    try:
+        message = wire.decode(entry.payload)
+    except WireError as error:
+        return f"{len(entry.payload)} bytes that are no message ({error.found})"
+    words = f"{getattr(message, 'sequence', 0)} {type(message).__name__}, {len(entry.payload)} bytes"
+    if isinstance(message, wire.Refusal):
+        return f"{words}: {message.code}"
+    if isinstance(message, wire.Arrivals):
+        return f"{words}: {int(message.rang.sum())} of {len(message.rang)} chains rang"
+    if isinstance(message, wire.Plans):
+        return f"{words}: process time {message.duration.sum():.6g}"
+    return words

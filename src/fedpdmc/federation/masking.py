@@ -1,0 +1,132 @@
+"""Sums over sites of which the coordinator learns nothing but the sum: pairwise masks in exact modular arithmetic.
+
+Numbers are fixed-point, ``round(2⁶⁴ u)`` modulo 2¹²⁸. Sites i and j share a secret stream ``s_ij`` for every request; site i
+sends ``u_i + Σ_{j>i} s_ij − Σ_{j<i} s_ji``. Each stream is added once and taken away once, so the sum of all messages is
+that of the ``u_i``, exactly. Short of one message, what is there is uniformly distributed: a partial sum tells nothing.
+
+The secrets come from X25519 keys that the coordinator passes on. Each is signed with its site's key of the study, so that
+the coordinator cannot put its own in their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedpdmc.errors import FedPDMCError
+
+FRACTION, BITS = 64, 128
+WIDTH = BITS // 8
+MODULUS, HALF = 1 << BITS, 1 << (BITS - 1)
+KEY_BYTES = 32
+PURPOSE = b"fedpdmc secure sum 1"
+
+
+class OutOfRange(FedPDMCError):
+    """A number is too large for the sum to be told from its remainder."""
+
+
+def fixed(value: float, parties: int) -> int:
+    """``round(2⁶⁴ value)``, if the sum over all parties then stays below 2¹²⁷."""
+    if not abs(value) < 2.0 ** (BITS - 1 - FRACTION) / parties:
+        raise OutOfRange(f"secure sum: a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g}.")
+    return round(math.ldexp(value, FRACTION))
+
+
+def real(number: int) -> float:
+    """The float nearest to a fixed-point number of either sign, given modulo 2¹²⁸."""
+    return ((number + HALF) % MODULUS - HALF) / 2**FRACTION
+
+
+def rounded(values: np.ndarray, parties: int) -> np.ndarray:
+    """The values as they enter the sum."""
+    return np.asarray([real(fixed(float(x), parties)) for x in values.ravel()]).reshape(values.shape)
+
+
+def packed(value: float, gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
+    """Value, gradient and the upper triangle of the Hessian, one after the other."""
+    return np.concatenate([[value], gradient, hessian[np.triu_indices(len(gradient))]])
+
+
+def unpacked(values: Sequence[float], dim: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """What `packed` packed."""
+    hessian = np.zeros((dim, dim))
+    hessian[np.triu_indices(dim)] = values[1 + dim :]
+    return float(values[0]), np.asarray(values[1 : 1 + dim]), np.triu(hessian) + np.triu(hessian, 1).T
+
+
+def size(dim: int) -> int:
+    """How many numbers are packed."""
+    return 1 + dim + dim * (dim + 1) // 2
+
+
+def words(numbers: Sequence[int]) -> np.ndarray:
+    """Numbers modulo 2¹²⁸ as 64-bit words, low word first."""
+    return np.frombuffer(b"".join((n % MODULUS).to_bytes(WIDTH, "little") for n in numbers), "<u8")
+
+
+def numbers(raw: bytes) -> list[int]:
+    """The numbers that bytes are."""
+    return [int.from_bytes(raw[at : at + WIDTH], "little") for at in range(0, len(raw), WIDTH)]
+
+
+def total(messages: Sequence[np.ndarray]) -> list[float]:
+    """The sum of all sites' masked numbers, in which the masks cancel."""
+    columns = zip(*(numbers(np.asarray(message, "<u8").tobytes()) for message in messages), strict=True)
+    return [real(sum(column)) for column in columns]
+
+
+def statement(run: bytes, study: bytes, site: str, public: bytes) -> bytes:
+    """What a site signs: that this key is its own, in this run of this study."""
+    return b"".join((PURPOSE, run, study, public, site.encode()))
+
+
+def new_secret() -> bytes:
+    """A secret X25519 key."""
+    return X25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+    )
+
+
+def public_of(secret: bytes) -> bytes:
+    """The public key of a secret one."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def pair_keys(secret: bytes, own: str, run: bytes, publics: dict[str, bytes]) -> dict[str, bytes]:
+    """The key that this site shares with each other one, by the other's name.
+
+    Raises ValueError for a public key of low order, with which a secret would be known to all.
+    """
+    private, keys = X25519PrivateKey.from_private_bytes(secret), {}
+    for other in sorted(publics):
+        if other != own:
+            shared = private.exchange(X25519PublicKey.from_public_bytes(publics[other]))
+            pair = b"".join(publics[name] for name in sorted((own, other)))
+            keys[other] = _derived(shared, PURPOSE + run + pair)
+    return keys
+
+
+def mask(values: np.ndarray, own: str, keys: dict[str, bytes], request: bytes) -> np.ndarray:
+    """The values in fixed point under the streams of all pairs for this request; the request's hash is never used twice."""
+    masked = [fixed(float(x), len(keys) + 1) for x in values]
+    for other, key in keys.items():
+        sign = 1 if own < other else -1
+        for k, number in enumerate(numbers(_stream(_derived(key, request), WIDTH * len(masked)))):
+            masked[k] += sign * number
+    return words(masked)
+
+
+def _derived(secret: bytes, info: bytes) -> bytes:
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def _stream(key: bytes, length: int) -> bytes:
+    """ChaCha20's key stream; every key is used for one stream only, so that the nonce may be zero."""
+    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(length))

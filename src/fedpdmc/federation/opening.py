@@ -1,0 +1,89 @@
+"""A site made ready for a study: records read, policy applied, log and secrets opened."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from fedpdmc.errors import InputError
+from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.journal import Journal
+from fedpdmc.federation.keepsakes import site_seed, sum_secret
+from fedpdmc.federation.sums import Party
+from fedpdmc.keys import Credentials
+from fedpdmc.precision import double_precision
+from fedpdmc.site import Site
+from fedpdmc.study import Policy, Study, read_records
+
+logger = logging.getLogger("fedpdmc.site")
+
+
+@double_precision
+def open_agent(
+    study: Study,
+    name: str,
+    source: str | Path,
+    *,
+    store: str | Path,
+    query: str | None = None,
+    policy: Policy | None = None,
+    seed: int | None = None,
+    run_seed: int | None = None,
+    ledger: str | Path | None = None,
+    dataset: str | None = None,
+    seeded_for_tests: bool = False,
+    credentials: Credentials | None = None,
+) -> Agent:
+    """A site's agent: its records read and checked, its policy applied, its log opened.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+    source, query
+        As `fedpdmc.study.read_records` takes them.
+    store : path
+        The folder of the site's log and seed.
+    policy : Policy, optional
+    seed : int, optional
+        The site's own secret; from the operating system if None.
+    run_seed : int, optional
+        Derive the site's randomness from the run's seed instead: for sites in the coordinator's process only.
+    ledger : path, optional
+        The site's privacy ledger, for a contract with a budget; the user's own by default.
+    dataset : str, optional
+        The data set's name in the ledger, if the policy gives none; None: all of the ledger is one data set.
+    seeded_for_tests : bool
+        Take a seed in spite of a budget: nothing is private then, and log and result say so.
+    credentials : Credentials, optional
+        The site's keys: a contract whose derivatives are summed needs them to answer.
+    """
+    records = read_records(study, source, query)
+    if policy is not None:
+        policy.check(name, study, len(records))
+    if study.epsilon is not None and seed is not None and not seeded_for_tests:
+        raise InputError(
+            "seed",
+            "one for a site with a privacy budget",
+            "Leave it out: randomness is the operating system's. Only for tests, seeded_for_tests: nothing is private then.",
+        )
+    budget = study.budget(ledger, dataset=dataset, seeded_for_tests=seeded_for_tests)
+    # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
+    own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
+    site = Site(study.potential(records), name=name, seed=own, budget=budget)
+    party = None
+    if study.derivatives == "summed":
+        pinned = None if policy is None else policy.certificates
+        party = Party(study, name, sum_secret(store), credentials, pinned)
+    journal = Journal(store)
+    try:
+        if site.budget is not None:
+            # An account on other terms is told to the operator before anyone is asked anything.
+            site.budget.study_limit(site.budget.open()[1])
+        if site.budget is not None and site.seed is not None:
+            logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
+            journal.note("seeded for tests: NOT private")
+        return Agent(study, site, journal, run_seed or 0, party)
+    except BaseException:
+        journal.close()
+        raise
