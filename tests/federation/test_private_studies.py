@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
+from tests.study.contracts import write_csv
 
 import fedpdmc as fp
 from fedpdmc.audit import NO_SECRET, replay
@@ -122,7 +123,9 @@ def test_a_private_site_is_replayed_from_its_ledger_and_says_what_it_cannot_with
     other = replay(folder.study, "south", folder.data["south"], store=store / "sites" / "south", ledger=ledger)
     assert other.same == found.same and other.different == []
     assert ledger.read_bytes() == before
-    assert replay(folder.study, "north", folder.data["south"], store=north, ledger=ledger).different
+    # So many other records that their arrivals come before those of the excess.
+    wrong = write_csv(tmp_path / "wrong.csv", 400 * [("yes", "verum", 90)])
+    assert replay(folder.study, "north", wrong, store=north, ledger=ledger).different
     without = replay(folder.study, "north", folder.data["north"], store=north, ledger=tmp_path / "none.db")
     assert (without.same, without.different) == (1, [])
     assert without.unchecked == {NO_SECRET: found.same - 1}
