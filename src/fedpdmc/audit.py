@@ -98,7 +98,7 @@ def _again(study, name, source, store: Path, query, ledger, folder: Path) -> tup
         secret = path.exists()
         options["ledger"] = folder / "ledger.db"
         if secret and (run := _run_of(store)) is not None:
-            rewound(path, options["ledger"], name, run)
+            options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}")
     else:
         options["seed"] = int((store / SEED).read_text()) if secret else 0
     if (store / SUM_KEY).exists():
@@ -143,7 +143,8 @@ def _alike(data: bytes, given: Any) -> bool:
     """The same, but for what other runs on the same ledger may have left of a budget."""
     made: Any = wire.decode(data)
     if type(made) is type(given) and isinstance(made, (wire.Arrivals, wire.Opened)) and given.remaining >= 0:
-        made = dataclasses.replace(made, remaining=given.remaining)
+        told = {"spent": given.spent} if isinstance(given, wire.Arrivals) else {"account": given.account}
+        made = dataclasses.replace(made, remaining=given.remaining, **told)
     return wire.encode(made) == wire.encode(given)
 
 

@@ -46,7 +46,7 @@ def alike(one, other):
     return all(
         one[key] == (pytest.approx(other[key], rel=1e-9) if isinstance(other[key], float) else other[key])
         for key in one
-        if key != "run"
+        if key not in ("run", "dataset")
     )
 
 
@@ -81,7 +81,7 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
     # What the sites have told over the network is what their ledgers say, and in process.
     assert set(post.privacy) == {"north", "south"}
     for name, report in reports.items():
-        assert alike(post.privacy[name], report) and post.privacy[name]["run"] == report["run"]
+        assert alike(post.privacy[name], report) and report["run"] == f"{post.privacy[name]['run']}/{name}"
         assert alike(expected.privacy[name], report)
         assert 0 < report["spent"] < 1 and report["observed"] > 0
     assert not post.gradient_evaluations.any()
