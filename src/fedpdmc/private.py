@@ -235,7 +235,7 @@ class PrivateSite:
 
     def seen(self, plan: Plan, time: np.ndarray) -> float:
         """Observed time, over all chains, of a plan that was answered with these times."""
-        own = _arrays(plan if self.columns is None else restrict(plan, self.columns))
+        own = _arrays(plan)
         return self._charge(own, np.minimum(time, own[2].sum(1)))[0]
 
     @property
