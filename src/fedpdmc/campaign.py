@@ -121,7 +121,9 @@ def sample_study(
 
 def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
     study, federation = connection.study, connection.federation
-    members = [RemoteSite(federation, index, len(study.names)) for index in range(len(federation.names))]
+    budget = study.budget() if study.derivatives == "noisy" else None
+    bounds = None if budget is None else budget.bounds
+    members = [RemoteSite(federation, index, len(study.names), bounds) for index in range(len(federation.names))]
     reference: Any = "laplace" if study.reference == "laplace" else None
     if saved is not None:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)

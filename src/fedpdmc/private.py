@@ -22,7 +22,7 @@ from fedpdmc.plan import Arrival, Plan
 from fedpdmc.precision import double_precision
 from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.entries import Reply, Request
+from fedpdmc.privacy.entries import FAULT, Reply, Request
 from fedpdmc.privacy.sensitivity import sensitivity
 from fedpdmc.randomness import CHACHA_WORDS, ChainKeys
 from fedpdmc.records import fingerprint, model_of
@@ -30,8 +30,6 @@ from fedpdmc.site import Opening, Site, answer, local_columns, open_site
 from fedpdmc.standing import Standing, account_report
 
 logger = logging.getLogger("fedpdmc.site")
-# The reply of a walk that failed.
-FAULT = b"fault"
 # Observed time that stands for all time, and whitened coordinates and speeds beyond which numbers might overflow.
 LONGEST, FARTHEST = 1e300, 1e30
 

@@ -47,7 +47,7 @@ def laplace(sites: Sequence[Site], prior: Any = None, *, tolerance: float = 1e-3
     sites, prior, dim = settle(sites, prior, start)
     x = np.zeros(dim) if prior is None else prior_mean(prior)
     x = x if start is None else np.asarray(start, float)
-    if any(site.budget is not None for site in sites):
+    if any(site.noisy for site in sites):
         return noisy_laplace(sites, prior, x)
     traffic = {site.name: 0 for site in sites}
     value, gradient, hessian, parts = _ask(sites, prior, x, traffic)

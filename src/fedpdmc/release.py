@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import BudgetSpent, InputError
+from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.bounds import Bounds
-from fedpdmc.privacy.entries import Reply, Request
+from fedpdmc.privacy.entries import FAULT, Reply, Request
 from fedpdmc.privacy.mechanism import noise_multiplier, release, release_symmetric
 from fedpdmc.privacy.sensitivity import derivative_sensitivity
 from fedpdmc.records import fingerprint, model_of
@@ -24,7 +25,9 @@ LEAST_LEFT = 1e-6
 # Under a flat prior: the least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
 LEAST_CURVATURE = 1e-3
 # The prior's standard deviations, per root of the dimension, within which the mode is looked for.
-FARTHEST = 3.0
+REACH = 3.0
+# Parameters beyond which numbers might overflow.
+FARTHEST = 1e30
 
 
 def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray, ...]:
@@ -47,6 +50,8 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
             "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
             "known without the data.",
         )
+    if not np.max(np.abs(x), initial=0.0) <= FARTHEST:
+        raise PlanRefused(f"site {site.name!r}: a point where numbers might overflow (code BAD_POINT).")
     own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
     records, model = fingerprint(site.potential), model_of(site.potential)
     ledger, account = budget.open()
@@ -67,6 +72,8 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
             key = hashlib.sha256(repr((site.name, site.seed, own.tolist())).encode()).digest()
         multiplier = noise_multiplier(account.alpha, cost, sum(s > 0 for s in sensitivity))
         _, gradient, hessian = derivatives(site, own)
+        if not (np.all(np.isfinite(gradient)) and np.all(np.isfinite(hessian))):
+            return Reply(FAULT, 0.0, cost)
         noisy = release(gradient, multiplier * sensitivity[0], key + b"gradient")
         noisier = release_symmetric(hessian, multiplier * sensitivity[1], key + b"hessian")
         return Reply(np.concatenate([noisy, noisier.ravel()]).astype("<f8").tobytes(), 0.0, cost)
@@ -74,6 +81,8 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
     asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
     content = ledger.answer(request, cost, work, granted=budget.study_limit(account))
+    if content == FAULT:
+        raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
     values = np.frombuffer(content, dtype="<f8")
     return values[: len(own)], values[len(own) :].reshape(len(own), len(own)), own
 
@@ -84,7 +93,7 @@ def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
     return own if region is None else np.clip(own, -region, region)
 
 
-def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
+def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
     """The Laplace reference from `STEPS` Newton steps on noisy sums; everything in it comes from charged releases."""
     traffic, start = {site.name: 0 for site in sites}, x
     for step in range(STEPS):
@@ -92,10 +101,12 @@ def noisy_laplace(sites: tuple[Site, ...], prior: Quadratic | None, x: np.ndarra
         parts = {}
         for site in sites:
             index = np.arange(len(x)) if site.coordinates is None else site.coordinates
-            if site.budget is None:
-                (_, g, h), point = site.derivatives(x), x[index]
-            else:
+            if site.budget is not None:
                 g, h, point = noisy_derivatives(site, x, step)
+            else:
+                (_, g, h), point = site.derivatives(x), x[index]
+                # A site elsewhere takes its noisy derivatives within the region that the contract declares.
+                point = release_point(point, site.bounds) if site.noisy else point
             gradient[index] += g
             hessian[np.ix_(index, index)] += h
             parts[site.name] = (g, h, point)
@@ -127,4 +138,4 @@ def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> n
         return x
     off = x - mean
     length = float(np.sqrt(off @ np.asarray(prior.precision) @ off))
-    return mean + off * min(1.0, FARTHEST * np.sqrt(len(x)) / max(length, 1e-300))
+    return mean + off * min(1.0, REACH * np.sqrt(len(x)) / max(length, 1e-300))

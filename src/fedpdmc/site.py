@@ -157,6 +157,11 @@ class Site:
         return site
 
     @property
+    def noisy(self) -> bool:
+        """Whether its derivatives are released with noise only, and charged."""
+        return self.budget is not None
+
+    @property
     def records(self) -> int:
         """Number of records."""
         return self.model.records if self.model is not None else int(getattr(self.potential, "records", 0))

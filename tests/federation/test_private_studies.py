@@ -3,25 +3,38 @@
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
-from tests.study.contracts import write_csv
+from tests.study.contracts import POLICY, write_csv
 
 import fedpdmc as fp
 from fedpdmc.audit import NO_SECRET, replay
 from fedpdmc.errors import InputError
+from fedpdmc.federation import wire
 from fedpdmc.federation.journal import Kind
 from fedpdmc.federation.opening import open_agent
+from fedpdmc.precision import double_precision
+from fedpdmc.privacy.entries import read
 from fedpdmc.privacy.ledger import Ledger
+from fedpdmc.site import derivatives
+from fedpdmc.study import parse_study, read_policy
 
 # Twelve records and covariates up to five: no privacy worth the name, but an account that must be right.
 BUDGET = "\n[privacy]\nepsilon = 20000.0\ndelta = 1e-6\n"
 PRIVATE = ZIGZAG.replace("chains = 4", "chains = 2").replace("duration = 6.0", "duration = 0.05") + BUDGET
 PRIVATE = PRIVATE.replace("burn_in = 1.0", "burn_in = 0.01").replace("rounds = 2000", "rounds = 100000")
 PRIVATE = PRIVATE.replace("passes = true\n", "")
+NOISY = PRIVATE.replace("excess = 0.1", 'excess = 0.1\nreference = "laplace"\ncontrol = "quadratic"')
+NOISY = NOISY.replace('derivatives = "none"', 'derivatives = "noisy"') + "release = 0.25\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return Folder(tmp_path_factory.mktemp("private"), PRIVATE)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """Sites that release noisy derivatives for a reference."""
+    return Folder(tmp_path_factory.mktemp("noisy"), NOISY)
 
 
 def in_process(folder, path, **options):
@@ -56,7 +69,8 @@ def test_bounds_follow_from_the_declared_columns(folder):
     assert budget.epsilon == 20000.0 and folder.study.epsilon == 20000.0
 
 
-def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
+def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
+    folder = noisy
     expected = in_process(folder, tmp_path / "one")
     agents = {
         name: open_agent(
@@ -83,12 +97,61 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
     for name, report in reports.items():
         assert alike(post.privacy[name], report) and report["run"] == f"{post.privacy[name]['run']}/{name}"
         assert alike(expected.privacy[name], report)
-        assert 0 < report["spent"] < 1 and report["observed"] > 0
+        assert 0.25 < report["spent"] < 1 and report["observed"] > 0 and report["releases"] == 4
     assert not post.gradient_evaluations.any()
     Ledger.open(tmp_path / "one" / "ledger.db").close()
     for name, agent in agents.items():
         agent._private.ledger.close()
         assert spent(tmp_path / f"{name}.db", name) == pytest.approx(spent(tmp_path / "one" / "ledger.db", name))
+
+
+def test_noisy_derivatives_are_charged_before_they_leave_and_told_again_for_nothing(noisy, tmp_path):
+    options = {"store": tmp_path / "store", "ledger": tmp_path / "ledger.db"}
+    agent = open_agent(noisy.study, "north", noisy.data["north"], **options)
+    agent.join(wire.encode(wire.Welcome(bytes(16), noisy.study.digest)))
+    ledger, account = agent.site.budget.open()
+    exact = double_precision(derivatives)(agent.site, np.zeros(3))[1:]
+    asked = [wire.encode(wire.Derive(bytes(16), k + 1, np.full(3, 0.1 * k))) for k in range(5)]
+    answers = []
+    for k, request in enumerate(asked[:4]):
+        answers.append(agent.answer(request))
+        found = wire.decode(answers[-1])
+        assert isinstance(found, wire.Derivatives) and found.value == 0.0
+        assert ledger.spent("records") == pytest.approx((k + 1) / 4 * 0.25 * account.limit)
+        stored = [entry.reply for entry in read(ledger.path) if entry.kind == "release"][-1]
+        assert stored == found.gradient.tobytes() + found.hessian.tobytes()
+    first = wire.decode(answers[0])
+    assert not np.any(first.gradient == exact[0]) and not np.any(first.hessian == exact[1])
+    assert [agent.answer(request) for request in asked[:4]] == answers
+    assert wire.decode(agent.answer(asked[4])).code == "BUDGET_SPENT"
+    assert ledger.spent("records") <= 0.25 * account.limit
+    far = wire.encode(wire.Derive(bytes(16), 5, np.full(3, 1e200)))
+    assert wire.decode(agent.answer(far)).code == "PLAN_REFUSED"
+    agent.journal.close()
+    ledger.close()
+
+
+def test_another_contract_on_the_same_data_is_charged_to_the_account_of_the_policy(noisy, tmp_path):
+    """Other columns, another name of the site, another budget: the data set is what its owner says it is."""
+    (tmp_path / "policy.toml").write_text(
+        POLICY.replace('derivatives = "own"', 'derivatives = "noisy"')
+        + 'dataset = "cohort"\ntotal_epsilon = 30000.0\ntotal_delta = 1e-6\n'
+    )
+    policy = read_policy(tmp_path / "policy.toml")
+    texts = (NOISY, NOISY.replace("drug + age", "age").replace('"north"', '"nord"').replace("20000.0", "9000.0"))
+    spent = []
+    for k, text in enumerate(texts):
+        study = parse_study(text.replace("two hospitals", f"study {k}").encode())
+        options = {"store": tmp_path / str(k), "ledger": tmp_path / "ledger.db", "policy": policy}
+        agent = open_agent(study, study.sites[0], noisy.data["north"], **options)
+        agent.join(wire.encode(wire.Welcome(bytes(16), study.digest)))
+        agent.answer(wire.encode(wire.Derive(bytes(16), 1, np.zeros(len(study.names)))))
+        ledger, account = agent.site.budget.open()
+        assert (account.dataset, account.epsilon) == ("cohort", 30000.0)
+        spent.append(ledger.spent("cohort"))
+        agent.journal.close()
+    assert spent[0] > 0 and spent[1] == pytest.approx(spent[0] * (1 + 9000 / 20000), rel=1e-2)
+    ledger.close()
 
 
 def test_a_budget_that_does_not_cover_the_run_is_said_before_it(folder, tmp_path):

@@ -29,7 +29,7 @@ BOOMERANG = fp.FactorisedBoomerang()
 # Chains in a message, the same nearly everywhere: a walk is compiled for each number.
 WIDTH = 8000
 # Copies of the run, and the share of the account that so many can show.
-SHORT, LONG = (WIDTH, 0.25), (400_000, 0.5)
+SHORT, LONG = (WIDTH, 0.25), (100_000, 0.4)
 CASES = {
     "label": labels([KAPPA]),
     "label, rotating": labels([KAPPA], BOOMERANG),

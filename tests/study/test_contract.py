@@ -54,6 +54,8 @@ def test_a_contract_says_everything():
         ('derivatives = "own"', 'derivatives = "none"', "Laplace reference"),
         ("[limits]", "[privacy]\nepsilon = 1.0\n[limits]", "privacy: delta"),
         ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[limits]", "Only coordinate flips can be private"),
+        ('derivatives = "own"', 'derivatives = "noisy"', "privacy: release"),
+        ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\nrelease = 0.1\n[limits]", "privacy: release"),
         ("[prior]", "[prior", "study.toml"),
     ],
 )

@@ -5,8 +5,9 @@ An agent turns one message into another and knows nothing of how messages travel
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,6 @@ from fedpdmc.arrivals import VIOLATED
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import (
-    BoundViolation,
     BudgetSpent,
     InputError,
     LedgerError,
@@ -34,6 +34,7 @@ from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.private import PrivateSite
 from fedpdmc.randomness import chain_keys
+from fedpdmc.release import noisy_derivatives
 from fedpdmc.site import Opening, Site, answer, open_site
 from fedpdmc.study import Study
 
@@ -56,6 +57,21 @@ class _No(Exception):
 
     def __init__(self, code: str, chain: int = 0):
         self.code, self.chain = code, chain
+
+
+@contextlib.contextmanager
+def _charging() -> Iterator[None]:
+    """Refuse in one word what the ledger or the guarantee refuses; the site's own log has the rest."""
+    try:
+        yield
+    except BudgetSpent as error:
+        logger.error("%s", error)
+        raise _No("BUDGET_SPENT") from error
+    except NotFinite as error:
+        raise _No("NOT_FINITE", error.chain + 1) from error
+    except PrivacyError as error:
+        logger.error("%s", error)
+        raise _No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
 
 
 class Agent:
@@ -229,6 +245,11 @@ class Agent:
             raise _No("TOO_MANY_DERIVATIVES")
         if self.party is not None and not self.party.agreed:
             raise _No("NOT_AGREED")
+        if self.site.budget is not None:
+            # The value is not released: it is not needed, and would cost more noise.
+            with _charging():
+                gradient, hessian, _ = noisy_derivatives(self.site, message.x, self._points)
+            return wire.Derivatives(message.run, message.sequence, asked, 0.0, gradient, hessian)
         value, gradient, hessian = self.site.derivatives(message.x)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise _No("NOT_FINITE")
@@ -320,16 +341,8 @@ class Agent:
     def _privately(self, message: wire.Plans, plan: Plan, asked: bytes) -> wire.Arrivals:
         """An arrival that the ledger has charged, and what the budget still covers."""
         assert self._private is not None
-        try:
+        with _charging():
             arrival = self._private.answer(plan, message.sequence)
-        except BudgetSpent as error:
-            raise _No("BUDGET_SPENT") from error
-        except (BoundViolation, NotFinite) as error:
-            code = "BOUND_VIOLATED" if isinstance(error, BoundViolation) else "NOT_FINITE"
-            raise _No(code, error.chain + 1) from error
-        except PrivacyError as error:
-            logger.error("%s", error)
-            raise _No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
         seen = (np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark))
         remaining, charged = self._private.terms.remaining, self._charged + self._private.seen(plan, seen[0])
         none = np.zeros((0, plan.start.shape[1]))

@@ -67,7 +67,10 @@ def open_agent(
             "one for a site with a privacy budget",
             "Leave it out: randomness is the operating system's. Only for tests, seeded_for_tests: nothing is private then.",
         )
-    budget = study.budget(ledger, dataset=dataset, seeded_for_tests=seeded_for_tests)
+    terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests} | ({} if policy is None else policy.terms)
+    if policy is not None and policy.total is not None:
+        terms["granted"] = (study.epsilon, study.delta)
+    budget = study.budget(ledger, **terms)
     # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
     site = Site(study.potential(records), name=name, seed=own, budget=budget)

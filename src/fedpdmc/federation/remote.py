@@ -15,6 +15,7 @@ from fedpdmc.federation import masking, wire
 from fedpdmc.federation.base import Federation
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
+from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.private import Terms
 from fedpdmc.standing import Standing
 
@@ -264,6 +265,8 @@ class RemoteSite:
     index : int or None
         The site's place in the federation; None: it stands for all sites, of which only the sum is known.
     dim : int
+    bounds : Bounds, optional
+        Declared for its records, where its derivatives are noisy.
     """
 
     coordinates = None
@@ -271,9 +274,14 @@ class RemoteSite:
     # How many records a site has is its own affair.
     records = 0
 
-    def __init__(self, federation: RemoteFederation, index: int | None, dim: int):
-        self.federation, self.index, self.dim = federation, index, dim
+    def __init__(self, federation: RemoteFederation, index: int | None, dim: int, bounds: Bounds | None = None):
+        self.federation, self.index, self.dim, self.bounds = federation, index, dim, bounds
         self.name = SUM if index is None else federation.names[index]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether its derivatives have noise and a price."""
+        return self.bounds is not None
 
     def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point; the first site that is asked asks all of them."""

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from fedpdmc.errors import InputError, LedgerError
 
 FORMAT = 1
+# The reply of what failed at the site.
+FAULT = b"fault"
 COLUMNS = (
     "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
 )  # fmt: skip

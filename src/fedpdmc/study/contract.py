@@ -21,7 +21,7 @@ TYPES = ("number", "count", "level")
 KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
          "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
 # From nothing to most that is told.
-DERIVATIVES = ("none", "summed", "own")
+DERIVATIVES = ("none", "noisy", "summed", "own")
 # In a sum of two, each knows the other's part.
 LEAST_SUMMED = 3
 DEFAULT_REFRESH = {"Boomerang": 1.2}
@@ -58,9 +58,9 @@ class Study:
     ----------
     text : bytes
         The file as it is; its SHA-256 is the study's ``digest``, which coordinator and sites compare.
-    derivatives : {"none", "summed", "own"}
-        Whether sites release value, gradient and Hessian at points of the coordinator's choice, and if so only their sum
-        over all sites or each its own.
+    derivatives : {"none", "noisy", "summed", "own"}
+        Whether sites release gradient and Hessian at points of the coordinator's choice, and if so with noise and charged to
+        the privacy budget, only their sum over all sites, or each its own.
     passes : bool
         Whether sites tell how often they have passed over their records.
     rounds : int
@@ -98,6 +98,7 @@ class Study:
     neighbours: str = "replace"
     excess: float | None = None
     region: float | tuple[float, ...] | None = None
+    release: float = 0.0
 
     @property
     def digest(self) -> bytes:
@@ -140,7 +141,8 @@ class Study:
             region=self.region,
         )
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
-        return Budget(**agreed | {"bounds": bounds, "excess": self.excess, "ledger": ledger} | terms)
+        agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
+        return Budget(**agreed | terms)
 
     def dynamics(self):
         """The dynamics with their rates."""
@@ -281,6 +283,7 @@ def _privacy(top: Table) -> dict[str, Any]:
         "neighbours": table.text("neighbours", "replace", among=("replace", "add-remove", "label")),
         "excess": table.number("excess", None, least=1e-300),
         "region": table.numbers("region", None) if "region" in table.values else None,
+        "release": table.number("release", 0.0, least=0.0, most=0.99),
     }
     table.done()
     return found
@@ -298,7 +301,7 @@ def _check_together(study: Study) -> None:
         raise InputError(
             "study.toml: releases: derivatives",
             "'none' with a Laplace reference or control variates",
-            "Allow derivatives = 'summed' or 'own', or set reference = 'none' and control = 'none'.",
+            "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference = 'none' and control = 'none'.",
         )
     if study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED:
         raise InputError(
@@ -313,14 +316,20 @@ def _check_together(study: Study) -> None:
 
 def _check_private(study: Study) -> None:
     """What a privacy budget rules out."""
+    if (study.derivatives == "noisy") != (study.release > 0):
+        raise InputError(
+            "study.toml: releases: derivatives",
+            f"{study.derivatives!r} with release = {study.release:g}",
+            "Noisy derivatives cost a share of a privacy budget: set derivatives = 'noisy', and privacy: release = 0.1.",
+        )
     if study.epsilon is None:
         return
-    if study.derivatives != "none" or study.kind not in ("ZigZag", "FactorisedBoomerang"):
+    if study.derivatives not in ("none", "noisy") or study.kind not in ("ZigZag", "FactorisedBoomerang"):
         raise InputError(
             "study.toml: privacy",
             f"a budget with {study.kind} and derivatives = {study.derivatives!r}",
             "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
-            "'FactorisedBoomerang' with derivatives = 'none'.",
+            "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'.",
         )
     if study.passes:
         raise InputError(

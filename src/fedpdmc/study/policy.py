@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fedpdmc.errors import Refused
+from fedpdmc.errors import InputError, Refused
 from fedpdmc.keys import check_fingerprint
 from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
 from fedpdmc.study.tables import Table, read_bytes
@@ -24,7 +25,7 @@ class Policy:
         Fewer records than this take part in nothing.
     most_parameters_per_record : float
     families : tuple of str
-    derivatives : {"none", "summed", "own"}
+    derivatives : {"none", "noisy", "summed", "own"}
         The most that may be released of value, gradient and Hessian.
     passes : bool
         Whether the number of passes over the records may be.
@@ -32,6 +33,12 @@ class Policy:
         The largest limits that a contract may set.
     largest_epsilon : float or None
         If given, a contract must have a privacy budget of at most this.
+    dataset : str or None
+        The name under which the site's privacy ledger keeps the records, whichever of their columns a contract uses and
+        whatever it calls the site; None: all of the ledger is one data set.
+    total : (epsilon, delta) or None
+        What the data set grants to all studies together; a contract's budget is then a part of it. None: the account is on
+        the terms of the first contract, and other ones are refused.
     certificates : dict
         Fingerprints of other sites' certificates, for secure sums: no other is then taken for theirs, whoever signed it.
     """
@@ -44,7 +51,15 @@ class Policy:
     most_rounds: int
     most_observed_time: float
     largest_epsilon: float | None
+    dataset: str | None = None
+    total: tuple[float, float] | None = None
     certificates: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The site's own terms of a budget, as `Study.budget` takes them."""
+        found: dict[str, Any] = {} if self.dataset is None else {"dataset": self.dataset}
+        return found if self.total is None else found | dict(zip(("epsilon", "delta"), self.total, strict=True))
 
     def check(self, site: str, study: Study, records: int) -> None:
         """Raise `Refused` if the contract, or the site's own number of records, is not within the policy."""
@@ -82,10 +97,22 @@ def read_policy(path: str | Path) -> Policy:
         most_rounds=table.whole("most_rounds", least=1, most=2**62),
         most_observed_time=table.number("most_observed_time", least=0.0),
         largest_epsilon=table.number("largest_epsilon", None, least=0.0, most=math.inf),
+        dataset=table.text("dataset", None),
+        total=_total(table),
         certificates=_certificates(table.table("certificates", None)),
     )
     table.done()
     return policy
+
+
+def _total(table: Table) -> tuple[float, float] | None:
+    epsilon, delta = (
+        table.number("total_epsilon", None, least=1e-6),
+        table.number("total_delta", None, least=1e-300, most=0.5),
+    )
+    if (epsilon is None) != (delta is None):
+        raise InputError("policy.toml: total_epsilon, total_delta", "one of them", "Give both, or neither.")
+    return None if epsilon is None or delta is None else (epsilon, delta)
 
 
 def _certificates(table: Table) -> dict[str, str]:
