@@ -301,7 +301,7 @@ def _check_together(study: Study) -> None:
         raise InputError(
             "study.toml: releases: derivatives",
             "'none' with a Laplace reference or control variates",
-            "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference = 'none' and control = 'none'.",
+            "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'.",
         )
     if study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED:
         raise InputError(
