@@ -69,6 +69,9 @@ def _charging() -> Iterator[None]:
         raise _No("BUDGET_SPENT") from error
     except NotFinite as error:
         raise _No("NOT_FINITE", error.chain + 1) from error
+    except InputError as error:
+        logger.error("%s", error)
+        raise _No("NOT_COVERED") from error
     except PrivacyError as error:
         logger.error("%s", error)
         raise _No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
@@ -278,7 +281,8 @@ class Agent:
             raise _No("SINGULAR_REFERENCE")
         if self.site.budget is None:
             return wire.Opened(message.run, message.sequence, asked)
-        guard = self._guard(message)
+        with _charging():
+            guard = self._guard(message)
         account = np.append(guard.standing.numbers(), guard.spent)
         return wire.Opened(message.run, message.sequence, asked, guard.terms.remaining, account)
 
