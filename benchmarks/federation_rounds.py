@@ -1,9 +1,9 @@
 """Rounds per second over gRPC with mutual TLS, beside a bare gRPC echo of the same sizes.
 
-``python -m benchmarks.federation_rounds [--rounds N]``. The sites are threads of one other process, in the echo and in
-ours. "carried" is a round through the package's transport, with sites that decode the plan and say that nothing rang;
-"answered" is a whole round: plan encoded, checked against the contract, walked on the site's records, logged, and the
-arrivals checked.
+``python -m benchmarks.federation_rounds [--rounds N]``. Every site is a process, in the echo and in ours, and the two take
+turns in blocks of rounds, so that what else the machine does slows both. "carried" is a round through the package's
+transport, with sites that decode the plan and say that nothing rang; "answered" is a whole round: plan encoded, checked
+against the contract, walked on the site's records, logged, and the arrivals checked.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import multiprocessing
 import os
 import queue
 import tempfile
-import threading
 import time
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,50 +73,41 @@ def messages(chains: int, sequence: int, run: bytes):
     return plan, wire.encode(answer)
 
 
-def echo_sites(address: str, keys: Path, names, size: int):
+def echo_site(address: str, keys: Path, name: str, size: int):
     """Bare gRPC: every message is answered with ``size`` bytes."""
     import grpc
 
     from fedpdmc.keys import read_credentials
 
-    def one(name):
-        own = read_credentials(keys / "sites" / name)
-        secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
-        options = [("grpc.ssl_target_name_override", "coordinator")]
-        with grpc.secure_channel(address, secret, options=options) as channel:
-            outgoing: queue.SimpleQueue = queue.SimpleQueue()
-            call = channel.stream_stream("/echo/Echo")(iter(outgoing.get, None))
-            answer = bytes(size)
-            outgoing.put(answer)
-            try:
-                for _ in call:
-                    outgoing.put(answer)
-            except grpc.RpcError:
-                pass
-            outgoing.put(None)
-
-    _threads(one, names)
+    own = read_credentials(keys / "sites" / name)
+    secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
+    options = [("grpc.ssl_target_name_override", "coordinator")]
+    with grpc.secure_channel(address, secret, options=options) as channel:
+        outgoing: queue.SimpleQueue = queue.SimpleQueue()
+        call = channel.stream_stream("/echo/Echo")(iter(outgoing.get, None))
+        answer = bytes(size)
+        outgoing.put(answer)
+        try:
+            for _ in call:
+                outgoing.put(answer)
+        except grpc.RpcError:
+            pass
+        outgoing.put(None)
 
 
-def our_sites(address: str, keys: Path, folder: Path, sites: int, chains: int, answer: bool):
-    """Agents of the package; without ``answer`` they are `Silent`."""
+def our_site(address: str, keys: Path, folder: Path, name: str, contract: bytes, answer: bool):
+    """An agent of the package; without ``answer`` it is `Silent`."""
     from fedpdmc.federation.opening import open_agent
     from fedpdmc.federation.streams import serve
     from fedpdmc.keys import read_credentials
+    from fedpdmc.study import parse_study
 
     logging.disable(logging.WARNING)
-    contract = study(sites, chains)
-    folder.mkdir()
-    records = folder / "records.csv"
-    records.write_text("y,x\n" + "".join(f"{k % 2},{k % 5 - 2}\n" for k in range(16)))
-
-    def one(name):
-        agent = open_agent(contract, name, records, store=folder / "sites" / name, seed=1)
-        if not answer:
-            agent.answer = Silent(chains).answer  # type: ignore[method-assign]
-        serve(agent, address, read_credentials(keys / "sites" / name), lambda _: True)
-
-    _threads(one, contract.sites)
+    study = parse_study(contract)
+    agent = open_agent(study, name, folder / "records.csv", store=folder / "sites" / name, seed=1)
+    if not answer:
+        agent.answer = Silent(study.chains).answer  # type: ignore[method-assign]
+    serve(agent, address, read_credentials(keys / "sites" / name), lambda _: True)
 
 
 class Silent:
@@ -134,15 +125,24 @@ class Silent:
         return wire.encode(wire.Arrivals(plan.run, plan.sequence, wire.digest(data), *self.arrivals))
 
 
-def _threads(one, names):
-    threads = [threading.Thread(target=one, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+class Contestant(NamedTuple):
+    """Something that makes rounds, the processes of its sites, and how to end it."""
+
+    round: Callable[[], None]
+    processes: list
+    end: Callable[[], None]
 
 
-def bare(sites: int, plan: bytes, answer: bytes, keys: Path, rounds: int) -> tuple[float, float, float]:
+def _start(target, arguments) -> list:
+    """A process for each site; they share what was imported before they were split off."""
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=target, args=own, daemon=True) for own in arguments]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def echo(sites: int, plan: bytes, answer: bytes, keys: Path) -> Contestant:
     """A round of an echo: to all sites, and back from all of them."""
     import grpc
 
@@ -167,11 +167,8 @@ def bare(sites: int, plan: bytes, answer: bytes, keys: Path, rounds: int) -> tup
     secret = grpc.ssl_server_credentials([(own.key, own.certificate)], own.authority, require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", secret)
     server.start()
-    names = [f"site{k}" for k in range(sites)]
-    process = multiprocessing.get_context("spawn").Process(
-        target=echo_sites, args=(f"127.0.0.1:{port}", keys, names, len(answer))
-    )
-    process.start()
+    address = f"127.0.0.1:{port}"
+    processes = _start(echo_site, [(address, keys, f"site{k}", len(answer)) for k in range(sites)])
     while len(inboxes) < sites:
         time.sleep(0.01)
 
@@ -181,18 +178,16 @@ def bare(sites: int, plan: bytes, answer: bytes, keys: Path, rounds: int) -> tup
         for _ in inboxes:
             ready.get()
 
-    speed = _timed(round_, rounds, process.pid)
-    for inbox in inboxes:
-        inbox.put(None)
-    server.stop(0.5).wait()
-    process.join(10)
-    return speed
+    def end():
+        for inbox in inboxes:
+            inbox.put(None)
+        server.stop(0.5).wait()
+
+    return Contestant(round_, processes, end)
 
 
-def ours(sites: int, chains: int, keys: Path, folder: Path, rounds: int, answer: bool) -> tuple[float, float, float]:
-    """A round of the package's transport, or of whole rounds."""
-    import jax
-
+def ours(sites: int, chains: int, keys: Path, folder: Path, answer: bool) -> Contestant:
+    """A round of the package's transport, or with ``answer`` a whole round."""
     from fedpdmc.coordinates import Reference
     from fedpdmc.federation import wire
     from fedpdmc.federation.remote import RemoteFederation, Request
@@ -200,37 +195,26 @@ def ours(sites: int, chains: int, keys: Path, folder: Path, rounds: int, answer:
     from fedpdmc.keys import read_credentials
     from fedpdmc.plan import Plan
 
-    run = os.urandom(16)
-    transport = StreamTransport(study(sites, chains), run, "127.0.0.1:0", read_credentials(keys / "coordinator"))
-    process = multiprocessing.get_context("spawn").Process(
-        target=our_sites, args=(transport.address, keys, folder, sites, chains, answer)
+    run, contract = os.urandom(16), study(sites, chains)
+    transport = StreamTransport(contract, run, "127.0.0.1:0", read_credentials(keys / "coordinator"))
+    folder.mkdir()
+    (folder / "records.csv").write_text("y,x\n" + "".join(f"{k % 2},{k % 5 - 2}\n" for k in range(16)))
+    processes = _start(
+        our_site, [(transport.address, keys, folder, name, contract.text, answer) for name in contract.sites]
     )
-    process.start()
-    with jax.enable_x64(True):
-        federation = RemoteFederation(transport, run)
-        if answer:
-            import jax.numpy as jnp
+    federation = RemoteFederation(transport, run)
+    if answer:
+        federation.open(Reference(np.zeros(2), np.ones(2)), [None] * sites, chains, 1)  # type: ignore[arg-type]
+    drawn: Any = wire.decode(messages(chains, 1, run)[0])
 
-            federation.open(Reference(jnp.zeros(2), jnp.ones(2)), [None] * sites, chains, 1)
+    def carry():
+        transport.ask([Request.of(drawn)] * sites)
 
-        data = messages(chains, 1, run)[0]
-        drawn: Any = wire.decode(data)
+    def whole():
+        number = np.full(chains, federation.sequence)
+        federation.exchange(Plan(number, drawn.start, drawn.duration, drawn.velocity))  # type: ignore[arg-type]
 
-        def carry():
-            transport.ask([Request.of(drawn)] * sites)
-
-        def whole():
-            number = np.full(chains, federation.sequence)
-            federation.exchange(Plan(number, drawn.start, drawn.duration, drawn.velocity))  # type: ignore[arg-type]
-
-        round_ = whole if answer else carry
-
-        speed = _timed(round_, rounds, process.pid)
-    transport.close()
-    process.join(20)
-    if process.is_alive():
-        process.terminate()
-    return speed
+    return Contestant(whole if answer else carry, processes, transport.close)
 
 
 def _processor(pid: int) -> float:
@@ -239,43 +223,88 @@ def _processor(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _timed(round_, rounds: int, pid: int) -> tuple[float, float, float]:
-    """Seconds of a round on the clock, and of the coordinator's and the sites' processors."""
-    for _ in range(max(rounds // 10, 3)):
-        round_()
-    clock, own, others = time.perf_counter(), time.process_time(), _processor(pid)
+class Figures(NamedTuple):
+    """Seconds of a round on the clock, of the coordinator's processor, and of all sites' processors together."""
+
+    clock: float
+    coordinator: float
+    sites: float
+
+
+def _timed(contestant: Contestant, rounds: int) -> Figures:
+    """So many rounds."""
+
+    def now():
+        used = sum(_processor(process.pid) for process in contestant.processes)
+        return np.asarray([time.perf_counter(), time.process_time(), used])
+
+    before = now()
     for _ in range(rounds):
-        round_()
-    ended = time.perf_counter() - clock, time.process_time() - own, _processor(pid) - others
-    return ended[0] / rounds, ended[1] / rounds, ended[2] / rounds
+        contestant.round()
+    return Figures(*((now() - before) / rounds))
+
+
+def contest(
+    sites: int, chains: int, rounds: int, blocks: int, answered: bool, folder: Path
+) -> dict[str, list[Figures]]:
+    """Blocks of rounds of everyone in turn: what else the machine does slows all of them alike."""
+    from fedpdmc.keys import make_keys
+
+    plan, answer = messages(chains, 1, bytes(16))
+    keys = make_keys(folder / "keys", [f"site{k}" for k in range(sites)])
+    makers = {
+        "echo": lambda: echo(sites, plan, answer, keys),
+        "carried": lambda: ours(sites, chains, keys, folder / "carried", False),
+    }
+    if answered:
+        makers["answered"] = lambda: ours(sites, chains, keys, folder / "answered", True)
+    parties = {name: make() for name, make in makers.items()}
+    found: dict[str, list[Figures]] = {name: [] for name in parties}
+    for block in range(blocks + 1):
+        for name, party in parties.items():
+            figures = _timed(party, max(rounds // blocks, 2))
+            if block:
+                found[name].append(figures)
+    for party in parties.values():
+        party.end()
+        for process in party.processes:
+            process.join(20)
+            if process.is_alive():
+                process.terminate()
+    return found
 
 
 def main() -> None:
     """Print a table."""
-    from fedpdmc.keys import make_keys
-
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--sites", type=int, nargs="*", default=[2, 4, 20])
+    parser.add_argument("--most-answered", type=int, default=4, help="whole rounds with at most so many sites")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; milliseconds of a round")
+    multiprocessing.set_forkserver_preload(["fedpdmc.federation.opening", "fedpdmc.federation.streams"])
+    print(
+        f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; milliseconds of a round, medians of blocks"
+    )
     print(
         f"{'sites':>5} {'plan B':>8}  {'':<9} {'clock':>8} {'coordinator CPU':>16} {'all sites CPU':>14} {'rounds/s':>9}"
+        f" {'clock / echo':>13}"
     )
     for size, chains in CHAINS.items():
         for sites in options.sites:
-            plan, answer = messages(chains, 1, bytes(16))
+            plan, _ = messages(chains, 1, bytes(16))
             rounds = options.rounds if size < 10_000 else max(options.rounds // 5, 10)
             with tempfile.TemporaryDirectory() as name:
-                keys = make_keys(Path(name) / "keys", [f"site{k}" for k in range(sites)])
-                found = {
-                    "echo": bare(sites, plan, answer, keys, rounds),
-                    "carried": ours(sites, chains, keys, Path(name) / "carried", rounds, False),
-                    "answered": ours(sites, chains, keys, Path(name) / "answered", rounds, True),
-                }
-            for kind, (clock, own, others) in found.items():
-                figures = f"{1e3 * clock:>8.2f} {1e3 * own:>16.2f} {1e3 * others:>14.2f} {1 / clock:>9.0f}"
+                found = contest(
+                    sites, chains, rounds, options.blocks, sites <= options.most_answered, Path(name)
+                )  # fmt: skip
+            for kind, blocks in found.items():
+                clock, own, others = np.median(blocks, 0)
+                ratio = np.median([a.clock / b.clock for a, b in zip(blocks, found["echo"], strict=True)])
+                figures = (
+                    f"{1e3 * clock:>8.2f} {1e3 * own:>16.2f} {1e3 * others:>14.2f} {1 / clock:>9.0f} {ratio:>13.2f}"
+                )
                 print(f"{sites:>5} {len(plan):>8,}  {kind:<9} {figures}", flush=True)
 
 

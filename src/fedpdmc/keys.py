@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,33 +30,31 @@ MOST_NAME = 64
 
 
 REVOKED = "revoked.txt"
+# Between two looks at it.
+SECONDS = 1.0
 
 
 @dataclass
 class Revocations:
-    """Certificates that a party no longer takes: a file of fingerprints in its folder, read again whenever it changes.
+    """Certificates that a party no longer takes: a file of fingerprints in its folder, looked at every second.
 
     Parameters
     ----------
     path : path
-        Need not be there.
+        Need not be there. Once it has been there, what it said holds also when it is gone.
     """
 
     path: Path
-    _seen: tuple[int, int] | None = field(default=None, compare=False, repr=False)
+    _looked: float = field(default=-math.inf, compare=False, repr=False)
     _known: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __contains__(self, certificate: bytes) -> bool:
-        try:
-            found = self.path.stat()
-            stamp = (found.st_mtime_ns, found.st_size)
-            if stamp != self._seen:
+        now = time.monotonic()
+        if now - self._looked > SECONDS:
+            if self.path.exists():
                 lines = (line.split("#")[0].strip() for line in self.path.read_text().splitlines())
                 self._known = frozenset(check_fingerprint(line) for line in lines if line)
-                self._seen = stamp
-        except FileNotFoundError:
-            # Never there: nobody. Gone: what it said still holds.
-            pass
+            self._looked = now
         return bool(self._known) and fingerprint(certificate) in self._known
 
 

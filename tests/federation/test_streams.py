@@ -18,6 +18,7 @@ from tests.federation.proxy import Proxy
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
+import fedpdmc.keys
 from fedpdmc.errors import BadAnswer, InputError, Refused
 from fedpdmc.federation import wire
 from fedpdmc.federation.streams import METHOD, SERVICE, serve
@@ -222,8 +223,9 @@ def test_a_certificate_of_a_site_outside_the_study_is_not_enough(folder, door, t
     assert answer.code == "UNKNOWN_SITE"
 
 
-def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp_path, expected, caplog):
+def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp_path, expected, caplog, monkeypatch):
     """Shut out in the middle of a run: the run waits, refuses the old certificate, and goes on with a new one."""
+    monkeypatch.setattr(fedpdmc.keys, "SECONDS", 0.0)
     shutil.copytree(folder.path / "keys", tmp_path / "keys")
     place = tmp_path / "keys" / "coordinator"
     agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
@@ -245,18 +247,20 @@ def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp
 
     def serve_south(address):
         try:
-            serve(south, address, old, lambda pause: False)
+            serve(south, address, old, stop.wait)
         except Refused as error:
             refused.append(error.code)
-            serve(south, address, new, lambda pause: True)
+            serve(south, address, new, stop.wait)
 
+    stop = threading.Event()
     with folder.listening(keys=place) as connection, folder.sites(connection, agents):
         assert not isinstance(says(connection.address, old, hello(folder, "south")), wire.Refusal)
-        worker = threading.Thread(target=serve_south, args=(connection.address,))
+        worker = threading.Thread(target=serve_south, args=(connection.address,), daemon=True)
         worker.start()
         post = fp.sample(connection, progress=False)
         assert says(connection.address, old, hello(folder, "south")).code == "REVOKED"
         connection.finish()
+        stop.set()
         worker.join(20)
     south.journal.close()
     assert refused == ["REVOKED"] and len(rounds) > 20

@@ -201,7 +201,7 @@ class StreamTransport(Transport):
             logger.warning("a connection from %s was refused: %s", context.peer(), code)
             yield self._no(code)
             return
-        inbox = desk.arrive()
+        inbox, certificates = desk.arrive(), _certificates(context)
         lost = functools.partial(self._lost, desk, inbox)
         if not context.add_callback(lost):
             lost()
@@ -210,7 +210,7 @@ class StreamTransport(Transport):
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
             while (asked := inbox.get()) is not None:
-                if self._is_revoked(context):
+                if self._is_revoked(certificates):
                     logger.warning("the certificate of site %s has been revoked: its stream is closed", desk.name)
                     return
                 began = time.monotonic()
@@ -235,7 +235,7 @@ class StreamTransport(Transport):
             names = context.auth_context().get("x509_common_name", [])
             if [hello.site.encode()] != list(names):
                 return "NAME_NOT_IN_CERTIFICATE", None
-            if self._is_revoked(context):
+            if self._is_revoked(_certificates(context)):
                 return "REVOKED", None
         if hello.site not in self._desks:
             return "UNKNOWN_SITE", None
@@ -243,15 +243,18 @@ class StreamTransport(Transport):
             return "OTHER_CONTRACT", None
         return "", self._desks[hello.site]
 
-    def _is_revoked(self, context: grpc.ServicerContext) -> bool:
-        """Whether the certificate of this stream is no longer taken; also if that changed after it was opened."""
-        if self._revoked is None:
-            return False
-        certificates: Any = context.auth_context().get("x509_pem_cert", [])
-        return any(certificate in self._revoked for certificate in certificates)
+    def _is_revoked(self, certificates: Sequence[bytes]) -> bool:
+        """Whether the certificate of a stream is no longer taken; asked again and again, for that may change."""
+        return self._revoked is not None and any(certificate in self._revoked for certificate in certificates)
 
     def _no(self, code: str) -> bytes:
         return wire.encode(wire.Refusal(bytes(wire.RUN_BYTES), 0, wire.NOTHING_ASKED, code, 0))
+
+
+def _certificates(context: grpc.ServicerContext) -> list[bytes]:
+    """The certificate that the other side of a stream has shown; none on a plain connection."""
+    found: Any = context.auth_context().get("x509_pem_cert", [])
+    return list(found)
 
 
 def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:

@@ -283,14 +283,19 @@ KINDS: dict[int, type[Message]] = {
         Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell, Offer, Offered, Agree, Masked,
     )
 }  # fmt: skip
+# Dataclasses find out about their fields anew each time they are asked.
+FIELDS: dict[type[Message], tuple[tuple[str, Any], ...]] = {
+    form: tuple(zip((field.name for field in dataclasses.fields(form)), form.codecs, strict=True))  # type: ignore[arg-type]
+    for form in KINDS.values()
+}
 ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked)
 
 
 def encode(message: Message) -> bytes:
     """A message as bytes."""
     parts = [HEADER.pack(MAGIC, VERSION, message.kind)]
-    for field, codec in zip(dataclasses.fields(message), message.codecs, strict=True):  # type: ignore[arg-type]
-        parts += codec.write(getattr(message, field.name))
+    for name, codec in FIELDS[type(message)]:
+        parts += codec.write(getattr(message, name))
     return b"".join(parts)
 
 
@@ -310,8 +315,7 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
     if kind not in KINDS:
         raise WireError("message", f"kind {kind}")
     form, reader = KINDS[kind], Reader(data, HEADER.size)
-    fields = dataclasses.fields(form)  # type: ignore[arg-type]
-    values = [codec.read(reader, field.name) for field, codec in zip(fields, form.codecs, strict=True)]
+    values = [codec.read(reader, name) for name, codec in FIELDS[form]]
     if reader.at != len(data):
         raise WireError("message", f"{len(data) - reader.at} bytes after its end")
     message = form(*values)
