@@ -132,24 +132,29 @@ class Coordinator(eqx.Module):
             redistributed, fresh = self._redistribution(keys, state, share.shape[1])
             due, remaining = redistributed < remaining, jnp.minimum(remaining, redistributed)
 
-        refreshes = self.dynamics.refresh > 0
-
-        def segment(carry, k):
-            a, v, left = carry
-            u = uniforms(keys.events, state.number, jnp.full_like(state.number, k), 4 + refreshes * a.shape[-1])
+        def segment(carry, chance):
+            (a, v, left), (k, u, level, fresh) = carry, chance
             public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
-            fresh = apart(self.dynamics.velocity, u[4:], number=state.number).T if refreshes else v
-            wait, ending, next_a, next_v = self._public_event(a, v, left, u, fresh, public)
+            wait, ending, next_a, next_v = self._public_event(a, v, left, u, level, fresh, public)
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
             return (next_a, next_v, left_then), (v, wait, ending)
 
         (end_a, end_v, left), (velocity, duration, ending) = scan_segments(
-            segment, (state.a, state.v, remaining), self.segments
+            segment, (state.a, state.v, remaining), self._chances(keys, state)
         )
         path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity, share))
         if share is not None and fresh is not None:
             share = jnp.where((due & (left <= 0))[:, None], fresh, share)
         return Itinerary(path, ending, end_a, end_v, (left <= 0) & ~due, share)
+
+    def _chances(self, keys: PublicKeys, state: State):
+        """All that is random in the segments of a plan: their numbers, uniforms, exponentials and new velocities."""
+        dim, count = state.a.shape[1] if self.dynamics.refresh > 0 else 0, self.segments
+        drawn = uniforms(keys.events, state.number, jnp.zeros_like(state.number), count * (4 + dim))
+        drawn = drawn.reshape(count, 4 + dim, -1)
+        level = apart(exponentials, drawn[:, :2], number=state.number)
+        fresh = jnp.swapaxes(apart(self.dynamics.velocity, drawn[:, 4:], number=state.number), 1, 2)
+        return jnp.arange(count), drawn[:, 2:4], level, fresh
 
     def _redistribution(
         self, keys: PublicKeys, state: State, sites: int
@@ -158,10 +163,9 @@ class Coordinator(eqx.Module):
         u = uniforms(keys.share, state.number, jnp.zeros_like(state.number), 1 + sites)
         return exponentials(u[0]) / self.redistribution, shares(u[1:])
 
-    def _public_event(self, a, v, left, u, fresh, public_arrival):
+    def _public_event(self, a, v, left, u, level, fresh, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
         dynamics = self.dynamics
-        level = exponentials(u[:2])
         never = jnp.full(left.shape, jnp.inf)
         refresh = level[0] / dynamics.refresh if dynamics.refresh > 0 else never
         flip_rates = self._largest_excess(a, v)
@@ -174,7 +178,7 @@ class Coordinator(eqx.Module):
         if self.clock is not None:
             jumped = dynamics.jump(end_v, public.mark)
         if dynamics.excess > 0:
-            mark = self._excess_mark(flip_rates, end_v, u[2], u[3])
+            mark = self._excess_mark(flip_rates, end_v, u[0], u[1])
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
         if dynamics.refresh > 0:
@@ -257,10 +261,10 @@ class Coordinator(eqx.Module):
         return jax.tree.map(choose, settled, state), kept
 
 
-def scan_segments(segment, carry, count: int):
-    """Run ``segment`` for k = 0 … count − 1 and stack its outputs along axis 1."""
-    if count == 1:
-        carry, out = segment(carry, 0)
+def scan_segments(segment, carry, chances):
+    """Run ``segment`` over what is random in each, and stack its outputs along axis 1."""
+    if chances[0].shape[0] == 1:
+        carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
         return carry, tuple(x[:, None] for x in out)
-    carry, out = jax.lax.scan(segment, carry, jnp.arange(count))
+    carry, out = jax.lax.scan(segment, carry, chances)
     return carry, tuple(jnp.moveaxis(x, 0, 1) for x in out)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc.arrivals.bounds import RELATIVE_SLACK, signed_rates
 from fedpdmc.arrivals.clocks import Clock, keep_done, unit
 from fedpdmc.arrivals.thinning import pick_mark
-from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
+from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import CubicRemainder, LinearPredictor
 from fedpdmc.randomness import exponentials, uniforms
@@ -21,11 +24,34 @@ CELL = 1.5
 # A step never looks for longer than this: far out in the tails the constants are large and candidates many.
 MOST_LOOKS = 256
 # Chains whose records are passed over together.
-MOST_LANES, LEAST_LANES = 64, 8
+MOST_LANES, LEAST_LANES = 16, 8
 # Numbers in the design above which a pass costs so much that it waits for every lane.
 LARGE = 2**16
 # What a look costs in passes over the records, roughly.
 LOOK_COST = 0.02
+
+
+class Hazard(NamedTuple):
+    """A rate that is constant on every segment of a plan, and its integral up to the end of each."""
+
+    rate: Float[Array, "C S"]
+    integral: Float[Array, "C S"]
+
+    @classmethod
+    def of(cls, rate: Float[Array, "C S"], duration: Float[Array, "C S"]) -> Hazard:
+        """From the rates and the lengths of the segments."""
+        return cls(rate, jnp.cumsum(rate * duration, -1))
+
+    def after(self, segment: Int[Array, " C"], offset: Float[Array, " C"], level: Float[Array, " C"]):
+        """Where the integral has grown by ``level`` since ``offset`` in ``segment``, and whether the plan ends before."""
+        ends = jnp.concatenate([jnp.zeros_like(self.integral[:, :1]), self.integral], -1)
+        goal = pick(ends, segment) + pick(self.rate, segment) * offset + level
+        reached = jnp.sum(self.integral <= goal[:, None], -1)
+        over = reached >= self.rate.shape[-1]
+        within = jnp.where(over, 0, reached)
+        beyond = (goal - pick(ends, within)) / pick(self.rate, within)
+        start = jnp.where(within == segment, offset, 0.0)
+        return reached, jnp.where(over, 0.0, jnp.maximum(beyond, start)), over
 
 
 class StagedWalk(eqx.Module):
@@ -94,17 +120,25 @@ class StagedClock(Clock[StagedWalk]):
         return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), state, self._step(*some))
 
     def _step(self, state, path, keys):
-        idle = 0 if self.potential.design.size > LARGE else state.pending.shape[0] // 4
+        """Look until no lane searches or, where a pass is cheap, until three of four that can ask for it do."""
+        cheap = self.potential.design.size <= LARGE
+        hazard = self._hazard(path) if self.dynamics.flow.rotating else None
 
         def searching(carry):
             looks, now = carry
-            return (looks < MOST_LOOKS) & (jnp.sum(~(now.walk.done | now.pending)) > idle)
+            without, waiting = jnp.sum(~(now.walk.done | now.pending)), jnp.sum(now.pending)
+            return (looks < MOST_LOOKS) & (without > 0) & (not cheap or 3 * without >= waiting)
 
         def look(carry):
-            return carry[0] + 1, self._look(carry[1], path, keys)
+            return carry[0] + 1, self._look(carry[1], path, hazard, keys)
 
         _, state = jax.lax.while_loop(searching, look, look((jnp.array(0), state)))
         return self._inspect(state, path)
+
+    def _hazard(self, path: Path) -> Hazard:
+        """The constant bounds of every segment of rotating plans."""
+        rates, _ = self._constants(path.start, path.velocity, path.duration)
+        return Hazard.of(jnp.sum(rates, -1), path.duration)
 
     def _constants(self, a, v, remaining):
         """Bounds of the rates by mark that hold for a while, and for how long."""
@@ -123,7 +157,7 @@ class StagedClock(Clock[StagedWalk]):
         elif rotating:
             # Over |b|² + |v|² ≤ ρ²: |b|²|v| ≤ 2ρ³/(3√3) and |b|³|v| ≤ 3√3ρ⁴/16.
             cubic = 0.5 * self.remainder.norm * 2 * size**3 / (3 * jnp.sqrt(3.0))
-            rates = cubic[:, None] + size[:, None] * (3 * jnp.sqrt(3.0) / 16) * self.remainder.beyond(size, False)
+            rates = cubic[..., None] + size[..., None] * (3 * jnp.sqrt(3.0) / 16) * self.remainder.beyond(size, False)
         else:
             rates = jnp.linalg.norm(v, axis=-1, keepdims=True) * self.remainder.largest(size, False)
         return rates * (1 + 2 * RELATIVE_SLACK) + self._slack(size, speed), cell
@@ -143,27 +177,21 @@ class StagedClock(Clock[StagedWalk]):
 
     def _slack(self, size, v):
         """Room for the rounding of sums over records, in units of the whitened rates."""
-        scale = jnp.sum(jnp.abs(v), -1, keepdims=True) * (1 + size[:, None])
+        scale = jnp.sum(jnp.abs(v), -1, keepdims=True) * (1 + size[..., None])
         return self.remainder.rounding * scale
 
-    def _look(self, state: StagedWalk, path: Path, keys) -> StagedWalk:
+    def _look(self, state: StagedWalk, path: Path, hazard: Hazard | None, keys) -> StagedWalk:
         """One candidate of the constant bounds, put to the tensor."""
         walk = state.walk
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        rates, cell = self._constants(a, v, remaining)
-        total = jnp.cumsum(rates, -1)
         u = uniforms(keys, path.number, walk.draws, 4)
-        wait = exponentials(u[0]) / jnp.maximum(total[:, -1], 1e-300)
+        find = self._on_line if hazard is None else functools.partial(self._on_rotation, hazard)
+        segment, offset, hit, over, rates = find(walk, path, exponentials(u[0]))
+        there, velocity = path.state(self.dynamics, jnp.minimum(segment, path.last), offset)
+        total = jnp.cumsum(rates, -1)
         mark = jnp.sum(total < (u[1] * total[:, -1])[:, None], -1)
-        hit = wait < cell
-        there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
         bound, constant = pick_mark(self._tensor_bound(there, velocity), mark), pick_mark(rates, mark)
-        segment, offset, over = advance(
-            path, walk.segment, walk.offset, jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
-        )
         fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
-        fault = jnp.where(jnp.isfinite(total[:, -1]), fault, NOT_FINITE)
+        fault = jnp.where(jnp.isfinite(total[:, -1]) | over, fault, NOT_FINITE)
         moved = eqx.tree_at(
             lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark, w.fault),
             walk,
@@ -171,6 +199,26 @@ class StagedClock(Clock[StagedWalk]):
         )
         pending = hit & (u[2] * constant < bound) & (fault == FINE)
         return keep_done(walk.done | state.pending, state, StagedWalk(moved, pending, bound, u[3] * bound))
+
+    def _on_line(self, walk: Walk, path: Path, level):
+        """The next candidate of a cell of the present segment, or the end of the cell."""
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        rates, cell = self._constants(a, v, remaining)
+        wait = level / jnp.maximum(jnp.sum(rates, -1), 1e-300)
+        hit = wait < cell
+        step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+        segment, offset, over = advance(path, walk.segment, walk.offset, step, ends)
+        return segment, offset, hit & ~over, over, rates
+
+    def _on_rotation(self, hazard: Hazard, walk: Walk, path: Path, level):
+        """The next candidate of the whole plan: a constant holds on a segment, so their integral is inverted at once."""
+        segment, offset, over = hazard.after(walk.segment, walk.offset, level)
+        within = jnp.minimum(segment, path.last)
+        if path.cap is not None:
+            over |= pick(path.begin, within) + offset > path.cap
+        rates, _ = self._constants(pick(path.start, within), pick(path.velocity, within), offset)
+        return segment, offset, ~over, over, rates
 
     def _inspect(self, state: StagedWalk, path: Path) -> StagedWalk:
         """One pass: the rate at the candidates."""

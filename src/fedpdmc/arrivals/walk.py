@@ -39,6 +39,11 @@ class Path(eqx.Module):
         """Time at which the plan ends."""
         return self.begin[:, -1] + self.duration[:, -1]
 
+    @property
+    def last(self) -> int:
+        """Index of the last segment."""
+        return self.duration.shape[1] - 1
+
     def state(self, dynamics: Dynamics, segment: Int[Array, " C"], offset: Float[Array, " C"]):
         """Position and velocity at ``offset`` after the start of ``segment``."""
         return dynamics.flow.move(pick(self.start, segment), pick(self.velocity, segment), offset)
@@ -51,7 +56,7 @@ class Path(eqx.Module):
 
     def at(self, table: Float[Array, "C S"], segment: Int[Array, " C"]) -> Float[Array, " C"]:
         """Entry of a segment table for each chain."""
-        return pick(table, jnp.minimum(segment, table.shape[1] - 1))
+        return pick(table, jnp.minimum(segment, self.last))
 
 
 def follow(dynamics: Dynamics, plan: Plan) -> Path:
@@ -138,9 +143,8 @@ def advance(path: Path, segment, offset, step, ends_segment):
     """
     moved = jnp.where(ends_segment, 0.0, offset + step)
     following = segment + ends_segment
-    last = path.duration.shape[1] - 1
     began = path.at(path.begin, following)
-    over = ends_segment & ((segment >= last) | (began >= path.horizon))
+    over = ends_segment & ((segment >= path.last) | (began >= path.horizon))
     if path.cap is not None:
         over |= began + moved > path.cap
     return following, moved, over

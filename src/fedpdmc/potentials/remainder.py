@@ -46,10 +46,10 @@ class Quartic(eqx.Module):
         outer = (b[:, :, None] * b[:, None, :]).reshape(-1, dim * dim)
         return jnp.sum((outer @ self.tensor).reshape(-1, dim, dim) * b[:, None, :], -1) / 6
 
-    def beyond(self, size: Float[Array, " C"], growth: Float[Array, ""], flips: bool) -> Float[Array, "C k"]:
+    def beyond(self, size: Float[Array, "*C"], growth: Float[Array, ""], flips: bool) -> Float[Array, "*C k"]:
         """Bound of the error for ``|b| = size``: by coordinate, or for any unit vector e."""
         quintic = self.quintics if flips else self.quintic[None]
-        return (jnp.exp(growth * size) * size**4 / 24)[:, None] * quintic
+        return (jnp.exp(growth * size) * size**4 / 24)[..., None] * quintic
 
 
 class CubicRemainder(eqx.Module):
@@ -94,15 +94,15 @@ class CubicRemainder(eqx.Module):
         outer = (b[:, :, None] * b[:, None, :]).reshape(-1, dim * dim)
         return 0.5 * outer @ self.tensor.reshape(dim * dim, dim)
 
-    def beyond(self, size: Float[Array, " C"], flips: bool) -> Float[Array, "C k"]:
+    def beyond(self, size: Float[Array, "*C"], flips: bool) -> Float[Array, "*C k"]:
         """Bound of the error of ``½ T[b, b, e]`` for ``|b| ≤ size``: by coordinate, or for any unit vector e."""
         quartic = self.quartics if flips else self.quartic[None]
-        return (jnp.exp(self.growth * size) * size**3 / 6)[:, None] * quartic
+        return (jnp.exp(self.growth * size) * size**3 / 6)[..., None] * quartic
 
-    def largest(self, size: Float[Array, " C"], flips: bool) -> Float[Array, "C k"]:
+    def largest(self, size: Float[Array, "*C"], flips: bool) -> Float[Array, "*C k"]:
         """Bound of ``|e·∇R|`` for ``|b| ≤ size``."""
         norm = self.norms if flips else self.norm[None]
-        return 0.5 * (size**2)[:, None] * norm + self.beyond(size, flips)
+        return 0.5 * (size**2)[..., None] * norm + self.beyond(size, flips)
 
 
 def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> CubicRemainder:
