@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy import stats
 from tests.support import DYNAMICS, LOSS_NAMES, predictor, states
 
 from fedpdmc.arrivals import VIOLATED, StagedClock
 from fedpdmc.arrivals.bounds import signed_rates
+from fedpdmc.arrivals.staged import Hazard
 from fedpdmc.arrivals.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import cubic_remainder
@@ -69,3 +73,34 @@ def test_a_tensor_bound_set_too_low_is_caught():
     plan = Plan(jnp.zeros(64, int), a, jnp.full((64, 1), 5.0), v[:, None])
     _, walk = answer(low, chain_keys(jax.random.key(1), 64), plan)
     assert np.any(np.asarray(walk.fault) == VIOLATED)
+
+
+@given(
+    rates=arrays(float, (3, 5), elements=st.floats(0.0, 20.0)),
+    lengths=arrays(float, (3, 5), elements=st.floats(0.0, 3.0)),
+    levels=arrays(float, 3, elements=st.floats(1e-6, 30.0)),
+    segment=st.integers(0, 4),
+    share=st.floats(0.0, 1.0),
+)
+def test_hazard_is_inverted_over_the_whole_plan(rates, lengths, levels, segment, share):
+    hazard = Hazard.of(jnp.asarray(rates), jnp.asarray(lengths))
+    begun = jnp.full(3, segment), jnp.asarray(share * lengths[:, segment])
+    found, offset, over = (np.asarray(x) for x in hazard.after(*begun, jnp.asarray(levels)))
+    for chain in range(3):
+        left = levels[chain]
+        place, start = segment, share * lengths[chain, segment]
+        while place < 5 and rates[chain, place] * (lengths[chain, place] - start) <= left:
+            left -= rates[chain, place] * (lengths[chain, place] - start)
+            place, start = place + 1, 0.0
+        margin = 1e-9 * (1 + rates[chain] @ lengths[chain])
+        if place == 5:
+            assert (
+                over[chain] or rates[chain, found[chain] :] @ lengths[chain, found[chain] :] < margin or left < margin
+            )
+        elif not over[chain] and found[chain] == place:
+            np.testing.assert_allclose(rates[chain, place] * (offset[chain] - start), left, atol=margin)
+        else:
+            # Only a level within rounding of a segment's end may fall on its other side.
+            ends = np.cumsum(rates[chain] * lengths[chain])
+            goal = ends[segment] - rates[chain, segment] * (1 - share) * lengths[chain, segment] + levels[chain]
+            assert np.min(np.abs(ends - goal)) < margin
