@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -27,31 +26,43 @@ MOST_LOOKS = 256
 MOST_LANES, LEAST_LANES = 16, 8
 # Numbers in the design above which a pass costs so much that it waits for every lane.
 LARGE = 2**16
+# Binary digits of the constants on a rotation, and of their integrals.
+RATE_DIGITS, INTEGRAL_DIGITS = 10, 20
 # What a look costs in passes over the records, roughly.
 LOOK_COST = 0.02
 
 
 class Hazard(NamedTuple):
-    """A rate that is constant on every segment of a plan, and its integral up to the end of each."""
+    """A rate that is constant on every segment of a plan, and its integral up to the end of each.
+
+    Both are rounded up to few digits, the integral by segment: what two programs compute that differ in the last bits comes
+    out the same. An integral that is too large for its segment reaches points beyond the end, where nothing happens.
+    """
 
     rate: Float[Array, "C S"]
     integral: Float[Array, "C S"]
 
     @classmethod
     def of(cls, rate: Float[Array, "C S"], duration: Float[Array, "C S"]) -> Hazard:
-        """From the rates and the lengths of the segments."""
-        return cls(rate, jnp.cumsum(rate * duration, -1))
+        """From bounds of the rates and the lengths of the segments."""
+        rate = rounded_up(rate, RATE_DIGITS)
+        return cls(rate, jnp.cumsum(rounded_up(rate * duration, INTEGRAL_DIGITS), -1))
 
-    def after(self, segment: Int[Array, " C"], offset: Float[Array, " C"], level: Float[Array, " C"]):
-        """Where the integral has grown by ``level`` since ``offset`` in ``segment``, and whether the plan ends before."""
-        ends = jnp.concatenate([jnp.zeros_like(self.integral[:, :1]), self.integral], -1)
-        goal = pick(ends, segment) + pick(self.rate, segment) * offset + level
-        reached = jnp.sum(self.integral <= goal[:, None], -1)
-        over = reached >= self.rate.shape[-1]
-        within = jnp.where(over, 0, reached)
-        beyond = (goal - pick(ends, within)) / pick(self.rate, within)
-        start = jnp.where(within == segment, offset, 0.0)
-        return reached, jnp.where(over, 0.0, jnp.maximum(beyond, start)), over
+    def where(self, level: Float[Array, " C"]) -> tuple[Int[Array, " C"], Float[Array, " C"], Bool[Array, " C"]]:
+        """Segment and offset at which the integral is ``level``, and whether the plan ends before."""
+        segment = jnp.sum(self.integral <= level[:, None], -1)
+        over = segment >= self.rate.shape[-1]
+        within = jnp.where(over, 0, segment)
+        before = jnp.where(within > 0, pick(self.integral, within - 1), 0.0)
+        return segment, jnp.where(over, 0.0, (level - before) / pick(self.rate, within)), over
+
+
+def rounded_up(x: Float[Array, "*shape"], digits: int) -> Float[Array, "*shape"]:
+    """The next larger number of so many binary digits; zero and what is not finite as they are."""
+    spare = jnp.uint64(52 - digits)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint64)
+    larger = jax.lax.bitcast_convert_type(((bits >> spare) + jnp.uint64(1)) << spare, jnp.float64)
+    return jnp.where((x > 0) & (x < jnp.inf), larger, x)
 
 
 class StagedWalk(eqx.Module):
@@ -63,9 +74,12 @@ class StagedWalk(eqx.Module):
         Whether the walk stands at such a candidate: its records are due.
     ceiling, threshold : (C,)
         The tensor's bound at the candidate, and the level that the rate must exceed for it to be accepted.
+    level : (C,)
+        On rotations, the integral of the constant bounds up to where the walk stands.
     """
 
     walk: Walk
+    level: Float[Array, " C"]
     pending: Bool[Array, " C"]
     ceiling: Float[Array, " C"]
     threshold: Float[Array, " C"]
@@ -95,7 +109,7 @@ class StagedClock(Clock[StagedWalk]):
     def idle(self, chains):
         """A walk that waits."""
         false, zeros = jnp.zeros(chains, bool), jnp.zeros(chains)
-        return StagedWalk(Walk.idle(self.dynamics, chains, self.dim), false, zeros, zeros)
+        return StagedWalk(Walk.idle(self.dynamics, chains, self.dim), zeros, false, zeros, zeros)
 
     def walk(self, state):
         """The walk within."""
@@ -103,7 +117,8 @@ class StagedClock(Clock[StagedWalk]):
 
     def restart(self, state, new, path):
         """Set out."""
-        return StagedWalk(state.walk.restart(new, path), state.pending & ~new, state.ceiling, state.threshold)
+        walk, level = state.walk.restart(new, path), jnp.where(new, 0.0, state.level)
+        return StagedWalk(walk, level, state.pending & ~new, state.ceiling, state.threshold)
 
     def step(self, state, path, keys):
         """Look for candidates on some chains until most of them have one or are done; then one pass over the records.
@@ -184,11 +199,15 @@ class StagedClock(Clock[StagedWalk]):
         """One candidate of the constant bounds, put to the tensor."""
         walk = state.walk
         u = uniforms(keys, path.number, walk.draws, 4)
-        find = self._on_line if hazard is None else functools.partial(self._on_rotation, hazard)
-        segment, offset, hit, over, rates = find(walk, path, exponentials(u[0]))
+        level = state.level + exponentials(u[0])
+        if hazard is None:
+            segment, offset, hit, over, rates, largest = self._on_line(walk, path, level)
+        else:
+            segment, offset, hit, over, rates, largest = self._on_rotation(hazard, path, level)
         there, velocity = path.state(self.dynamics, jnp.minimum(segment, path.last), offset)
         total = jnp.cumsum(rates, -1)
-        mark = jnp.sum(total < (u[1] * total[:, -1])[:, None], -1)
+        mark = jnp.sum(total < (u[1] * largest)[:, None], -1)
+        hit, mark = hit & (mark < total.shape[-1]), jnp.minimum(mark, total.shape[-1] - 1)
         bound, constant = pick_mark(self._tensor_bound(there, velocity), mark), pick_mark(rates, mark)
         fault = jnp.where(hit & ~(bound <= constant), jnp.where(jnp.isfinite(bound), VIOLATED, NOT_FINITE), FINE)
         fault = jnp.where(jnp.isfinite(total[:, -1]) | over, fault, NOT_FINITE)
@@ -198,27 +217,36 @@ class StagedClock(Clock[StagedWalk]):
             (segment, offset, walk.draws + 1, over | (fault != FINE), path.horizon, mark, fault),
         )
         pending = hit & (u[2] * constant < bound) & (fault == FINE)
-        return keep_done(walk.done | state.pending, state, StagedWalk(moved, pending, bound, u[3] * bound))
+        reached = state.level if hazard is None else level
+        return keep_done(walk.done | state.pending, state, StagedWalk(moved, reached, pending, bound, u[3] * bound))
 
     def _on_line(self, walk: Walk, path: Path, level):
-        """The next candidate of a cell of the present segment, or the end of the cell."""
+        """The next candidate of a cell of the present segment, or the end of the cell.
+
+        Returns where that is, whether it is a candidate, whether the walk is over, the rates by mark and their sum.
+        """
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
         rates, cell = self._constants(a, v, remaining)
-        wait = level / jnp.maximum(jnp.sum(rates, -1), 1e-300)
+        total = jnp.sum(rates, -1)
+        wait = level / jnp.maximum(total, 1e-300)
         hit = wait < cell
         step, ends = jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, step, ends)
-        return segment, offset, hit & ~over, over, rates
+        return segment, offset, hit & ~over, over, rates, total
 
-    def _on_rotation(self, hazard: Hazard, walk: Walk, path: Path, level):
-        """The next candidate of the whole plan: a constant holds on a segment, so their integral is inverted at once."""
-        segment, offset, over = hazard.after(walk.segment, walk.offset, level)
+    def _on_rotation(self, hazard: Hazard, path: Path, level):
+        """The next candidate of the whole plan: a constant holds on a segment, so their integral is inverted at once.
+
+        Returns what `_on_line` does, with the larger rate by which the candidate came in place of the sum.
+        """
+        segment, offset, over = hazard.where(level)
         within = jnp.minimum(segment, path.last)
         if path.cap is not None:
             over |= pick(path.begin, within) + offset > path.cap
         rates, _ = self._constants(pick(path.start, within), pick(path.velocity, within), offset)
-        return segment, offset, ~over, over, rates
+        hit = ~over & (offset <= pick(path.duration, within))
+        return segment, offset, hit, over, rates, pick(hazard.rate, within)
 
     def _inspect(self, state: StagedWalk, path: Path) -> StagedWalk:
         """One pass: the rate at the candidates."""
@@ -236,7 +264,7 @@ class StagedClock(Clock[StagedWalk]):
             walk,
             (accepted | (fault != FINE), accepted, time, normal, walk.passes + 1, fault),
         )
-        new = StagedWalk(inspected, jnp.zeros_like(accepted), state.ceiling, state.threshold)
+        new = StagedWalk(inspected, state.level, jnp.zeros_like(accepted), state.ceiling, state.threshold)
         return keep_done(walk.done | ~state.pending, state, new)
 
 
