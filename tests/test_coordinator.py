@@ -29,7 +29,7 @@ def coordinator(kind):
 def now(kind, t=2.0):
     a, v = states(0, CHAINS, DIM, KINDS[kind])
     count = jnp.full(CHAINS, 7)
-    return State(a, v, jnp.full(CHAINS, t), count, count)
+    return State(a, v, jnp.full(CHAINS, t), count, count, count, count)
 
 
 @eqx.filter_jit
@@ -167,3 +167,21 @@ def test_a_plan_ends_where_the_prior_is_dealt_anew_and_only_then_are_the_shares_
     objection = Arrival(0.5 * objection.time, ~objection.rang, objection.mark)
     cut, _, _ = settled(chief, state, itinerary, objection, until)
     np.testing.assert_array_equal(cut.share, before)
+
+
+def test_plans_reach_as_far_as_the_chains_own_objections_suggest():
+    chief, state, until = coordinator("bouncy"), now("bouncy"), jnp.asarray(1e6)
+    state = eqx.tree_at(lambda s: s.objections, state, jnp.arange(CHAINS) * 50)
+    reach = np.asarray(chief.reach(state))
+    # Four times the time since the start, with one objection in twenty units to begin with, over the objections.
+    np.testing.assert_allclose(reach, 4 * (2.0 + 20.0) / (50 * np.arange(CHAINS) + 1), rtol=1e-14)
+    itinerary = intended(chief, state, until)
+    horizon = np.asarray(itinerary.plan.horizon)
+    assert np.all(horizon <= reach * (1 + 1e-12)) and not np.any(itinerary.final)
+    short = horizon < reach * (1 - 1e-12)
+    # The others have no segment left.
+    assert np.all(itinerary.ending[short, -1] != NOTHING) and 0 < short.sum() < CHAINS
+    new, _, _ = settled(chief, state, itinerary, silent(chief, itinerary), until)
+    np.testing.assert_array_equal(new.t, state.t + itinerary.path.horizon)
+    np.testing.assert_array_equal(new.objections, state.objections)
+    np.testing.assert_array_equal(new.planned - state.planned, np.sum(np.asarray(itinerary.plan.duration) > 0, 1))

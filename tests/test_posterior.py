@@ -104,10 +104,18 @@ def test_events_are_knots_that_change_the_velocity():
     assert zigzag_run().events.sum() == flips
 
 
-def test_bytes_are_messages_times_their_size():
-    post = zigzag_run()
-    size = sum(message_bytes(4, post.settings["segments"], 2, flips=True))
-    np.testing.assert_array_equal(post.bytes, post.rounds * size)
+def test_bytes_are_plans_times_their_size():
+    """Of one segment each; chains that have come to the end of a block are sent no more."""
+    post, size = zigzag_run(), sum(message_bytes(1, 1, 2, flips=True))
+    np.testing.assert_array_equal(post.bytes % size, 0)
+    assert np.all((post.rounds < post.bytes / size) & (post.bytes / size <= 4 * post.rounds))
+
+
+@pytest.mark.parametrize("make", RUNS)
+def test_most_plans_end_in_an_objection_or_at_the_end_of_a_block(make):
+    post = make()
+    assert 0.2 < post.settings["objected"] <= 1.0
+    assert "of plans ended by an objection" in post.summary()
 
 
 def test_settings_say_how_the_run_was_made():

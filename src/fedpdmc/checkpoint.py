@@ -19,6 +19,8 @@ from fedpdmc.skeleton import Block, Skeleton
 from fedpdmc.store import Store
 
 FORMAT = 1
+# What is kept of every chain.
+STATE = ("a", "v", "t", "number", "events", "objections", "planned")
 # Knots in a chunk of the arrays on disk.
 CHUNK = 2**14
 
@@ -117,12 +119,12 @@ class Checkpoint:
 
 def pack_state(state: State) -> dict[str, np.ndarray]:
     """The chains' state as arrays."""
-    return {f"state_{name}": np.asarray(getattr(state, name)) for name in ("a", "v", "t", "number", "events")}
+    return {f"state_{name}": np.asarray(getattr(state, name)) for name in STATE}
 
 
 def unpack_state(arrays: dict[str, np.ndarray]) -> State:
     """The chains' state from arrays."""
-    return State(*(jnp.asarray(arrays[f"state_{name}"]) for name in ("a", "v", "t", "number", "events")))
+    return State(*(jnp.asarray(arrays[f"state_{name}"]) for name in STATE))
 
 
 def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

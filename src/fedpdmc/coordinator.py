@@ -24,11 +24,15 @@ from fedpdmc.redistribution import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 
+# A plan reaches this many times as far as a chain has gone between objections so far: e⁻⁴ of plans end before one. It
+# starts from the pace of the paper's logistic regression: one objection in twenty units of time.
+MARGIN, USUAL_OBJECTIONS, USUAL_TIME = 4.0, 1.0, 20.0
+
 
 class State(eqx.Module):
     """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
 
-    ``share`` is the sites' parts of a prior that is redistributed, and None for any other.
+    ``objections`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the sites' parts of a prior that is redistributed, and None for any other.
     """
 
     a: Float[Array, "C d"]
@@ -36,6 +40,8 @@ class State(eqx.Module):
     t: Float[Array, " C"]
     number: Int[Array, " C"]
     events: Int[Array, " C"]
+    objections: Int[Array, " C"]
+    planned: Int[Array, " C"]
     share: Float[Array, "C M"] | None = None
 
 
@@ -107,30 +113,53 @@ class Coordinator(eqx.Module):
         The most segments that a plan may have.
     redistribution : float
         The rate at which the prior is dealt anew to the sites, where they hold it in parts.
+    begin : float
+        The process time at which the chains set out.
     """
 
     dynamics: Dynamics
     clock: Clock | None
     segments: int = eqx.field(static=True)
     redistribution: float = eqx.field(default=0.0, static=True)
+    begin: float | Float[Array, ""] = 0.0
 
     @classmethod
     def of(
-        cls, dynamics: Dynamics, potential: Potential | None, segments: int, redistribution: float = 0.0
+        cls,
+        dynamics: Dynamics,
+        potential: Potential | None,
+        segments: int,
+        redistribution: float = 0.0,
+        begin: float = 0.0,
     ) -> Coordinator:
         """A coordinator for a public potential in whitened coordinates."""
-        return cls(dynamics, None if potential is None else clock_for(potential, dynamics), segments, redistribution)
+        clock = None if potential is None else clock_for(potential, dynamics)
+        return cls(dynamics, clock, segments, redistribution, jnp.asarray(float(begin)))
+
+    def reach(self, state: State) -> Float[Array, " C"]:
+        """How far ahead a plan of several segments reaches: so far that most plans end in an objection.
+
+        ``H = 4 (t + 20)/(n + 1)`` after n objections in t units of the chain's own time: beyond that a site walks, and is
+        sent, what will hardly be used. It looks at the chain's own past alone, up to now, so it is exact, and the same
+        whoever runs beside it.
+        """
+        ran = state.t - self.begin + USUAL_TIME
+        return MARGIN * ran / (state.objections + USUAL_OBJECTIONS)
 
     def intend(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
 
-        ``until`` is one process time, or one for each chain.
+        ``until`` is one process time, or one for each chain. Plans of several segments reach no further than `reach`.
         """
         remaining, share, fresh = jnp.maximum(until - state.t, 0.0), state.share, None
-        due = jnp.zeros_like(remaining, bool)
+        due, short = jnp.zeros_like(remaining, bool), jnp.zeros_like(remaining, bool)
+        if self.segments > 1:
+            reach = self.reach(state)
+            short, remaining = reach < remaining, jnp.minimum(remaining, reach)
         if share is not None:
             redistributed, fresh = self._redistribution(keys, state, share.shape[1])
             due, remaining = redistributed < remaining, jnp.minimum(remaining, redistributed)
+            short &= ~due
 
         def segment(carry, chance):
             (a, v, left), (k, u, level, fresh) = carry, chance
@@ -145,7 +174,7 @@ class Coordinator(eqx.Module):
         path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity, share))
         if share is not None and fresh is not None:
             share = jnp.where((due & (left <= 0))[:, None], fresh, share)
-        return Itinerary(path, ending, end_a, end_v, (left <= 0) & ~due, share)
+        return Itinerary(path, ending, end_a, end_v, (left <= 0) & ~(due | short), share)
 
     def _chances(self, keys: PublicKeys, state: State):
         """All that is random in the segments of a plan: their numbers, uniforms, exponentials and new velocities."""
@@ -245,7 +274,9 @@ class Coordinator(eqx.Module):
         share = state.share
         if share is not None and itinerary.share is not None:
             share = jnp.where(objected[:, None], share, itinerary.share)
-        return State(a, v, t, state.number + 1, state.events + own + objected, share), knots, objected
+        planned = state.planned + jnp.sum(path.duration > 0, -1)
+        events, objections = state.events + own + objected, state.objections + objected
+        return State(a, v, t, state.number + 1, events, objections, planned, share), knots, objected
 
     def settle_going(
         self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]

@@ -74,9 +74,9 @@ class Method(NamedTuple):
         """Whether every event time is drawn under a proved bound: adaptive bounds serve the user's own functions only."""
         return self.bounds == "certified" or all(site.model is None for site in self.sites)
 
-    def coordinator(self) -> Coordinator:
+    def coordinator(self, burn_in: float = 0.0) -> Coordinator:
         """The coordinator of this run."""
-        return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution)
+        return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution, -burn_in)
 
     def federation(self) -> LocalFederation | RemoteFederation | GuardedFederation:
         """The sites: opened for this run in this process, those with a budget under it; or where they are."""
@@ -128,7 +128,7 @@ class Method(NamedTuple):
         if self.redistribution > 0:
             keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 3), self.chains)
             share = shares(uniforms(keys, count, count, len(self.sites)))
-        return State(a, v, jnp.full(self.chains, -burn_in), count, count, share)
+        return State(a, v, jnp.full(self.chains, -burn_in), count, count, count, count, share)
 
 
 @compiled
@@ -217,10 +217,10 @@ def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
 
 
 def _usual_segments(sites, chains: int) -> int:
-    """A power of two that lets most plans of few chains end in an objection."""
-    told = sum(site.records for site in sites if site.budget is None)
-    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(max(told, 1))
+    """A power of two that lets most plans of few chains end in an objection; the most where nobody tells his records."""
     most = max(SEGMENTS_FEW_OBJECTIONS, min(MOST_SEGMENTS, MOST_PLANNED // chains))
+    told = sum(site.records for site in sites if site.budget is None)
+    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(told) if told else most
     return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_OBJECTIONS, most))
 
 

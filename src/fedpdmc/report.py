@@ -40,8 +40,8 @@ def summary(post: Posterior) -> str:
     kind = "certified bounds: exact" if post.certified else seen
     lines.append(
         f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
-        f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events; "
-        f"{kind}."
+        f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
+        f"{100 * post.settings['objected']:.3g} % of plans ended by an objection; {kind}."
     )
     return "\n".join(lines + privacy_lines(post.privacy))
 

@@ -92,6 +92,16 @@ class Run:
         return np.asarray(self.progress.state.events)
 
     @property
+    def objections(self) -> np.ndarray:
+        """Jumps of sites on each chain so far."""
+        return np.asarray(self.progress.state.objections)
+
+    @property
+    def planned(self) -> np.ndarray:
+        """Segments of all plans of each chain so far."""
+        return np.asarray(self.progress.state.planned)
+
+    @property
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far."""
         return self.federation.passes(self.progress)
@@ -128,7 +138,7 @@ class Run:
         """
         rounds, sites = int(plans.max(initial=0)), len(self.federation.names)
         if not self.spares:
-            return rounds, np.full((sites, 2), (rounds, plans.size * rounds)).T
+            return rounds, np.full((sites, 2), (rounds, plans.sum())).T
         counts, everyone = np.zeros((2, sites), np.int64), np.zeros(0, np.int64)
         for site, *about in zip(self.federation.order, *questions, strict=True):
             asked = np.concatenate(about)

@@ -210,7 +210,7 @@ class Sampler:
         self.burn_in_time = burn_in
         self.goal: Goal | None = None
         federation = method.federation()
-        parts = method.coordinator(), method.start(burn_in), jax.random.fold_in(jax.random.key(method.seed), 1)
+        parts = method.coordinator(burn_in), method.start(burn_in), jax.random.fold_in(jax.random.key(method.seed), 1)
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
         if not isinstance(federation, LocalFederation) and federation.terms:
@@ -433,8 +433,9 @@ class Sampler:
             return int(self.run.federation.bytes[self.run.federation.names.index(site.name)])
         made = (method.reference.bytes or {}).get(site.name, 0)
         share = method.redistribution > 0
-        size = message_bytes(1, method.segments + self.run.spares, sent, method.dynamics.flips, share)
-        return made + plans * sum(size)
+        # Sites that are not always asked are sent the last velocity too, for what is not planned yet.
+        segments = plans * (method.segments + 1) if self.run.spares else int(self.run.planned.sum())
+        return made + sum(message_bytes(plans, segments, sent, method.dynamics.flips, share))
 
     def _prior_at(self) -> str:
         if self.method.prior is not None:
@@ -452,6 +453,7 @@ class Sampler:
             "redistribution": method.redistribution,
             "chains": method.chains,
             "segments": method.segments,
+            "objected": float(self.run.objections.sum() / max(self.run.plans.sum(), 1)),
             "burn_in": self.burn_in_time,
             "duration": max(self.run.time, 0.0),
             "seed": method.seed,

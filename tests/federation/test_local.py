@@ -198,6 +198,6 @@ def test_faults_name_the_site_and_the_chain_and_tell_nothing_else():
 
 
 def test_messages_have_the_size_of_their_buffers():
-    # Plan: number, start, and (duration, velocity) of each segment. Arrival: time, whether it rang, mark.
-    assert message_bytes(chains=4, segments=3, sent=2, flips=False) == (4 * 8 * (1 + 2 + 3 * 3), 4 * (8 + 1 + 16))
-    assert message_bytes(chains=1, segments=1, sent=5, flips=True) == (8 * (1 + 5 + 6), 8 + 1 + 4)
+    # Plan: chain, number, segments, start, and (duration, velocity) of each segment. Arrival: time, whether it rang, mark.
+    assert message_bytes(4, 12, sent=2, flips=False) == (4 * 8 * (3 + 2 + 3 * 3), 4 * (8 + 1 + 16))
+    assert message_bytes(1, 1, sent=5, flips=True) == (8 * (3 + 5 + 6), 8 + 1 + 4)

@@ -12,7 +12,7 @@ from fedpdmc.private import Terms
 def state(t, events=0):
     chains = len(t)
     count = jnp.zeros(chains, int)
-    return State(jnp.zeros((chains, 2)), jnp.ones((chains, 2)), jnp.asarray(t), count, count + events)
+    return State(jnp.zeros((chains, 2)), jnp.ones((chains, 2)), jnp.asarray(t), count, count + events, count, count)
 
 
 @pytest.mark.parametrize("sites", [2, 6])

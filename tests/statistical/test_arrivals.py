@@ -169,7 +169,7 @@ def intend(dynamics, precision, linear, journey, segments=8):
     """The coordinator's plans from the starts of a journey: NumPy arrays of the itinerary."""
     count = jnp.zeros(journeys.CHAINS, int)
     state = State(
-        jnp.asarray(journey.start), jnp.asarray(journey.velocity[:, 0]), jnp.zeros(journeys.CHAINS), count, count
+        jnp.asarray(journey.start), jnp.asarray(journey.velocity[:, 0]), jnp.zeros(journeys.CHAINS), *[count] * 4
     )
     coordinator = Coordinator.of(dynamics, Quadratic(jnp.asarray(precision), jnp.asarray(linear)), segments)
     keys = PublicKeys.of(jax.random.key(31), journeys.CHAINS)

@@ -54,12 +54,12 @@ def globalised(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
     return arrival if columns is None else Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
 
 
-def message_bytes(chains: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
-    """Size of a plan and of an arrival as raw buffers: what one round costs a site that is sent ``sent`` coordinates.
+def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
+    """Size of plans and of their arrivals as raw buffers, for a site that is sent ``sent`` coordinates.
 
-    A plan holds for each chain its number, the start, and a duration and a velocity for each segment, and the site's
-    ``share`` of a prior that is redistributed; an arrival the time, whether it rang, and a coordinate or a normal.
+    Of each of ``plans`` plans of single chains: the chain, the plan's number, how many segments it has, the start, and
+    the site's ``share`` of a prior that is redistributed; of each of their ``segments`` segments in all, a duration and a
+    velocity. An arrival is the time, whether it rang, and a coordinate or a normal.
     """
-    plan = chains * 8 * (1 + sent + segments * (1 + sent) + share)
-    arrival = chains * (8 + 1 + (4 if flips else 8 * sent))
-    return plan, arrival
+    plan = 8 * (plans * (3 + sent + share) + segments * (1 + sent))
+    return plan, plans * (8 + 1 + (4 if flips else 8 * sent))

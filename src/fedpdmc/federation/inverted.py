@@ -20,7 +20,10 @@ from fedpdmc.randomness import uniforms
 
 
 class Step(eqx.Module):
-    """The chains between two rounds: positions and velocities of shape (d, C)."""
+    """The chains between two rounds: positions and velocities of shape (d, C).
+
+    ``public`` counts the coordinator's jumps where it has a clock.
+    """
 
     a: Float[Array, "d C"]
     v: Float[Array, "d C"]
@@ -28,6 +31,7 @@ class Step(eqx.Module):
     number: Int[Array, " C"]
     events: Int[Array, " C"]
     broken: Bool[Array, "sources C"]
+    public: Int[Array, " C"] | None
 
 
 def applies(groups, coordinator: Coordinator) -> bool:
@@ -46,9 +50,9 @@ def applies(groups, coordinator: Coordinator) -> bool:
 def run(groups, coordinator: Coordinator, keys: PublicKeys, state: State, until, limit, empty: Record):
     """Up to ``limit`` rounds; returns the state, where each source broke, the record and its number of rows."""
     sources = sum(group.size for group in groups) + (coordinator.clock is not None)
-    first = Step(
-        state.a.T, state.v.T, state.t, state.number, state.events, jnp.zeros((sources, state.t.shape[0]), bool)
-    )
+    public = None if coordinator.clock is None else jnp.zeros_like(state.events)
+    broken = jnp.zeros((sources, state.t.shape[0]), bool)
+    first = Step(state.a.T, state.v.T, state.t, state.number, state.events, broken, public)
 
     def unfinished(carry):
         now, _, row = carry
@@ -61,7 +65,10 @@ def run(groups, coordinator: Coordinator, keys: PublicKeys, state: State, until,
         return new, record.written(fresh, row), row + 1
 
     last, record, rows = jax.lax.while_loop(unfinished, iteration, (first, empty, jnp.array(0)))
-    return State(last.a.T, last.v.T, last.t, last.number, last.events), last.broken, record, rows
+    objections = state.objections + (last.events - state.events) - (0 if last.public is None else last.public)
+    planned = state.planned + (last.number - state.number)
+    new = State(last.a.T, last.v.T, last.t, last.number, last.events, objections, planned)
+    return new, last.broken, record, rows
 
 
 def _round(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until) -> Step:
@@ -77,7 +84,7 @@ def _round(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until)
     t = jnp.where(flips, now.t + step, jnp.where(active, until, now.t))
     return Step(
         now.a + now.v * step, turned, t, now.number + active, now.events + flips,
-        jnp.concatenate(broken) & active,
+        jnp.concatenate(broken) & active, None if now.public is None else now.public + (flips & (winner == 0)),
     )  # fmt: skip
 
 

@@ -108,6 +108,16 @@ class Rounds:
         return np.asarray(self.state.events)
 
     @property
+    def objections(self) -> np.ndarray:
+        """Jumps of sites on each chain so far."""
+        return np.asarray(self.state.objections)
+
+    @property
+    def planned(self) -> np.ndarray:
+        """Segments of all plans of each chain so far."""
+        return np.asarray(self.state.planned)
+
+    @property
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far, zero for sites that do not tell."""
         return self.federation.evaluations
@@ -175,7 +185,7 @@ class Rounds:
         if now.kept is None:
             arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
             state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
-            kept, about = None, np.ones((len(self.federation.names), len(end)), bool)
+            kept, about = None, np.tile(np.asarray(now.state.t < end), (len(self.federation.names), 1))
         else:
             left = jnp.maximum(end - state.t, 0.0)
             kept, about = spared.ask(self.federation, self.coordinator, itinerary, now.kept, left, state.t < end)
