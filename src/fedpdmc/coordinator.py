@@ -32,7 +32,8 @@ MARGIN, USUAL_OBJECTIONS, USUAL_TIME = 4.0, 1.0, 20.0
 class State(eqx.Module):
     """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
 
-    ``objections`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the sites' parts of a prior that is redistributed, and None for any other.
+    ``objections`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
+    sites' parts of a prior that is redistributed, and None for any other.
     """
 
     a: Float[Array, "C d"]
