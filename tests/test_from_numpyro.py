@@ -13,7 +13,7 @@ from tests.zoo_numpyro import MODELS
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 
-QUICK = ("weibull", "hierarchical_logistic", "mixture")
+QUICK = ("weibull", "mixture")
 SLOW = pytest.mark.long
 
 

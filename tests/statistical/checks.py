@@ -80,13 +80,8 @@ def compare(post, truth) -> Comparison:
 
 
 def assert_exact(post, truth, least_ess: float = 1000) -> None:
-    """The posterior is the truth up to Monte Carlo error, and that error is small: it may take up to four times the run."""
+    """The posterior is the truth up to Monte Carlo error, and that error is small."""
     comparison = compare(post, truth)
-    for _ in range(2):
-        if comparison.ess[:2].min() > least_ess:
-            break
-        post = post.extend(duration=post.duration, progress=False)
-        comparison = compare(post, truth)
     assert comparison.exact, str(comparison)
     assert comparison.ess[:2].min() > least_ess, f"effective sample sizes {comparison.ess[:2]}: no power"
 

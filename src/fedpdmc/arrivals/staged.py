@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc.arrivals.bounds import RELATIVE_SLACK, signed_rates
 from fedpdmc.arrivals.clocks import Clock, keep_done, unit
+from fedpdmc.arrivals.lanes import in_lanes
 from fedpdmc.arrivals.thinning import pick_mark
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance, pick
 from fedpdmc.dynamics import Dynamics
@@ -22,8 +23,6 @@ from fedpdmc.randomness import exponentials, uniforms
 CELL = 1.5
 # A step never looks for longer than this: far out in the tails the constants are large and candidates many.
 MOST_LOOKS = 256
-# Chains whose records are passed over together.
-MOST_LANES, LEAST_LANES = 16, 8
 # Numbers in the design above which a pass costs so much that it waits for every lane.
 LARGE = 2**16
 # Binary digits of the constants on a rotation, and of their integrals.
@@ -125,14 +124,7 @@ class StagedClock(Clock[StagedWalk]):
 
         Chains take turns in a few lanes, so that those that are done cost nothing.
         """
-        chains = state.pending.shape[0]
-        lanes = _lanes(chains)
-        if lanes == chains:
-            return self._step(state, path, keys)
-        index = jnp.nonzero(~state.walk.done, size=lanes, fill_value=chains)[0]
-        some = jax.tree.map(lambda x: x.at[index].get(mode="clip"), (state, path, keys))
-        some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
-        return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), state, self._step(*some))
+        return in_lanes(self._step, state, path, keys)
 
     def _step(self, state, path, keys):
         """Look until no lane searches or, where a pass is cheap, until three of four that can ask for it do."""
@@ -278,8 +270,3 @@ def _work(clock: StagedClock, a: Float[Array, "n d"], v: Float[Array, "n d"]) ->
 def _ceiling(signed: Float[Array, "C k"], terms: Float[Array, "C k"], beyond: Float[Array, "C k"]):
     """The positive part of a rate that is known up to ``beyond``, with room for the rounding of its terms."""
     return jnp.maximum(signed, 0.0) + RELATIVE_SLACK * terms + (1 + RELATIVE_SLACK) * beyond
-
-
-def _lanes(chains: int) -> int:
-    """How many chains are walked at a time: enough to fill vectors, few enough to stay in the cache."""
-    return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))

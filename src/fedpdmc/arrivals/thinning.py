@@ -6,9 +6,10 @@ from jaxtyping import Array, Bool, Float
 
 from fedpdmc.arrivals.bounds import RateBound, look
 from fedpdmc.arrivals.clocks import Clock, affine_clocks, earliest, keep_done, unit
+from fedpdmc.arrivals.lanes import in_lanes
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import Potential
+from fedpdmc.potentials import Potential, Program
 from fedpdmc.randomness import uniforms
 
 
@@ -76,7 +77,14 @@ class ThinnedClock(Clock[ThinnedWalk]):
         )
 
     def step(self, state, path, keys):
-        """Draw where the rates are known, then pass over the records where they are not."""
+        """Draw where the rates are known, then pass over the records where they are not.
+
+        Bounding a program costs so much that its chains take turns.
+        """
+        dear = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
+        return in_lanes(self._step, state, path, keys) if dear else self._step(state, path, keys)
+
+    def _step(self, state, path, keys):
         return self._inspect(self._draw(state, path, keys), path)
 
     def _draw(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:

@@ -1,0 +1,36 @@
+"""Chains that take turns, so that those that are done cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from fedpdmc.arrivals.walk import Path
+from fedpdmc.randomness import ChainKeys
+
+# Chains whose records are passed over together.
+MOST_LANES, LEAST_LANES = 16, 8
+
+S = TypeVar("S")
+
+
+def lane_count(chains: int) -> int:
+    """How many chains are walked at a time: enough to fill vectors, few enough to stay in the cache."""
+    return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))
+
+
+def in_lanes(step: Callable[[S, Path, ChainKeys], S], state: S, path: Path, keys: ChainKeys) -> S:
+    """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain."""
+    done = state.walk.done  # type: ignore[attr-defined]
+    chains = done.shape[0]
+    lanes = lane_count(chains)
+    if lanes == chains:
+        return step(state, path, keys)
+    index = jnp.nonzero(~done, size=lanes, fill_value=chains)[0]
+    some = jax.tree.map(lambda x: x.at[index].get(mode="clip"), (state, path, keys))
+    some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
+    return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), state, step(*some))

@@ -1,0 +1,86 @@
+"""Certified bounds of twelve models lie above their rates at random points of random paths."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.support import DYNAMICS
+from tests.zoo import CASES
+
+import fedpdmc as fp
+from fedpdmc.arrivals.bounds import look, signed_rates
+from fedpdmc.potentials import taylor_quadratic
+
+ANCHORS, TIMES = 500, 20
+
+
+@functools.cache
+def whitened(name, controlled):
+    """The records of the first site in coordinates of about the posterior's scale, less a quadratic or whole."""
+    case = CASES[name]
+    potential = fp.Site(case.likelihood, data=case.sites()[0], name="own", coordinates=range(case.dim)).potential
+    hessian = np.asarray(jax.hessian(case.potential)(jnp.asarray(case.start)))
+    values, vectors = np.linalg.eigh(hessian)
+    scale = vectors / np.sqrt(np.maximum(np.abs(values), 0.05))
+    if controlled:
+        potential = potential.less(taylor_quadratic(potential, jnp.asarray(case.start), 2))
+    return potential.whiten(fp.Reference(jnp.asarray(case.start), jnp.asarray(scale)), None)
+
+
+def anchors(rng, count, dim, unit_speed):
+    """In the bulk and far out, slow and fast."""
+    a = rng.choice([0.3, 1.0, 2.5], (count, 1)) * rng.normal(size=(count, dim))
+    v = rng.choice([0.3, 1.0, 2.0], (count, 1)) * rng.normal(size=(count, dim))
+    return jnp.asarray(a), jnp.asarray(np.where(v < 0, -1.0, 1.0) if unit_speed else v)
+
+
+def excess_function(potential, dynamics):
+    """Of anchors and times as parts of the bound's reach: rates less their bounds, and less the tangents alone."""
+
+    @jax.jit
+    def excess(a, v, part):
+        bound = look(dynamics, potential, a, v, v).bound
+        # On a line nothing limits the reach of an affine rate.
+        s = part * jnp.minimum(bound.reach, 100.0)
+
+        def at(s):
+            there, velocity = dynamics.flow.move(a, v, s)
+            rates = potential.speeds(there, velocity)
+            if dynamics.flips:
+                rates = signed_rates(dynamics, potential.gradients(there), velocity)
+            tangent = bound.value + bound.slope * s[:, None]
+            return rates - tangent - 0.5 * bound.curve * s[:, None] ** 2, rates - tangent
+
+        return jax.lax.map(at, s)
+
+    return excess
+
+
+def check(name, kind, batches):
+    """So many batches of ten thousand points."""
+    dynamics, case = DYNAMICS[kind], CASES[name]
+    excess = excess_function(whitened(name, dynamics.flow.rotating), dynamics)
+    rng, bent, worst = np.random.default_rng(1), 0, -np.inf
+    for _ in range(batches):
+        a, v = anchors(rng, ANCHORS, case.dim, dynamics.unit_speed)
+        above, above_tangent = excess(a, v, jnp.asarray(rng.random((TIMES, ANCHORS))))
+        assert np.all(np.isfinite(above)), "a bound that is not finite stops a run"
+        worst = max(worst, float(np.max(above)))
+        bent += int(np.sum(np.asarray(above_tangent) > 0))
+    assert worst <= 0, f"a rate lies {worst:.3g} above its bound"
+    # Bounds without their curvature must fail, or the points were too tame to tell.
+    assert bent > 0.02 * batches * ANCHORS * TIMES
+
+
+@pytest.mark.parametrize(("name", "kind"), [("banana", "boomerang"), ("gaussian_process", "zigzag")])
+def test_bounds_lie_above_rates_at_ten_thousand_points(name, kind, double):
+    check(name, kind, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["zigzag", "boomerang"])
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_lie_above_rates_at_a_million_points(name, kind, double):
+    check(name, kind, 100)
