@@ -128,8 +128,13 @@ class Budget:
         return min(limit, account.limit)
 
     def open(self) -> tuple[Ledger, Account]:
-        """The site's ledger and its account."""
+        """The site's ledger and its account: that of the whole ledger, or of the data set that is named."""
         ledger = Ledger.open(default_path() if self.ledger is None else self.ledger)
+        others = [name for name in ledger.datasets if name != self.account_name]
+        if others and DATASET in (self.account_name, *others):
+            found = f"{self.dataset!r} in {ledger.path}, which keeps {', '.join(map(repr, others))}"
+            remedy = "A ledger is one data set without a name, or several with names: give the name, or another ledger."
+            raise InputError("Budget(dataset)", found, remedy)
         wanted = Account(self.account_name, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
         return ledger, ledger.account(wanted)
 

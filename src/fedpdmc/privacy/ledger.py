@@ -125,6 +125,11 @@ class Ledger:
             )
         return kept
 
+    @property
+    def datasets(self) -> list[str]:
+        """The data sets that have an account."""
+        return list(self._accounts)
+
     def spent(self, dataset: str, study: str | None = None) -> float:
         """Rényi divergence spent so far on a data set, by all studies or by one, at the account's order."""
         return self._spent.get((dataset,) if study is None else (dataset, study), 0.0)
