@@ -200,11 +200,10 @@ def test_no_charge_exceeds_what_the_whole_plan_may_cost(path):
 
 
 def test_a_tiny_change_under_a_large_excess_is_charged(path):
-    guard = opened(
-        private_site(path, excess=1e9, bounds=fp.Bounds(box=1e-9), data=(np.full((4, 2), 1e-9), np.zeros(4)))
-    )
+    tiny = (np.full((40, 2), 1e-9), np.zeros(40))
+    guard = opened(private_site(path, excess=1e9, bounds=fp.Bounds(box=1e-9), data=tiny))
     for number in range(3):
-        guard.answer(a_plan(np.zeros((1, 2)), 1.0, 1e-12, number))
+        guard.answer(a_plan(np.zeros((4, 2)), 1.0, 1e-12, number))
     costs = [(entry.cost, entry.spent) for entry in read(path) if entry.kind == "round"]
     assert all(cost > 0 for cost, _ in costs) and costs[0][1] < costs[1][1] < costs[2][1]
     assert np.isfinite(guard.terms.remaining)
@@ -212,7 +211,7 @@ def test_a_tiny_change_under_a_large_excess_is_charged(path):
 
 def test_a_run_is_over_when_a_walk_has_failed(path, monkeypatch):
     guard = opened(private_site(path, excess=2.0))
-    plans = [a_plan(np.zeros((1, 2)), 1.0, 0.25, number) for number in range(2)]
+    plans = [a_plan(np.zeros((4, 2)), 1.0, 0.25, number) for number in range(2)]
     with monkeypatch.context() as broken:
         broken.setattr(guard, "_walk", lambda plan, key: (_ for _ in ()).throw(NotFinite("north", 0)))
         with pytest.raises(NotFinite):
