@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-
-from fedpdmc.arrivals.walk import Path
-from fedpdmc.randomness import ChainKeys
 
 # Chains whose records are passed over together.
 MOST_LANES, LEAST_LANES = 16, 8
@@ -23,14 +20,22 @@ def lane_count(chains: int) -> int:
     return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))
 
 
-def in_lanes(step: Callable[[S, Path, ChainKeys], S], state: S, path: Path, keys: ChainKeys) -> S:
-    """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain."""
-    done = state.walk.done  # type: ignore[attr-defined]
-    chains = done.shape[0]
+def in_lanes(step: Callable[[S, Any, Any], S], state: S, path: Any, keys: Any, fair: bool = False) -> S:
+    """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain.
+
+    ``path`` and ``keys`` have rows for the chains too. ``fair``: those with the fewest passes so far, so that where plans are
+    short no chain waits until others have reached the end of the block; else the first of them.
+    """
+    walk = state.walk  # type: ignore[attr-defined]
+    chains = walk.done.shape[0]
     lanes = lane_count(chains)
     if lanes == chains:
         return step(state, path, keys)
-    index = jnp.nonzero(~done, size=lanes, fill_value=chains)[0]
+    if fair:
+        _, index = jax.lax.top_k(jnp.where(walk.done, jnp.iinfo(walk.passes.dtype).min, -walk.passes), lanes)
+        index = jnp.where(walk.done[index], chains, index)
+    else:
+        index = jnp.nonzero(~walk.done, size=lanes, fill_value=chains)[0]
     some = jax.tree.map(lambda x: x.at[index].get(mode="clip"), (state, path, keys))
     some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
     return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), state, step(*some))

@@ -82,7 +82,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         Bounding a program costs so much that its chains take turns.
         """
         dear = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._step, state, path, keys) if dear else self._step(state, path, keys)
+        return in_lanes(self._step, state, path, keys, fair=True) if dear else self._step(state, path, keys)
 
     def _step(self, state, path, keys):
         return self._inspect(self._draw(state, path, keys), path)
