@@ -23,8 +23,8 @@ def lane_count(chains: int) -> int:
 def in_lanes(step: Callable[[S, Any, Any], S], state: S, path: Any, keys: Any, fair: bool = False) -> S:
     """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain.
 
-    ``path`` and ``keys`` have rows for the chains too. ``fair``: those with the fewest passes so far, so that where plans are
-    short no chain waits until others have reached the end of the block; else the first of them.
+    ``path`` and ``keys`` have rows for the chains too. ``fair``: those with the fewest passes so far, so that where plans
+    are short no chain waits until others have reached the end of the block; else the first of them.
     """
     walk = state.walk  # type: ignore[attr-defined]
     chains = walk.done.shape[0]
