@@ -9,7 +9,7 @@ import fedpdmc as fp
 from fedpdmc.audit import NO_SECRET, replay
 from fedpdmc.errors import InputError
 from fedpdmc.federation import wire
-from fedpdmc.federation.journal import Kind
+from fedpdmc.federation.journal import Kind, read_log
 from fedpdmc.federation.opening import open_agent
 from fedpdmc.precision import double_precision
 from fedpdmc.privacy.entries import read
@@ -63,6 +63,25 @@ def alike(one, other):
     )
 
 
+def says_no_more_than_arrivals(store, report):
+    """Every byte that a coordinator got follows from its plans, the arrivals, noisy releases, and the account of those."""
+    request, observed, plans = None, 0.0, 0
+    for entry in read_log(store):
+        if entry.kind is Kind.REQUEST:
+            request = wire.decode(entry.payload)
+        if entry.kind is not Kind.ANSWER or not isinstance(request, wire.Plans):
+            continue
+        answer, horizon = wire.decode(entry.payload), request.duration.sum(-1)
+        rang = answer.rang.astype(bool)
+        np.testing.assert_allclose(answer.time[~rang], horizon[~rang], rtol=1e-12)
+        observed, plans = observed + answer.time.sum(), plans + 1
+        assert not answer.coordinate[~rang].any() and not answer.normal.size and answer.passes == 0
+        assert answer.observed == pytest.approx(observed, rel=1e-9)
+        account = (report["cap"] * (1 - answer.spent), answer.observed / report["cap"] + 0.25)
+        assert (answer.remaining, answer.spent) == pytest.approx(account, rel=1e-6)
+    assert plans > 5
+
+
 def test_bounds_follow_from_the_declared_columns(folder):
     budget = folder.study.budget()
     np.testing.assert_allclose(budget.bounds.sizes("box", 3), [1.0, 1.0, 5.0])
@@ -99,6 +118,8 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
         assert alike(expected.privacy[name], report)
         assert 0.25 < report["spent"] < 1 and report["observed"] > 0 and report["releases"] == 4
     assert not post.gradient_evaluations.any()
+    for name, report in reports.items():
+        says_no_more_than_arrivals(tmp_path / name, report)
     Ledger.open(tmp_path / "one" / "ledger.db").close()
     for name, agent in agents.items():
         agent._private.ledger.close()
