@@ -338,9 +338,16 @@ def _prepared(potential: Potential, dynamics: Dynamics) -> Potential:
         return Sum(tuple(_prepared(term, dynamics) for term in potential.terms))
     if isinstance(potential, Shared):
         return Shared(_prepared(potential.records, dynamics), potential.prior)
+    if isinstance(potential, Program):
+        return _paced(potential, dynamics)
     if not isinstance(potential, LinearPredictor):
         return potential
     return _with_cubic(potential) if dynamics.flips and not dynamics.flow.rotating else potential
+
+
+@eqx.filter_jit
+def _paced(potential: Program, dynamics: Dynamics) -> Program:
+    return potential.paced(dynamics.flow.rotating, dynamics.flips)
 
 
 @eqx.filter_jit

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from fedpdmc.enclosures.forms import (
+    Assumed,
     Cell,
     Form,
     Interval,
@@ -20,8 +21,10 @@ from fedpdmc.enclosures.forms import (
     is_point,
     lifted,
     plus,
+    poisoned,
     size,
     span,
+    truth,
     unit,
 )  # fmt: skip
 from fedpdmc.enclosures.registry import CALLS, rule
@@ -64,6 +67,9 @@ def neg(cell: Cell, params: Any, x: Form) -> Form:
 @rule("add", "add_any")
 def add(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     """``x + y``: what is exact stays exact."""
+    for one, other in ((x, y), (y, x)):
+        if _is_zero(other) and one.shape == np.broadcast_shapes(one.shape, np.shape(other)):
+            return one
     if not isinstance(x, Series) and not isinstance(y, Series):
         one, other = span(cell, x), span(cell, y)
         total = Interval(one.lo + other.lo, one.hi + other.hi)
@@ -79,6 +85,15 @@ def add(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     )  # fmt: skip
 
 
+def is_static(x: Form) -> bool:
+    """Whether its value is known while tracing."""
+    return isinstance(x, (bool, int, float, np.generic, np.ndarray))
+
+
+def _is_zero(x: Form) -> bool:
+    return is_static(x) and not np.any(x)
+
+
 def _sum(one, other, *shapes):
     total = plus(one, other)
     return None if total is None else jnp.broadcast_to(total, np.broadcast_shapes(*(jnp.shape(x) for x in shapes)))
@@ -92,7 +107,10 @@ def sub(cell: Cell, params: Any, x: Form, y: Form) -> Form:
 
 @rule("mul")
 def mul(cell: Cell, params: Any, x: Form, y: Form) -> Form:
-    """``x y``; of a value with itself, its square."""
+    """``x y``; of a value with itself, its square. Zeros that autodiff leaves behind stay points."""
+    for one, other in ((x, y), (y, x)):
+        if _is_zero(other):
+            return np.zeros(np.broadcast_shapes(one.shape, np.shape(other)), one.dtype)
     if x is y:
         return apply(cell, FUNCTIONS["square"], x)
     if is_point(x):
@@ -224,6 +242,8 @@ def select_n(cell: Cell, params: Any, which: Form, *cases: Form) -> Form:
     """The case that a point or a comparison tells."""
     if is_point(which):
         return fields(lambda *parts: lax.select_n(jnp.asarray(which), *parts), *_alike(cases))
+    if isinstance(which, Assumed):
+        return poisoned(cell, cases[which.value], which.witness)
     if isinstance(which, Truth) and len(cases) == 2:
         return choose_forms(cell, which, *cases)
     return hull(*(span(cell, case) for case in cases))
@@ -232,7 +252,7 @@ def select_n(cell: Cell, params: Any, which: Form, *cases: Form) -> Form:
 def choose_forms(cell: Cell, which: Truth, no: Form, yes: Form) -> Form:
     """`choose` between numbers, or between truths."""
     if isinstance(no, Truth) or isinstance(yes, Truth) or jnp.issubdtype(jnp.result_type(_any(no)), jnp.bool_):
-        no, yes = _truth(no), _truth(yes)
+        no, yes = truth(cell, no), truth(cell, yes)
         same = (no.value == yes.value) & no.known & yes.known
         value = jnp.where(which.value, yes.value, no.value)
         return Truth(value, jnp.where(which.known, jnp.where(which.value, yes.known, no.known), same))
@@ -241,10 +261,6 @@ def choose_forms(cell: Cell, which: Truth, no: Form, yes: Form) -> Form:
 
 def _any(x: Form) -> Any:
     return x.lo if isinstance(x, Interval) else x.value if isinstance(x, (Series, Truth)) else x
-
-
-def _truth(x: Form) -> Truth:
-    return x if isinstance(x, Truth) else Truth(jnp.asarray(x), jnp.ones(jnp.shape(x), bool))
 
 
 def _alike(cases):
@@ -272,12 +288,14 @@ _compare("ge", lambda x, y: x.lo >= y.hi, lambda x, y: x.hi < y.lo)
 @rule("eq")
 def eq(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     """Equal only where both are one and the same point; a value equals itself."""
-    if isinstance(x, Truth) or isinstance(y, Truth):
-        x, y = _truth(x), _truth(y)
+    if any(isinstance(form, (Truth, Assumed)) for form in (x, y)):
+        x, y = truth(cell, x), truth(cell, y)
         return Truth(x.value == y.value, x.known & y.known)
-    one, other = span(cell, x), span(cell, y)
     if x is y:
-        return Truth(jnp.ones(x.shape, bool), jnp.isfinite(one.lo) & jnp.isfinite(one.hi))
+        return Assumed(True, x)
+    if _infinite(y):
+        return Assumed(False, x)
+    one, other = span(cell, x), span(cell, y)
     apart = (one.hi < other.lo) | (one.lo > other.hi)
     same = (one.lo == one.hi) & (other.lo == other.hi) & (one.lo == other.lo)
     return Truth(same, same | apart)
@@ -287,21 +305,24 @@ def eq(cell: Cell, params: Any, x: Form, y: Form) -> Form:
 def ne(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     """Not `eq`."""
     found = eq(cell, params, x, y)
-    return Truth(~found.value, found.known)
+    return Assumed(not found.value, found.witness) if isinstance(found, Assumed) else Truth(~found.value, found.known)
+
+
+def _infinite(x: Form) -> bool:
+    """Whether it is a constant of the program that is infinite."""
+    return isinstance(x, (float, np.generic)) and bool(np.isinf(x))
 
 
 @rule("is_finite")
 def is_finite(cell: Cell, params: Any, x: Form) -> Form:
-    """True where the range is finite."""
-    where = span(cell, x)
-    finite = jnp.isfinite(where.lo) & jnp.isfinite(where.hi)
-    return Truth(jnp.ones_like(finite), finite)
+    """True, or there is no bound."""
+    return Assumed(True, x)
 
 
 @rule("and")
 def and_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     """Of truths."""
-    x, y = _truth(x), _truth(y)
+    x, y = truth(cell, x), truth(cell, y)
     false = (x.known & ~x.value) | (y.known & ~y.value)
     return Truth(x.value & y.value & ~false, (x.known & y.known) | false)
 
@@ -309,7 +330,7 @@ def and_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
 @rule("or")
 def or_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     """Of truths."""
-    x, y = _truth(x), _truth(y)
+    x, y = truth(cell, x), truth(cell, y)
     true = (x.known & x.value) | (y.known & y.value)
     return Truth((x.value | y.value) | true, (x.known & y.known) | true)
 
@@ -317,18 +338,20 @@ def or_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
 @rule("not")
 def not_(cell: Cell, params: Any, x: Form) -> Form:
     """Of a truth."""
-    return Truth(~x.value, x.known)
+    return Assumed(not x.value, x.witness) if isinstance(x, Assumed) else Truth(~x.value, x.known)
 
 
 @rule("convert_element_type")
 def convert(cell: Cell, params: Any, x: Form) -> Form:
     """To another type of number; a truth becomes zero, one, or between."""
     dtype = params["new_dtype"]
+    x = truth(cell, x) if isinstance(x, Assumed) else x
     if isinstance(x, Truth):
         if jnp.issubdtype(dtype, jnp.bool_):
             return x
         value = jnp.asarray(x.value, dtype)
-        return Interval(jnp.where(x.known, value, 0), jnp.where(x.known, value, 1))
+        zero, one = jnp.zeros_like(value), jnp.ones_like(value)
+        return Interval(jnp.where(x.known, value, zero), jnp.where(x.known, value, one))
     if jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating):
         moved = fields(lambda part: lax.convert_element_type(part, dtype), x)
         if jnp.finfo(dtype).eps <= jnp.finfo(x.dtype).eps:

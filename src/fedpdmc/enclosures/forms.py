@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -107,12 +106,28 @@ class Truth(eqx.Module):
         return jnp.shape(self.value)
 
 
-Form = Any  # an array, an Interval, a Series or a Truth
+class Assumed(eqx.Module):
+    """A comparison that is ``value`` if ``witness`` is finite: a guard against infinities and NaN.
+
+    Where it decides, the witness is mixed into the result without changing it unless it is not finite; then the result is
+    NaN, and no bound is made of it.
+    """
+
+    value: bool = eqx.field(static=True)
+    witness: Any
+
+    @property
+    def shape(self):
+        """Shape of the value."""
+        return self.witness.shape
+
+
+Form = Any  # an array, an Interval, a Series, a Truth or an Assumed
 
 
 def is_point(x: Form) -> bool:
     """Whether nothing varies."""
-    return not isinstance(x, (Interval, Series, Truth))
+    return not isinstance(x, (Interval, Series, Truth, Assumed))
 
 
 def centred(x: Interval) -> Series:
@@ -236,6 +251,26 @@ def hull(*spans: Interval) -> Interval:
     return Interval(lo, hi)
 
 
+def truth(cell: Cell, x: Form) -> Truth:
+    """A point, an assumption or a truth as a truth."""
+    if isinstance(x, Assumed):
+        where = span(cell, x.witness)
+        return Truth(jnp.full(x.shape, x.value), jnp.isfinite(where.lo) & jnp.isfinite(where.hi))
+    return x if isinstance(x, Truth) else Truth(jnp.asarray(x), jnp.ones(jnp.shape(x), bool))
+
+
+def poisoned(cell: Cell, form: Form, witness: Form) -> Form:
+    """The form itself, NaN where the witness is not finite."""
+    if form is witness:
+        return form
+    room = 0.0 * size(cell, witness)
+    if isinstance(form, Interval) or (is_point(form) and isinstance(witness, Interval)):
+        where = span(cell, form)
+        return Interval(where.lo - room, where.hi + room)
+    w = lifted(form)
+    return Series(w.value, w.error + room, w.slope, w.turn, w.low, w.high)
+
+
 def fields(function, *forms: Form) -> Form:
     """A structural operation (it moves entries and may set them to zero) on every part of forms of one kind."""
     if all(is_point(form) for form in forms):
@@ -258,7 +293,7 @@ def fields(function, *forms: Form) -> Form:
     return Series(*(each(name) for name in ("value", "error", "slope", "turn", "low", "high")))
 
 
-def full(w: Form, like: jax.Array | None = None) -> Series:
+def full(w: Form) -> Series:
     """A series with every part an array."""
     series = lifted(w)
     zero = jnp.zeros(series.shape, series.dtype)

@@ -6,22 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
 from fedpdmc.enclosures import arithmetic, linear
-from fedpdmc.enclosures.forms import Cell, Form, Interval, Series, Truth, full, is_point
+from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point
+from fedpdmc.enclosures.patterns import INNER, name_of_call, sigmoid_of
 from fedpdmc.enclosures.registry import CALLS, RULES
+from fedpdmc.enclosures.smooth import FUNCTIONS, apply
 from fedpdmc.errors import NoEnclosure
 
-# Primitives that call a program of their own, and the parameter that holds it.
-INNER = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
-    "remat": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-}  # fmt: skip
 _LOADED = (arithmetic, linear)
+# Computed while tracing where all arguments are constants of the program, so that zeros are known to be zeros.
+FOLDED = {"broadcast_in_dim", "convert_element_type", "neg", "mul", "reshape", "squeeze"}
 
 
 def enclose(function: Callable, cell: Cell | None = None) -> Callable:
@@ -62,7 +61,7 @@ def enclose(function: Callable, cell: Cell | None = None) -> Callable:
 
 
 def _is_form(x: Any) -> bool:
-    return isinstance(x, (Interval, Series, Truth))
+    return isinstance(x, (Assumed, Interval, Series, Truth))
 
 
 def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -74,6 +73,7 @@ def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:
 def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     """Evaluate a program equation by equation."""
     known: dict[Any, Form] = {}
+    producers: dict[Any, Any] = {}
 
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else known[atom]
@@ -82,7 +82,13 @@ def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     known.update(zip(jaxpr.invars, args, strict=True))
     for equation in jaxpr.eqns:
         forms = [read(atom) for atom in equation.invars]
-        found = _evaluate(cell, equation, forms)
+        parts = sigmoid_of(producers, equation)
+        if parts is not None and not all(is_point(read(atom)) for atom in parts):
+            one, other = (read(atom) for atom in parts)
+            found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
+        else:
+            found = _evaluate(cell, equation, forms)
+        producers.update((variable, equation) for variable in equation.outvars)
         known.update(zip(equation.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -93,6 +99,9 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
     if name in INNER:
         return _call(cell, equation, forms)
     if all(is_point(form) for form in forms):
+        if name in FOLDED and all(arithmetic.is_static(form) for form in forms):
+            with jax.ensure_compile_time_eval():
+                return [np.asarray(equation.primitive.bind(*forms, **params))]
         found = equation.primitive.bind(*forms, **params)
         return list(found) if equation.primitive.multiple_results else [found]
     if name in CONTROL:
@@ -118,7 +127,7 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     name, params = equation.primitive.name, equation.params
     inner = params[INNER[name]]
     jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-    called = str(params.get("name") or getattr(jaxpr.debug_info, "func_name", ""))
+    called = name_of_call(equation)
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
         return [CALLS[called](cell, {}, *forms)]

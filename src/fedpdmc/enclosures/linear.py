@@ -14,6 +14,7 @@ from jax.extend.core import primitives
 from fedpdmc.enclosures.arithmetic import add, choose
 from fedpdmc.enclosures.forms import (
     TINY,
+    Assumed,
     Cell,
     Form,
     Interval,
@@ -27,6 +28,7 @@ from fedpdmc.enclosures.forms import (
     lifted,
     size,
     span,
+    truth,
     unit,
 )  # fmt: skip
 from fedpdmc.enclosures.registry import rule
@@ -46,6 +48,7 @@ def _move(name: str, count: int | None):
         data, rest = (forms, ()) if count is None else (forms[:count], forms[count:])
         if not all(is_point(form) for form in rest):
             raise NotImplementedError(f"{name} at a place that depends on the parameters")
+        data = [truth(cell, form) if isinstance(form, Assumed) else form for form in data]
         return fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)
 
     return found
@@ -54,36 +57,33 @@ def _move(name: str, count: int | None):
 for _name, _count in MOVES.items():
     if hasattr(primitives, f"{_name}_p"):
         rule(_name)(_move(_name, _count))
-rule("broadcast_in_dim")(
-    lambda cell, params, x: fields(
-        lambda part: lax.broadcast_in_dim(part, params["shape"], params["broadcast_dimensions"]), x
-    )
-)
 
 
 def totalled(cell: Cell, x: Form, total: Callable[[Any], Any], terms: int) -> Form:
     """A sum with weights zero or one of at most ``terms`` entries."""
-    room = functools.partial(_room, total, terms)
-    if isinstance(x, Truth):
-        raise NotImplementedError("a sum of undecided truths")
+    if isinstance(x, Interval) and not jnp.issubdtype(x.dtype, jnp.floating):
+        return Interval(total(x.lo), total(x.hi))
+    share = unit(x.dtype) + terms * float(jnp.finfo(x.dtype).eps)
     if isinstance(x, Interval):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return Interval(total(x.lo), total(x.hi))
-        spread = room(x.magnitude)
-        return Interval(total(x.lo) - spread, total(x.hi) + spread)
-    parts = [None if part is None else total(part) for part in (x.slope, x.turn, x.low, x.high)]
-    return Series(total(x.value), total(x.error) + room(size(cell, x)), *parts)
-
-
-def _room(total, terms: int, magnitude):
-    return (unit(magnitude) + terms * float(jnp.finfo(magnitude.dtype).eps)) * total(magnitude) + TINY
+        room = share * total(x.magnitude) + TINY
+        return Interval(total(x.lo) - room, total(x.hi) + room)
+    slope, turn, low, high = (None if part is None else total(part) for part in (x.slope, x.turn, x.low, x.high))
+    return Series(total(x.value), total(x.error + share * size(cell, x)) + TINY, slope, turn, low, high)
 
 
 @rule("reduce_sum")
 def reduce_sum(cell: Cell, params: Any, x: Form) -> Form:
     """A sum over axes."""
     axes = params["axes"]
-    return totalled(cell, x, lambda part: jnp.sum(part, axes), int(np.prod([x.shape[i] for i in axes], initial=1)))
+    return totalled(cell, x, lambda part: _summed(part, axes), int(np.prod([x.shape[i] for i in axes], initial=1)))
+
+
+def _summed(part, axes):
+    """A sum as a product with ones: the compiler does not fuse its argument into it, which would be slow."""
+    if not jnp.issubdtype(part.dtype, jnp.floating):
+        return jnp.sum(part, axes)
+    flat = _flat(part, axes)
+    return flat @ jnp.ones(flat.shape[-1], flat.dtype)
 
 
 @rule("cumsum")

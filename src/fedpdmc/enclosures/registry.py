@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.forms import Cell, Form, Interval, Series, Truth, centred, is_point, span
+from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, centred, is_point, span, truth
 
 # rule(cell, params, *forms) -> form, or a tuple of them for primitives with several results
 Rule = Callable[..., Any]
@@ -55,7 +55,8 @@ def register(primitive: str) -> Callable[[Callable], Callable]:
 
 
 def _plain(cell: Cell, form: Form) -> Any:
-    if isinstance(form, Truth):
+    if isinstance(form, (Truth, Assumed)):
+        form = truth(cell, form)
         value = jnp.asarray(form.value, int)
         return Interval(jnp.where(form.known, value, 0), jnp.where(form.known, value, 1))
     return form if is_point(form) else span(cell, form)

@@ -338,7 +338,7 @@ FUNCTIONS: dict[str, Smooth] = {
     ),
     "logistic": Smooth(
         lax.logistic,
-        lambda x: lax.logistic(x) * lax.logistic(-x),
+        lambda x: _bump(lax.logistic(x)),
         rising(lax.logistic),
         _of_sigmoid(with_peaks(_tilt, *_TILTS)),
     ),

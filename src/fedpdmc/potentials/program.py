@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc.enclosures import Cell, Series, enclose, span
@@ -17,9 +18,16 @@ from fedpdmc.potentials.quadratic import Quadratic
 
 # Of positions and velocities along a plan, relative to the largest entry.
 POSITION_SLACK = 1e-13
-# The first look is at the anchor alone; then the cell is cut as often as its bound is not finite, or too loose.
-LOOKS = 12
-LONGEST, SHORTER, LOOSE = 1.0, 0.125, 64.0
+# A cell is looked at again where it was too long or too short by this factor, as often as LOOKS; a first guess is somewhat
+# too long, because thinning can stop short of its end.
+LOOKS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
+# Relative, for the rounding of the curve itself.
+ROOM = 1 + 1e-9
+# On a rotation a cell is at most this long (radians).
+LONGEST = 1.0
+# At how many points the usual length is measured, the least bend that is believed, and the lengths that are tried.
+SAMPLES, LEAST = 16, 1e-9
+LADDER = 2.0 ** np.arange(0, -8, -1)
 
 
 class Program(Potential):
@@ -43,6 +51,8 @@ class Program(Potential):
         The function's argument is ``center + scale a``; None before whitening.
     control : Quadratic, optional
         Of ``a``.
+    pace : array, optional
+        What `paced` found: the usual length of a cell at unit speed, the first guess of it everywhere.
     records : int
         Number of records, for the report.
     """
@@ -53,6 +63,7 @@ class Program(Potential):
     center: Float[Array, " k"] | None = None
     scale: Float[Array, "k d"] | Float[Array, " d"] | None = None
     control: Quadratic | None = None
+    pace: Float[Array, ""] | None = None
     records: int = eqx.field(default=0, static=True)
 
     @property
@@ -107,28 +118,63 @@ class Program(Potential):
         """``v·∇U`` at many points, forward through the program as `bound` has it."""
         return jax.vmap(self._forward)(a, v)[:, None]
 
+    def _program(self, flips: bool) -> Callable:
+        """The signed rates as a function of position and velocity."""
+        if flips:
+            return lambda a, v: v * self._gradient(a)
+        return lambda a, v: self._forward(a, v)[None]
+
     def bound(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
         """A certified bound of the signed rates on a cell whose length depends on the anchor alone."""
+        usual = jnp.ones(()) if self.pace is None else self.pace
+        program = self._program(flips)
+        return jax.vmap(lambda one, other: _fitted(program, rotating, usual, one, other))(a, v)
 
-        def program(at, velocity):
-            return velocity * self._gradient(at) if flips else self._forward(at, velocity)[None]
+    def paced(self, rotating: bool, flips: bool) -> Program:
+        """The same with its usual cell length: the median of the best at points spread about the origin.
 
-        return jax.vmap(lambda one, other: _fitted(program, rotating, one, other))(a, v)
+        At each, ``1/h + ¼ k(h) h²`` is least among some lengths. It is a guess from which every cell starts: it changes the
+        work, never the law of what is drawn.
+        """
+        u = jax.random.normal(jax.random.key(0), (2, SAMPLES, self.dim))
+        a, v = u[0], u[1] if not flips or rotating else jnp.sign(u[1])
+        program = self._program(flips)
+
+        def best(one, other):
+            bend = _look(program, rotating, one, other, jnp.zeros(()))[0]
+            longest = 2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST))
+            lengths = jnp.minimum(longest, LONGEST if rotating else jnp.inf) * LADDER
+
+            def work(h):
+                _, bound = _look(program, rotating, one, other, h)
+                return jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
+
+            return lengths[jnp.argmin(jax.lax.map(work, lengths))] * _speed(rotating, one, other)
+
+        lengths = jax.vmap(best)(a, v)
+        return dataclasses.replace(self, pace=jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0))
 
     def field(self, rotating, flips, a, v):
         """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""
+        usual = jnp.ones(()) if self.pace is None else self.pace
 
         def one(at, velocity):
             def program(x, y):
                 return self._gradient(x) if flips else self._forward(x, y)[None]
 
-            bound = _fitted(program, rotating, at, velocity)
-            found = _rates(program, rotating, at, velocity, bound.reach)
-            worst = jnp.maximum(jnp.abs(found.low), jnp.abs(found.high)) + jnp.abs(found.slope) * bound.reach / 6
-            slack = jnp.max(found.error) / jnp.maximum(jnp.sum(jnp.abs(velocity)), 1e-300)
-            return Field(self._gradient(at), found.slope, 2 * worst, bound.reach, slack)
+            reach = _fitted(program, rotating, usual, at, velocity).reach
+            found = _rates(program, rotating, at, velocity, reach)
+            worst = jnp.maximum(jnp.abs(found.low), jnp.abs(found.high))
+            slack = jnp.max(found.error) / jnp.maximum(jnp.max(jnp.abs(velocity)), 1e-300)
+            return Field(self._gradient(at), found.slope, 2 * worst, reach, slack)
 
         return jax.vmap(one)(a, v)
+
+
+def _speed(rotating: bool, a, v):
+    """The usual size of a coordinate's velocity on the path."""
+    square = jnp.mean(v * v) + (jnp.mean(a * a) if rotating else 0.0)
+    return jnp.sqrt(jnp.maximum(square / (2 if rotating else 1), 1e-300))
 
 
 def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[Series, Series]:
@@ -171,32 +217,36 @@ def _ends(interval):
     return middle, jnp.maximum(interval.hi - middle, middle - interval.lo)
 
 
-def _fitted(program, rotating: bool, a, v) -> RateBound:
-    """Bound the rates on a cell of a length found by looking: first at the anchor, then as far as seems worth it.
+def _look(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], RateBound]:
+    """The bound of the rates on a cell of this length, and how much they bend there, up or down; NaN if not finite."""
+    found = _rates(program, rotating, a, v, h)
+    bend = 2 * jnp.sum(jnp.maximum(jnp.abs(found.low), jnp.abs(found.high)))
+    bend = bend + 0.0 * jnp.sum(found.value + found.error + found.slope)
+    curve = 2 * jnp.maximum(found.high, 0.0) * ROOM
+    return bend, RateBound(found.value + found.error, found.slope, curve, h)
 
-    With ``k`` the sum of the curves, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k at the anchor tells h, and k on the
-    cell whether that was too far. Nothing but the anchor decides.
+
+def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
+    """Bound the rates on a cell of a length found by looking: as far as is usual, and again where that was misjudged.
+
+    With ``k`` the sum of the curves, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k here counts bends both ways, so
+    that a cell on which all rates bend down is not taken for a sign to go further. Nothing but the anchor decides.
     """
+    longest = LONGEST if rotating else jnp.inf
 
-    def look(h) -> RateBound:
-        found = _rates(program, rotating, a, v, h)
-        return RateBound(
-            found.value + found.error, found.slope, 2 * jnp.maximum(found.high, 0.0) * (1 + 1e-9), h
-        )  # fmt: skip
+    def factor(state):
+        """How much longer the cell should be."""
+        _, bend, bound = state
+        length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), longest)
+        ratio = jnp.where(bend == 0, 1.0, jnp.clip(length / bound.reach, 1 / STRIDE, STRIDE))
+        return jnp.where(jnp.isfinite(bend), ratio, 1 / STRIDE)
 
-    def unfit(state):
-        count, bound = state
-        finite = jnp.all(jnp.isfinite(bound.value + bound.slope + bound.curve))
-        loose = jnp.sum(bound.curve) * bound.reach**3 > 2 * LOOSE
-        return (count < LOOKS) & ((count == 1) | ~finite | loose) & ~((count == 1) & ~finite)
+    def misjudged(state):
+        ratio = factor(state)
+        return (state[0] < LOOKS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
 
     def again(state):
-        count, bound = state
-        total = jnp.maximum(jnp.sum(bound.curve), 1e-300)
-        wanted = jnp.minimum(jnp.cbrt(2 / total), LONGEST if rotating else jnp.inf)
-        wanted = jnp.minimum(wanted, LONGEST * 1e3)
-        h = jnp.where(count == 1, wanted, SHORTER * bound.reach)
-        return count + 1, look(h)
+        return state[0] + 1, *_look(program, rotating, a, v, state[2].reach * factor(state))
 
-    first = (jnp.asarray(1), look(jnp.zeros(())))
-    return jax.lax.while_loop(unfit, again, first)[1]
+    first = jnp.minimum(EAGER * usual / _speed(rotating, a, v), longest)
+    return jax.lax.while_loop(misjudged, again, (jnp.asarray(1), *_look(program, rotating, a, v, first)))[2]
