@@ -2,6 +2,7 @@
 
 from fedpdmc.enclosures.forms import Cell, Interval, Series, Truth, span
 from fedpdmc.enclosures.interpret import enclose
+from fedpdmc.enclosures.patterns import smoothed
 from fedpdmc.enclosures.registry import register
 
-__all__ = ["Cell", "Interval", "Series", "Truth", "enclose", "register", "span"]
+__all__ = ["Cell", "Interval", "Series", "Truth", "enclose", "register", "smoothed", "span"]

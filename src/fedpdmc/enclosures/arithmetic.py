@@ -46,13 +46,12 @@ def _smooth(name: str):
     return found
 
 
-for _name in (
-    "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sqrt", "rsqrt", "sin", "cos", "erf", "erfc", "lgamma",
-    "digamma", "square",
-):  # fmt: skip
-    rule(_name)(_smooth(_name))
-for _name in ("log_ndtr", "ndtr"):
-    rule(_name, table=CALLS)(_smooth(_name))
+# Functions that stand in programs as calls, not as primitives.
+for _name in FUNCTIONS:
+    if _name in ("log_ndtr", "ndtr"):
+        rule(_name, table=CALLS)(_smooth(_name))
+    elif _name not in ("softplus", "reciprocal"):
+        rule(_name)(_smooth(_name))
 
 
 @rule("neg")
@@ -333,6 +332,13 @@ def or_(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     x, y = truth(cell, x), truth(cell, y)
     true = (x.known & x.value) | (y.known & y.value)
     return Truth((x.value | y.value) | true, (x.known & y.known) | true)
+
+
+@rule("xor")
+def xor(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """Of truths."""
+    x, y = truth(cell, x), truth(cell, y)
+    return Truth(x.value ^ y.value, x.known & y.known)
 
 
 @rule("not")

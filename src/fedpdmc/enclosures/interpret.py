@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from fedpdmc.enclosures import arithmetic, linear
-from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point
-from fedpdmc.enclosures.patterns import INNER, name_of_call, sigmoid_of
+from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
+from fedpdmc.enclosures.patterns import INNER, largest_of, name_of_call, sigmoid_of
 from fedpdmc.enclosures.registry import CALLS, RULES
+from fedpdmc.enclosures.shifts import Shifted, settled, shifted, shifted_rule
 from fedpdmc.enclosures.smooth import FUNCTIONS, apply
 from fedpdmc.errors import NoEnclosure
 
@@ -54,7 +56,9 @@ def enclose(function: Callable, cell: Cell | None = None) -> Callable:
             return function(*jax.tree.unflatten(structure, values))
 
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*samples)
-        found = run(cell, _pruned(closed.jaxpr), closed.consts, leaves)
+        found = [settled(cell, form) for form in run(cell, _pruned(closed.jaxpr), closed.consts, leaves)]
+        if not any(isinstance(leaf, Series) for leaf in leaves):
+            found = [span(cell, form) if isinstance(form, Series) else form for form in found]
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return enclosed
@@ -84,13 +88,30 @@ def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
         forms = [read(atom) for atom in equation.invars]
         parts = sigmoid_of(producers, equation)
         if parts is not None and not all(is_point(read(atom)) for atom in parts):
-            one, other = (read(atom) for atom in parts)
+            one, other = (settled(cell, read(atom)) for atom in parts)
             found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
+        elif equation.primitive.name == "stop_gradient":
+            found = [_stopped(cell, equation, forms[0], producers, read)]
         else:
             found = _evaluate(cell, equation, forms)
         producers.update((variable, equation) for variable in equation.outvars)
         known.update(zip(equation.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _stopped(cell: Cell, equation, form: Form, producers, read) -> Form:
+    """A value that is not differentiated stands for itself: as a shift, it may cancel."""
+    if is_point(form) or not isinstance(form, (Interval, Series)):
+        return form
+    source = largest_of(producers, equation.invars[0])
+    among = None if source is None else read(source[0])
+    if source is None or not isinstance(among, Series) or math.prod(form.shape) != _kept(among, source[1]):
+        return shifted(cell, form)
+    return shifted(cell, form, among, source[1])
+
+
+def _kept(form: Form, axes) -> int:
+    return math.prod(n for axis, n in enumerate(form.shape) if axis not in axes)
 
 
 def _evaluate(cell: Cell, equation, forms) -> list[Form]:
@@ -104,11 +125,18 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
                 return [np.asarray(equation.primitive.bind(*forms, **params))]
         found = equation.primitive.bind(*forms, **params)
         return list(found) if equation.primitive.multiple_results else [found]
+    if any(isinstance(form, Shifted) for form in forms):
+        carried = shifted_rule(cell, name, params, forms)
+        if carried is not None:
+            return [carried]
+        return _evaluate(cell, equation, [settled(cell, form) for form in forms])
     if name in CONTROL:
         return CONTROL[name](cell, equation, forms)
-    if name not in RULES:
+    if name not in RULES and name not in linear.MOVES:
         raise NoEnclosure(name, where(equation))
     try:
+        if name not in RULES:
+            return linear.move(cell, equation.primitive, params, forms)
         found = RULES[name](cell, params, *forms)
     except NotImplementedError as error:
         raise NoEnclosure(name, where(equation), str(error)) from error
@@ -130,7 +158,7 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     called = name_of_call(equation)
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
-        return [CALLS[called](cell, {}, *forms)]
+        return [CALLS[called](cell, {}, *(settled(cell, form) for form in forms))]
     return run(cell, jaxpr, consts, forms)
 
 
@@ -143,7 +171,7 @@ def _cond(cell: Cell, equation, forms) -> list[Form]:
     if not is_point(index):
         raise NoEnclosure("cond", where(equation), "its condition depends on the parameters")
     branches = equation.params["branches"]
-    outs = [run(cell, branch.jaxpr, branch.consts, operands) for branch in branches]
+    outs = [[settled(cell, form) for form in run(cell, branch.jaxpr, branch.consts, operands)] for branch in branches]
     chosen = []
     for cases in zip(*outs, strict=True):
         chosen.append(arithmetic.pick_case(cell, index, cases))
@@ -158,7 +186,7 @@ def _scan(cell: Cell, equation, forms) -> list[Form]:
     inner = params["jaxpr"]
 
     def body(carry, x):
-        out = run(cell, inner.jaxpr, inner.consts, [*consts, *carry, *x])
+        out = [settled(cell, form) for form in run(cell, inner.jaxpr, inner.consts, [*consts, *carry, *x])]
         return out[:n_carry], out[n_carry:]
 
     first = [arithmetic.entry(x, 0) for x in xs]
@@ -181,4 +209,21 @@ def _while(cell: Cell, equation, forms) -> list[Form]:
     raise NoEnclosure("while", where(equation), "a loop whose length is not fixed")
 
 
-CONTROL: dict[str, Callable[..., list[Form]]] = {"cond": _cond, "scan": _scan, "while": _while}
+def _linear_solve(cell: Cell, equation, forms) -> list[Form]:
+    """``A⁻¹ b`` by the program's own solver, for a constant matrix."""
+    params = equation.params
+    counts, solver = params["const_lengths"], params["jaxprs"].solve
+    total = sum(counts)
+    before = counts.matvec + counts.vecmat
+    consts = forms[before : before + counts.solve]
+    if not all(is_point(form) for form in forms[:total]):
+        raise NoEnclosure(equation.primitive.name, where(equation), "its matrix depends on the parameters")
+    return [settled(cell, form) for form in run(cell, solver.jaxpr, solver.consts, [*consts, *forms[total:]])]
+
+
+CONTROL: dict[str, Callable[..., list[Form]]] = {
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+    "custom_linear_solve": _linear_solve,
+}

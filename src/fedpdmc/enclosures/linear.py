@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -34,29 +35,30 @@ from fedpdmc.enclosures.forms import (
 from fedpdmc.enclosures.registry import rule
 from fedpdmc.enclosures.smooth import FUNCTIONS, apply, multiplied
 
-# Entries are moved: every part of a form moves alike. How many leading arguments are data (the rest are indices).
-MOVES = {
-    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "slice": 1,
-    "concatenate": None, "pad": 2, "gather": 1, "dynamic_slice": 1, "dynamic_update_slice": 2, "reduce_precision": 1,
+# Primitives that only move entries, so that every part of a form moves alike: how many leading arguments are data (None:
+# all), the others being indices, which must be points.
+MOVES: dict[str, int | None] = {
+    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
+    "concatenate": None, "stack": None, "unstack": 1, "split": 1, "pad": 2, "gather": 1, "dynamic_slice": 1,
+    "dynamic_update_slice": 2, "optimization_barrier": None,
 }  # fmt: skip
 
 
-def _move(name: str, count: int | None):
-    primitive = getattr(primitives, f"{name}_p")
+def move(cell: Cell, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
+    """The results of a primitive that moves entries."""
+    count = MOVES[primitive.name]
+    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
+    if not all(is_point(form) for form in rest):
+        raise NotImplementedError("at a place that depends on the parameters")
+    data = [truth(cell, form) if isinstance(form, Assumed) else form for form in data]
+    if not primitive.multiple_results:
+        return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
+    count = len(jax.eval_shape(lambda *parts: primitive.bind(*parts, *rest, **params), *map(_sample, data)))
+    return [fields(lambda *parts, i=i: primitive.bind(*parts, *rest, **params)[i], *data) for i in range(count)]
 
-    def found(cell: Cell, params: Any, *forms: Form) -> Form:
-        data, rest = (forms, ()) if count is None else (forms[:count], forms[count:])
-        if not all(is_point(form) for form in rest):
-            raise NotImplementedError(f"{name} at a place that depends on the parameters")
-        data = [truth(cell, form) if isinstance(form, Assumed) else form for form in data]
-        return fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)
 
-    return found
-
-
-for _name, _count in MOVES.items():
-    if hasattr(primitives, f"{_name}_p"):
-        rule(_name)(_move(_name, _count))
+def _sample(form: Form) -> Any:
+    return form if is_point(form) else jax.ShapeDtypeStruct(form.shape, getattr(form, "dtype", bool))
 
 
 def totalled(cell: Cell, x: Form, total: Callable[[Any], Any], terms: int) -> Form:
@@ -197,6 +199,8 @@ def triangular_solve(cell: Cell, params: Any, a: Form, b: Form) -> Form:
     side = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
     inverse = jnp.abs(solve(a, side))
     triangle = jnp.abs(jnp.tril(a) if params["lower"] else jnp.triu(a))
+    if params["unit_diagonal"]:
+        triangle = jnp.where(jnp.eye(n, dtype=bool), 1.0, triangle)
     triangle = jnp.swapaxes(triangle, -1, -2) if params["transpose_a"] else triangle
     if params["left_side"]:
         absolute = lambda part: inverse @ part  # noqa: E731
@@ -265,10 +269,36 @@ def reduce_prod(cell: Cell, params: Any, x: Form) -> Form:
     return fields(lambda part: part[..., 0], flat)
 
 
-@rule("cummax", "cummin")
-def cumulative_extreme(cell: Cell, params: Any, x: Form) -> Form:
+@rule("cummax")
+def cummax(cell: Cell, params: Any, x: Form) -> Form:
     """Monotone in every entry: the range alone."""
-    raise NotImplementedError("cummax and cummin of values that depend on the parameters")
+    where = span(cell, x)
+    found = Interval(lax.cummax(where.lo, **params), lax.cummax(where.hi, **params))
+    return centred(found) if isinstance(x, Series) else found
+
+
+@rule("cummin")
+def cummin(cell: Cell, params: Any, x: Form) -> Form:
+    """Monotone in every entry: the range alone."""
+    where = span(cell, x)
+    found = Interval(lax.cummin(where.lo, **params), lax.cummin(where.hi, **params))
+    return centred(found) if isinstance(x, Series) else found
+
+
+@rule("cumprod")
+def cumprod(cell: Cell, params: Any, x: Form) -> Form:
+    """Partial products, doubling: entry i times entry i − 1, then i − 2, i − 4, …."""
+    axis, n = params["axis"], x.shape[params["axis"]]
+    turned = (lambda part: jnp.flip(part, axis)) if params["reverse"] else (lambda part: part)
+    found, step = fields(turned, x), 1
+    while step < n:
+        late = fields(lambda part, step=step: lax.slice_in_dim(part, step, n, axis=axis), found)
+        early = fields(lambda part, step=step: lax.slice_in_dim(part, 0, n - step, axis=axis), found)
+        head = fields(lambda part, step=step: lax.slice_in_dim(part, 0, step, axis=axis), found)
+        tail = multiplied(cell, late, early)
+        found = fields(lambda one, other: jnp.concatenate([one, other], axis), head, tail)
+        step *= 2
+    return fields(turned, found)
 
 
 @rule("cumlogsumexp")
@@ -279,13 +309,17 @@ def cumlogsumexp(cell: Cell, params: Any, x: Form) -> Form:
     return add(cell, {}, apply(cell, FUNCTIONS["log"], cumsum(cell, params, risen)), shift)
 
 
-@rule("reduce_or", "reduce_and")
-def reduce_truth(cell: Cell, params: Any, x: Form) -> Form:
-    """Whether any, or all: left undecided unless all are known."""
-    raise NotImplementedError("any or all of undecided comparisons")
+@rule("reduce_or")
+def reduce_or(cell: Cell, params: Any, x: Form) -> Form:
+    """Whether any is true."""
+    x, axes = truth(cell, x), params["axes"]
+    true = jnp.any(x.value & x.known, axes)
+    return Truth(true, true | jnp.all(x.known, axes))
 
 
-@rule("stop_gradient")
-def stop_gradient(cell: Cell, params: Any, x: Form) -> Form:
-    """The value itself."""
-    return x
+@rule("reduce_and")
+def reduce_and(cell: Cell, params: Any, x: Form) -> Form:
+    """Whether all are true."""
+    x, axes = truth(cell, x), params["axes"]
+    false = jnp.any(~x.value & x.known, axes)
+    return Truth(~false, false | jnp.all(x.known, axes))

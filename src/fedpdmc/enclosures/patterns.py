@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -37,6 +40,18 @@ def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
     return (y, x) if _same(own, y) else None
 
 
+def largest_of(producers: dict[Any, Any], atom: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """Atom and axes if this is, but for guards and shapes, the maximum of an array over some axes."""
+    made = producers.get(_key(atom))
+    if made is None:
+        return None
+    if made.primitive.name == "reduce_max":
+        return made.invars[0], made.params["axes"]
+    if made.primitive.name not in ("max", "select_n", "broadcast_in_dim", "reshape", "squeeze", "copy"):
+        return None
+    return next((found for other in made.invars if (found := largest_of(producers, other)) is not None), None)
+
+
 def _unguarded(producers: dict[Any, Any], atom: Any) -> Any:
     """The atom behind ``where(atom == inf, 0, atom)``."""
     choice = producers.get(_key(atom))
@@ -58,3 +73,97 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, core.Literal) and isinstance(other, core.Literal):
         return bool(np.all(one.val == other.val))
     return one is other
+
+
+# Stable formulas with kinks --------------------------------------------------------------------------------------------
+
+
+class _Node:
+    """A value of a program with the operation that made it."""
+
+    def __init__(self, value: Any, name: str = "", inputs: tuple[_Node, ...] = ()):
+        self.value, self.name, self.inputs = value, name, inputs
+
+
+def smoothed(function: Callable) -> Callable:
+    """The same function with ``max(x, 0) + log1p(exp(−|x|))`` written as the one smooth function that it is.
+
+    Its pieces have kinks that cancel; their derivatives, looked at one by one, jump at zero.
+    """
+
+    def rewritten(*args):
+        leaves, structure = jax.tree.flatten(args)
+        closed, shape = jax.make_jaxpr(
+            lambda *values: function(*jax.tree.unflatten(structure, values)), return_shape=True
+        )(*leaves)
+        if not {"abs", "log1p", "max"} <= _primitives(closed.jaxpr):
+            return function(*args)
+        found = _rewritten(closed.jaxpr, closed.consts, [_Node(leaf) for leaf in leaves])
+        return jax.tree.unflatten(jax.tree.structure(shape), [node.value for node in found])
+
+    return rewritten
+
+
+def _primitives(jaxpr) -> set[str]:
+    names = set()
+    for equation in jaxpr.eqns:
+        names.add(equation.primitive.name)
+        if equation.primitive.name in INLINED:
+            names |= _primitives(equation.params["jaxpr"].jaxpr)
+    return names
+
+
+INLINED = {"jit", "pjit"}
+
+
+def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
+    known: dict[Any, _Node] = dict(zip(jaxpr.invars, args, strict=True))
+    known.update((variable, _Node(value)) for variable, value in zip(jaxpr.constvars, consts, strict=True))
+
+    def read(atom) -> _Node:
+        return _Node(atom.val, "literal") if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        name, nodes = equation.primitive.name, [read(atom) for atom in equation.invars]
+        if name in INLINED:
+            inner = equation.params["jaxpr"]
+            known.update(zip(equation.outvars, _rewritten(inner.jaxpr, inner.consts, nodes), strict=True))
+            continue
+        inside = _softplus_argument(nodes) if name == "add" else None
+        if inside is not None:
+            values = [jnp.logaddexp(inside.value, jnp.zeros((), jnp.result_type(inside.value)))]
+        else:
+            values = _bound(equation, [node.value for node in nodes])
+        for variable, value in zip(equation.outvars, values, strict=True):
+            known[variable] = _Node(value, name, tuple(nodes))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _bound(equation, values) -> list[Any]:
+    """An equation evaluated as it stands."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    found = equation.primitive.bind(*functions, *values, **params)
+    return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _softplus_argument(nodes: list[_Node]) -> _Node | None:
+    """``x`` if these two are ``max(x, 0)`` and ``log1p(exp(−|x|))``."""
+    for larger, rest in (nodes, nodes[::-1]):
+        chain = rest
+        for name in ("log1p", "exp", "neg", "abs"):
+            if chain.name != name:
+                break
+            chain = chain.inputs[0]
+        else:
+            if larger.name == "max" and any(
+                one is chain and _is_zero(other) for one, other in (larger.inputs, larger.inputs[::-1])
+            ):
+                return chain
+    return None
+
+
+def _is_zero(node: _Node) -> bool:
+    while node.name in ("convert_element_type", "broadcast_in_dim"):
+        node = node.inputs[0]
+    return node.name == "literal" and not np.any(node.value)

@@ -159,6 +159,13 @@ def on_positive(inner: Callable[[Interval], Interval], least: float = 0.0) -> Ca
     return found
 
 
+def apart_from_zero(inner: Callable[[Interval], Interval], x: Interval) -> Interval:
+    """A range on either side of zero; everything if zero is inside."""
+    good = (x.lo > 0) | (x.hi < 0)
+    inside = inner(Interval(jnp.where(good, x.lo, 1.0), jnp.where(good, x.hi, 1.0)))
+    return Interval(jnp.where(good, inside.lo, -jnp.inf), jnp.where(good, inside.hi, jnp.inf))
+
+
 def _negated(inner: Callable[[Interval], Interval]) -> Callable[[Interval], Interval]:
     def found(x: Interval) -> Interval:
         y = inner(x)
@@ -366,7 +373,7 @@ FUNCTIONS: dict[str, Smooth] = {
     "sqrt": Smooth(
         jnp.sqrt,
         lambda x: 0.5 / jnp.sqrt(x),
-        on_positive(rising(jnp.sqrt)),
+        lambda x: Interval(jnp.where(x.lo >= 0, jnp.sqrt(jnp.maximum(x.lo, 0.0)), -jnp.inf), jnp.sqrt(x.hi)),
         on_positive(rising(lambda x: -0.25 / (x * jnp.sqrt(x)))),
     ),
     "rsqrt": Smooth(
@@ -375,6 +382,44 @@ FUNCTIONS: dict[str, Smooth] = {
         on_positive(falling(lax.rsqrt)),
         on_positive(falling(lambda x: 0.75 * lax.rsqrt(x) / (x * x))),
         1.0,
+    ),
+    "cbrt": Smooth(
+        jnp.cbrt,
+        lambda x: 1 / (3 * jnp.cbrt(x) ** 2),
+        rising(jnp.cbrt),
+        lambda x: apart_from_zero(rising(lambda y: -2 / (9 * jnp.cbrt(y) ** 5)), x),
+        4.0,
+    ),
+    "atan": Smooth(
+        jnp.arctan,
+        lambda x: 1 / (1 + x * x),
+        rising(jnp.arctan),
+        with_peaks(
+            lambda x: -2 * x / (1 + x * x) ** 2,
+            (1 / math.sqrt(3), -3 * math.sqrt(3) / 8),
+            (-1 / math.sqrt(3), 3 * math.sqrt(3) / 8),
+        ),
+        4.0,
+    ),
+    "sinh": Smooth(jnp.sinh, jnp.cosh, rising(jnp.sinh), rising(jnp.sinh), 4.0),
+    "cosh": Smooth(jnp.cosh, jnp.sinh, with_peaks(jnp.cosh, (0.0, 1.0)), with_peaks(jnp.cosh, (0.0, 1.0)), 4.0),
+    "asinh": Smooth(
+        jnp.arcsinh,
+        lambda x: lax.rsqrt(1 + x * x),
+        rising(jnp.arcsinh),
+        with_peaks(
+            lambda x: -x * lax.rsqrt(1 + x * x) ** 3,
+            (math.sqrt(0.5), -2 / (3 * math.sqrt(3))),
+            (-math.sqrt(0.5), 2 / (3 * math.sqrt(3))),
+        ),
+        16.0,
+    ),
+    "erf_inv": Smooth(
+        lax.erf_inv,
+        lambda x: jnp.exp(lax.erf_inv(x) ** 2) / _ROOT,
+        rising(lax.erf_inv),
+        rising(lambda x: 2 * lax.erf_inv(x) * jnp.exp(2 * lax.erf_inv(x) ** 2) / _ROOT**2),
+        1024.0,
     ),
     "sin": Smooth(jnp.sin, jnp.cos, _sine, _negated(_sine)),
     "cos": Smooth(jnp.cos, lambda x: -jnp.sin(x), _cosine, _negated(_cosine)),

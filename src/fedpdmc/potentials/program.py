@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.enclosures import Cell, Series, enclose, span
+from fedpdmc.enclosures import Cell, Series, enclose, smoothed, span
 from fedpdmc.potentials.base import Field, Potential, RateBound
 from fedpdmc.potentials.quadratic import Quadratic
 
@@ -76,9 +76,12 @@ class Program(Potential):
             return a
         return self.center + (self.scale * a if self.scale.ndim == 1 else self.scale @ a)
 
+    def _likelihood(self, a):
+        return jnp.asarray(smoothed(self.function)(self._argument(a), self.data))
+
     def value(self, x):
         """``f(x, data) − q(x)``."""
-        value = jnp.asarray(self.function(self._argument(x), self.data))
+        value = self._likelihood(x)
         return value if self.control is None else value - self.control.value(x)
 
     def less(self, quadratic: Quadratic) -> Program:
@@ -98,12 +101,12 @@ class Program(Potential):
 
     def _gradient(self, a):
         """``∇U(a)``, the quadratic taken off last."""
-        gradient = jax.grad(lambda b: jnp.asarray(self.function(self._argument(b), self.data)))(a)
+        gradient = jax.grad(self._likelihood)(a)
         return gradient if self.control is None else gradient - self.control.gradient(a)
 
     def _forward(self, a, v):
         """``v·∇U(a)``, forward through the program."""
-        rate = jax.jvp(lambda b: jnp.asarray(self.function(self._argument(b), self.data)), (a,), (v,))[1]
+        rate = jax.jvp(self._likelihood, (a,), (v,))[1]
         return rate if self.control is None else rate - v @ self.control.gradient(a)
 
     def gradient(self, x):

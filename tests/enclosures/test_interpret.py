@@ -1,0 +1,91 @@
+"""What the interpreter does with a program as a whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedpdmc import enclosures
+from fedpdmc.enclosures import Cell, Interval, Series, enclose
+from fedpdmc.enclosures.registry import RULES
+from fedpdmc.errors import NoEnclosure
+
+pytestmark = pytest.mark.usefixtures("double")
+
+BOX = Interval(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.9]))
+
+
+def sorted_sum(x):
+    return jnp.sum(jnp.sort(x) * jnp.arange(2.0))
+
+
+def test_an_unknown_primitive_is_named_with_its_place_and_the_remedy():
+    with pytest.raises(NoEnclosure, match=r"'sort' at .*test_interpret.py:\d+.*sorted_sum.*register\('sort'\)") as error:
+        enclose(sorted_sum)(BOX)
+    assert error.value.primitive == "sort"
+
+
+def test_a_registered_rule_is_used(monkeypatch):
+    monkeypatch.setitem(RULES, "tan", RULES.get("tan"))
+
+    @enclosures.register("tan")
+    def tan(x, **params):
+        return Interval(jnp.tan(x.lo), jnp.tan(x.hi)).widened()
+
+    found = enclose(lambda x: 2 * jnp.tan(x))(BOX)
+    np.testing.assert_allclose(found.hi, 2 * np.tan([0.3, 0.9]), rtol=1e-9)
+    moving = enclose(jnp.tan, Cell(0.1))(Series(jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
+    assert np.all(moving.value + moving.error >= np.tan(0.1))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: lax.while_loop(lambda c: c[0] < 1, lambda c: c + 0.1, x), "length is not fixed"),
+        (lambda x: lax.cond(x[0] > 0.2, jnp.sin, jnp.cos, x), "condition depends"),
+        (lambda x: jnp.arange(3.0)[x.astype(int)], "place that depends"),
+        (lambda x: jnp.linalg.solve(jnp.diag(x), x), "."),
+    ],
+    ids=["while", "cond", "gather", "solve"],
+)
+def test_what_cannot_be_bounded_is_refused(function, reason):
+    with pytest.raises(NoEnclosure, match=reason):
+        enclose(function)(BOX)
+
+
+def test_points_stay_points():
+    found = enclose(lambda x, y: (jnp.exp(y), x + y))(BOX, jnp.ones(2))
+    assert isinstance(found[0], jax.Array) and isinstance(found[1], Interval)
+
+
+def test_value_and_slope_are_exact_however_the_formula_is_written():
+    def clumsy(x):
+        return jnp.exp(x) / (1 + jnp.exp(x)) - x * (1 - x) / (x + 2)
+
+    a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
+    found = enclose(clumsy, Cell(0.2))(Series(a, jnp.zeros(2), v))
+    value, slope = jax.jvp(clumsy, (a,), (v,))
+    np.testing.assert_allclose(found.value, value, rtol=1e-12)
+    np.testing.assert_allclose(found.slope, slope, rtol=1e-12)
+    assert np.all(found.error < 1e-11)
+
+
+def test_the_remainder_shrinks_to_the_second_derivative():
+    a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
+
+    def function(x):
+        return jax.nn.logsumexp(jnp.stack([x, x[::-1] ** 2, jnp.sin(x)]), 0)
+
+    curve = jax.jvp(lambda y: jax.jvp(function, (y,), (v,))[1], (a,), (v,))[1]
+    widths = []
+    for h in (0.0, 1e-3, 1e-2):
+        found = enclose(function, Cell(h))(Series(a, jnp.zeros(2), v))
+        assert np.all((found.low <= curve / 2 + 1e-9) & (curve / 2 - 1e-9 <= found.high))
+        widths.append(float(jnp.max(found.high - found.low)))
+    assert widths[0] < 1e-9 and widths[2] < 20 * widths[1]
+
+
+def test_a_value_that_may_be_infinite_has_no_finite_bound():
+    found = enclose(lambda x: jnp.where(jnp.isfinite(1 / x), 1.0, 0.0))(Interval(-jnp.ones(2), jnp.ones(2)))
+    assert not np.any(np.isfinite(found.hi))

@@ -1,0 +1,124 @@
+"""Every rule holds every value: on random boxes, and as a series along random lines and rotations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.enclosures.cases import ARRAYS, ELEMENTWISE
+
+from fedpdmc.enclosures import Cell, Interval, Series, enclose
+from fedpdmc.enclosures.smooth import FUNCTIONS, Smooth, falling
+
+pytestmark = pytest.mark.usefixtures("double")
+
+BOXES, POINTS = 100, 6
+# Rounding that a wider box may have less of.
+ROUNDING = 1e-9
+TABLES = {"elementwise": ELEMENTWISE, "arrays": ARRAYS}
+
+
+def inside(lo, y, hi):
+    """Where a value is held; a bound that is not finite claims nothing."""
+    return ((lo <= y) & (y <= hi)) | ~(jnp.isfinite(lo) & jnp.isfinite(hi))
+
+
+def boxes(table):
+    """Whether intervals hold the values of points within and the intervals of smaller boxes, and whether they are finite."""
+
+    def one(function, lo, hi, shares, inner):
+        wide = enclose(function)(Interval(lo, hi))
+        narrow = enclose(function)(Interval(lo + inner[0] * (hi - lo), hi - inner[1] * (hi - lo)))
+        values = jax.vmap(lambda u: function(lo + u * (hi - lo)))(shares)
+        room = ROUNDING * (1 + jnp.abs(wide.lo) + jnp.abs(wide.hi))
+        nested = inside(wide.lo - room, narrow.lo, wide.hi + room) & inside(wide.lo - room, narrow.hi, wide.hi + room)
+        return jnp.all(inside(wide.lo, values, wide.hi)), jnp.all(nested), jnp.all(jnp.isfinite(wide.lo + wide.hi))
+
+    def everything(ends, shares, inner):
+        found = {}
+        for name, (function, least, most) in TABLES[table].items():
+            lo, hi = (least + (most - least) * x for x in ends)
+            found[name] = jax.vmap(functools.partial(one, function))(lo, hi, shares, inner)
+        return found
+
+    return everything
+
+
+def paths(table, rotating):
+    """Whether series hold the values along a path, and how many are finite."""
+
+    def one(function, a, v, h, shares):
+        position = Series(a, jnp.zeros(4), v, -a if rotating else None)
+        found = enclose(function, Cell(h, rotating))(position)
+        s = h * shares
+        at = a * jnp.cos(s)[:, None] + v * jnp.sin(s)[:, None] if rotating else a + v * s[:, None]
+        values = jax.vmap(function)(at)
+        s = s.reshape(-1, *(1,) * (values.ndim - 1))
+        zero = jnp.zeros(values.shape[1:])
+        slope, turn, low, high = (zero if x is None else x for x in (found.slope, found.turn, found.low, found.high))
+        sigma, kappa = (jnp.sin(s), 1 - jnp.cos(s)) if rotating else (s, 0 * s)
+        middle = found.value + slope * sigma + turn * kappa
+        lo, hi = middle - found.error + low * s * s, middle + found.error + high * s * s
+        return jnp.all(inside(lo, values, hi)), jnp.all(jnp.isfinite(lo + hi))
+
+    def everything(start, velocity, h, shares):
+        found = {}
+        for name, (function, least, most) in TABLES[table].items():
+            scale = most - least
+            a = least + scale * (0.3 + 0.4 * start)
+            v = velocity * jnp.minimum(scale, jnp.min(jnp.abs(a), -1, keepdims=True) if least > 0 else scale) * 0.25
+            found[name] = jax.vmap(functools.partial(one, function))(a, v, h, shares)
+        return found
+
+    return everything
+
+
+@pytest.mark.parametrize("table", ["elementwise", pytest.param("arrays", marks=pytest.mark.long)])
+@settings(max_examples=2, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**31), width=st.sampled_from([1e-9, 1e-3, 0.1, 0.5, 1.0]))
+def test_intervals_hold_their_values_and_smaller_intervals(table, seed, width):
+    rng = np.random.default_rng(seed)
+    start = (1 - width) * rng.random((BOXES, 4))
+    ends = start, start + width * rng.random((BOXES, 4))
+    held = boxes(table)(ends, rng.random((BOXES, POINTS, 4)), 0.5 * rng.random((BOXES, 2, 4)))
+    for name, (values, nested, finite) in held.items():
+        assert np.all(values), name
+        assert np.all(nested), name
+        assert width > 0.1 or np.mean(finite) > 0.7, name
+
+
+@pytest.mark.parametrize(
+    ("table", "rotating"),
+    [
+        pytest.param("elementwise", True, id="elementwise-rotation"),
+        pytest.param("arrays", False, id="arrays-line"),
+        pytest.param("elementwise", False, id="elementwise-line", marks=pytest.mark.long),
+        pytest.param("arrays", True, id="arrays-rotation", marks=pytest.mark.long),
+    ],
+)
+@settings(max_examples=2, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**31), length=st.sampled_from([0.0, 1e-7, 1e-3, 0.1, 0.7]))
+def test_series_hold_the_values_along_a_path(table, rotating, seed, length):
+    rng = np.random.default_rng(seed)
+    h = length * (0.5 + rng.random(BOXES))
+    held = paths(table, rotating)(rng.random((BOXES, 4)), rng.normal(size=(BOXES, 4)), h, rng.random((BOXES, POINTS)))
+    for name, (values, finite) in held.items():
+        assert np.all(values), name
+        assert length > 0.01 or np.mean(finite) > 0.8, name
+
+
+@pytest.mark.parametrize("wrong", ["range", "second"])
+def test_a_rule_that_is_too_narrow_is_caught(wrong, monkeypatch):
+    right = FUNCTIONS["exp"]
+    narrow = {"range": falling(jnp.exp), "second": lambda x: Interval(0.9 * jnp.exp(x.lo), 0.9 * jnp.exp(x.lo))}
+    monkeypatch.setitem(FUNCTIONS, "exp", Smooth(**{**right._asdict(), wrong: narrow[wrong]}))
+    a, v, s = jnp.zeros(4), jnp.ones(4), jnp.linspace(0.0, 0.5, 9)[:, None]
+    if wrong == "range":
+        found = enclose(jnp.exp)(Interval(a, v))
+        assert not np.all(inside(found.lo, jnp.exp(a + s), found.hi))
+    else:
+        found = enclose(jnp.exp, Cell(0.5))(Series(a, jnp.zeros(4), v))
+        assert not np.all(jnp.exp(a + s) <= found.value + found.error + found.slope * s + found.high * s * s)
