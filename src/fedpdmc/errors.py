@@ -125,10 +125,12 @@ class NoEnclosure(FedPDMCError, NotImplementedError):
         The JAX primitive.
     where : str
         The line of the model that it comes from.
+    reason : str or None
+        What about its use has no bound, if another use has one.
     """
 
     def __init__(self, primitive: str, where: str, reason: str | None = None):
-        self.primitive, self.where = primitive, where
+        self.primitive, self.where, self.reason = primitive, where, reason
         super().__init__(
             f"no certified bound for the primitive {primitive!r} at {where}{f' ({reason})' if reason else ''}. Write that "
             f"line with other operations, teach a rule with fedpdmc.enclosures.register({primitive!r}), or give up "

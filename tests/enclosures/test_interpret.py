@@ -13,7 +13,9 @@ from fedpdmc.errors import NoEnclosure
 
 pytestmark = pytest.mark.usefixtures("double")
 
-BOX = Interval(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.9]))
+
+def box():
+    return Interval(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.9]))
 
 
 def sorted_sum(x):
@@ -21,8 +23,10 @@ def sorted_sum(x):
 
 
 def test_an_unknown_primitive_is_named_with_its_place_and_the_remedy():
-    with pytest.raises(NoEnclosure, match=r"'sort' at .*test_interpret.py:\d+.*sorted_sum.*register\('sort'\)") as error:
-        enclose(sorted_sum)(BOX)
+    with pytest.raises(
+        NoEnclosure, match=r"'sort' at .*test_interpret.py:\d+.*sorted_sum.*register\('sort'\)"
+    ) as error:
+        enclose(sorted_sum)(box())
     assert error.value.primitive == "sort"
 
 
@@ -33,7 +37,7 @@ def test_a_registered_rule_is_used(monkeypatch):
     def tan(x, **params):
         return Interval(jnp.tan(x.lo), jnp.tan(x.hi)).widened()
 
-    found = enclose(lambda x: 2 * jnp.tan(x))(BOX)
+    found = enclose(lambda x: 2 * jnp.tan(x))(box())
     np.testing.assert_allclose(found.hi, 2 * np.tan([0.3, 0.9]), rtol=1e-9)
     moving = enclose(jnp.tan, Cell(0.1))(Series(jnp.zeros(2), jnp.zeros(2), jnp.ones(2)))
     assert np.all(moving.value + moving.error >= np.tan(0.1))
@@ -51,11 +55,11 @@ def test_a_registered_rule_is_used(monkeypatch):
 )
 def test_what_cannot_be_bounded_is_refused(function, reason):
     with pytest.raises(NoEnclosure, match=reason):
-        enclose(function)(BOX)
+        enclose(function)(box())
 
 
 def test_points_stay_points():
-    found = enclose(lambda x, y: (jnp.exp(y), x + y))(BOX, jnp.ones(2))
+    found = enclose(lambda x, y: (jnp.exp(y), x + y))(box(), jnp.ones(2))
     assert isinstance(found[0], jax.Array) and isinstance(found[1], Interval)
 
 

@@ -159,7 +159,13 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
         return [CALLS[called](cell, {}, *(settled(cell, form) for form in forms))]
-    return run(cell, jaxpr, consts, forms)
+    try:
+        return run(cell, jaxpr, consts, forms)
+    except NoEnclosure as error:
+        # Functions of JAX that are compiled once do not know who called them: the caller's line is the user's.
+        if error.where:
+            raise
+        raise NoEnclosure(error.primitive, where(equation), error.reason) from error
 
 
 # Control flow ---------------------------------------------------------------------------------------------------------
