@@ -27,6 +27,7 @@ def separable():
 SITES = pytest.mark.parametrize("site", [cauchy, pytest.param(separable, marks=pytest.mark.long)])
 
 
+@pytest.mark.long
 @SITES
 def test_the_default_says_when_the_reference_is_far_off(site):
     """As soon as it shows; here the word ends the run, which could go on."""

@@ -45,6 +45,7 @@ def test_few_or_separable_records_under_a_proper_prior(design, y, dynamics):
     assert_plausible(post, *on_grid(logistic_energy(design, y)))
 
 
+@pytest.mark.long
 def test_covariates_of_a_million_by_default():
     post = short_run(two(fp.models.logistic(1e6 * X, MIXED)), UNIT, duration=60.0)
     center, sd = on_grid(logistic_energy(X, MIXED), precision=1e-12, half=12.0)
@@ -96,6 +97,7 @@ def test_laplace_sees_that_a_flat_prior_leaves_no_posterior(case):
         fp.laplace(IMPROPER[case]())
 
 
+@pytest.mark.long
 def test_a_flat_prior_is_fine_where_the_data_decide():
     post = fp.sample(two(fp.models.logistic(X, MIXED)), duration=60.0, **SHORT)
     assert_plausible(post, *on_grid(logistic_energy(X, MIXED), precision=0.0, half=12.0))

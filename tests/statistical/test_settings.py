@@ -31,8 +31,10 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("diagonal", [False, True], ids=["dense", "diagonal"])
-@pytest.mark.parametrize(("dynamics", "model"), COMPILED.items())
+@pytest.mark.parametrize(
+    ("dynamics", "model", "diagonal"),
+    [(*pair, diagonal) for pair, diagonal in zip(COMPILED.items(), itertools.cycle([False, True]), strict=False)],
+)
 def test_references(dynamics, model, diagonal):
     found = truth(model, 3)
     post = sampled(model, 3, dynamics, 2 * DURATION[dynamics], reference=near(found, diagonal))

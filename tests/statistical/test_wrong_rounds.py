@@ -171,6 +171,7 @@ def fickle(other: Party):
     return round_
 
 
+@pytest.mark.long
 def test_a_reference_that_depends_on_the_state_is_caught():
     one, other = centred(-1.5), centred(1.5)
     comparison = against_truth(looked_at(one))
