@@ -79,7 +79,10 @@ class Method(NamedTuple):
         return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution, -burn_in)
 
     def federation(self) -> LocalFederation | RemoteFederation | GuardedFederation:
-        """The sites: opened for this run in this process, those with a budget under it; or where they are."""
+        """The sites: opened for this run in this process, those with a budget under it; or where they are.
+
+        Sites with a budget or a log are asked one message at a time.
+        """
         if isinstance(self.sites[0], RemoteSite):
             return self.sites[0].federation
         run = secrets.token_hex(16)
@@ -87,9 +90,11 @@ class Method(NamedTuple):
             site.name: PrivateSite(site, self.opening(site), run) for site in self.sites if site.budget is not None
         }
         plain = [site for site in self.sites if site.budget is None]
-        if not guards:
+        logs = {site.name: site.log for site in self.sites if site.log is not None}
+        if not guards and not logs:
             return self._local(plain)
-        return GuardedFederation([site.name for site in self.sites], guards, self._local(plain) if plain else None)
+        names = [site.name for site in self.sites]
+        return GuardedFederation(names, guards, self._local(plain) if plain else None, logs)
 
     def _local(self, sites: list[Site]) -> LocalFederation:
         openings = [self.opening(site) for site in sites]
@@ -150,9 +155,11 @@ def choose(
     dynamics = Boomerang(refresh=REFRESH) if dynamics is None else dynamics
     if not isinstance(dynamics, Dynamics):
         raise InputError("dynamics", repr(dynamics), "Give one such as fedpdmc.ZigZag() or fedpdmc.Boomerang().")
-    if bounds == "adaptive" and any(not isinstance(site, Site) or site.budget is not None for site in members):
+    if bounds == "adaptive" and any(
+        not isinstance(site, Site) or site.budget is not None or site.log is not None for site in members
+    ):
         raise InputError(
-            "bounds", "'adaptive' with sites elsewhere or under a privacy budget", "Use bounds='certified'."
+            "bounds", "'adaptive' with sites elsewhere, under a privacy budget or with a log", "Use bounds='certified'."
         )
     if any(site.budget is not None for site in members):
         check_private(dynamics, few_rounds, prior_at if prior is not None else "coordinator")

@@ -418,7 +418,7 @@ class Sampler:
 
     def _privacy(self) -> dict[str, Any] | None:
         if self.guarded is not None:
-            return self.guarded.privacy
+            return self.guarded.privacy or None
         return None if self.watch is None else self.watch.privacy()
 
     def _reference_rounds(self, site: Site) -> int:

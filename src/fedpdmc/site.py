@@ -62,6 +62,10 @@ class Site:
         The site's own secret randomness. In process None derives it from the run's seed and the site's name.
     budget : Budget, optional
         The site's privacy budget: the site then counts what it reveals, and stops before its limit.
+    log : callable, optional
+        In process, ``log(plan, arrival)`` is called with every plan that the site is sent and with its arrival, all that
+        passes between it and the coordinator, as NumPy arrays. Rounds are then made one by one, which is slower. Sites on a
+        network keep a log on disk.
 
     Attributes
     ----------
@@ -81,6 +85,7 @@ class Site:
         data: Any = None,
         seed: int | None = None,
         budget: Budget | None = None,
+        log: Callable[[Plan, Arrival], None] | None = None,
     ):
         if not isinstance(name, str) or not name:
             raise InputError("Site(name)", repr(name), "Give a non-empty string.")
@@ -98,6 +103,8 @@ class Site:
             )
         if budget is not None and not isinstance(budget, Budget):
             raise InputError("Site(budget)", repr(budget), "Give a fedpdmc.Budget, or None.")
+        if log is not None and not callable(log):
+            raise InputError("Site(log)", repr(log), "Give a function of a plan and an arrival, or None.")
         if seed is not None and (
             isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
         ):
@@ -111,6 +118,7 @@ class Site:
         self.name = name
         self.seed = seed
         self.budget: Budget | None = budget
+        self.log = log
         self.model = None if isinstance(potential, Potential) else _model(potential, data, budget)
         self._potential: Potential | None = None
         if isinstance(potential, Potential):

@@ -1,7 +1,8 @@
-"""Marginal 1-Wasserstein distances of runs to a reference sample, beside the least that such runs can have."""
+"""How runs compare with a reference sample: their distances beside the least that such runs can have, and their means."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from numpy import ndarray
+from scipy.stats import t as student_t
 
 import fedpdmc as fp
 from fedpdmc.experiments.study import COLOURS, GREY, axes_of, log_sites
@@ -22,6 +24,8 @@ REPEATS = 8
 LEVELS = np.linspace(0.02, 0.98, 25)
 # Relative deviation from the floor that the uncertainty of the effective sizes alone can make.
 TOLERANCE = 0.1
+# Chance that the means of exact runs are called biased.
+FALSE_ALARM = 1e-3
 
 
 class Exact:
@@ -31,6 +35,9 @@ class Exact:
         half, dim = len(draws) // 2, draws.shape[-1]
         self.reference, self.pool = draws[:half].reshape(-1, dim), draws[half:].reshape(-1, dim)
         self.sd: Float[ndarray, " d"] = draws.reshape(-1, dim).std(0)
+        self.mean: Float[ndarray, " d"] = draws.mean((0, 1))
+        # Chains are independent: the spread of their means is the error of the whole.
+        self.error: Float[ndarray, " d"] = draws.mean(1).std(0, ddof=1) / np.sqrt(len(draws))
         self._quantiles = [_quantiles(column) for column in self.reference.T]
 
     def starts(self, count: int) -> Float[ndarray, "count d"]:
@@ -62,28 +69,36 @@ def effective_size(runs: Float[ndarray, "runs n"], reference: Float[ndarray, " k
     """How many independent draws estimate the distribution function as well as one run does.
 
     The expected distance to the truth is about ``√(2/π) ∫ sd(F_run(x)) dx``, and ``sd = √(F(1−F)/n)`` for n independent
-    draws: n is chosen so that the integrals agree. The spread between runs gives ``sd``, since runs are independent. The
-    effective size for the mean is another: straight paths overshoot, and estimate some functions better than others.
+    draws: n is chosen so that the integrals agree. The spread between runs gives ``sd``, since runs are independent; with
+    few runs it is on average too small, for normal errors by ``c_4 = √(2/(R−1)) Γ(R/2)/Γ((R−1)/2)``. The effective size for
+    the mean is another: straight paths overshoot, and estimate some functions better than others.
     """
     points = np.quantile(reference, LEVELS)
     functions = np.stack([np.searchsorted(np.sort(run), points, side="right") / len(run) for run in runs])
     width = np.gradient(points)
     ideal = np.sum(width * np.sqrt(LEVELS * (1 - LEVELS)))
-    return float((ideal / np.sum(width * functions.std(0, ddof=1))) ** 2)
+    count = len(runs)
+    shrunk = math.sqrt(2 / (count - 1)) * math.exp(math.lgamma(count / 2) - math.lgamma((count - 1) / 2))
+    return float((ideal / np.sum(width * functions.std(0, ddof=1) / shrunk)) ** 2)
 
 
 def measure(post: fp.Posterior, exact: Exact, seed: int, **labels: Any) -> list[dict[str, Any]]:
-    """A row for each run (a chain is a run: chains are independent) and parameter: distance, floor, effective size."""
+    """A row for each run (a chain is a run: chains are independent) and parameter: distance, floor, effective size, mean."""
     paths = post.draws(min(DRAWS, post.most_draws))
     size = np.array([effective_size(paths[..., i], exact.reference[:, i]) for i in range(paths.shape[-1])])
     rows = []
     for run, draws in enumerate(paths):
-        columns = zip(post.names, exact.distances(draws.T), exact.floor(size, seed + run), size, strict=True)
-        for name, distance, floor, n in columns:
-            rows.append(
-                labels
-                | {"run": run, "parameter": name, "distance": float(distance), "floor": float(floor), "ess": float(n)}
-            )
+        columns = {
+            "distance": exact.distances(draws.T),
+            "floor": exact.floor(size, seed + run),
+            "ess": size,
+            "mean": draws.mean(0),
+            "hmc_mean": exact.mean,
+            "hmc_error": exact.error,
+        }
+        for k, name in enumerate(post.names):
+            found = {key: float(column[k]) for key, column in columns.items()}
+            rows.append(labels | {"run": run, "parameter": name} | found)
     return rows
 
 
@@ -105,6 +120,38 @@ def ratio(rows: list[dict[str, Any]]) -> Ratio:
     distance = np.array([np.mean([row["distance"] for row in rows if row["run"] == run]) for run in runs])
     floor = np.mean([row["floor"] for row in rows])
     return Ratio(float(distance.mean() / floor), float(distance.std(ddof=1) / np.sqrt(len(runs)) / floor))
+
+
+class Bias(NamedTuple):
+    """The largest deviation of a pooled mean from HMC's, in standard errors, and what chance allows."""
+
+    z: float
+    limit: float
+
+    @property
+    def none_seen(self) -> bool:
+        """Whether chance explains it."""
+        return self.z <= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.z:.1f} standard errors (chance allows {self.limit:.1f})"
+
+
+def bias(rows: list[dict[str, Any]], *keys: str) -> Bias:
+    """Means pooled over runs against HMC's, for every parameter and group of rows.
+
+    ``z = (mean of the runs' means − HMC mean) / √(s²/R + HMC's error²)`` with s the spread between the R runs. A bias that
+    is small beside the error of one run, and hardly moves its distance, is ``√R`` times as large beside this one.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["parameter"], *(row[key] for key in keys)), []).append(row)
+    z, runs = [], 2
+    for own in groups.values():
+        means, runs = np.array([row["mean"] for row in own]), len(own)
+        error = np.hypot(means.std(ddof=1) / np.sqrt(runs), own[0]["hmc_error"])
+        z.append(abs(means.mean() - own[0]["hmc_mean"]) / error)
+    return Bias(float(max(z)), float(student_t.isf(FALSE_ALARM / 2 / len(z), runs - 1)))
 
 
 def by(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:

@@ -1,82 +1,128 @@
 """What someone who listens to the messages of one site learns of it, with and without a prior that is redistributed.
 
-The listener sees the plans that a site gets and its arrivals. Flips of coordinate i come at rate ``(v_i g_i)_+`` with ``g``
-the gradient of what the site walks with, so the rate seen at ``v_i = 1`` less that at ``v_i = −1`` is ``g_i`` itself.
+The listener hears the plans that the site is sent and its arrivals, in a federation of several sites. Where the next plan
+starts tells how much of the last one was kept, and there the process is in stationarity, ``v`` independent of ``x``. This
+site flips coordinate i at rate ``(v_i g_i)_+`` with ``g`` the gradient of what it walks with, so the rate seen at
+``v_i = 1`` less that at ``v_i = −1`` is ``g_i`` itself.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 import fedpdmc as fp
+from fedpdmc.experiments.problems import Regression
 
 # Where a path is looked at, to count the time that it spends in each bin.
-LOOKS = 24
+LOOKS = 4
 
 
 class Overheard(NamedTuple):
-    """Plans and arrivals of one site: straight paths, cut at the arrival or at the horizon."""
+    """Plans of one site as far as they were kept, in the order in which they were sent.
+
+    Attributes
+    ----------
+    start, velocity : (n, d)
+    length : (n,)
+        How long the plan was kept.
+    flipped : (n,)
+        The coordinate that the site's arrival flipped there, −1 if the plan ended otherwise.
+    share : (n,)
+        The site's part of the prior, which the plan says; zero without redistribution.
+    """
 
     start: Float[ndarray, "n d"]
     velocity: Float[ndarray, "n d"]
     length: Float[ndarray, " n"]
-    flipped: ndarray
-
-    @classmethod
-    def joined(cls, parts: list[Overheard]) -> Overheard:
-        """One after the other."""
-        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    flipped: Int[ndarray, " n"]
+    share: Float[ndarray, " n"]
 
     def first(self, count: int) -> Overheard:
         """The first so many of them."""
         return Overheard(*(column[:count] for column in self))
 
+    def looks(self, i: int) -> Float[ndarray, "n looks"]:
+        """Coordinate i at moments equally spaced along each path."""
+        moments = (np.arange(LOOKS) + 0.5) / LOOKS * self.length[:, None]
+        return self.start[:, i, None] + self.velocity[:, i, None] * moments
 
-def listen(site: fp.Site, starts: Float[ndarray, "n d"], horizon: float, share: float, seed: int) -> Overheard:
-    """The site's first arrival from each starting point, while it holds this share of a standard normal prior.
 
-    The site is made a federation of its own for it: what its first arrival is does not depend on others.
-    """
-    chains, dim = starts.shape
-    prior = fp.models.normal_prior(dim, scale=float(1 / np.sqrt(share))) if share > 0 else None
-    post = fp.sample(
-        [site], prior, prior_at="sites", dynamics=fp.ZigZag(), chains=chains, duration=horizon, burn_in=0.0, init=starts,
-        seed=seed, progress=False,
+def listen(
+    problem: Regression, sites: int, prior: Any, starts: Float[ndarray, "c d"], duration: float, seed: int
+) -> Overheard:
+    """The first site's messages while all of them sample with the Zig-Zag from these points on."""
+    heard = []
+    members = problem.sites(sites)
+    members[0] = fp.Site(members[0].potential, name=members[0].name, log=lambda *messages: heard.append(messages))
+    fp.sample(
+        members, prior, dynamics=fp.ZigZag(), chains=len(starts), duration=duration, burn_in=0.0, init=starts, seed=seed,
+        progress=False,
     )  # fmt: skip
-    path = post.skeleton
-    here = path.offsets[:-1]
-    rang = np.diff(path.offsets) > 1
-    after = np.where(rang, here + 1, here)
-    flipped = np.where(rang, np.argmax(path.v[after] != path.v[here], 1), -1)
-    return Overheard(path.a[here], path.v[here], np.where(rang, path.t[after] - path.begin, horizon), flipped)
+    return Overheard(*(np.concatenate(column) for column in zip(*_kept(heard), strict=True)))
+
+
+def _kept(heard: list) -> list[Overheard]:
+    """Each round's plans up to where the next ones start; of the last round, which has no next, nothing."""
+    rounds = []
+    for (plan, arrival), (after, _) in zip(heard, heard[1:], strict=False):
+        velocity = plan.velocity[:, 0]
+        length = (velocity * (after.start - plan.start)).mean(1)
+        # A finished chain is sent plans of no length.
+        going = plan.duration[:, 0] > 0
+        won = arrival.rang & (arrival.time <= length * (1 + 1e-9))
+        share = np.zeros(len(length)) if plan.share is None else plan.share
+        columns = (plan.start, velocity, length, np.where(won, arrival.mark, -1), share)
+        rounds.append(Overheard(*(column[going] for column in columns)))
+    return rounds
 
 
 class Profile(NamedTuple):
-    """An estimate of ``E(∂_i U | x_i)`` in bins of ``x_i``, and what each bin weighs."""
+    """An estimate of ``E(∂_i U | x_i)`` in bins of ``x_i``, its standard error, and what each bin weighs."""
 
     centers: Float[ndarray, " b"]
     slope: Float[ndarray, " b"]
+    error: Float[ndarray, " b"]
     weight: Float[ndarray, " b"]
+
+    def less(self, part: Float[ndarray, " b"]) -> Profile:
+        """With what is known to be the prior's taken off."""
+        return self._replace(slope=self.slope - part)
+
+    def distance(self, truth: Float[ndarray, " b"]) -> float:
+        """Root mean squared error over that of knowing nothing."""
+        return float(np.sqrt(self.weight @ (self.slope - truth) ** 2) / np.sqrt(self.weight @ truth**2))
+
+    def misfit(self, truth: Float[ndarray, " b"]) -> float:
+        """Root mean square of the errors in units of their standard errors: about one for a listener who is not misled."""
+        return float(np.sqrt(np.mean(((self.slope - truth) / self.error) ** 2)))
 
 
 def estimate(heard: Overheard, i: int, edges: Float[ndarray, " b1"]) -> Profile:
     """From flips of coordinate i and the time that paths spend in each bin, by the sign of ``v_i``."""
-    moments = (np.arange(LOOKS) + 0.5) / LOOKS * heard.length[:, None]
-    x = heard.start[:, i, None] + heard.velocity[:, i, None] * moments
-    rang = heard.flipped == i
+    x, rang = heard.looks(i), heard.flipped == i
     ends = heard.start[rang, i] + heard.velocity[rang, i] * heard.length[rang]
-    rates, time = [], 0.0
+    rates, variance, time = [], 0.0, 0.0
     for sign in (1.0, -1.0):
         own = heard.velocity[:, i] == sign
-        spent = np.histogram(x[own], edges, weights=np.repeat(heard.length[own] / LOOKS, LOOKS).reshape(-1, LOOKS))[0]
+        spent = np.histogram(x[own], edges, weights=_weights(heard.length[own]))[0]
         events = np.histogram(ends[heard.velocity[rang, i] == sign], edges)[0]
         rates.append(events / np.maximum(spent, 1e-12))
+        variance = variance + np.maximum(events, 1) / np.maximum(spent, 1e-12) ** 2
         time = time + spent
-    return Profile((edges[1:] + edges[:-1]) / 2, rates[0] - rates[1], time / np.sum(time))
+    return Profile((edges[1:] + edges[:-1]) / 2, rates[0] - rates[1], np.sqrt(variance), time / np.sum(time))
+
+
+def prior_part(
+    heard: Overheard, share: float | Float[ndarray, " n"], i: int, edges: Float[ndarray, " b1"]
+) -> Float[ndarray, " b"]:
+    """Mean of ``α x_i`` in each bin, the slope of a part α of the standard normal prior, for given parts."""
+    x, weights = heard.looks(i), _weights(heard.length)
+    parts = np.broadcast_to(np.asarray(share), heard.length.shape)[:, None] * x
+    return np.histogram(x, edges, weights=weights * parts)[0] / np.histogram(x, edges, weights=weights)[0]
 
 
 def average(
@@ -87,6 +133,5 @@ def average(
     return total / np.maximum(count, 1)
 
 
-def error(found: Profile, truth: Float[ndarray, " b"]) -> float:
-    """Root mean squared error of a profile over that of knowing nothing."""
-    return float(np.sqrt(found.weight @ (found.slope - truth) ** 2) / np.sqrt(found.weight @ truth**2))
+def _weights(length: Float[ndarray, " n"]) -> Float[ndarray, "n looks"]:
+    return np.repeat(length / LOOKS, LOOKS).reshape(-1, LOOKS)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedpdmc as fp
-from fedpdmc.experiments.study import COLOURS, DARK, GREY, Study, Verdict, axes_of, log_sites
+from fedpdmc.experiments.study import COLOURS, DARK, GREY, Study, Verdict, axes_of, log_sites, log_values
 
 SEED, TRUTH = 61, 0.5
 # Standard errors within which the mean rate must lie of its expectation.
@@ -89,7 +89,7 @@ def draw_rates(table: list[dict[str, Any]]) -> Figure:
         fmt="o", color=COLOURS[0], capsize=3, label="runs: mean ± 2 standard errors",
     )  # fmt: skip
     log_sites(axes, [row["sites"] for row in table])
-    axes.set_yscale("log")
+    log_values(axes)
     axes.legend(frameon=False, fontsize=9)
     return figure
 
@@ -106,7 +106,7 @@ def draw_efficiency(table: list[dict[str, Any]]) -> Figure:
         error = [2 * row[f"{key}_error"] for row in table]
         axes.errorbar(m, [row[key] for row in table], error, marker="o", color=colour, capsize=3, label=label)
     log_sites(axes, m)
-    axes.set_yscale("log")
+    log_values(axes)
     axes.legend(frameon=False, fontsize=9)
     return figure
 

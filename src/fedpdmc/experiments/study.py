@@ -65,6 +65,8 @@ class Study:
     def figure(self, name: str, figure: Figure) -> None:
         """Write a figure as PNG and SVG."""
         figure.savefig(self.out / f"{name}.png", dpi=DPI)
+        # The layout has been found: it need not be sought again.
+        figure.set_layout_engine("none")
         # Without the date the file is the same for the same numbers.
         figure.savefig(self.out / f"{name}.svg", metadata={"Date": None})
 
@@ -86,3 +88,15 @@ def log_sites(axes, sites: Iterable[int]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(list(sites), [str(m) for m in sites])
     axes.set_xticks([], minor=True)
+
+
+def log_values(axes) -> None:
+    """A logarithmic axis of values, its ticks written as plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+
+
+def line_of(values: Iterable[Any]) -> str:
+    """Values one after the other."""
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

@@ -1,10 +1,12 @@
-"""Sites with privacy budgets in this process: every reply goes through the site's own ledger."""
+"""Sites in this process that are asked one message at a time: replies go through ledgers, or are written down."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.federation.base import Federation
@@ -12,9 +14,11 @@ from fedpdmc.federation.local import LocalFederation
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.private import PrivateSite, Terms
 
+Log = Callable[[Plan, Arrival], None]
+
 
 class GuardedFederation(Federation):
-    """Private sites, and the plain ones beside them, asked one message after the other.
+    """Private sites, those that keep a log, and the plain ones beside them, asked one message after the other.
 
     Parameters
     ----------
@@ -24,10 +28,18 @@ class GuardedFederation(Federation):
         Those with a budget, by name.
     plain : LocalFederation or None
         The others.
+    logs : mapping of callables, optional
+        Of those that keep one, by name: told every plan that the site is sent, and its arrival.
     """
 
-    def __init__(self, names: Sequence[str], guards: Mapping[str, PrivateSite], plain: LocalFederation | None):
-        self._names, self.guards, self.plain = tuple(names), dict(guards), plain
+    def __init__(
+        self,
+        names: Sequence[str],
+        guards: Mapping[str, PrivateSite],
+        plain: LocalFederation | None,
+        logs: Mapping[str, Log] | None = None,
+    ):
+        self._names, self.guards, self.plain, self.logs = tuple(names), dict(guards), plain, dict(logs or {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,9 +72,19 @@ class GuardedFederation(Federation):
         for name, guard in self.guards.items():
             own = plan[name]
             arrivals[name] = None if own is None else guard.answer(own)
+        for name, log in self.logs.items():
+            own, arrival = plan[name], arrivals[name]
+            if own is not None and arrival is not None:
+                log(*jax.tree.map(np.asarray, (own, _marked(arrival))))
         return [arrivals[name] for name in self._names]
 
     @property
     def privacy(self) -> dict[str, Any]:
         """What each site with a budget has granted and revealed."""
         return {name: guard.report() for name, guard in self.guards.items()}
+
+
+def _marked(arrival: Arrival) -> Arrival:
+    """With -1 for the mark of a chain that did not ring."""
+    rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
+    return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))
