@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedpdmc.experiments.distances import Exact, effective_size, measure, ratio
+from fedpdmc.experiments.distances import Exact, bias, effective_size, measure, ratio
 
 RUNS, DRAWS, EACH = 20, 600, 4
 
@@ -39,6 +39,24 @@ def test_exact_runs_lie_on_the_floor(exact):
 def test_runs_that_are_off_do_not(exact, shift, stretch):
     found = ratio(measure(posterior(paths(np.random.default_rng(5), shift, stretch)), exact, seed=6))
     assert not found.on_the_floor and found.value > 1.2
+
+
+def test_pooled_means_show_a_bias_that_the_floor_does_not(exact):
+    fair, shifted = (measure(posterior(paths(np.random.default_rng(8), shift)), exact, seed=9) for shift in (0.0, 0.08))
+    assert ratio(shifted).on_the_floor
+    assert bias(fair).none_seen and not bias(shifted).none_seen
+
+
+def test_chance_is_called_a_bias_as_rarely_as_it_says(exact):
+    z = [
+        bias([
+            {"parameter": "x", "run": run, "mean": mean, "hmc_mean": 0.0, "hmc_error": 0.0}
+            for run, mean in enumerate(np.random.default_rng(seed).normal(size=RUNS))
+        ])
+        for seed in range(1000)
+    ]  # fmt: skip
+    assert np.mean([not one.none_seen for one in z]) < 0.001 + 4 * np.sqrt(0.001 / 1000)
+    assert np.mean([one.z > 2.093 for one in z]) == pytest.approx(0.05, abs=0.028)
 
 
 def test_the_distance_is_the_one_of_scipy(exact):

@@ -27,6 +27,20 @@ def test_the_least_excess_gives_the_delta_back(epsilon, delta, k):
     assert one_arrival_delta(epsilon, k, 0.99 * rho) > delta
 
 
+@pytest.mark.parametrize("k", [0.01, 0.7, 3.0])
+def test_the_paper_s_condition_is_enough_for_every_sensitivity(k):
+    """``ρ ≥ K (1 + log(1/δ))/ε``, K below one too. The proof needs ``log(1 + ε/(1 + log(1/δ))) < log(1 + ε)``, as meant;
+    without the first logarithm, as printed, it is false.
+    """
+    for epsilon in (0.1, 1.0, 4.0):
+        for delta in (1e-6, 1e-2):
+            rho = k * (1 + math.log(1 / delta)) / epsilon
+            assert one_arrival_delta(epsilon, k, rho) <= delta
+            inside = epsilon / (1 + math.log(1 / delta))
+            assert math.log1p(k / rho) <= math.log1p(inside) * (1 + 1e-12) < math.log1p(epsilon) < epsilon
+    assert not 1 + inside < math.log1p(0.1)
+
+
 def worst_log_ratio(rates, other, horizon):
     """Largest |log ratio| of (time, index) and silence for two vectors of constant rates."""
     drift = abs(rates.sum() - other.sum())

@@ -106,3 +106,25 @@ def test_the_variance_of_the_slope_has_the_second_derivative():
     first, second, information = -p, -p * (1 - p), p * (1 - p)
     assert n * second**2 / information == pytest.approx(exact, rel=1e-3)
     assert n * first**2 / information > 20 * exact
+
+
+def test_the_paper_s_order_of_the_switching_rate_needs_its_own_variance():
+    """Appendix B: ``E λ_fed ≤ E λ_can + σ_0 √(NM)`` with σ_0 the standard deviation of ``t(y)``, here ``y/α²``: ``1/α``.
+
+    Section 6.1 puts ``σ_0 = αd``, which is ``d/α`` at α = 1 only; at α = ¼ its order is far below the rate.
+    """
+    alpha, n, sites, dim = 0.25, 48, 12, 3
+    rng = np.random.default_rng(11)
+    y = rng.normal(0.5, alpha, (5_000, sites, n // sites, dim))
+    x = y.mean((1, 2)) + rng.normal(size=(len(y), dim)) * alpha / np.sqrt(n)
+    slopes = (x[:, None] * (n // sites) - y.sum(2)) / alpha**2
+    federated = np.maximum(slopes, 0).sum((1, 2))
+    pooled = np.maximum(slopes.sum(1), 0).sum(1)
+    error = federated.std() / np.sqrt(len(y))
+    assert abs(federated.mean() - dim * np.sqrt(n * sites / (2 * np.pi)) / alpha) < 4 * error
+    assert federated.mean() < pooled.mean() + dim / alpha * np.sqrt(n * sites)
+    assert federated.mean() > 1.5 * (pooled.mean() + alpha * dim * np.sqrt(n * sites))
+    # Z_m = (n_m/N) Σ t − Σ_m t has variance σ_0² n_m (N − n_m)/N.
+    z = (y.sum((1, 2))[:, None] / sites - y.sum(2)) / alpha**2
+    m = n // sites
+    assert z.var() == pytest.approx(m * (n - m) / n / alpha**2, rel=4 * np.sqrt(2 / z.size))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 import fedpdmc as fp
-from fedpdmc.experiments.distances import Exact, Ratio, bias, measure, ratio
+from fedpdmc.experiments.distances import Exact, Ratio, bias, by, measure, ratio
 from fedpdmc.experiments.hmc import hmc
 from fedpdmc.experiments.study import COLOURS, DARK, GREY, Study, Verdict, axes_of
 
@@ -127,18 +127,31 @@ def draw_graph(found: Grid) -> Figure:
     return figure
 
 
-def draw_marginals(post: fp.Posterior, draws: Float[ndarray, "chains n d"], found: Grid) -> Figure:
+def marginals(post: fp.Posterior, draws: Float[ndarray, "chains n d"], found: Grid) -> list[dict[str, Any]]:
+    """Densities of every cell in bins, under both."""
+    sample, rows = post.draws(min(2000, post.most_draws)), []
+    for k in range(found.side**2):
+        least, most = np.quantile(draws[..., k], [0.0005, 0.9995])
+        edges = np.linspace(least, most, 41)
+        both = [np.histogram(one[..., k], edges, density=True)[0] for one in (sample, draws)]
+        owner = next(m for m, block in enumerate(found.blocks) if k in block)
+        for low, high, ours, theirs in zip(edges, edges[1:], *both, strict=False):
+            rows.append(
+                {"cell": k, "site": owner, "from": float(low), "to": float(high), "density": float(ours),
+                 "hmc_density": float(theirs)}
+            )  # fmt: skip
+    return rows
+
+
+def draw_marginals(rows: list[dict[str, Any]], side: int) -> Figure:
     """Histograms of every cell: HMC filled, the federated run as a line."""
     figure = Figure(figsize=(8.4, 7.2), layout="constrained")
-    sample = post.draws(min(2000, post.most_draws))
-    for k in range(found.side**2):
-        axes = figure.add_subplot(found.side, found.side, k + 1)
-        low, high = np.quantile(draws[..., k], [0.0005, 0.9995])
-        edges = np.linspace(low, high, 41).tolist()
-        axes.hist(draws[..., k].ravel(), edges, density=True, color=GREY)
-        owner = next(m for m, block in enumerate(found.blocks) if k in block)
-        axes.hist(sample[..., k].ravel(), edges, density=True, histtype="step", color=COLOURS[owner], linewidth=1.5)
-        axes.set_title(f"cell {k}, site {owner}", fontsize=8, color=DARK)
+    for k, own in by(rows, "cell").items():
+        axes = figure.add_subplot(side, side, k + 1)
+        edges = [*(row["from"] for row in own), own[-1]["to"]]
+        axes.stairs([row["hmc_density"] for row in own], edges, fill=True, color=GREY)
+        axes.stairs([row["density"] for row in own], edges, color=COLOURS[own[0]["site"]], linewidth=1.5)
+        axes.set_title(f"cell {k}, site {own[0]['site']}", fontsize=8, color=DARK)
         axes.set_yticks([])
         axes.tick_params(labelsize=7, colors=DARK)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -208,7 +221,9 @@ def run(study: Study) -> Verdict:
 
     def small_figures(post, draws, found, cells):
         study.figure("cox-graph", draw_graph(found))
-        study.figure("cox-marginals", draw_marginals(post, draws, found))
+        rows = marginals(post, draws, found)
+        study.table("cox-marginals", rows)
+        study.figure("cox-marginals", draw_marginals(rows, found.side))
 
     def large_figures(post, draws, found, cells):
         study.figure("cox-large", draw_large(cells, large.side))

@@ -146,11 +146,12 @@ def bias(rows: list[dict[str, Any]], *keys: str) -> Bias:
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["parameter"], *(row[key] for key in keys)), []).append(row)
-    z, runs = [], 2
+    z = []
     for own in groups.values():
-        means, runs = np.array([row["mean"] for row in own]), len(own)
-        error = np.hypot(means.std(ddof=1) / np.sqrt(runs), own[0]["hmc_error"])
+        means = np.array([row["mean"] for row in own])
+        error = np.hypot(means.std(ddof=1) / np.sqrt(len(means)), own[0]["hmc_error"])
         z.append(abs(means.mean() - own[0]["hmc_mean"]) / error)
+    runs = min(len(own) for own in groups.values())
     return Bias(float(max(z)), float(student_t.isf(FALSE_ALARM / 2 / len(z), runs - 1)))
 
 

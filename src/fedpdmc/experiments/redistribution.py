@@ -97,7 +97,7 @@ def draw_listener(heard: Listening, found: dict[str, Profile], learning: list[di
 
 def eavesdrop(study: Study, problem: Regression) -> list[dict[str, Any]]:
     """The second figure, and the listeners' errors by the number of plans."""
-    heard = overhear(problem, size(study).hmc_draws, *((6000, 1.0) if study.quick else (4000, 4.0)))
+    heard = overhear(problem, size(study).hmc_draws, *((4000, 1.0) if study.quick else (4000, 4.0)))
     most, learning, found = min(len(heard.plain.length), len(heard.mixed.length)), [], {}
     for count in np.unique(np.geomspace(most / 100, most, 7).astype(int)):
         found = heard.profiles(int(count))
@@ -107,6 +107,14 @@ def eavesdrop(study: Study, problem: Regression) -> list[dict[str, Any]]:
                  "misfit": profile.misfit(heard.truth)}
             )  # fmt: skip
     study.table("redistribution-listener", learning)
+    study.table("redistribution-profile", [
+        {"listener": name, "from": float(low), "to": float(high), "truth": float(truth), "slope": float(slope),
+         "error": float(error)}
+        for name, profile in found.items()
+        for low, high, truth, slope, error in zip(
+            heard.edges, heard.edges[1:], heard.truth, profile.slope, profile.error, strict=False
+        )
+    ])  # fmt: skip
     study.figure("redistribution-listener", draw_listener(heard, found, learning))
     return learning
 
