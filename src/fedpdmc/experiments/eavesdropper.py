@@ -8,6 +8,7 @@ site flips coordinate i at rate ``(v_i g_i)_+`` with ``g`` the gradient of what 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,9 @@ LOOKS = 4
 
 
 class Overheard(NamedTuple):
-    """Plans of one site as far as they were kept, in the order in which they were sent.
+    """Plans of one site as far as they were kept, chain after chain.
+
+    Every chain runs to the same process time: the first so many rounds of all of them would be a biased piece.
 
     Attributes
     ----------
@@ -62,12 +65,13 @@ def listen(
         members, prior, dynamics=fp.ZigZag(), chains=len(starts), duration=duration, burn_in=0.0, init=starts, seed=seed,
         progress=False,
     )  # fmt: skip
-    return Overheard(*(np.concatenate(column) for column in zip(*_kept(heard), strict=True)))
+    rounds, chains = zip(*_kept(heard), strict=True)
+    order = np.argsort(np.concatenate(chains), kind="stable")
+    return Overheard(*(np.concatenate(column)[order] for column in zip(*rounds, strict=True)))
 
 
-def _kept(heard: list) -> list[Overheard]:
-    """Each round's plans up to where the next ones start; of the last round, which has no next, nothing."""
-    rounds = []
+def _kept(heard: list) -> Iterator[tuple[Overheard, Int[ndarray, " n"]]]:
+    """Each round's plans up to where the next ones start, with their chains; of the last round, without a next, nothing."""
     for (plan, arrival), (after, _) in zip(heard, heard[1:], strict=False):
         velocity = plan.velocity[:, 0]
         length = (velocity * (after.start - plan.start)).mean(1)
@@ -76,8 +80,7 @@ def _kept(heard: list) -> list[Overheard]:
         won = arrival.rang & (arrival.time <= length * (1 + 1e-9))
         share = np.zeros(len(length)) if plan.share is None else plan.share
         columns = (plan.start, velocity, length, np.where(won, arrival.mark, -1), share)
-        rounds.append(Overheard(*(column[going] for column in columns)))
-    return rounds
+        yield Overheard(*(column[going] for column in columns)), np.flatnonzero(going)
 
 
 class Profile(NamedTuple):
