@@ -8,7 +8,7 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo paper test test-long lint format bench soak figures clean
+.PHONY: help install demo paper paper-page test test-long lint format bench soak figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint       ruff, pyright, import-linter"
 	@echo "make format     let ruff rewrite what lint would complain about"
 	@echo "make paper      the paper's figures made anew, in fedpdmc-paper/ (up to 45 minutes)"
+	@echo "make paper-page  its figures and tables put into docs/paper.md"
 	@echo "make bench      speed and rounds against peers"
 	@echo "make soak       50,000 rounds over gRPC, the memory of every party plotted in fedpdmc-soak/"
 	@echo "make figures    the plots of docs/figures from the last benchmark"
@@ -71,6 +72,9 @@ bench: install $(RIVAL_STAMP) $(BENCH_STAMP)
 # About ten minutes: the resident size of every party over 50,000 rounds.
 soak: install
 	$(BIN)/python -m benchmarks.soak fedpdmc-soak
+
+paper-page: install
+	$(BIN)/python -m benchmarks.paper_page
 
 figures: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.figures

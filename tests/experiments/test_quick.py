@@ -6,6 +6,7 @@ from itertools import groupby
 
 import numpy as np
 import pytest
+from benchmarks.paper_page import PAGE, filled
 from rich.console import Console
 
 from fedpdmc.experiments import NAMES, logistic, reproduce
@@ -34,6 +35,8 @@ def run(name, out):
     (verdict,) = reproduce(name, out, quick=True, console=Console(quiet=True))
     assert verdict.holds, str(verdict)
     assert verdict.name == name and str(verdict).startswith(f"{name}: holds: ")
+    (row,) = [row for row in table(out, "verdicts") if row["name"] == name]
+    assert row["line"] == verdict.line and row["holds"] == "True" and row["processor_seconds"] > 0
     return verdict
 
 
@@ -192,6 +195,16 @@ def test_cox(out):
     distances([row for row in rows if row["side"] == 4], "side")
     found = ratio([row for row in rows if row["side"] == 6])
     assert found.on_the_floor and found.error < 0.2, found
+
+
+def test_the_page_on_the_paper_takes_these_numbers(out):
+    """The last test of the file: by now the folder has what every experiment left."""
+    page = PAGE.read_text(encoding="utf-8")
+    new, missing = filled(page, out)
+    if (out / "verdicts.csv").exists() and len(table(out, "verdicts")) == len(NAMES):
+        assert missing == []
+        assert new.count("- `cox`: ") == 1 and "| unequal priors |" in new and new != page
+    assert filled(new, out) == (new, missing)
 
 
 def test_every_experiment_has_a_test():

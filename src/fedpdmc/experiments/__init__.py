@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,14 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from fedpdmc.experiments.study import Study
+    from fedpdmc.experiments.study import Study, record
 
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         for one in NAMES if name == "all" else (name,):
             module = importlib.import_module(f"fedpdmc.experiments.{one.replace('-', '_')}")
-            yield module.run(Study(out, quick, progress))
+            processor, wall = time.process_time(), time.perf_counter()
+            verdict = module.run(Study(out, quick, progress))
+            record(out, verdict, time.process_time() - processor, time.perf_counter() - wall)
+            yield verdict

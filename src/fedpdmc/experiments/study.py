@@ -71,6 +71,22 @@ class Study:
         figure.savefig(self.out / f"{name}.svg", metadata={"Date": None})
 
 
+def record(out: Path, verdict: Verdict, processor: float, wall: float) -> None:
+    """Write a verdict, and the seconds that it took, to ``verdicts.csv`` in the place of an earlier one of its name."""
+    path, rows = out / "verdicts.csv", {}
+    if path.exists():
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = {row["name"]: row for row in csv.DictReader(file)}
+    rows[verdict.name] = {
+        "name": verdict.name, "holds": verdict.holds, "processor_seconds": f"{processor:.1f}", "seconds": f"{wall:.1f}",
+        "line": verdict.line,
+    }  # fmt: skip
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[verdict.name]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows.values())
+
+
 def axes_of(figure: Figure, *place: int, title: str, x: str, y: str):
     """Axes in the house style."""
     axes = figure.add_subplot(*place)
