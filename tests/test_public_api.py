@@ -36,6 +36,21 @@ def test_another_name_is_an_attribute_error():
         _ = fp.smaple
 
 
-def test_import_does_not_import_jax():
-    code = "import sys, fedpdmc; assert 'jax' not in sys.modules, 'jax'; fedpdmc.ZigZag; assert 'jax' in sys.modules"
+# What only an extra installs.
+OPTIONAL = (
+    "blackjax", "cryptography", "dp_accounting", "flwr", "formulaic", "grpc", "numpyro", "pandas", "polars", "psycopg",
+)  # fmt: skip
+
+
+def test_import_does_not_import_jax_and_every_name_needs_no_extra():
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys({OPTIONAL})
+import fedpdmc
+assert "jax" not in sys.modules
+for name in fedpdmc.__all__:
+    getattr(fedpdmc, name)
+assert "jax" in sys.modules
+import fedpdmc.experiments.redistribution, fedpdmc.experiments.cox, fedpdmc.experiments.dynamics
+"""
     subprocess.run([sys.executable, "-c", code], check=True)

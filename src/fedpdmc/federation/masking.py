@@ -5,7 +5,8 @@ sends ``u_i + Σ_{j>i} s_ij − Σ_{j<i} s_ji``. Each stream is added once and t
 that of the ``u_i``, exactly. Short of one message, what is there is uniformly distributed: a partial sum tells nothing.
 
 The secrets come from X25519 keys that the coordinator passes on. Each is signed with its site's key of the study, so that
-the coordinator cannot put its own in their place.
+the coordinator cannot put its own in their place. `cryptography` is imported where it is used: who samples in one process
+need not have it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedpdmc.errors import FedPDMCError
 
@@ -89,6 +86,9 @@ def statement(run: bytes, study: bytes, site: str, public: bytes) -> bytes:
 
 def new_secret() -> bytes:
     """A secret X25519 key."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
     return X25519PrivateKey.generate().private_bytes(
         serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
     )
@@ -96,6 +96,8 @@ def new_secret() -> bytes:
 
 def public_of(secret: bytes) -> bytes:
     """The public key of a secret one."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
@@ -104,6 +106,8 @@ def pair_keys(secret: bytes, own: str, run: bytes, publics: dict[str, bytes]) ->
 
     Raises ValueError for a public key of low order, with which a secret would be known to all.
     """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
     private, keys = X25519PrivateKey.from_private_bytes(secret), {}
     for other in sorted(publics):
         if other != own:
@@ -124,9 +128,14 @@ def mask(values: np.ndarray, own: str, keys: dict[str, bytes], request: bytes) -
 
 
 def _derived(secret: bytes, info: bytes) -> bytes:
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 def _stream(key: bytes, length: int) -> bytes:
     """ChaCha20's key stream; every key is used for one stream only, so that the nonce may be zero."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
     return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(length))
