@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
+from tests.study.contracts import POLICY
 
 import fedpdmc as fp
+from fedpdmc.connection import join
 from fedpdmc.errors import NotFinite
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.rounds import Rounds
+from fedpdmc.keys import read_credentials
 from fedpdmc.method import choose
 from fedpdmc.plan import Plan
 from fedpdmc.precision import double_precision
@@ -66,7 +69,34 @@ def streams(folder, tmp_path):
         yield opened(connection, method(folder))
 
 
-@pytest.fixture(params=[local, direct, streams], ids=lambda kind: kind.__name__)
+@contextlib.contextmanager
+def flower(folder, tmp_path):
+    """Through Flower's messages; a SuperLink and SuperNodes carry them in `test_flower`."""
+    pytest.importorskip("flwr")
+    from tests.federation.grids import GridHere
+
+    from fedpdmc.federation.flower import GridTransport
+
+    nodes = {
+        index: {
+            "name": name, "study": str(folder.path / "study.toml"), "data": str(folder.data[name]), "seed": SITE_SEED,
+            "policy": str(folder.path / "policy.toml"), "keys": str(folder.keys(name)), "store": str(tmp_path / name),
+        }
+        for index, name in enumerate(folder.study.sites, 1)
+    }  # fmt: skip
+    own = read_credentials(folder.keys("coordinator"))
+
+    def transport(study, run, seed):
+        return GridTransport(GridHere(nodes), study, run, own)
+
+    with join(folder.study, transport, store=None, seed=SEED) as connection:
+        yield opened(connection, method(folder))
+
+
+KINDS = [local, direct, streams, flower]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
 def federation(request, folder, tmp_path):
     with request.param(folder, tmp_path) as federation:
         yield federation
@@ -109,11 +139,12 @@ COUNTS = (
 )
 
 
-@pytest.mark.parametrize("kind", [local, direct, streams], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_fault_names_the_site_and_the_chain(kind, tmp_path):
     folder = Folder(tmp_path / "study", COUNTS)
     for path in folder.data.values():
         path.write_text("falls,age\n" + "".join(f"{k % 3},{30 + 5 * k}\n" for k in range(8)))
+    (folder.path / "policy.toml").write_text(POLICY.replace('"logistic"', '"poisson"'))
     with kind(folder, tmp_path) as federation, jax.enable_x64(True), pytest.raises(NotFinite) as error:
         federation.exchange(plan(dim=2, scale=1e4))
     assert error.value.site in federation.names and 0 <= error.value.chain < 4

@@ -145,7 +145,7 @@ class _Array:
     def __init__(self, dtype: str, *ranks: int):
         self.dtype, self.ranks = np.dtype(dtype), ranks
 
-    def write(self, value: Any) -> list[bytes]:
+    def write(self, value: Any) -> list[bytes | memoryview]:
         array = np.ascontiguousarray(value, dtype=self.dtype)
         if array.ndim not in self.ranks:
             raise WireError("message", f"an array of rank {array.ndim}")

@@ -64,14 +64,15 @@ class GridTransport(Transport):
         strangers: set[int] = set()
         while missing := [name for name in self.names if name not in self._nodes]:
             fresh = set(self.grid.get_node_ids()) - set(self._nodes.values()) - strangers
-            for node, (name, data) in self._send(dict.fromkeys(fresh, b"")).items():
+            answers = self._send(dict.fromkeys(fresh, b""))
+            for node, (name, data) in answers.items():
                 if self._is_member(name, data):
                     self._nodes[str(name)] = node
                     logger.info("site %s has joined", name)
                 else:
                     strangers.add(node)
                     logger.warning("node %d is not taken for a site of this study", node)
-            if not fresh:
+            if not answers:
                 logger.info("waiting for %s", ", ".join(missing))
                 time.sleep(PAUSE)
 
