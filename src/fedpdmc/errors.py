@@ -100,6 +100,13 @@ class Refused(FedPDMCError):
         super().__init__(f"site {site!r} refused (code {code}). {remedy}")
 
 
+class LimitReached(Refused):
+    """A site has answered all that the contract allows, in rounds or in observed time."""
+
+    def __init__(self, site: str, code: str):
+        super().__init__(site, code, "The contract's limits are used up: going on takes a new contract.")
+
+
 class PrivacyError(FedPDMCError):
     """A site refuses because answering would break, or could break, its privacy guarantee."""
 

@@ -15,7 +15,7 @@ from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.distance import USUAL_YIELD, Distance
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.errors import BudgetSpent, InputError
+from fedpdmc.errors import BudgetSpent, InputError, LimitReached
 from fedpdmc.federation.base import message_bytes
 from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
@@ -286,10 +286,11 @@ class Sampler:
                     following._advance(following.run.time + float(duration), display)
                 else:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
-            except (KeyboardInterrupt, BudgetSpent) as stopped:
+            except (KeyboardInterrupt, BudgetSpent, LimitReached) as stopped:
                 if following.run.time <= max(self.run.time, 0.0):
                     raise
-                why = "A privacy budget is spent" if isinstance(stopped, BudgetSpent) else "Interrupted"
+                reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
+                why = reasons.get(type(stopped), "Interrupted")
                 warnings.warn(
                     f"{why}: the unfinished block is dropped, and the posterior ends at process time "
                     f"{following.run.time:g}.",

@@ -429,3 +429,14 @@ def test_credentials_are_not_mixed_up(folder, tmp_path):
         serve(agent, "127.0.0.1:1", read_credentials(folder.keys("south")))
     agent.journal.close()
     assert isinstance(read_credentials(folder.keys("north")), Credentials)
+
+
+def test_at_a_limit_of_the_contract_the_posterior_ends_with_the_last_whole_block(folder, tmp_path):
+    """What has been drawn is not lost."""
+    contract = folder.contract.replace("observed_time = 1000.0", "observed_time = 200.0").replace(
+        "duration = 6.0", "ess = 2000"
+    )
+    small = Folder(tmp_path, contract)
+    with pytest.warns(UserWarning, match="A limit of the contract is reached: the unfinished block is dropped"):
+        post = small.in_process()
+    assert post.duration >= 10.0 - 1e-9

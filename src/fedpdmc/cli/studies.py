@@ -69,7 +69,7 @@ def check(path: Path, records: int) -> int:
     trial = try_study(study, records=records)
     console.print(f"dry run on {records} made-up records a site: {trial.posterior!r}", markup=False)
     console.print(
-        f"expected of the whole run: {trial.rounds:,} requests (limit {study.rounds:,}), observed process time "
+        f"expected of the whole run: {trial.rounds:,} requests (limit {study.rounds:,}), observed process time up to "
         f"{trial.observed_time:,.4g} (limit {study.observed_time:,.4g}), {trial.bytes_per_round:,} bytes a round and site"
     )
     if trial.rounds > study.rounds or trial.observed_time > study.observed_time:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, NotFinite, Refused, WireError
+from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
 from fedpdmc.federation import masking, wire
 from fedpdmc.federation.base import Federation
 from fedpdmc.plan import Arrival, Plan
@@ -21,6 +21,7 @@ from fedpdmc.standing import Standing
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
+LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT")
 # The name under which all sites together go where only sums are known; no site can have it.
 SUM = "/sum"
 # Rounds in which the sites agree on their masks.
@@ -224,7 +225,7 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
             raise BudgetSpent(
                 f"site {name!r}: the plan costs more than is left of its privacy budget (code BUDGET_SPENT)."
             )
-        raise Refused(name, message.code)
+        raise (LimitReached if message.code in LIMITS else Refused)(name, message.code)
     if not isinstance(message, kind):
         raise BadAnswer(name, f"{type(message).__name__} where {kind.__name__} was asked for")
     if (message.run, message.sequence, message.request) != asked:  # type: ignore[attr-defined]

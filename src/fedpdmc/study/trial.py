@@ -29,7 +29,7 @@ class Trial(NamedTuple):
     bytes_per_round : int
         Sent to and received from each site.
     observed_time : float
-        Process time, summed over chains, that the whole run is expected to show of a site.
+        Process time, summed over chains, that the whole run is expected to show of a site at most.
     rounds : int
         Requests that the whole run is expected to make.
     """
@@ -94,6 +94,8 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
     return Trial(
         post,
         int(np.max(post.bytes / (post.messages / 2))),
-        study.chains * (burn_in + length),
+        # Of an arrival that loses, what came after the winner has been seen too: with long plans that makes a factor of
+        # the number of sites.
+        len(study.sites) * study.chains * (burn_in + length),
         int(np.ceil(post.rounds * scale)) + 1,
     )
