@@ -60,8 +60,10 @@ class Keeper:
         )
 
     def status(self) -> str:
-        """How the sites are."""
-        return self.connection.transport.status()
+        """How the sites are, and what is spent of their privacy budgets."""
+        spent = [f"{name} {100 * share:.3g} %" for name, (_, share) in self.connection.federation.used.items()]
+        words = [self.connection.transport.status(), *(["privacy spent: " + ", ".join(spent)] if spent else [])]
+        return "; ".join(words)
 
     def privacy(self) -> dict[str, Any] | None:
         """The account of every site, as it has told it; None without a budget."""

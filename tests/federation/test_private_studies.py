@@ -7,6 +7,7 @@ from tests.study.contracts import POLICY, write_csv
 
 import fedpdmc as fp
 from fedpdmc.audit import NO_SECRET, replay
+from fedpdmc.campaign import Keeper
 from fedpdmc.errors import InputError
 from fedpdmc.federation import wire
 from fedpdmc.federation.journal import Kind, read_log
@@ -108,6 +109,7 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
         post = fp.sample(connection, progress=False)
         told = {one.name: one.remaining for one in connection.federation.terms}
         kept = {name: agent._private.terms.remaining for name, agent in agents.items()}
+        assert "; privacy spent: north " in Keeper(connection).status()
         reports = {name: agent._private.report() for name, agent in agents.items()}
     assert told == kept and all(value > 0 for value in told.values())
     assert same_bits(post, expected)
