@@ -64,7 +64,9 @@ def messages(chains: int, sequence: int, run: bytes):
     velocity = np.where(rng.random((chains, 1, 2)) < 0.5, -1.0, 1.0)
     start = 0.3 * rng.normal(size=(chains, 2))
     plan = wire.encode(
-        wire.Plans(run, sequence, np.full(chains, sequence), start, np.full((chains, 1), 0.05), velocity)
+        wire.Plans(
+            run, sequence, np.full(chains, sequence), start, np.full((chains, 1), 0.05), velocity, np.arange(chains)
+        )
     )
     rang = np.zeros(chains, bool)
     answer = wire.Arrivals(
@@ -211,7 +213,7 @@ def ours(sites: int, chains: int, keys: Path, folder: Path, answer: bool) -> Con
         transport.ask([Request.of(drawn)] * sites)
 
     def whole():
-        number = np.full(chains, federation.sequence)
+        number = np.full(chains, federation.sequence[0])
         federation.exchange(Plan(number, drawn.start, drawn.duration, drawn.velocity))  # type: ignore[arg-type]
 
     return Contestant(whole if answer else carry, processes, transport.close)

@@ -10,6 +10,7 @@ from fedpdmc.checkpoint import Saved, pack_reference, pack_state, unpack_referen
 from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError
+from fedpdmc.federation import sparing
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteSite
 from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import Method, choose
@@ -17,6 +18,7 @@ from fedpdmc.posterior import Posterior
 from fedpdmc.private import Terms
 from fedpdmc.reference import laplace
 from fedpdmc.sampling import Goal, Sampler, usual_burn_in
+from fedpdmc.site import local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.standing import Standing, account_report
 
@@ -46,7 +48,7 @@ class Keeper:
                 "study": connection.study.digest.hex(),
                 "run": connection.run.hex(),
                 "seed": connection.seed,
-                "sequence": connection.federation.sequence,
+                "sequence": connection.federation.sequence.tolist(),
                 "rounds": run.rounds,
                 "keep": sampler.keep,
                 "terms": connection.federation.terms,
@@ -69,14 +71,15 @@ class Keeper:
         """The account of every site, as it has told it; None without a budget."""
         connection = self.connection
         study, federation = connection.study, connection.federation
-        if (budget := study.budget()) is None:
-            return None
+        budgets = {name: study.budget(site=name) for name in federation.standings}
         # How the data set is called in its ledger is the site's own affair.
         where = {"dataset": None, "study": study.name, "run": connection.run.hex()}
-        return {
-            name: account_report(standing, budget, study.dynamics(), *federation.used[name]) | where
-            for name, standing in federation.standings.items()
+        told = {
+            name: account_report(federation.standings[name], budget, study.dynamics(), *federation.used[name]) | where
+            for name, budget in budgets.items()
+            if budget is not None
         }
+        return told or None
 
     def facts(self) -> dict[str, Any]:
         """Which study and run this is."""
@@ -98,12 +101,15 @@ def sample_study(
     if begun and saved and saved.facts["keep"] != keep:
         raise InputError("keep", repr(keep), f"The run in this store was begun with keep={saved.facts['keep']!r}.")
     method = _method(connection, saved if begun else None, keep)
-    keeper = Keeper(connection)
+    keeper, federation = Keeper(connection), connection.federation
+    federation.columns = [local_columns(site, method.opening(site)) for site in method.sites]
     burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
     if not begun:
         summed = study.derivatives == "summed"
-        control = [method.control.get(SUM if summed else name) for name in connection.federation.names]
-        connection.federation.open(method.reference, control, method.chains, method.segments, summed)
+        control = [method.control.get(SUM if summed else name) for name in federation.names]
+        # A site that is not always asked is sent the last velocity too, for what is not planned yet.
+        segments = method.segments + sparing.applies(federation.columns, method.coordinator())
+        federation.open(method.reference, control, method.chains, segments, summed)
     elif saved is not None:
         _restore_accounts(connection, saved)
     sampler = Sampler(method, burn_in, keep, keeper)
@@ -125,7 +131,10 @@ def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
     study, federation = connection.study, connection.federation
     budget = study.budget() if study.derivatives == "noisy" else None
     bounds = None if budget is None else budget.bounds
-    members = [RemoteSite(federation, index, len(study.names), bounds) for index in range(len(federation.names))]
+    members = [
+        RemoteSite(federation, index, len(study.names), bounds, study.coordinates(name))
+        for index, name in enumerate(federation.names)
+    ]
     reference: Any = "laplace" if study.reference == "laplace" else None
     if saved is not None:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
@@ -156,5 +165,5 @@ def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
     sampler.burn_in_events = saved.arrays["burn_in_events"]
     sampler.goal = Goal(*saved.facts["goal"])
     connection.checkpoint.fill(sampler.store)
-    connection.federation.sequence = int(saved.facts["sequence"])
+    connection.federation.sequence = np.asarray(saved.facts["sequence"], dtype=np.int64)
     connection.federation.bytes, connection.federation.passes = saved.arrays["bytes"], saved.arrays["passes"]

@@ -45,8 +45,9 @@ def plans(sequence=2, number=0, seed=0, **changes):
     rng = np.random.default_rng(seed)
     velocity = np.where(rng.random((CHAINS, 1, DIM)) < 0.5, -1.0, 1.0)
     message = wire.Plans(
-        RUN, sequence, np.full(CHAINS, number), rng.normal(size=(CHAINS, DIM)), np.full((CHAINS, 1), 0.5), velocity
-    )
+        RUN, sequence, np.full(CHAINS, number), rng.normal(size=(CHAINS, DIM)), np.full((CHAINS, 1), 0.5), velocity,
+        np.arange(CHAINS),
+    )  # fmt: skip
     return wire.encode(dataclasses.replace(message, **changes))
 
 

@@ -19,6 +19,7 @@ from fedpdmc.method import choose
 from fedpdmc.plan import Plan
 from fedpdmc.precision import double_precision
 from fedpdmc.study import read_records
+from fedpdmc.study.trial import _of_site
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,88 @@ def _run(federation, chosen, interrupt_at):
     rounds.advance(3.0, blocks.append, tick)
     skeleton = blocks[-1].skeleton()
     return skeleton.t, skeleton.a, skeleton.v
+
+
+WARDS = (
+    ZIGZAG.replace("ill ~ drug + age", "ill ~ 0 + ward + age")
+    .replace("[prior]", 'ward = { type = "level", levels = ["A", "B"] }\n[prior]')
+    .replace("[limits]", '[coordinates]\nnorth = ["ward[A]", "age"]\nsouth = ["ward[B]", "age"]\n[limits]')
+)
+
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory):
+    """Each hospital has a ward of its own: the other's flips do not concern it."""
+    folder = Folder(tmp_path_factory.mktemp("wards"), WARDS)
+    for name, ward in (("north", "A"), ("south", "B")):
+        folder.data[name].write_text(folder.data[name].read_text().replace(",A\n", f",{ward}\n"))
+    return folder
+
+
+def test_only_the_sites_that_must_be_asked_get_a_message(wards, tmp_path):
+    """The same bits and the same messages in the compiled loop, by messages in this process, and over streams."""
+    study = wards.study
+    assert study.coordinates("south") == [1, 2]
+    sites = [
+        fp.Site(
+            study.potential(read_records(study, wards.data[name]), name), name=name, coordinates=study.coordinates(name),
+            seed=SITE_SEED,
+        )
+        for name in study.sites
+    ]  # fmt: skip
+    post = fp.sample(
+        sites, study.prior(), dynamics=study.dynamics(), chains=4, duration=6.0, burn_in=1.0, seed=SEED, progress=False
+    )
+    direct = wards.in_process()
+    agents = {name: wards.agent(name, tmp_path / name) for name in study.sites}
+    with wards.listening() as connection, wards.sites(connection, agents):
+        streamed = fp.sample(connection, progress=False)
+        last = [agent.journal.answers for agent in agents.values()]
+    assert same_bits(post, direct) and same_bits(direct, streamed)
+    for found in (direct, streamed):
+        np.testing.assert_array_equal(found.messages, post.messages)
+        assert found.rounds == post.rounds
+    assert np.all(post.messages < 2 * post.rounds)
+    # Two messages for each answer that a site has logged, but for the opening.
+    np.testing.assert_array_equal(streamed.messages, 2 * (np.asarray(last) - 1))
+    np.testing.assert_array_equal(streamed.bytes, direct.bytes)
+
+
+def test_a_run_that_asks_only_some_goes_on_after_a_crash_to_the_same_bits(wards, tmp_path):
+    whole, store = wards.in_process(duration=8.0), tmp_path / "store"
+    seeds = dict.fromkeys(wards.study.sites, SITE_SEED)
+
+    def connected():
+        return fp.connect(wards.study, data=wards.data, seed=SEED, site_seeds=seeds, store=store)
+
+    with connected() as connection:
+        ask, left = connection.transport.ask, iter(range(30))
+
+        def crash(requests):
+            if next(left, None) is None:
+                raise RuntimeError("pulled the plug")
+            return ask(requests)
+
+        connection.transport.ask = crash
+        with pytest.raises(RuntimeError, match="pulled the plug"):
+            fp.sample(connection, duration=8.0, progress=False)
+        assert len(set(connection.federation.sequence.tolist())) > 1
+    with connected() as connection:
+        resumed = fp.sample(connection, duration=8.0, progress=False)
+    assert same_bits(whole, resumed) and whole.rounds == resumed.rounds
+    np.testing.assert_array_equal(whole.messages, resumed.messages)
+    np.testing.assert_array_equal(whole.bytes, resumed.bytes)
+
+
+def test_a_dry_run_makes_records_of_the_sites_own_parameters(wards):
+    made = [_of_site(wards.study, name, 20, seed) for seed, name in enumerate(wards.study.sites)]
+    assert [set(frame["ward"]) for frame in made] == [{"A"}, {"B"}] and len(made[0]) == 20
+
+
+def test_records_that_the_contract_says_are_not_there_are_refused(wards):
+    records = read_records(wards.study, wards.data["north"])
+    with pytest.raises(fp.errors.InputError, match=r"row 1: found a record that depends on 'ward\[A\]'"):
+        wards.study.potential(records, "south")
 
 
 def test_the_compiled_loop_makes_the_same_bits(folder):

@@ -309,10 +309,11 @@ class Agent:
         if clock is None or keys is None:
             raise _No("NOT_OPEN")
         chains, segments, dim = self._shape
-        if message.velocity.shape != (chains, segments, dim):
+        chain, (rows, longest, own) = message.chain, message.velocity.shape
+        if not rows or chain[-1] >= chains or longest > segments or own != dim:
             raise _No("WRONG_SHAPE")
         # A number that was used is never used again: two plans under one draw would tell more than two arrivals.
-        if (message.number < self._next).any() or (message.number >= 2**31).any():
+        if (message.number < self._next[chain]).any() or (message.number >= 2**31).any():
             raise _No("PLAN_NUMBER_USED")
         if clock.dynamics.unit_speed:
             used = message.duration > 0
@@ -323,7 +324,7 @@ class Agent:
             raise _No("HORIZON_TOO_LONG")
         if self.observed_time >= most:
             raise _No("OBSERVED_TIME_SPENT")
-        plan = Plan(*(jnp.asarray(x) for x in (message.number, message.start, message.duration, message.velocity)))
+        plan = _whole(message, chains, segments)
         if self._private is not None:
             return self._privately(message, plan, asked)
         arrival, walk = _answer(clock, keys, plan)
@@ -333,25 +334,26 @@ class Agent:
             code = "BOUND_VIOLATED" if int(walk.fault[chain]) == VIOLATED else "NOT_FINITE"
             raise _No(code, chain + 1)
         horizon = message.duration.sum(-1)
-        if self.observed_time + np.minimum(arrival.time, horizon).sum() > most:
+        time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
+        if self.observed_time + np.minimum(time, horizon).sum() > most:
             raise _No("OBSERVED_TIME_SPENT")
         flips = clock.dynamics.flips
-        mark = np.asarray(arrival.mark)
         coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)
         passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
-        seen = (np.asarray(arrival.time), np.asarray(arrival.rang), coordinate, normal)
-        return wire.Arrivals(message.run, message.sequence, asked, *seen, passes=passes)
+        return wire.Arrivals(message.run, message.sequence, asked, time, rang, coordinate, normal, passes=passes)
 
     def _privately(self, message: wire.Plans, plan: Plan, asked: bytes) -> wire.Arrivals:
         """An arrival that the ledger has charged, and what the budget still covers."""
         assert self._private is not None
         with _charging():
             arrival = self._private.answer(plan, message.sequence)
-        seen = (np.asarray(arrival.time), np.asarray(arrival.rang), np.asarray(arrival.mark))
-        remaining, charged = self._private.terms.remaining, self._charged + self._private.seen(plan, seen[0])
+        found = (np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark))
+        time, rang, mark = (x[message.chain] for x in found)
+        remaining = self._private.terms.remaining
+        charged = self._charged + self._private.seen(plan, np.asarray(arrival.time))
         none = np.zeros((0, plan.start.shape[1]))
         account = (remaining, charged, self._private.spent)
-        return wire.Arrivals(message.run, message.sequence, asked, *seen, none, *account)
+        return wire.Arrivals(message.run, message.sequence, asked, time, rang, mark, none, *account)
 
     def _part(self, message: wire.Farewell, asked: bytes) -> bytes:
         """A farewell has no place in the sequence: the run may be taken up again after it."""
@@ -369,11 +371,11 @@ class Agent:
     def absorb(self, message: wire.Message, given: wire.Message) -> None:
         """What an answered request changes for those after it; the same live and from the log."""
         if isinstance(message, wire.Open):
-            self._shape = (message.chains, message.segments, message.center.shape[0])
             self._next = np.zeros(message.chains, dtype=np.int64)
             if self.site.budget is not None:
                 self._guard(message)
             self._clock = open_site(self.site, self._opening(message))
+            self._shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
         elif isinstance(message, wire.Agree) and self.party is not None:
             self.party.absorb(message)
@@ -382,5 +384,15 @@ class Agent:
         elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
             self.passes, self._charged = given.passes, given.observed
             horizon = message.duration.sum(-1)
-            self._next = np.where(horizon > 0, message.number + 1, self._next)
+            self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
             self.observed_time += float(np.minimum(given.time, horizon).sum())
+
+
+def _whole(message: wire.Plans, chains: int, segments: int) -> Plan:
+    """The plans with nothing for the chains that are not asked about, in the shapes that were opened."""
+    rows, longest, dim = message.velocity.shape
+    number, start = np.zeros(chains, dtype=np.int64), np.zeros((chains, dim))
+    duration, velocity = np.zeros((chains, segments)), np.zeros((chains, segments, dim))
+    number[message.chain], start[message.chain] = message.number, message.start
+    duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
+    return Plan(*(jnp.asarray(x) for x in (number, start, duration, velocity)))

@@ -44,6 +44,8 @@ class Federation(abc.ABC):
 
 def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
     """What one site is sent of a plan."""
+    if columns is None and plan.share is None:
+        return plan
     share = None if plan.share is None else plan.share[:, place]
     own = slice(None) if columns is None else columns
     return Plan(plan.number, plan.start[:, own], plan.duration, plan.velocity[..., own], share)

@@ -84,10 +84,11 @@ class GridTransport(Transport):
         good = isinstance(hello, wire.Hello) and hello.site == name and hello.study == self.study.digest
         return good and name in self.names and name not in self._nodes
 
-    def ask(self, requests: Sequence[Request]) -> list[bytes]:
+    def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
         """One round: what fails on its way is sent again as it was."""
         self.gather()
-        open_ = {self._nodes[name]: request.data for name, request in zip(self.names, requests, strict=True)}
+        pairs = zip(self.names, requests, strict=True)
+        open_ = {self._nodes[name]: request.data for name, request in pairs if request is not None}
         owner = {node: name for name, node in self._nodes.items()}
         answers: dict[str, bytes] = {}
         while open_:
@@ -99,7 +100,7 @@ class GridTransport(Transport):
                     logger.warning("an answer of node %d is not signed by %s", node, owner[node])
             if open_:
                 time.sleep(PAUSE)
-        return [answers[name] for name in self.names]
+        return [answers.get(name) for name in self.names]
 
     def _send(self, messages: dict[int, bytes]) -> dict[int, tuple[str | None, bytes]]:
         """Send to nodes; by node, who signed the reply, and the reply."""

@@ -70,10 +70,11 @@ def open_agent(
     terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests} | ({} if policy is None else policy.terms)
     if policy is not None and policy.total is not None:
         terms["granted"] = (study.epsilon, study.delta)
-    budget = study.budget(ledger, **terms)
+    budget = study.budget(ledger, name, **terms)
     # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
-    site = Site(study.potential(records), name=name, seed=own, budget=budget)
+    potential, coordinates = study.potential(records, name), study.coordinates(name)
+    site = Site(potential, name=name, coordinates=coordinates, seed=own, budget=budget)
     party = None
     if study.derivatives == "summed":
         pinned = None if policy is None else policy.certificates

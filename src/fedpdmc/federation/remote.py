@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import shutil
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class Transport(abc.ABC):
         """The sites' names, in the order of messages and answers."""
 
     @abc.abstractmethod
-    def ask(self, requests: Sequence[Request]) -> list[bytes]:
-        """Send ``requests[m].data`` to site m and wait for all answers."""
+    def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
+        """Send ``requests[m].data`` to site m and wait for all answers; a site whose request is None is not asked."""
 
     def status(self) -> str:
         """A few words on the sites."""
@@ -74,13 +74,19 @@ class RemoteFederation(Federation):
     transport : Transport
     run : bytes
         The run's id, 16 bytes.
-    sequence : int
-        Number of the last request that was answered; a run that is resumed goes on from there.
+
+    Attributes
+    ----------
+    sequence : (sites,)
+        Number of the last request that each site has answered; a run that is resumed goes on from there.
+    columns : list
+        The coordinates that each site is sent, None for all; set before the first plan.
     """
 
-    def __init__(self, transport: Transport, run: bytes, sequence: int = 0):
-        self.transport, self.run, self.sequence = transport, run, sequence
-        self.bytes = np.zeros(len(transport.names), dtype=np.int64)
+    def __init__(self, transport: Transport, run: bytes):
+        self.transport, self.run = transport, run
+        self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
+        self._columns: list[np.ndarray | None] = [None] * len(transport.names)
         self._point: np.ndarray | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
         self._agreed = False
@@ -112,8 +118,7 @@ class RemoteFederation(Federation):
     def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round; asked again, the same answers."""
         if self._point is None or not np.array_equal(self._point, x):
-            request = Request.of(wire.Derive(self.run, self.sequence + 1, x))
-            found = self._ask([request] * len(self.names), wire.Derivatives)
+            found = self._ask(self._all(wire.Derive, x), wire.Derivatives)
             for name, message in zip(self.names, found, strict=True):
                 if message.gradient.shape != x.shape:
                     raise BadAnswer(name, "derivatives of another number of parameters")
@@ -127,14 +132,12 @@ class RemoteFederation(Federation):
         The first time the sites agree on their masks, in two rounds. No sum is taken before every site has answered.
         """
         if not self._agreed:
-            requests = [Request.of(wire.Offer(self.run, self.sequence + 1))] * len(self.names)
+            requests = self._all(wire.Offer)
             offered = self.transport.ask(requests)
             self._take(offered, requests, wire.Offered)
-            request = Request.of(wire.Agree(self.run, self.sequence + 1, tuple(offered)))
-            self._ask([request] * len(self.names), wire.Opened)
+            self._ask(self._all(wire.Agree, tuple(offered)), wire.Opened)
             self._agreed = True
-        request = Request.of(wire.Derive(self.run, self.sequence + 1, x))
-        found = self._ask([request] * len(self.names), wire.Masked)
+        found = self._ask(self._all(wire.Derive, x), wire.Masked)
         for name, message in zip(self.names, found, strict=True):
             if message.words.shape != (2 * masking.size(len(x)),):
                 raise BadAnswer(name, "derivatives of another number of parameters")
@@ -153,7 +156,7 @@ class RemoteFederation(Federation):
         With ``own_control`` only the point is told: the site's control variate is its own Taylor polynomial there.
         """
         requests = []
-        for own in control:
+        for own, sequence in zip(control, self.sequence, strict=True):
             parts = (np.zeros((0, 0)), np.zeros(0), np.zeros(0))
             if own is not None and own_control:
                 parts = (*parts[:2], np.asarray(own.point))
@@ -161,7 +164,7 @@ class RemoteFederation(Federation):
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order = 0 if own is None else own.order
             center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
-            message = wire.Open(self.run, self.sequence + 1, chains, segments, center, scale, order, *parts)
+            message = wire.Open(self.run, int(sequence) + 1, chains, segments, center, scale, order, *parts)
             requests.append(Request.of(message))
         found = self._ask(requests, wire.Opened)
         dim = reference.dim
@@ -172,42 +175,70 @@ class RemoteFederation(Federation):
 
     @property
     def columns(self) -> list[np.ndarray | None]:
-        """Every site is sent all coordinates."""
-        return [None] * len(self.names)
+        """The coordinates that each site is sent."""
+        return self._columns
+
+    @columns.setter
+    def columns(self, columns: Sequence[np.ndarray | None]) -> None:
+        self._columns = list(columns)
 
     def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
-        """One round, of the same plan for every site."""
-        plan = plans[0]
-        assert plan is not None
-        number, start, duration, velocity = (
-            np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity)
-        )
-        request = Request.of(wire.Plans(self.run, self.sequence + 1, number, start, duration, velocity))
-        found = self._ask([request] * len(self.names), wire.Arrivals)
-        for name, message in zip(self.names, found, strict=True):
+        """One round: to each site the plans of the chains that it is asked about, and no message if there are none."""
+        made: dict[tuple[int, int], Request] = {}
+        requests: list[Request | None] = []
+        for plan, sequence in zip(plans, self.sequence, strict=True):
+            requests.append(None)
+            if plan is not None:
+                # Sites that are sent the same share the message.
+                key = id(plan), int(sequence) + 1
+                made[key] = made.get(key) or Request.of(_message(self.run, key[1], plan))
+                requests[-1] = made[key]
+        found = self._ask(requests, wire.Arrivals)
+        for place, (name, message) in enumerate(zip(self.names, found, strict=True)):
+            if message is None:
+                continue
+            self.passes[place] = message.passes
             if name in self._terms:
                 self._terms[name] = self._terms[name]._replace(remaining=max(message.remaining, 0.0))
                 self.used[name] = (message.observed, message.spent)
-        self.passes = np.asarray([message.passes for message in found], dtype=np.int64)
-        horizon, dim = duration.sum(-1), start.shape[1]
-        return [_arrival(name, message, horizon, dim) for name, message in zip(self.names, found, strict=True)]
+        answers = zip(self.names, found, plans, strict=True)
+        return [None if plan is None else _arrival(name, message, plan) for name, message, plan in answers]
 
     def farewell(self) -> None:
         """Tell every site that the run is over."""
-        self._ask([Request.of(wire.Farewell(self.run, self.sequence + 1))] * len(self.names), wire.Opened)
+        self._ask(self._all(wire.Farewell), wire.Opened)
         self.sequence -= 1
 
-    def _ask(self, requests: list[Request], kind: type) -> list:
+    def _all(self, kind: type, *content: Any) -> list[Request]:
+        """The same request to every site, each with its own number."""
+        made = {int(n): Request.of(kind(self.run, int(n) + 1, *content)) for n in np.unique(self.sequence)}
+        return [made[int(n)] for n in self.sequence]
+
+    def _ask(self, requests: Sequence[Request | None], kind: type) -> list:
         return self._take(self.transport.ask(requests), requests, kind)
 
-    def _take(self, answers: list[bytes], requests: list[Request], kind: type) -> list:
-        out = [
-            _checked(name, data, kind, (self.run, self.sequence + 1, request.digest))
-            for name, data, request in zip(self.names, answers, requests, strict=True)
-        ]
-        self.sequence += 1
-        self.bytes += [len(q.data) + len(a) for q, a in zip(requests, answers, strict=True)]
+    def _take(self, answers: Sequence[bytes | None], requests: Sequence[Request | None], kind: type) -> list:
+        """The answers of the sites that were asked, checked; nothing is counted unless all are good."""
+        out, size = [], []
+        for name, data, request, sequence in zip(self.names, answers, requests, self.sequence, strict=True):
+            if data is None or request is None:
+                out.append(None)
+                size.append(0)
+                continue
+            out.append(_checked(name, data, kind, (self.run, int(sequence) + 1, request.digest)))
+            size.append(len(request.data) + len(data))
+        self.sequence += np.asarray(size) > 0
+        self.bytes += np.asarray(size)
         return out
+
+
+def _message(run: bytes, sequence: int, plan: Plan) -> wire.Plans:
+    """The plans of the chains that are asked about, as long as the longest of them."""
+    number, start, duration, velocity = (np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity))
+    used = duration > 0
+    chain, longest = np.flatnonzero(used.any(1)), max(int(np.max(used * (1 + np.arange(used.shape[1])))), 1)
+    rows = number[chain], start[chain], duration[chain, :longest], velocity[chain, :longest]
+    return wire.Plans(run, sequence, *rows, chain)
 
 
 def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]):
@@ -233,12 +264,14 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
     return message
 
 
-def _arrival(name: str, message: wire.Arrivals, horizon: np.ndarray, dim: int) -> Arrival:
+def _arrival(name: str, message: wire.Arrivals, plan: Plan) -> Arrival:
     """An arrival whose times lie within the plan and whose marks are coordinates or unit normals."""
+    horizon, dim = np.asarray(plan.duration).sum(-1), plan.start.shape[1]
+    chain = np.flatnonzero(horizon > 0)
     rang = message.rang.astype(bool)
-    if rang.shape != horizon.shape:
+    if rang.shape != chain.shape:
         raise BadAnswer(name, "arrivals of another number of chains")
-    if (message.time > horizon * (1 + ROUNDING)).any():
+    if (message.time > horizon[chain] * (1 + ROUNDING)).any():
         raise BadAnswer(name, "an arrival after the end of the plan")
     if message.normal.shape[0]:
         if message.normal.shape[1] != dim:
@@ -251,8 +284,15 @@ def _arrival(name: str, message: wire.Arrivals, horizon: np.ndarray, dim: int) -
         if ((message.coordinate[rang] < 0) | (message.coordinate[rang] >= dim)).any():
             raise BadAnswer(name, "a mark that is no coordinate")
         mark = message.coordinate
-    # Left as they came: they are stacked with those of the other sites before JAX sees them.
-    return Arrival(message.time, rang, mark)  # type: ignore[arg-type]
+    # As they came, silence where nothing was asked: they are stacked with those of other sites before JAX sees them.
+    return Arrival(*(_spread(x, chain, len(horizon)) for x in (message.time, rang, mark)))  # type: ignore[arg-type]
+
+
+def _spread(rows: np.ndarray, chain: np.ndarray, chains: int) -> np.ndarray:
+    """Rows of some chains among zeros for the others."""
+    out = np.zeros((chains, *rows.shape[1:]), rows.dtype)
+    out[chain] = rows
+    return out
 
 
 class RemoteSite:
@@ -266,17 +306,28 @@ class RemoteSite:
     index : int or None
         The site's place in the federation; None: it stands for all sites, of which only the sum is known.
     dim : int
+        Number of parameters of the study.
     bounds : Bounds, optional
         Declared for its records, where its derivatives are noisy.
+    coordinates : array, optional
+        Which parameters its records depend on; None for all.
     """
 
-    coordinates = None
     budget = None
     # How many records a site has is its own affair.
     records = 0
 
-    def __init__(self, federation: RemoteFederation, index: int | None, dim: int, bounds: Bounds | None = None):
-        self.federation, self.index, self.dim, self.bounds = federation, index, dim, bounds
+    def __init__(
+        self,
+        federation: RemoteFederation,
+        index: int | None,
+        dim: int,
+        bounds: Bounds | None = None,
+        coordinates: Sequence[int] | None = None,
+    ):
+        self.federation, self.index, self.bounds = federation, index, bounds
+        self.coordinates = None if coordinates is None else np.asarray(coordinates)
+        self.dim = dim if coordinates is None else len(coordinates)
         self.name = SUM if index is None else federation.names[index]
 
     @property
@@ -312,7 +363,8 @@ class DirectTransport(Transport):
 
     def ask(self, requests):
         """One round, site by site."""
-        return [agent.answer(request.data) for agent, request in zip(self.agents, requests, strict=True)]
+        pairs = zip(self.agents, requests, strict=True)
+        return [None if request is None else agent.answer(request.data) for agent, request in pairs]
 
     def close(self):
         """Close the logs."""

@@ -163,15 +163,16 @@ class StreamTransport(Transport):
         """The sites' names."""
         return self.study.sites
 
-    def ask(self, requests: Sequence[Request]) -> list[bytes]:
-        """Send every site its request and wait, for as long as it takes, until all have answered."""
-        tickets = {name: self._desks[name].put(request) for name, request in zip(self.names, requests, strict=True)}
+    def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
+        """Send the sites their requests and wait, for as long as it takes, until all that were asked have answered."""
+        pairs = zip(self.names, requests, strict=True)
+        tickets = {name: self._desks[name].put(request) for name, request in pairs if request is not None}
         answers: dict[str, bytes] = {}
         while len(answers) < len(tickets):
             name, ticket, answer = self._done.get()
-            if tickets[name] == ticket:
+            if tickets.get(name) == ticket:
                 answers[name] = answer
-        return [answers[name] for name in self.names]
+        return [answers.get(name) for name in self.names]
 
     def status(self) -> str:
         """Each site with its last round trip, or for how long it has been away."""

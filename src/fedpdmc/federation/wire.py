@@ -156,7 +156,10 @@ class Opened(Message):
 
 @dataclass(frozen=True, eq=False)
 class Plans(Message):
-    """Coordinator → site: the plans of all chains of one round."""
+    """Coordinator → site: the plans of one round, of the chains that the site is asked about and no others.
+
+    Rows are of the chains in ``chain``, and have as many segments as the longest of them needs.
+    """
 
     run: bytes
     sequence: int
@@ -164,13 +167,16 @@ class Plans(Message):
     start: np.ndarray
     duration: np.ndarray
     velocity: np.ndarray
-    kind, codecs = 7, (RUN, WHOLE, INTEGERS, MATRIX, MATRIX, STACK)
+    chain: np.ndarray
+    kind, codecs = 7, (RUN, WHOLE, INTEGERS, MATRIX, MATRIX, STACK, INTEGERS)
 
     def check(self):
-        """Shapes (C,), (C, d), (C, S), (C, S, d); numbers and durations that are not negative."""
+        """Shapes (C,), (C, d), (C, S), (C, S, d), (C,); chains in order; numbers and durations that are not negative."""
         (chains, dim), segments = self.start.shape, self.duration.shape[1]
-        if self.number.shape != (chains,) or self.duration.shape[0] != chains:
+        if not self.number.shape == self.chain.shape == self.duration.shape[:1] == (chains,):
             raise WireError("plan", "arrays of different numbers of chains")
+        if (np.diff(self.chain, prepend=-1) <= 0).any():
+            raise WireError("chain", "chains that are not in rising order")
         if self.velocity.shape != (chains, segments, dim):
             raise WireError("velocity", f"shape {self.velocity.shape} for {(chains, segments, dim)}")
         if (self.number < 0).any():

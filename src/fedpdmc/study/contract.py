@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class Study:
         At how many points.
     observed_time : float
         The most process time, summed over chains, that a site lets be observed.
+    parameters : dict
+        Of the sites whose records depend on some parameters only, the names of those.
     """
 
     text: bytes
@@ -99,6 +101,7 @@ class Study:
     excess: float | None = None
     region: float | tuple[float, ...] | None = None
     release: float = 0.0
+    parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def digest(self) -> bytes:
@@ -123,7 +126,12 @@ class Study:
             return None
         return normal_prior(len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale))
 
-    def budget(self, ledger: str | Path | None = None, **terms: Any):
+    def coordinates(self, site: str) -> list[int] | None:
+        """The parameters that a site's records depend on, by their places; None for all."""
+        own = self.parameters.get(site)
+        return None if own is None else [self.names.index(name) for name in own]
+
+    def budget(self, ledger: str | Path | None = None, site: str | None = None, **terms: Any):
         """What a site grants to this study, its bounds from the declared columns; None without a privacy table.
 
         ``terms`` are the site's own, as `Budget` takes them: which data set it is, and what that grants to all studies.
@@ -134,11 +142,13 @@ class Study:
         if self.epsilon is None:
             return None
         response, offset = self.columns[self.design.response_name], self.options.get("offset")
+        own = None if site is None else self.coordinates(site)
+        own = slice(None) if own is None else own
         bounds = Bounds(
-            box=self.design.largest,
+            box=self.design.largest[own],
             outcome=None if response.type == "level" else response.range,
             offset=None if offset is None else self.columns[offset].range,
-            region=self.region,
+            region=tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region,
         )
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
@@ -150,15 +160,30 @@ class Study:
 
         return getattr(fedpdmc.dynamics, self.kind)(**self.rates)
 
-    def potential(self, records):
-        """The minus log likelihood of records that `read_records` has checked."""
+    def potential(self, records, site: str | None = None):
+        """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
         from fedpdmc import models
 
         X, y = self.design.matrix(records), self.design.response(records)
+        own = None if site is None else self.coordinates(site)
+        if own is not None:
+            X = self._own_columns(X, own)
         if self.family == "poisson":
             name = self.options.get("offset")
             return models.poisson(X, y, offset=None if name is None else np.asarray(records[name], float))
         return getattr(models, self.family)(X, y, **self.options)
+
+    def _own_columns(self, X: np.ndarray, own: list[int]) -> np.ndarray:
+        others = np.setdiff1d(np.arange(X.shape[1]), own)
+        bad = np.argwhere(X[:, others] != 0)
+        if bad.size:
+            row, column = (int(k) for k in bad[0])
+            raise InputError(
+                f"data, row {row + 1}",
+                f"a record that depends on {self.names[others[column]]!r}",
+                "The contract says that this site's records do not: correct the records or its [coordinates].",
+            )
+        return np.ascontiguousarray(X[:, own])
 
 
 def read_study(path: str | Path) -> Study:
@@ -180,6 +205,7 @@ def parse_study(text: bytes) -> Study:
     fields |= _run(top.table("run", None))
     fields |= _releases(top.table("releases"), top.table("limits"))
     fields |= _privacy(top)
+    fields["parameters"] = _parameters(top, sites)
     top.done()
     study = Study(**fields)
     _check_together(study)
@@ -289,9 +315,36 @@ def _privacy(top: Table) -> dict[str, Any]:
     return found
 
 
+def _parameters(top: Table, sites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The parameters of sites whose records do not depend on all of them."""
+    if "coordinates" not in top.values:
+        return {}
+    table = top.table("coordinates")
+    found = {site: table.texts(site) for site in sites if site in table.values}
+    table.done()
+    return found
+
+
+def _check_parameters(study: Study) -> None:
+    """Of sites that depend on some parameters only."""
+    for site, own in study.parameters.items():
+        if len(set(own)) != len(own) or not set(own) <= set(study.names):
+            raise InputError(
+                f"study.toml: coordinates: {site}", repr(list(own)), f"Name each once, among {', '.join(study.names)}."
+            )
+    if study.parameters and (study.kind not in ("ZigZag", "FactorisedBoomerang") or study.reference != "none"):
+        raise InputError(
+            "study.toml: coordinates",
+            f"{study.kind} with reference = {study.reference!r}",
+            "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or leave "
+            "the table out.",
+        )
+
+
 def _check_together(study: Study) -> None:
     """What one table says of another."""
     study.design.check_response(study.family)
+    _check_parameters(study)
     for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
         if isinstance(value, tuple) and len(value) != len(study.names):
             raise InputError(

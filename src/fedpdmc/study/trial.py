@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
+from fedpdmc.errors import InputError
 from fedpdmc.study.contract import Study
+from fedpdmc.study.records import read_records
 
 if TYPE_CHECKING:
     from fedpdmc.posterior import Posterior
 
 DURATION = 10.0
+# Records made up for each that a site of some parameters keeps.
+MOST_TRIED = 50
 # Of the made-up counts.
 MOST_COUNT = 50.0
 
@@ -67,6 +71,26 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
     return pl.DataFrame(frame)
 
 
+def _of_site(study: Study, site: str, records: int, seed: int) -> pl.DataFrame:
+    """Made-up records that depend on the site's own parameters only."""
+    own = study.coordinates(site)
+    if own is None:
+        return synthetic(study, records, seed)
+    drawn = synthetic(study, MOST_TRIED * records, seed)
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
+        path = Path(folder) / "records.parquet"
+        drawn.write_parquet(path)
+        others = np.delete(study.design.matrix(read_records(study, path)), own, axis=1)
+    found = drawn.filter(pl.Series(~others.any(1))).head(records)
+    if not len(found):
+        raise InputError(
+            f"study.toml: coordinates: {site}",
+            "parameters of which no records can be made up",
+            "Tell sites apart by the levels of a column.",
+        )
+    return found
+
+
 def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
     """Run a contract in process on made-up records, for a short time.
 
@@ -83,7 +107,7 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
         data = {}
         for k, name in enumerate(study.sites):
             data[name] = Path(folder) / f"{k}.parquet"
-            synthetic(study, records, seed + k).write_parquet(data[name])
+            _of_site(study, name, records, seed + k).write_parquet(data[name])
         with fedpdmc.connect(study, data=data, seed=seed, ledger=Path(folder) / "ledger.db") as connection:
             post = fedpdmc.sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
