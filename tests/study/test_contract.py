@@ -32,7 +32,7 @@ def test_a_contract_says_everything():
     [
         ("format = 1", "format = 2", "format"),
         ("[limits]", '[coordinates]\nnorth = ["age"]\n[limits]', "coordinates: found Boomerang"),
-        ("[limits]", '[coordinates]\nnorth = ["weight"]\n[limits]', "coordinates: north: found .*weight"),
+        ("[limits]", '[coordinates]\nnorth = ["weight"]\n[limits]', "coordinates: north: found ['weight']"),
         ("[limits]", '[coordinates]\neast = ["age"]\n[limits]', "coordinates: east"),
         ("[limits]\nrounds = 2000", "[limits]", "limits: rounds"),
         ("rounds = 2000", "round = 2000\nrounds = 2000", "limits: round"),

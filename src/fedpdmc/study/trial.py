@@ -81,7 +81,7 @@ def _of_site(study: Study, site: str, records: int, seed: int) -> pl.DataFrame:
         path = Path(folder) / "records.parquet"
         drawn.write_parquet(path)
         others = np.delete(study.design.matrix(read_records(study, path)), own, axis=1)
-    found = drawn.filter(pl.Series(~others.any(1))).head(records)
+    found = drawn.filter(pl.Series("own", np.asarray(~others.any(1)))).head(records)
     if not len(found):
         raise InputError(
             f"study.toml: coordinates: {site}",
