@@ -37,6 +37,17 @@ def test_the_default_says_when_the_reference_is_far_off(site):
             fp.sample([site()], WIDE, seed=1, progress=False)
 
 
+def test_a_poor_yield_in_a_given_time_is_said_when_it_shows():
+    """A run to a process time does not look at the effective sample size; whoever asks for it is told."""
+    post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), chains=4, duration=10.0, seed=1, progress=False)
+    sampler = post._sampler
+    assert sampler.distance is not None and not sampler.distance.told
+    sampler.judge(4 * 10 * 0.03)
+    with pytest.warns(UserWarning, match="a chain makes 0.01 effective samples per unit of process time"):
+        sampler.judge(4 * 10 * 0.01)
+    assert post.ess() and sampler.distance.told
+
+
 @SITES
 def test_what_it_names_does_better(site):
     post = fp.sample([site()], WIDE, dynamics=fp.ZigZag(), reference="laplace", seed=1, progress=False)

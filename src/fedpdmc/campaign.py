@@ -17,7 +17,8 @@ from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.private import Terms
 from fedpdmc.reference import laplace
-from fedpdmc.sampling import Goal, Sampler, usual_burn_in
+from fedpdmc.sampler import Goal, Sampler
+from fedpdmc.sampling import usual_burn_in
 from fedpdmc.site import local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.standing import Standing, account_report

@@ -20,7 +20,7 @@ from fedpdmc.skeleton import Skeleton
 from fedpdmc.store import SkeletonStore, Store
 
 if TYPE_CHECKING:
-    from fedpdmc.sampling import Sampler
+    from fedpdmc.sampler import Sampler
     from fedpdmc.variables import StoredVariables, Variables
 
 # Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
@@ -177,7 +177,10 @@ class Posterior:
 
     def ess(self) -> dict[str, float]:
         """Bulk effective sample size of every parameter and of the energy, over all chains."""
-        return self._diagnose("ess")
+        found = self._diagnose("ess")
+        if self._sampler is not None:
+            self._sampler.judge(min(found.values()))
+        return found
 
     def rhat(self) -> dict[str, float]:
         """Split, rank-normalised R-hat of every parameter and of the energy."""

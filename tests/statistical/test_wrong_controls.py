@@ -12,7 +12,7 @@ import fedpdmc as fp
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.reference import laplace
-from fedpdmc.sampling import Sampler
+from fedpdmc.sampler import Sampler
 
 SITES = 3
 POINT = np.array([0.8, -0.7])
