@@ -65,7 +65,17 @@ def run():
         for i, part in enumerate((y[:6], y[6:]))
     ]
     prior = fp.models.from_numpyro(scale_model, {"y": y[:6], "groups": 3}, part="prior")
-    return fp.sample(sites, prior, bounds="adaptive", chains=4, duration=10.0, seed=1, progress=False)
+    return fp.sample(
+        sites,
+        prior,
+        bounds="adaptive",
+        dynamics=fp.ZigZag(),
+        chains=4,
+        duration=10.0,
+        burn_in=1.0,
+        seed=1,
+        progress=False,
+    )
 
 
 def test_coordinates_have_names_and_variables_their_own_shapes(run, tmp_path):

@@ -74,9 +74,8 @@ def check(name, kind, batches):
     assert bent > 0.02 * batches * ANCHORS * TIMES
 
 
-@pytest.mark.parametrize(("name", "kind"), [("banana", "boomerang"), ("gaussian_process", "zigzag")])
-def test_bounds_lie_above_rates_at_ten_thousand_points(name, kind, double):
-    check(name, kind, 1)
+def test_bounds_lie_above_rates_at_ten_thousand_points(double):
+    check("banana", "boomerang", 1)
 
 
 @pytest.mark.long
