@@ -8,27 +8,23 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 # Pages whose examples need more than Python have a test of their own.
 APART = {"deploy.md"}
-# Every model of its own is compiled anew: by default only the first example of these.
+# Every model of a user's own is compiled anew, which takes a minute.
 LONG = {"models.md"}
 PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text(encoding="utf-8"))
 
 
-def run(page, count=None):
-    examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    exec(compile("\n".join(examples[:count]), page.name, "exec"), {})
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in APART | LONG], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=pytest.mark.long if page.name in LONG else [])
+        for page in PAGES
+        if page.name not in APART
+    ],
+)
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(page)
-
-
-@pytest.mark.parametrize("name", sorted(LONG))
-@pytest.mark.parametrize("count", [1, pytest.param(None, marks=pytest.mark.long)])
-def test_long_pages_run(name, count, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(DOCS / name, count)
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    exec(compile("\n".join(examples), page.name, "exec"), {})
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)

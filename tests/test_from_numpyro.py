@@ -12,6 +12,7 @@ from tests.zoo_numpyro import MODELS
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
+from fedpdmc.variables import coordinate_names, variables
 
 QUICK = ("weibull", "mixture")
 SLOW = pytest.mark.long
@@ -60,30 +61,19 @@ def scale_model(y, groups, label=None):
 @pytest.fixture(scope="module")
 def run():
     y = np.random.default_rng(3).normal(0.8, 1.5, 12)
-    sites = [
-        fp.Site(fp.models.from_numpyro(scale_model, {"y": part, "groups": 3, "label": "a"}), name=f"{i}")
-        for i, part in enumerate((y[:6], y[6:]))
-    ]
-    prior = fp.models.from_numpyro(scale_model, {"y": y[:6], "groups": 3}, part="prior")
+    model = fp.models.from_numpyro(scale_model, {"y": y, "groups": 3, "label": "a"}, part="joint")
     return fp.sample(
-        sites,
-        prior,
-        bounds="adaptive",
-        dynamics=fp.ZigZag(),
-        chains=4,
-        duration=10.0,
-        burn_in=1.0,
-        seed=1,
+        fp.Site(model, name="own"), bounds="adaptive", dynamics=fp.ZigZag(), chains=4, duration=10.0, burn_in=1.0, seed=1,
         progress=False,
-    )
+    )  # fmt: skip
 
 
 def test_coordinates_have_names_and_variables_their_own_shapes(run, tmp_path):
     assert run.names == ["tau_unconstrained", "share_unconstrained[0]", "share_unconstrained[1]"]
-    variables = run.variables(20)
-    assert variables["tau"].shape == (4, 20) and variables["share"].shape == (4, 20, 3)
-    np.testing.assert_allclose(np.log(variables["tau"]), run.draws(20)[..., 0], rtol=1e-12)
-    np.testing.assert_allclose(variables["share"].sum(-1), 1.0)
+    found = run.variables(20)
+    assert found["tau"].shape == (4, 20) and found["share"].shape == (4, 20, 3)
+    np.testing.assert_allclose(np.log(found["tau"]), run.draws(20)[..., 0], rtol=1e-12)
+    np.testing.assert_allclose(found["share"].sum(-1), 1.0)
     data = run.to_arviz(20)
     assert set(data.posterior.data_vars) == {"tau", "share"}
     assert set(data["unconstrained_posterior"].data_vars) == set(run.names)
@@ -105,8 +95,12 @@ def test_other_coordinates_are_variables_themselves():
         fp.Site(fp.models.from_numpyro(location, y, part="joint"), name="own", coordinates=[1]),
         fp.Site(fp.models.gaussian_mean(np.ones((3, 2))), name="other"),
     ]
-    post = fp.sample(sites, bounds="adaptive", dynamics=fp.ZigZag(), chains=4, duration=5.0, seed=1, progress=False)
-    assert post.names == ["x0", "mu"] and set(post.variables(8)) == {"x0", "mu"}
+    names = coordinate_names(sites, 2)
+    assert names == ["x0", "mu"]
+    draws = np.arange(12.0).reshape(2, 3, 2)
+    found = variables(sites, names).of(draws)
+    assert list(found) == ["mu", "x0"] and np.array_equal(found["mu"], draws[..., 1])
+    assert np.array_equal(found["x0"], draws[..., 0])
 
 
 def discrete(y):
