@@ -15,7 +15,7 @@ from fedpdmc.enclosures.smooth import FUNCTIONS, Smooth, falling
 
 pytestmark = pytest.mark.usefixtures("double")
 
-BOXES, POINTS = 100, 6
+BOXES, POINTS = 300, 6
 # Rounding that a wider box may have less of.
 ROUNDING = 1e-9
 TABLES = {"elementwise": ELEMENTWISE, "arrays": ARRAYS}
@@ -77,17 +77,18 @@ def paths(table, rotating):
 
 
 @pytest.mark.parametrize("table", ["elementwise", pytest.param("arrays", marks=pytest.mark.long)])
-@settings(max_examples=2, phases=[Phase.generate])
-@given(seed=st.integers(0, 2**31), width=st.sampled_from([1e-9, 1e-3, 0.1, 0.5, 1.0]))
-def test_intervals_hold_their_values_and_smaller_intervals(table, seed, width):
+@settings(max_examples=1, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**31))
+def test_intervals_hold_their_values_and_smaller_intervals(table, seed):
     rng = np.random.default_rng(seed)
+    width = rng.choice([1e-9, 1e-3, 0.1, 0.5, 1.0], (BOXES, 1))
     start = (1 - width) * rng.random((BOXES, 4))
     ends = start, start + width * rng.random((BOXES, 4))
     held = boxes(table)(ends, rng.random((BOXES, POINTS, 4)), 0.5 * rng.random((BOXES, 2, 4)))
     for name, (values, nested, finite) in held.items():
         assert np.all(values), name
         assert np.all(nested), name
-        assert width > 0.1 or np.mean(finite) > 0.7, name
+        assert np.mean(finite[width[:, 0] < 0.2]) > 0.7, name
 
 
 @pytest.mark.parametrize(
@@ -99,15 +100,16 @@ def test_intervals_hold_their_values_and_smaller_intervals(table, seed, width):
         pytest.param("arrays", True, id="arrays-rotation", marks=pytest.mark.long),
     ],
 )
-@settings(max_examples=2, phases=[Phase.generate])
-@given(seed=st.integers(0, 2**31), length=st.sampled_from([0.0, 1e-7, 1e-3, 0.1, 0.7]))
-def test_series_hold_the_values_along_a_path(table, rotating, seed, length):
+@settings(max_examples=1, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**31))
+def test_series_hold_the_values_along_a_path(table, rotating, seed):
     rng = np.random.default_rng(seed)
+    length = rng.choice([0.0, 1e-7, 1e-3, 0.1, 0.7], BOXES)
     h = length * (0.5 + rng.random(BOXES))
     held = paths(table, rotating)(rng.random((BOXES, 4)), rng.normal(size=(BOXES, 4)), h, rng.random((BOXES, POINTS)))
     for name, (values, finite) in held.items():
         assert np.all(values), name
-        assert length > 0.01 or np.mean(finite) > 0.8, name
+        assert np.mean(finite[length < 0.01]) > 0.8, name
 
 
 @pytest.mark.parametrize("wrong", ["range", "second"])
