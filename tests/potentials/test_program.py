@@ -144,6 +144,7 @@ def test_the_cell_depends_on_the_anchor_alone():
     np.testing.assert_array_equal(together.reach, turned.reach[::-1])
 
 
+@pytest.mark.long
 def test_sums_and_shares_of_the_prior_add_their_bounds():
     (program, built), dynamics = pair("logistic"), DYNAMICS["boomerang"]
     prior, (a, v) = taylor_quadratic(built, jnp.asarray(POINT), 2), states(0, CHAINS, DIM)

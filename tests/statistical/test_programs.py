@@ -23,10 +23,8 @@ def site(built):
     return fp.Site(Program(poisson, data, built.dim), name="site0")
 
 
-@pytest.mark.parametrize(
-    "dynamics",
-    [pytest.param(x, id=name, marks=() if name == "zigzag" else pytest.mark.long) for name, x in DYNAMICS.items()],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("dynamics", DYNAMICS.values(), ids=list(DYNAMICS))
 def test_arrivals_of_a_program_have_its_rate(dynamics):
     federation = target("poisson", 3)
     journey = outing(truth("poisson", 3), IDENTITY, dynamics, seed=41)
