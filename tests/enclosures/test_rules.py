@@ -79,7 +79,7 @@ def paths(table, rotating):
     return everything
 
 
-@pytest.mark.parametrize("table", ["elementwise", "usual", pytest.param("arrays", marks=pytest.mark.long)])
+@pytest.mark.parametrize("table", ["elementwise", pytest.param("arrays", marks=pytest.mark.long)])
 @settings(max_examples=1, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**31))
 def test_intervals_hold_their_values_and_smaller_intervals(table, seed):
