@@ -165,3 +165,17 @@ def test_a_rate_that_is_not_finite_is_a_fault():
     plan = Plan(jnp.zeros(1, int), jnp.full((1, 2), -0.5), jnp.full((1, 1), 1.0), -jnp.ones((1, 1, 2)))
     _, walk = eqx.filter_jit(answer)(clock, chain_keys(jax.random.key(0), 1), plan)
     assert walk.fault[0] == NOT_FINITE and not walk.rang[0]
+
+
+def test_a_cell_is_cut_where_a_longer_one_has_no_finite_bound():
+    """Where the scale underflows beside the noise the rate is flat, and far ahead ``exp`` overflows."""
+
+    def schools(x, data):
+        scale = jnp.sqrt(data["s"] ** 2 + jnp.exp(x[1]) ** 2)
+        return jnp.sum(0.5 * ((data["y"] - x[0]) / scale) ** 2 + jnp.log(scale))
+
+    program = Program(schools, {"y": jnp.asarray([28.0, 8.0]), "s": jnp.asarray([15.0, 10.0])}, 2)
+    a = jnp.stack([jnp.full(6, 5.0), jnp.asarray([-40.0, -20.0, -8.0, -2.0, 0.0, 4.0])], 1)
+    for sign in (1.0, -1.0):
+        bound = program.bound(False, True, a, sign * jnp.ones_like(a))
+        assert np.all(np.isfinite(bound.curve)) and np.all(bound.reach > 0)

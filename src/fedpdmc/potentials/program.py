@@ -235,12 +235,12 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
     With ``k`` the sum of the curves, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k here counts bends both ways, so
     that a cell on which all rates bend down is not taken for a sign to go further. Nothing but the anchor decides.
     """
-    longest = LONGEST if rotating else jnp.inf
+    longest = jnp.asarray(LONGEST if rotating else jnp.inf)
 
     def factor(state):
-        """How much longer the cell should be."""
-        _, bend, bound = state
-        length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), longest)
+        """How much longer the cell should be: never again as long as one without a finite bound."""
+        _, limit, bend, bound = state
+        length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), limit)
         ratio = jnp.where(bend == 0, 1.0, jnp.clip(length / bound.reach, 1 / STRIDE, STRIDE))
         return jnp.where(jnp.isfinite(bend), ratio, 1 / STRIDE)
 
@@ -249,7 +249,10 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
         return (state[0] < LOOKS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
 
     def again(state):
-        return state[0] + 1, *_look(program, rotating, a, v, state[2].reach * factor(state))
+        count, limit, bend, bound = state
+        limit = jnp.where(jnp.isfinite(bend), limit, jnp.minimum(limit, bound.reach / STRIDE))
+        return count + 1, limit, *_look(program, rotating, a, v, bound.reach * factor(state))
 
     first = jnp.minimum(EAGER * usual / _speed(rotating, a, v), longest)
-    return jax.lax.while_loop(misjudged, again, (jnp.asarray(1), *_look(program, rotating, a, v, first)))[2]
+    start = (jnp.asarray(1), longest, *_look(program, rotating, a, v, first))
+    return jax.lax.while_loop(misjudged, again, start)[3]
