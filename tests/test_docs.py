@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 # Pages whose examples need more than Python have a test of their own.
 APART = {"deploy.md"}
 # Every model of a user's own is compiled anew, which takes a minute.
-LONG = {"models.md"}
+LONG = {"models.md", "privacy.md"}
 PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text(encoding="utf-8"))
 
 

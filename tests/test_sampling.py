@@ -8,7 +8,7 @@ from tests.federation.rounds import method
 from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigzag_run
 
 import fedpdmc as fp
-from fedpdmc import run, sampling, skeleton
+from fedpdmc import run, sampler, skeleton
 from fedpdmc.errors import InputError
 
 RUN = {"dynamics": ZIGZAG, "burn_in": 1.0}
@@ -93,7 +93,7 @@ def test_a_run_in_two_parts_is_the_run_in_one_where_the_blocks_agree():
 
 
 def test_an_interrupt_drops_the_unfinished_block(monkeypatch):
-    monkeypatch.setattr(sampling, "PLANS_PER_BLOCK", 50)
+    monkeypatch.setattr(sampler, "PLANS_PER_BLOCK", 50)
     first = zigzag_run()
     whole = first.extend(duration=200.0, progress=False)
     interrupt(monkeypatch, after=100.0)
@@ -166,7 +166,7 @@ def test_ess_of_a_long_chain_can_pass_a_thousand():
 
 
 def test_more_ess_than_draws_are_kept_is_refused(monkeypatch):
-    monkeypatch.setattr(sampling, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(sampler, "MOST_BLOCKS", 1)
     with pytest.raises(InputError, match="ess"), warnings.catch_warnings(action="ignore"):
         short_run(dynamics=ZIGZAG, ess=4 * 4096 + 1.0, keep="draws")
 

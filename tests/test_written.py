@@ -123,6 +123,7 @@ def test_adaptive_bounds_need_sites_in_process_without_a_budget():
         fp.sample([site(), private], prior(), dynamics=fp.ZigZag(), bounds="adaptive", **SHORT)
 
 
+@pytest.mark.long
 def test_functions_priors_and_families_mix_in_one_federation():
     """A function at two sites, one with its coordinates swapped, a logistic site, and a prior that is a function."""
     first = {name: array[:4] for name, array in DATA.items()}

@@ -20,6 +20,7 @@ def contest(command):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_the_package_counts_its_rounds():
     report = contest("contestant_few_rounds.py --records 200 --dim 3 --sites 2 --chains 1 --duration 200")
     assert report["rounds"] > report["reference_rounds"] > 1

@@ -195,6 +195,7 @@ def wards(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_only_the_sites_that_must_be_asked_get_a_message(wards, tmp_path):
     """The same bits and the same messages in the compiled loop, by messages in this process, and over streams."""
     study = wards.study

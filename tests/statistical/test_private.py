@@ -51,6 +51,7 @@ def test_private_zigzag_is_exact(model, tmp_path):
     assert set(post.privacy) == {site.name for site in target(model, 3).sites()}
 
 
+@pytest.mark.long
 def test_private_boomerang_on_a_noisy_reference_is_exact(tmp_path):
     model = "logistic"
     # The control variates are off by a tenth of the curvature, and the draws are not.

@@ -53,7 +53,6 @@ def test_references_on_every_model(model, dynamics, diagonal):
 
 # Every day also the defaults, below: quadratic control with the Boomerang.
 EVERYDAY_CONTROLS = {
-    ("quadratic", "log_gaussian_cox", "factorised"),
     ("linear", "poisson", "bouncy"),
 }
 CONTROLS = [

@@ -68,6 +68,7 @@ def compared(make, ess, least_ess, **length):
     assert skew > 0.1
 
 
+@pytest.mark.long
 def test_a_site_without_events():
     compared(no_events, 2000, 1000, chains=32, warm_up=200, draws=300)
 
