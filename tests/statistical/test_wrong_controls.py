@@ -62,7 +62,6 @@ def with_controls(model, kind):
 
 
 EVERYDAY = {
-    ("elsewhere", "boomerang", "logistic", "quadratic"),
     ("noisy", "zigzag", "poisson", "quadratic"),
     ("other data", "bouncy", "poisson", "linear"),
 }

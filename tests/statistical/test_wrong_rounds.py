@@ -132,7 +132,7 @@ def test_sending_the_same_plan_again_passes():
     assert comparison.ess[:2].min() > 2000
 
 
-@pytest.mark.parametrize("wrong", [impatient, confused])
+@pytest.mark.parametrize("wrong", [pytest.param(impatient, marks=pytest.mark.long), confused])
 def test_planning_anew_within_a_round_is_caught(wrong):
     comparison = against_truth(looked_at(party(LINES), wrong))
     assert np.min(comparison.p) < ALPHA, str(comparison)
