@@ -179,3 +179,10 @@ def test_a_cell_is_cut_where_a_longer_one_has_no_finite_bound():
     for sign in (1.0, -1.0):
         bound = program.bound(False, True, a, sign * jnp.ones_like(a))
         assert np.all(np.isfinite(bound.curve)) and np.all(bound.reach > 0)
+
+
+def test_whole_powers_written_as_floats_have_finite_bounds_at_negative_values():
+    """``x**2.0`` is differentiated to ``x**(2.0 - 1.0)``, an exponent that is known only if constants are folded."""
+    program = Program(lambda x, data: jnp.sum(jnp.log1p((data - x[0]) ** 2.0 / 4.0)), jnp.asarray([-3.0, 0.5]), 1)
+    bound = program.bound(False, True, jnp.asarray([[1.0], [-1.0]]), jnp.asarray([[1.0], [-1.0]]))
+    assert np.all(np.isfinite(bound.value + bound.slope + bound.curve))

@@ -22,7 +22,7 @@ from fedpdmc.errors import NoEnclosure
 
 _LOADED = (arithmetic, linear)
 # Computed while tracing where all arguments are constants of the program, so that zeros are known to be zeros.
-FOLDED = {"broadcast_in_dim", "convert_element_type", "neg", "mul", "reshape", "squeeze"}
+FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 
 
 def enclose(function: Callable, cell: Cell | None = None) -> Callable:
