@@ -1,8 +1,10 @@
 """Skeletons made by hand, and what brute force says of them."""
 
+import dataclasses
+
 import numpy as np
 
-from fedpdmc.skeleton import Block, Chunk, Skeleton, side_by_side
+from fedpdmc.skeleton import Block, Chunk, Skeleton, side_by_side, signs
 
 
 def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
@@ -12,10 +14,18 @@ def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):
     total = sum(len(t) for t in times)
     return Skeleton(
         np.cumsum([0, *(len(t) for t in times)]),
-        side_by_side(np.concatenate(times), 3.0 + rng.normal(size=(total, dim)), rng.normal(size=(total, dim))),
+        side_by_side(np.concatenate(times), 3.0 + rng.normal(size=(total, dim))),
+        rng.normal(size=(total, dim)),
         begin,
         end,
     )
+
+
+def zigzag(seed=0, dim=2, packed=True, **options):
+    """The same with velocities of 1 and −1, of which the signs may be all that is kept."""
+    path = skeleton(seed, dim=dim, **options)
+    v = np.where(np.random.default_rng(seed).random(path.a.shape) < 0.5, -1.0, 1.0)
+    return dataclasses.replace(path, velocities=signs(v) if packed else v)
 
 
 def block(path):
@@ -23,7 +33,7 @@ def block(path):
     first, most = path.offsets[:-1], max(path.counts())
     index = np.minimum(first[:, None] + np.arange(1, most), len(path.t) - 1)
     valid = np.arange(1, most) < path.counts()[:, None]
-    chunks = [Chunk(path.numbers[i], ok) for i, ok in zip(*_halves(index, valid), strict=True)]
+    chunks = [Chunk(path.numbers[i], path.velocities[i], ok) for i, ok in zip(*_halves(index, valid), strict=True)]
     return Block((path.a[first], path.v[first]), chunks, path.begin, path.end)
 
 

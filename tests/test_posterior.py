@@ -4,6 +4,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import zarr
 from tests.paths import integrals
 from tests.support import default_run, zigzag_run
 
@@ -161,6 +162,24 @@ def test_a_saved_posterior_comes_back_the_same(make, tmp_path):
     assert back.ess() == post.ess() and back.summary() == post.summary()
 
 
+@pytest.mark.parametrize("make", RUNS)
+def test_a_posterior_of_the_first_format_is_read(make, tmp_path):
+    """Its knots are rows of time, position and velocity."""
+    post, path = make(), tmp_path / "run.zarr"
+    post.save(path)
+    group = zarr.open_group(str(path), mode="r+")
+    del group["knots"], group["velocities"]
+    group.create_array("knots", data=np.concatenate([post.skeleton.numbers, post.skeleton.v], 1))
+    group.attrs["format"] = 1
+    back = fp.load(path)
+    assert back.skeleton.packed is post.skeleton.packed is post.dynamics.unit_speed
+    for one, other in zip(back.skeleton, post.skeleton, strict=True):
+        np.testing.assert_array_equal(one, other)
+    group.attrs["format"] = 3
+    with pytest.raises(InputError, match="format 3"):
+        fp.load(path)
+
+
 def test_a_loaded_posterior_cannot_go_on(tmp_path):
     zigzag_run().save(tmp_path / "run.zarr")
     with pytest.raises(InputError, match="loaded from disk"):
@@ -197,7 +216,7 @@ def test_rubbish_is_not_loaded(kind, tmp_path):
         fp.load(path)
 
 
-@pytest.mark.parametrize("lost", ["knots", "center", "zarr.json"])
+@pytest.mark.parametrize("lost", ["knots", "velocities", "center", "zarr.json"])
 def test_half_a_posterior_is_not_loaded(lost, tmp_path):
     path = tmp_path / "run.zarr"
     zigzag_run().save(path)

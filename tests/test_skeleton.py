@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from tests.paths import block, integrals, position, skeleton
+from tests.paths import block, integrals, position, skeleton, zigzag
 
 from fedpdmc.dynamics import Line, Rotation
-from fedpdmc.skeleton import Block, Chunk, join, side_by_side
+from fedpdmc.skeleton import Block, Chunk, in_two, join, side_by_side
 
 FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation")]
 
@@ -67,8 +67,8 @@ def test_a_block_leaves_void_knots_out():
     start = np.array([[1.0], [2.0]]), np.array([[1.0], [-1.0]])
     t = np.array([[0.5, 2.0, 0.0], [0.9, 0.0, 2.0]])
     valid = np.array([[True, False, False], [True, False, False]])
-    numbers = side_by_side(t, t[..., None], -t[..., None])
-    chunks = [Chunk(numbers[:, part], valid[:, part]) for part in (slice(0, 2), slice(2, 3))]
+    numbers, v = side_by_side(t, t[..., None]), -t[..., None]
+    chunks = [Chunk(numbers[:, part], v[:, part], valid[:, part]) for part in (slice(0, 2), slice(2, 3))]
     path = Block(start, chunks, 0.0, 2.0).skeleton()
     np.testing.assert_array_equal(path.offsets, [0, 2, 4])
     np.testing.assert_array_equal(path.t, [0.0, 0.5, 0.0, 0.9])
@@ -85,3 +85,36 @@ def test_long_runs_of_knots_and_scattered_ones_are_put_in_the_same_places(monkey
     for one, other, true in zip(scattered, copied, path, strict=True):
         np.testing.assert_array_equal(one, true)
         np.testing.assert_array_equal(other, true)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 8, 9, 21])
+def test_signs_of_velocities_are_as_good_as_velocities(dim):
+    packed, full = zigzag(dim=dim), zigzag(dim=dim, packed=False)
+    assert packed.packed and not full.packed and packed.velocities.nbytes <= full.velocities.nbytes / 8 + len(full.t)
+    times = np.linspace(0.0, 10.0, 17)
+    np.testing.assert_array_equal(packed.velocity(np.array([3, 0])), full.v[[3, 0]])
+    np.testing.assert_array_equal(packed.at(Line(), times), full.at(Line(), times))
+    for one, other in zip((*packed, *packed.moments(Line())), (*full, *full.moments(Line())), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_long_paths_are_unpacked_piece_by_piece(monkeypatch):
+    monkeypatch.setattr("fedpdmc.skeleton.SLAB", 7)
+    np.testing.assert_array_equal(zigzag(dim=11).v, zigzag(dim=11, packed=False).v)
+
+
+@pytest.mark.parametrize("second", ["packed", "full"])
+def test_stretches_join_however_their_velocities_are_kept(second):
+    later = {"begin": 10.0, "end": 12.0, "seed": 1, "packed": second == "packed"}
+    whole, expected = join([block(zigzag()), zigzag(**later)]), join([zigzag(packed=False), zigzag(**later)])
+    assert whole.packed is (second == "packed")
+    for one, other in zip(whole, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("path", [skeleton(), zigzag()], ids=["velocities", "signs"])
+def test_knots_in_one_array_are_read_as_those_in_two(path):
+    numbers, velocities = in_two(np.concatenate([path.numbers, path.v], 1), None)
+    np.testing.assert_array_equal(numbers, path.numbers)
+    np.testing.assert_array_equal(velocities, path.velocities)
+    assert velocities.dtype == path.velocities.dtype

@@ -35,7 +35,7 @@ def grid_of(store):
 def clock_block(begin, end):
     """A path whose position is the time."""
     made = skeleton(0, chains=1, dim=1, begin=begin, end=end, knots=(1,))
-    return block(dataclasses.replace(made, numbers=np.array([[made.begin, begin, 1.0]])))
+    return block(dataclasses.replace(made, numbers=np.array([[made.begin, begin]]), velocities=np.ones((1, 1))))
 
 
 @pytest.mark.parametrize("flow", FLOWS)

@@ -15,11 +15,13 @@ from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError
 from fedpdmc.posterior import Posterior
 from fedpdmc.precision import double_precision
-from fedpdmc.skeleton import Moments, Skeleton
+from fedpdmc.skeleton import Moments, Skeleton, in_two
 from fedpdmc.store import DrawStore, SkeletonStore, Store
 from fedpdmc.variables import StoredVariables
 
-FORMAT = 1
+# In folders of format 1 a knot is a row of time, position and velocity.
+FORMAT = 2
+FORMATS = (1, FORMAT)
 # Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
 VARIABLES, MOST_VARIABLES = "variable-", 1000
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
@@ -69,8 +71,8 @@ def load(path: str | Path) -> Posterior:
     try:
         group = zarr.open_group(str(path), mode="r")
         version = group.attrs["format"]
-        if version != FORMAT:
-            raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads format {FORMAT}.")
+        if version not in FORMATS:
+            raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads formats {FORMATS}.")
         return _read(group)
     except (FileNotFoundError, KeyError, ValueError) as error:
         if isinstance(error, InputError):
@@ -85,7 +87,7 @@ def _read(group) -> Posterior:
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
-    store = _read_store(dynamics.flow, arrays, attrs["span"], attrs["keep"])
+    store = _read_store(dynamics.flow, arrays, attrs)
     values = {name: arrays[VARIABLES + name] for name in attrs.get("variables", [])}
     variables = StoredVariables(values) if values else None
     return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"], variables=variables)
@@ -94,7 +96,7 @@ def _read(group) -> Posterior:
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:
     if isinstance(store, SkeletonStore):
         skeleton = store.skeleton
-        return {"offsets": skeleton.offsets, "knots": skeleton.numbers}
+        return {"offsets": skeleton.offsets, "knots": skeleton.numbers, "velocities": skeleton.velocities}
     moments = store.moments()
     return {
         "draws": store.draws(store.most_draws),
@@ -105,9 +107,10 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def _read_store(flow, arrays, span, keep: str) -> Store:
-    begin, end = (float(x) for x in span)
-    if keep == "skeleton":
-        return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["knots"], begin, end))
+def _read_store(flow, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
+    begin, end = (float(x) for x in attrs["span"])
+    if attrs["keep"] == "skeleton":
+        knots = in_two(arrays["knots"], arrays["velocities"] if attrs["format"] > 1 else None)
+        return SkeletonStore(flow, Skeleton(arrays["offsets"], *knots, begin, end))
     moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
     return DrawStore.of(flow, moments, arrays["draws"], begin, end)

@@ -15,10 +15,12 @@ from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import State
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.skeleton import Block, Skeleton
+from fedpdmc.skeleton import Block, Skeleton, in_two
 from fedpdmc.store import Store
 
-FORMAT = 1
+# In folders of format 1 a knot is a row of time, position and velocity. They are read, and go on as they are.
+FORMAT = 2
+FORMATS = (1, FORMAT)
 # What is kept of every chain.
 STATE = ("a", "v", "t", "number", "events", "objections", "planned")
 # Knots in a chunk of the arrays on disk.
@@ -47,7 +49,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._state = self.folder / "state.npz"
-        self.blocks = 0
+        self.blocks, self.format = 0, FORMAT
         self._group: Any = None
 
     def read(self) -> Saved | None:
@@ -60,14 +62,14 @@ class Checkpoint:
             facts = json.loads(str(arrays.pop("facts")))
         except (OSError, ValueError, KeyError) as error:
             raise InputError("store", f"{self._state}, which cannot be read", "Restore it from a copy.") from error
-        if facts["format"] != FORMAT:
-            raise InputError("store", f"format {facts['format']}", f"This version of fedpdmc reads format {FORMAT}.")
-        self.blocks = int(facts["blocks"])
+        if facts["format"] not in FORMATS:
+            raise InputError("store", f"format {facts['format']}", f"This version of fedpdmc reads formats {FORMATS}.")
+        self.blocks, self.format = int(facts["blocks"]), facts["format"]
         return Saved(facts, arrays)
 
     def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Replace the state: whole or not at all."""
-        facts = {"format": FORMAT, "blocks": self.blocks, **facts}
+        facts = {"format": self.format, "blocks": self.blocks, **facts}
         draft = self.folder / "state.new"
         with open(draft, "wb") as file:
             np.savez(file, facts=np.asarray(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
@@ -78,15 +80,24 @@ class Checkpoint:
     def append(self, block: Block) -> None:
         """Put a block's knots behind those that are there; it counts once `write` has been called."""
         path = block.skeleton()
-        group = self._open(path.chains, path.dim)
-        array, knots = group["knots"], self._cut(group)
-        array.resize((knots + len(path.numbers), array.shape[1]))
-        array[knots:] = path.numbers
+        columns = self._columns(path)
+        group = self._open(path.chains, columns)
+        knots = self._cut(group)
+        for name, rows in columns.items():
+            array = group[name]
+            array.resize((knots + len(rows), array.shape[1]))
+            array[knots:] = rows
         for name, row in (("offsets", path.offsets), ("span", np.asarray([path.begin, path.end]))):
             array = group[name]
             array.resize((self.blocks + 1, array.shape[1]))
             array[self.blocks] = row
         self.blocks += 1
+
+    def _columns(self, path: Skeleton) -> dict[str, np.ndarray]:
+        """The arrays with one row for each knot."""
+        if self.format == 1:
+            return {"knots": np.concatenate([path.numbers, path.v], 1)}
+        return {"knots": path.numbers, "velocities": path.velocities}
 
     def fill(self, store: Store) -> None:
         """Give a store the blocks that belong to the state, one after the other."""
@@ -96,17 +107,20 @@ class Checkpoint:
             ends = np.cumsum(offsets[:, -1])
             for own, (begin, end), last in zip(offsets, span, ends, strict=True):
                 rows = slice(int(last - own[-1]), int(last))
-                store.append(Skeleton(np.asarray(own), np.asarray(group["knots"][rows]), float(begin), float(end)))
+                knots = np.asarray(group["knots"][rows])
+                velocities = np.asarray(group["velocities"][rows]) if self.format > 1 else None
+                store.append(Skeleton(np.asarray(own), *in_two(knots, velocities), float(begin), float(end)))
 
-    def _open(self, chains: int, dim: int) -> Any:
+    def _open(self, chains: int, columns: dict[str, np.ndarray]) -> Any:
         if self._group is None:
             path = self.folder / "skeleton.zarr"
             if self.blocks:
                 self._group = zarr.open_group(str(path), mode="r+")
             else:
                 group = zarr.open_group(str(path), mode="w")
-                width = 1 + 2 * dim
-                group.create_array("knots", shape=(0, width), chunks=(CHUNK, width), dtype="f8")
+                for name, rows in columns.items():
+                    width = rows.shape[1]
+                    group.create_array(name, shape=(0, width), chunks=(CHUNK, width), dtype=rows.dtype)
                 group.create_array("offsets", shape=(0, chains + 1), chunks=(256, chains + 1), dtype="i8")
                 group.create_array("span", shape=(0, 2), chunks=(256, 2), dtype="f8")
                 self._group = group

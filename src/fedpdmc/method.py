@@ -253,7 +253,7 @@ def public_potential(sites, prior, controls, reference: Reference, dynamics: Dyn
     # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
     left = _largest(total.precision) > CANCELLED * max(_largest(term.precision) for term in whitened)
     left |= _largest(total.linear) > CANCELLED * max(_largest(term.linear) for term in whitened)
-    return total if left else None
+    return total.separated() if left else None
 
 
 def _largest(array) -> float:

@@ -62,7 +62,8 @@ class Run:
         chains, dim = state.a.shape
         self.keys = PublicKeys.of(key, chains)
         self.progress: Progress = _begin(federation.groups, coordinator, state)
-        row_bytes = chains * coordinator.segments * (17 + 16 * dim)
+        velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
+        row_bytes = chains * coordinator.segments * (9 + 8 * dim + velocities)
         self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
         self.limit = min(16, self.rows)
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.

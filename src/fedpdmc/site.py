@@ -348,9 +348,11 @@ def _prepared(potential: Potential, dynamics: Dynamics) -> Potential:
         return Shared(_prepared(potential.records, dynamics), potential.prior)
     if isinstance(potential, Program):
         return _paced(potential, dynamics)
-    if not isinstance(potential, LinearPredictor):
+    if not dynamics.flips or dynamics.flow.rotating:
         return potential
-    return _with_cubic(potential) if dynamics.flips and not dynamics.flow.rotating else potential
+    if isinstance(potential, Quadratic):
+        return potential.separated()
+    return _with_cubic(potential) if isinstance(potential, LinearPredictor) else potential
 
 
 @eqx.filter_jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +17,9 @@ Arrays = np.ndarray
 
 # Knots in a row of one chain above which copying chain by chain beats scattering.
 LONG_RUN = 128
+# The velocities that the bits of a byte stand for, and knots that are unpacked at a time: not more than caches hold.
+SPEEDS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+SLAB = 2**12
 
 
 class Moments(NamedTuple):
@@ -43,9 +47,19 @@ class Moments(NamedTuple):
 
 
 class Knots:
-    """Time, position and velocity right after events, side by side along the last axis of ``numbers``."""
+    """Time, position and velocity right after events, along the last axes of two arrays.
+
+    Attributes
+    ----------
+    numbers : (…, 1 + d)
+        Process time and position side by side.
+    velocities : (…, d), or (…, ⌈d/8⌉) bytes
+        Velocities, or where all are 1 or −1 one bit for each, as `signs` gives them: a third of the memory, and of the
+        time that fresh memory takes.
+    """
 
     numbers: Arrays
+    velocities: Arrays
 
     @property
     def t(self) -> Arrays:
@@ -55,22 +69,55 @@ class Knots:
     @property
     def a(self) -> Arrays:
         """Positions."""
-        return self.numbers[..., 1 : 1 + self.dim]
+        return self.numbers[..., 1:]
 
-    @property
+    @cached_property
     def v(self) -> Arrays:
         """Velocities."""
-        return self.numbers[..., 1 + self.dim :]
+        return self.velocity(...)
+
+    def velocity(self, index: Any) -> Arrays:
+        """``v[index]``, of knots alone: the others are not unpacked."""
+        kept = self.velocities[index]
+        return _speeds(kept, self.dim) if self.packed else kept
+
+    @property
+    def packed(self) -> bool:
+        """Whether only the signs of the velocities are kept."""
+        return self.velocities.dtype == np.uint8
 
     @property
     def dim(self) -> int:
         """Number of coordinates."""
-        return (self.numbers.shape[-1] - 1) // 2
+        return self.numbers.shape[-1] - 1
 
 
-def side_by_side(t: Arrays, a: Arrays, v: Arrays) -> Arrays:
+def side_by_side(t: Arrays, a: Arrays) -> Arrays:
     """The numbers of knots."""
-    return np.concatenate([t[..., None], a, v], -1)
+    return np.concatenate([t[..., None], a], -1)
+
+
+def signs(v: Arrays) -> Arrays:
+    """Velocities of 1 and −1 as bits along the last axis, the first coordinate the lowest; set where negative."""
+    return np.packbits(v < 0, axis=-1, bitorder="little")
+
+
+def in_two(knots: Arrays, velocities: Arrays | None) -> tuple[Arrays, Arrays]:
+    """Numbers and velocities as they were stored; None where the velocities are the last columns of the knots."""
+    if velocities is not None:
+        return knots, velocities
+    dim = (knots.shape[1] - 1) // 2
+    numbers, v = np.ascontiguousarray(knots[:, : 1 + dim]), knots[:, 1 + dim :]
+    return numbers, signs(v) if np.all(np.abs(v) == 1) else v
+
+
+def _speeds(bits: Arrays, dim: int) -> Arrays:
+    """The velocities that `signs` packed."""
+    v, flat = np.empty((*bits.shape[:-1], dim)), bits.reshape(-1, bits.shape[-1])
+    for begin in range(0, len(flat), SLAB):
+        own = np.take(SPEEDS, flat[begin : begin + SLAB], axis=0)
+        v.reshape(-1, dim)[begin : begin + SLAB] = own.reshape(len(own), -1)[:, :dim]
+    return v
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +128,15 @@ class Skeleton(Knots):
     ----------
     offsets : (C + 1,)
         Chain c owns the knots ``offsets[c]`` to ``offsets[c + 1] − 1``; its first is at ``begin``.
-    numbers : (n, 1 + 2d)
-        Process time ``t``, position ``a`` and velocity ``v`` right after each event.
+    numbers, velocities : (n, 1 + d), (n, d) or (n, ⌈d/8⌉)
+        Process time ``t`` and position ``a`` right after each event; the velocity ``v`` as `Knots` has it.
     begin, end : float
         The span of process time, the same for all chains.
     """
 
     offsets: Arrays
     numbers: Arrays
+    velocities: Arrays
     begin: float
     end: float
 
@@ -118,8 +166,9 @@ class Skeleton(Knots):
 
     def put(self, whole: Skeleton, place: Arrays) -> None:
         """Write the knots of chain c from ``place[c]`` on."""
-        for c, (begin, count) in enumerate(zip(place, self.counts(), strict=True)):
-            whole.numbers[begin : begin + count] = self.numbers[self.offsets[c] : self.offsets[c + 1]]
+        for into, own in _pairs(whole, self):
+            for c, (begin, count) in enumerate(zip(place, self.counts(), strict=True)):
+                into[begin : begin + count] = own[self.offsets[c] : self.offsets[c + 1]]
 
     def owners(self) -> Arrays:
         """The chain of each knot."""
@@ -129,12 +178,12 @@ class Skeleton(Knots):
     def moments(self, flow: Flow, pivot: Arrays | None = None) -> Moments:
         """Exact time integrals of position and its outer product over all segments, about a pivot (lines only) or zero."""
         pivot = np.zeros(self.a.shape[1]) if pivot is None or flow.rotating else pivot
-        a = self.a - pivot
+        a, v = self.a - pivot, self.v
         w = [np.asarray(x)[:, None] for x in _padded(flow.integrals, self.durations)]
         p, q, pp, pq, qq = w
-        first = (p * a + q * self.v).sum(0)
-        cross = (a * pq).T @ self.v
-        second = (a * pp).T @ a + cross + cross.T + (self.v * qq).T @ self.v
+        first = (p * a + q * v).sum(0)
+        cross = (a * pq).T @ v
+        second = (a * pp).T @ a + cross + cross.T + (v * qq).T @ v
         return Moments(self.chains * (self.end - self.begin), first, second, pivot)
 
     @double_precision
@@ -148,14 +197,15 @@ class Skeleton(Knots):
         index = np.maximum(index, np.repeat(self.offsets[:-1], len(times)))
         since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
         p, q = (np.asarray(x)[:, None] for x in _padded(flow.weights, since))
-        return (p * self.a[index] + q * self.v[index]).reshape(self.chains, len(times), self.a.shape[1])
+        return (p * self.a[index] + q * self.velocity(index)).reshape(self.chains, len(times), self.dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk(Knots):
-    """Some successive knots of every chain, those that are void marked: shapes (C, n, 1 + 2d) and (C, n)."""
+    """Some successive knots of every chain, those that are void marked: shapes (C, n, …), and (C, n) of ``valid``."""
 
     numbers: Arrays
+    velocities: Arrays
     valid: Arrays
 
     def counts(self) -> Arrays:
@@ -166,11 +216,13 @@ class Chunk(Knots):
         """Write the valid knots of chain c from ``place[c]`` on."""
         n, counts = self.valid.shape[1], self.counts()
         if n >= LONG_RUN and np.array_equal(self.valid, np.arange(n) < counts[:, None]):
-            for c, (begin, count) in enumerate(zip(place, counts, strict=True)):
-                whole.numbers[begin : begin + count] = self.numbers[c, :count]
+            for into, own in _pairs(whole, self):
+                for c, (begin, count) in enumerate(zip(place, counts, strict=True)):
+                    into[begin : begin + count] = own[c, :count]
             return
         where = (place[:, None] + np.cumsum(self.valid, 1) - 1)[self.valid]
-        whole.numbers[where] = self.numbers[self.valid]
+        for into, own in _pairs(whole, self):
+            into[where] = own[self.valid]
 
 
 class Block(NamedTuple):
@@ -187,10 +239,10 @@ class Block(NamedTuple):
 
     def pieces(self) -> list[Chunk]:
         """The first knots, then the chunks."""
-        a, v = self.start
-        first = np.full((a.shape[0], 1), float(self.begin))
-        numbers = side_by_side(first, a[:, None], v[:, None])
-        return [Chunk(numbers, np.ones_like(first, bool)), *self.chunks]
+        a, v = (x[:, None] for x in self.start)
+        first = np.full(a.shape[:2], float(self.begin))
+        kept = signs(v) if self.chunks and self.chunks[0].packed else v
+        return [Chunk(side_by_side(first, a), kept, np.ones_like(first, bool)), *self.chunks]
 
 
 def _padded(function: Callable[[Any], Sequence[Any]], times: Arrays) -> list[Arrays]:
@@ -205,10 +257,20 @@ def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
     pieces = [piece for part in parts for piece in part.pieces()]
     counts = [piece.counts() for piece in pieces]
     offsets = np.concatenate([[0], np.cumsum(np.sum(counts, axis=0))])
-    numbers = np.empty((offsets[-1], pieces[0].numbers.shape[-1]))
-    whole = Skeleton(offsets, numbers, float(parts[0].begin), float(parts[-1].end))
+    # Stretches that an earlier version kept may have their velocities in full.
+    like = next((piece for piece in pieces if not piece.packed), pieces[0])
+    numbers, velocities = (
+        np.empty((offsets[-1], kept.shape[-1]), kept.dtype) for kept in (like.numbers, like.velocities)
+    )
+    whole = Skeleton(offsets, numbers, velocities, float(parts[0].begin), float(parts[-1].end))
     place = offsets[:-1].copy()
     for piece, count in zip(pieces, counts, strict=True):
         piece.put(whole, place)
         place += count
     return whole
+
+
+def _pairs(whole: Skeleton, piece: Skeleton | Chunk) -> tuple[tuple[Arrays, Arrays], ...]:
+    """The arrays of the whole, each with what a piece puts into it."""
+    velocities = piece.velocities if piece.packed == whole.packed else piece.v
+    return (whole.numbers, piece.numbers), (whole.velocities, velocities)

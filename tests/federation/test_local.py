@@ -44,16 +44,22 @@ def test_the_compiled_loop_does_what_plain_rounds_do(kind, monkeypatch):
     assert run.rounds == rounds.rounds
 
 
-@pytest.mark.parametrize("prior_at", ["coordinator", "sites"])
+@pytest.mark.parametrize(("prior_at", "dense"), [("coordinator", False), ("sites", False), ("sites", True)])
 @double_precision
-def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at):
+def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at, dense):
     rng = np.random.default_rng(2)
-    sites = [fp.Site(fp.models.gaussian_mean(rng.normal(1.0, 1.5, (n, 2)), scale=1.5), name=str(n)) for n in (9, 4, 1)]
+
+    def model(n):
+        X, y = rng.normal(size=(n, 2)), rng.normal(1.0, 1.5, (n, 2))
+        return fp.models.linear(X, y[:, 0], scale=1.5) if dense else fp.models.gaussian_mean(y, scale=1.5)
+
+    sites = [fp.Site(model(n), name=str(n)) for n in (9, 4, 1)]
     chosen = method(fp.ZigZag(), sites=sites, prior_at=prior_at, chains=8)
     federation, coordinator = chosen.federation(), chosen.coordinator()
     assert inverted.applies(federation.groups, coordinator)
     skeleton, run = compiled(chosen, ENDS)
     other, rounds = plain(chosen, ENDS)
+    assert skeleton.packed and other.packed
     for one, two in zip(skeleton, other, strict=True):
         np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(run.events, rounds.events)
@@ -180,10 +186,12 @@ def test_sites_are_grouped_by_family_and_padded_size():
         fp.Site(fp.models.gaussian_mean(X), name="means"),
         logistic_site("other small", 3),
         fp.Site(fp.models.linear(X, [0.0, 1.0, 2.0]), name="line"),
+        fp.Site(fp.models.linear(X[:2], [0.0, 1.0]), name="other line"),
     ]
     federation = start(method(KINDS["zigzag"], sites=sites)).federation
-    assert sorted(group.size for group in federation.groups) == [1, 1, 2, 2]
-    np.testing.assert_array_equal(sorted(federation.order), range(6))
+    # The precision of means is diagonal, that of lines is not.
+    assert sorted(group.size for group in federation.groups) == [1, 1, 1, 2, 2]
+    np.testing.assert_array_equal(sorted(federation.order), range(7))
 
 
 def test_faults_name_the_site_and_the_chain_and_tell_nothing_else():

@@ -214,7 +214,7 @@ def run_chunk(
     """
     asked = sum(group.size for group in groups) if progress.errands is not None else None
     chains, dim = progress.state.a.shape
-    empty = Record.empty(rows, chains, dim, coordinator.segments, asked)
+    empty = Record.empty(rows, chains, dim, coordinator.segments, coordinator.dynamics.unit_speed, asked)
     if inverted.applies(groups, coordinator):
         return _run_inverted(groups, coordinator, keys, progress, until, limit, empty)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from fedpdmc.coordinator import Knots
 from fedpdmc.skeleton import Chunk
@@ -20,30 +20,37 @@ class Record(eqx.Module):
 
     Attributes
     ----------
-    numbers : (C, rows, S, 1 + 2d)
-        Time, position and velocity of a knot side by side: one write for each chain and row.
+    numbers : (C, rows, S, 1 + d)
+        Time and position of a knot side by side: one write for each chain and row.
+    velocities : (C, rows, S, d), or (C, rows, S, ⌈d/8⌉) bytes
+        Velocities, or the bits of their signs as `fedpdmc.skeleton.signs` has them.
     valid : (C, rows, S)
     asked : (sites, C, rows), optional
         Number of the plan that a site was asked about in a row, −1 if it was not; None where every site always is.
     """
 
     numbers: Float[Array, "C rows S n"]
+    velocities: Float[Array, "C rows S d"] | UInt8[Array, "C rows S bytes"]
     valid: Bool[Array, "C rows S"]
     asked: Int[Array, "sites C rows"] | None = None
 
     @classmethod
-    def empty(cls, rows: int, chains: int, dim: int, segments: int, sites: int | None = None) -> Record:
-        """No knots yet; ``sites`` where it is to be noted who was asked."""
-        asked = None if sites is None else jnp.full((sites, chains, rows), -1)
-        return cls(jnp.zeros((chains, rows, segments, 1 + 2 * dim)), jnp.zeros((chains, rows, segments), bool), asked)
+    def empty(cls, rows: int, chains: int, dim: int, segments: int, signs: bool, sites: int | None = None) -> Record:
+        """No knots yet. ``signs``: of velocities they are all that is kept; ``sites``: it is noted who was asked."""
+        shape, asked = (chains, rows, segments), None if sites is None else jnp.full((sites, chains, rows), -1)
+        velocities = lax.empty((*shape, -(-dim // 8)), jnp.uint8) if signs else lax.empty((*shape, dim), jnp.float64)
+        return cls(lax.empty((*shape, 1 + dim), jnp.float64), velocities, lax.empty(shape, bool), asked)
 
     def written(self, knots: Knots, row: Int[Array, ""], asked: Int[Array, "sites C"] | None = None) -> Record:
         """With the knots of one round in the given row."""
-        numbers = jnp.concatenate([knots.t[..., None], knots.a, knots.v], -1)
+        packed = self.velocities.dtype == jnp.uint8
+        velocities = jnp.packbits(knots.v < 0, axis=-1, bitorder="little") if packed else knots.v
+        numbers = jnp.concatenate([knots.t[..., None], knots.a], -1)
         return Record(
-            jax.lax.dynamic_update_index_in_dim(self.numbers, numbers, row, 1),
-            jax.lax.dynamic_update_index_in_dim(self.valid, knots.valid, row, 1),
-            self.asked if asked is None else jax.lax.dynamic_update_index_in_dim(self.asked, asked, row, 2),
+            lax.dynamic_update_index_in_dim(self.numbers, numbers, row, 1),
+            lax.dynamic_update_index_in_dim(self.velocities, velocities, row, 1),
+            lax.dynamic_update_index_in_dim(self.valid, knots.valid, row, 1),
+            self.asked if asked is None else lax.dynamic_update_index_in_dim(self.asked, asked, row, 2),
         )
 
     def questions(self, rows: int, first: np.ndarray) -> list[np.ndarray] | None:
@@ -55,13 +62,15 @@ class Record(eqx.Module):
 
     def chunk(self, rows: int) -> Chunk:
         """The first rows as arrays of the skeleton."""
-        numbers, valid = np.asarray(self.numbers)[:, :rows], np.asarray(self.valid)[:, :rows]
-        chains, _, segments, width = numbers.shape
-        numbers, valid = numbers.reshape(chains, rows * segments, width), valid.reshape(chains, rows * segments)
+        numbers, velocities, valid = (
+            np.asarray(x)[:, :rows].reshape(x.shape[0], rows * x.shape[2], *x.shape[3:])
+            for x in (self.numbers, self.velocities, self.valid)
+        )
         counts = np.count_nonzero(valid, 1)
         most = int(counts.max(initial=0))
-        if most > LEAST_FILLED * self.valid.shape[1] * segments:
-            return Chunk(numbers, valid)
+        if most > LEAST_FILLED * self.valid.shape[1] * self.valid.shape[2]:
+            return Chunk(numbers, velocities, valid)
         # A view would keep the whole record: of knots that are few, or mostly void, copies are kept.
-        order = np.argsort(~valid, 1, kind="stable")[:, :most]
-        return Chunk(np.take_along_axis(numbers, order[..., None], 1), np.arange(most) < counts[:, None])
+        order = np.argsort(~valid, 1, kind="stable")[:, :most, None]
+        numbers, velocities = (np.take_along_axis(x, order, 1) for x in (numbers, velocities))
+        return Chunk(numbers, velocities, np.arange(most) < counts[:, None])

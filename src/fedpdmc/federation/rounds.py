@@ -19,7 +19,7 @@ from fedpdmc.federation.base import Federation
 from fedpdmc.federation.spared import Kept
 from fedpdmc.precision import double_precision
 from fedpdmc.run import Tick
-from fedpdmc.skeleton import Block, Chunk, side_by_side
+from fedpdmc.skeleton import Block, Chunk, side_by_side, signs
 
 # How far each chain may be planned from its present state, given the end of the block.
 Reach = Callable[[State, float], Float[Array, " C"]]
@@ -196,8 +196,8 @@ class Rounds:
         following = now._replace(
             state=state, plans=now.plans + 1, rounds=now.rounds + bool(about.any()), kept=kept, end=end, asked=asked
         )
-        numbers = side_by_side(*(np.asarray(x) for x in (knots.t, knots.a, knots.v)))
-        return following, Chunk(numbers, np.asarray(knots.valid))
+        t, a, v, valid = (np.asarray(x) for x in (knots.t, knots.a, knots.v, knots.valid))
+        return following, Chunk(side_by_side(t, a), signs(v) if self.coordinator.dynamics.unit_speed else v, valid)
 
     def _end(self, now: _Unfinished) -> Float[Array, " C"]:
         """How far each chain is planned: to the end of the block, or as far as it may be.

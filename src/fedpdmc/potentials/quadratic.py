@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
@@ -33,12 +34,15 @@ class Quadratic(Potential):
         How many records these sufficient statistics sum up; zero for priors and control variates.
     source : GaussianRecords, optional
         Those records, as long as they are at hand.
+    diagonal : array of shape (d,), optional
+        All of ``P``, where `separated` found that it is diagonal.
     """
 
     precision: Float[Array, "d d"]
     linear: Float[Array, " d"]
     records: int = eqx.field(default=0, static=True)
     source: GaussianRecords | None = eqx.field(default=None, static=True, repr=False)
+    diagonal: Float[Array, " d"] | None = None
 
     @classmethod
     def of_records(cls, source: GaussianRecords) -> Quadratic:
@@ -88,6 +92,14 @@ class Quadratic(Potential):
             rows, center = rows[columns], center[columns]
         return Quadratic(rows.T @ self.precision @ rows, rows.T @ (self.precision @ center + self.linear))
 
+    def separated(self) -> Quadratic:
+        """The same, its diagonal apart if there is nothing else: flips then need no product of matrices."""
+        precision = np.asarray(self.precision)
+        diagonal = np.diag(precision)
+        if not np.array_equal(precision, np.diag(diagonal)):
+            return self
+        return dataclasses.replace(self, diagonal=jnp.asarray(diagonal))
+
     def field(self, rotating, flips, a, v):
         """Exact on lines. On rotations ``G'' = −B a(s)`` and ``f''' = −4 v·Ba − v·h``, both sinusoids."""
         ba, bv = a @ self.precision, v @ self.precision
@@ -107,6 +119,10 @@ class Quadratic(Potential):
 
     def flip_rates(self, a, v):
         """``v (Ba + h)`` and ``v Bv``."""
+        if self.diagonal is not None:
+            # Products with ±1 are exact: to the bits of the full product, whether or not the compiler fuses an addition.
+            own = self.diagonal[:, None]
+            return v * (own * a) + v * self.linear[:, None], v * (own * v)
         return v * (self.precision @ a + self.linear[:, None]), v * (self.precision @ v)
 
     def affine(self, rotating):
