@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import queue
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -76,7 +77,7 @@ def messages(chains: int, sequence: int, run: bytes):
 
 
 def echo_site(address: str, keys: Path, name: str, size: int):
-    """Bare gRPC: every message is answered with ``size`` bytes."""
+    """Bare gRPC: every message is answered with ``size`` bytes, in the thread that sends, as the package's sites do."""
     import grpc
 
     from fedpdmc.keys import read_credentials
@@ -85,16 +86,19 @@ def echo_site(address: str, keys: Path, name: str, size: int):
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
     options = [("grpc.ssl_target_name_override", "coordinator")]
     with grpc.secure_channel(address, secret, options=options) as channel:
-        outgoing: queue.SimpleQueue = queue.SimpleQueue()
-        call = channel.stream_stream("/echo/Echo")(iter(outgoing.get, None))
-        answer = bytes(size)
-        outgoing.put(answer)
-        try:
-            for _ in call:
-                outgoing.put(answer)
-        except grpc.RpcError:
-            pass
-        outgoing.put(None)
+        calls: queue.SimpleQueue = queue.SimpleQueue()
+        ended = threading.Event()
+
+        def answers():
+            answer = bytes(size)
+            yield answer
+            for _ in calls.get():
+                yield answer
+
+        call = channel.stream_stream("/echo/Echo")(answers())
+        call.add_callback(ended.set)
+        calls.put(call)
+        ended.wait()
 
 
 def our_site(address: str, keys: Path, folder: Path, name: str, contract: bytes, answer: bool):
@@ -116,8 +120,7 @@ class Silent:
     """Answers every plan: nothing rang."""
 
     def __init__(self, chains: int):
-        rang, none = np.zeros(chains, bool), np.zeros((0, 2))
-        self.arrivals = (np.full(chains, 0.05), rang, rang, none)
+        self.arrivals = (np.full(chains, 0.05), np.zeros(chains, bool), np.zeros(chains, int), np.zeros((0, 2)))
 
     def answer(self, data: bytes) -> bytes:
         """Arrivals with the request's hash."""

@@ -1,10 +1,12 @@
+import base64
 import stat
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedpdmc.errors import InputError
-from fedpdmc.keys import certificate_name, make_keys, read_credentials
+from fedpdmc.keys import certificate_name, make_keys, read_credentials, sign, signer
 
 
 def test_each_party_gets_its_own_folder_and_the_secret_is_its_own(tmp_path):
@@ -35,3 +37,16 @@ def test_names_that_cannot_be_trusted_are_refused(tmp_path, name):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(InputError, match="key.pem"):
         read_credentials(tmp_path)
+
+
+def test_a_certificate_with_any_byte_altered_proves_nothing(tmp_path):
+    """Whatever the library raises for it: a certificate of version 43, say."""
+    make_keys(tmp_path, ["north", "south"])
+    north, south = (read_credentials(tmp_path / "sites" / name) for name in ("north", "south"))
+    signature = sign(north, b"said")
+    assert signer(south, north.certificate, signature, b"said") == "north"
+    whole = x509.load_pem_x509_certificate(north.certificate).public_bytes(Encoding.DER)
+    for k in range(len(whole)):
+        altered = whole[:k] + bytes([whole[k] ^ 40]) + whole[k + 1 :]
+        lines = (b"-----BEGIN CERTIFICATE-----", base64.b64encode(altered), b"-----END CERTIFICATE-----", b"")
+        assert signer(south, b"\n".join(lines), signature, b"said") is None

@@ -63,8 +63,10 @@ class Standing(NamedTuple):
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> Standing:
-        """From a message."""
+        """From a message; ValueError for numbers that are no account's."""
         epsilon, delta, alpha, *granted, cap, excess, k_inf, k_1, k_2, releases, seeded = (float(x) for x in numbers)
+        if not (epsilon > 0 and 0 < delta < 1 < alpha):
+            raise ValueError(f"an account of epsilon {epsilon:g}, delta {delta:g}, order {alpha:g}")
         grant, known = (granted[0], granted[1]) if granted[0] else None, Sensitivity(k_inf, k_1, k_2)
         return cls(epsilon, delta, alpha, grant, cap, excess, known, int(releases), bool(seeded))
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpdmc.errors import WireError
-from fedpdmc.federation import wire
+from fedpdmc.errors import BadAnswer, WireError
+from fedpdmc.federation import remote, wire
 
 RUN, DIGEST = bytes(range(16)), bytes(range(32))
 
@@ -92,10 +92,9 @@ def test_altered_messages_decode_or_are_refused(message, data):
 
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**32 - 1, 2**32 - 1)])
 def test_a_claimed_size_allocates_nothing(shape):
-    head = wire.encode(messages()[6])[: wire.HEADER.size + 16 + 8]
-    head = wire.HEADER.pack(wire.MAGIC, wire.VERSION, wire.Plans.kind) + head[wire.HEADER.size :]
-    small = wire.INTEGERS.write(np.zeros(0)) + wire.MATRIX.write(np.zeros((0, 0))) + wire.MATRIX.write(np.zeros((0, 0)))
-    data = head + b"".join(small) + bytes([3]) + np.asarray(shape, "<u4").tobytes()
+    plans = wire.LAYOUTS[wire.Plans.kind]
+    heads = [wire.MAGIC, wire.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0]
+    data = plans.head.pack(*heads, plans.padding)
     tracemalloc.start()
     with pytest.raises(WireError):
         wire.decode(data)
@@ -129,6 +128,11 @@ def test_a_message_above_the_limit_is_refused_whatever_it_holds():
         (wire.Plans(RUN, 1, np.arange(2), arrays(2, 2), np.ones((2, 1)), arrays(2, 1, 2), np.ones(2, int)), "chain"),
         (wire.Arrivals(RUN, 1, DIGEST, np.ones(2), np.ones(2, bool), np.zeros(1, int), np.zeros((1, 2))), "mark"),
         (wire.Arrivals(RUN, 1, DIGEST, -np.ones(1), np.ones(1, bool), np.zeros(1, int), np.zeros((0, 2))), "time"),
+        (
+            wire.Arrivals(RUN, 1, DIGEST, np.ones(1), np.ones(1, bool), np.zeros(1, int), np.zeros((0, 2)), 1.0, -1.0),
+            "account",
+        ),
+        (wire.Opened(RUN, 1, DIGEST, 1.0, -np.ones(13)), "account"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_by_name(message, field):
@@ -140,8 +144,23 @@ def test_fields_that_do_not_fit_are_refused_by_name(message, field):
 def test_another_version_is_refused():
     data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
     data[4] = 1
-    with pytest.raises(WireError, match="version 1 where 2 is spoken"):
+    with pytest.raises(WireError, match="version 1 where 3 is spoken"):
         wire.decode(bytes(data))
+
+
+def test_padding_that_is_not_zero_is_refused():
+    data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
+    assert len(data) == 32
+    data[-1] = 1
+    with pytest.raises(WireError, match="between its head and its numbers"):
+        wire.decode(bytes(data))
+
+
+def test_an_account_that_cannot_be_is_a_bad_answer():
+    """An order of one, with which the coordinator would divide by zero."""
+    numbers = np.asarray([1, 1e-5, 1, 0, 0, 40, 0.2, 0.1, 0.4, 0.2, 3, 1, 0.5])
+    with pytest.raises(BadAnswer, match="order 1"):
+        remote._standing("north", wire.Opened(RUN, 2, DIGEST, 3.5, numbers))
 
 
 @pytest.mark.long

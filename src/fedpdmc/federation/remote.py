@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import functools
 import shutil
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,17 +29,21 @@ SUM = "/sum"
 AGREEMENT = 2
 
 
-class Request(NamedTuple):
-    """A message to a site, and the hash under which its answer is stored."""
+class Request:
+    """A message to a site; its hash, under which the answer is stored, is made once, when it is first asked for."""
 
-    data: bytes
-    digest: bytes
+    def __init__(self, data: bytes):
+        self.data = data
 
     @classmethod
     def of(cls, message: wire.Message) -> Request:
         """A message as it is sent."""
-        data = wire.encode(message)
-        return cls(data, wire.digest(data))
+        return cls(wire.encode(message))
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """The hash."""
+        return wire.digest(self.data)
 
 
 class Transport(abc.ABC):
@@ -169,7 +174,7 @@ class RemoteFederation(Federation):
         found = self._ask(requests, wire.Opened)
         dim = reference.dim
         told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
-        self.standings = {name: Standing.of(message.account[:-1]) for name, message in told.items()}
+        self.standings = {name: _standing(name, message) for name, message in told.items()}
         self.used = {name: (0.0, float(message.account[-1])) for name, message in told.items()}
         self.terms = [Terms(name, dim, self.standings[name].excess, m.remaining) for name, m in told.items()]
 
@@ -262,6 +267,14 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
     if (message.run, message.sequence, message.request) != asked:  # type: ignore[attr-defined]
         raise BadAnswer(name, "the answer to another request")
     return message
+
+
+def _standing(name: str, message: wire.Opened) -> Standing:
+    """The account that a site tells of."""
+    try:
+        return Standing.of(message.account[:-1])
+    except ValueError as error:
+        raise BadAnswer(name, str(error)) from error
 
 
 def _arrival(name: str, message: wire.Arrivals, plan: Plan) -> Arrival:

@@ -10,19 +10,22 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
+import math
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
+from fedpdmc import keys
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.desks import Asked, Desk, Round
 from fedpdmc.federation.remote import Request, Transport
 from fedpdmc.keys import COORDINATOR, Credentials, certificate_name
 from fedpdmc.study.contract import Study
@@ -54,66 +57,6 @@ SERVER = [
 ]
 
 
-class _Asked(NamedTuple):
-    """A request with the ticket that its answer will bear."""
-
-    request: Request
-    ticket: int
-
-
-class _Desk:
-    """Where the coordinator leaves a site's request, and whichever stream the site has open takes it."""
-
-    def __init__(self, name: str, done: queue.SimpleQueue):
-        self.name, self._done = name, done
-        self._lock = threading.Lock()
-        self._asked: _Asked | None = None
-        self._ticket = 0
-        self._inbox: queue.SimpleQueue | None = None
-        self.since, self.round_trip = time.monotonic(), 0.0
-
-    @property
-    def connected(self) -> bool:
-        """Whether the site has a stream open."""
-        return self._inbox is not None
-
-    def put(self, request: Request) -> int:
-        """Leave a request; returns its ticket."""
-        with self._lock:
-            self._ticket += 1
-            self._asked = _Asked(request, self._ticket)
-            if self._inbox is not None:
-                self._inbox.put(self._asked)
-            return self._ticket
-
-    def arrive(self) -> queue.SimpleQueue:
-        """A new stream, which replaces any older one: what it is to send, None at its end."""
-        with self._lock:
-            if self._inbox is not None:
-                self._inbox.put(None)
-            inbox = self._inbox = queue.SimpleQueue()
-            self.since = time.monotonic()
-            if self._asked is not None:
-                inbox.put(self._asked)
-            return inbox
-
-    def leave(self, inbox: queue.SimpleQueue) -> bool:
-        """A stream has ended; returns whether it was the site's present one."""
-        with self._lock:
-            inbox.put(None)
-            present = inbox is self._inbox
-            if present:
-                self._inbox, self.since = None, time.monotonic()
-            return present
-
-    def give(self, ticket: int, answer: bytes, seconds: float) -> None:
-        """The answer to the request with this ticket."""
-        with self._lock:
-            if self._asked is not None and ticket == self._asked.ticket:
-                self._asked, self.round_trip = None, seconds
-                self._done.put((self.name, ticket, answer))
-
-
 class StreamTransport(Transport):
     """The coordinator's end: a server that the sites of a study dial.
 
@@ -132,8 +75,7 @@ class StreamTransport(Transport):
         host, _ = split_address(listen, "listen")
         self.study, self.run, self._secure, self._closed = study, run, credentials is not None, False
         self._revoked = None if credentials is None else credentials.revoked
-        self._done: queue.SimpleQueue = queue.SimpleQueue()
-        self._desks = {name: _Desk(name, self._done) for name in study.sites}
+        self._desks = {name: Desk(name) for name in study.sites}
         streams = 2 * len(study.sites) + 8
         self._server = grpc.server(
             futures.ThreadPoolExecutor(streams, "fedpdmc-stream"), options=SERVER, maximum_concurrent_rpcs=streams
@@ -165,13 +107,14 @@ class StreamTransport(Transport):
 
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
         """Send the sites their requests and wait, for as long as it takes, until all that were asked have answered."""
-        pairs = zip(self.names, requests, strict=True)
-        tickets = {name: self._desks[name].put(request) for name, request in pairs if request is not None}
-        answers: dict[str, bytes] = {}
-        while len(answers) < len(tickets):
-            name, ticket, answer = self._done.get()
-            if tickets.get(name) == ticket:
-                answers[name] = answer
+        asked = {name: own for name, own in zip(self.names, requests, strict=True) if own is not None}
+        this = Round(len(asked))
+        for name, request in asked.items():
+            self._desks[name].put(Asked(request, this))
+        # While the sites are at work: it is not needed before they answer.
+        for request in asked.values():
+            _ = request.digest
+        answers = this.wait()
         return [answers.get(name) for name in self.names]
 
     def status(self) -> str:
@@ -210,14 +153,17 @@ class StreamTransport(Transport):
         logger.info("site %s has joined", desk.name)
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
+            looked = -math.inf
             while (asked := inbox.get()) is not None:
-                if self._is_revoked(certificates):
-                    logger.warning("the certificate of site %s has been revoked: its stream is closed", desk.name)
-                    return
                 began = time.monotonic()
+                if began - looked > keys.SECONDS:
+                    looked = began
+                    if self._is_revoked(certificates):
+                        logger.warning("the certificate of site %s has been revoked: its stream is closed", desk.name)
+                        return
                 yield asked.request.data
                 answer = _matching(incoming, asked.request.digest, desk.name)
-                desk.give(asked.ticket, answer, time.monotonic() - began)
+                desk.give(asked, answer, time.monotonic() - began)
         except StopIteration:
             pass
         except grpc.RpcError as error:
@@ -225,11 +171,11 @@ class StreamTransport(Transport):
         finally:
             lost()
 
-    def _lost(self, desk: _Desk, inbox: queue.SimpleQueue) -> None:
+    def _lost(self, desk: Desk, inbox: queue.SimpleQueue) -> None:
         if desk.leave(inbox) and not self._closed:
             logger.warning("site %s is lost; the run waits for it", desk.name)
 
-    def _admit(self, hello: wire.Message, context: grpc.ServicerContext) -> tuple[str, _Desk | None]:
+    def _admit(self, hello: wire.Message, context: grpc.ServicerContext) -> tuple[str, Desk | None]:
         if not isinstance(hello, wire.Hello):
             return "MALFORMED", None
         if self._secure:
@@ -262,7 +208,7 @@ def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:
     """The next answer to this request; what answers something else is an echo of an earlier round."""
     for _ in range(MOST_STRAYS):
         answer = next(incoming)
-        if wire.answered(answer) in (asked, None):
+        if wire.answered(answer, asked):
             return answer
         logger.warning("site %s sent an answer to another request; it was dropped", name)
     return answer
@@ -342,30 +288,83 @@ def serve(
             return
 
 
+class _Answers:
+    """What a site sends on one stream: its hello, then the answer to each request as it comes.
+
+    Answers are made in the thread of gRPC that sends them: handing them from thread to thread costs more than most of
+    them take to make. Whoever opened the stream waits on ``ended``, and `close` before the agent is used elsewhere.
+    """
+
+    def __init__(self, agent: Agent, coordinator: str):
+        self.agent, self.coordinator = agent, coordinator
+        self.calls: queue.SimpleQueue = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        # Held from waiting for a request to having its answer.
+        self._busy, self._closed = threading.Lock(), False
+
+    def messages(self) -> Iterator[bytes]:
+        """The messages, in the order in which they are sent."""
+        yield self.agent.hello()
+        call = self.calls.get()
+        if not self._next(call, self._join):
+            return
+        told = time.monotonic()
+        while (answer := self._next(call, self.agent.answer)) is not None:
+            yield answer
+            if self.agent.finished:
+                self.ended.put(None)
+                return
+            if time.monotonic() - told > PROGRESS:
+                told = time.monotonic()
+                site_logger.info("%s", self.agent.progress())
+
+    def close(self) -> None:
+        """Answer nothing more; waits for the answer that is being made."""
+        with self._busy:
+            self._closed = True
+
+    def _next(self, call: Iterator[bytes], work: Callable[[bytes], Any]) -> Any:
+        """What is made of the next message; None at the end of the stream."""
+        with self._busy:
+            if self._closed:
+                return None
+            try:
+                return work(next(call))
+            except (StopIteration, grpc.RpcError):
+                # Whoever waits sees the same end of the same stream.
+                return None
+            except BaseException as error:
+                self.error = error
+                self.ended.put(None)
+                return None
+
+    def _join(self, welcome: bytes) -> bool:
+        self.agent.join(welcome)
+        site_logger.info("joined the run at %s", self.coordinator)
+        return True
+
+
 def _session(agent: Agent, coordinator: str, credentials: Credentials | None) -> None:
     """One stream: hello, welcome, then requests and answers until it ends."""
     with _channel(coordinator, credentials) as channel:
-        outgoing: queue.SimpleQueue = queue.SimpleQueue()
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None))
+        answers = _Answers(agent, coordinator)
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(answers.messages())
+        answers.calls.put(call)
         try:
-            outgoing.put(agent.hello())
-            welcome = next(call, None)
-            if welcome is None:
-                return
-            agent.join(welcome)
-            site_logger.info("joined the run at %s", coordinator)
-            told = time.monotonic()
-            for request in call:
-                outgoing.put(agent.answer(request))
-                if time.monotonic() - told > PROGRESS:
-                    told = time.monotonic()
-                    site_logger.info("%s", agent.progress())
-                if agent.finished:
-                    # The farewell's answer is on its way; the coordinator closes the stream.
-                    time.sleep(STILL)
-                    return
+            if call.add_callback(lambda: answers.ended.put(None)):
+                answers.ended.get()
+            if agent.finished:
+                # The farewell's answer is on its way; the coordinator closes the stream.
+                time.sleep(STILL)
         finally:
-            outgoing.put(None)
+            call.cancel()
+            answers.close()
+        if answers.error is not None:
+            raise answers.error
+        if not agent.finished:
+            # Raises what ended the stream, unless the coordinator ended it in good order.
+            next(call, None)
 
 
 def _channel(coordinator: str, credentials: Credentials | None) -> grpc.Channel:

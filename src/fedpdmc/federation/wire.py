@@ -1,8 +1,9 @@
 """The messages between coordinator and sites as bytes: typed, versioned, with raw float64 buffers.
 
-A message is ``b"FPDM"``, a version, a kind, and the kind's fields in their fixed order; nothing in it names a type, a
-function or a file, so nothing in it can be executed. Arrays are their rank, their shape and their numbers, little-endian.
-Decoding allocates nothing: sizes are checked against what is there, and arrays are read-only views of the message.
+A message is a head of a size that its kind fixes, and bodies. The head has ``b"FPDM"``, a version, the kind, and of the
+kind's fields in their order what has a fixed size: numbers, hashes, the shapes of arrays. The bodies are the numbers of the
+arrays, little-endian, and text. Nothing names a type, a function or a file, so nothing can be executed. Decoding allocates
+nothing: sizes are checked against what is there, and arrays are read-only views of the message.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,10 +25,13 @@ from fedpdmc.federation.codecs import (
     EITHER,
     FLAGS,
     INTEGERS,
+    INTEGRAL,
     KEY,
     MATRIX,
     MOST_BYTES,
     REAL,
+    REALS,
+    REST,
     RUN,
     RUN_BYTES,
     STACK,
@@ -35,10 +39,13 @@ from fedpdmc.federation.codecs import (
     VECTOR,
     WHOLE,
     WORDS,
+    Bodies,
+    Codec,
     Reader,
+    finite,
 )
 
-MAGIC, VERSION = b"FPDM", 2
+MAGIC, VERSION = b"FPDM", 3
 HEADER = struct.Struct("<4sBB")
 NOTHING_ASKED = bytes(DIGEST_BYTES)
 # What is said to remain where there is no privacy budget, and the numbers of an account where there is one.
@@ -175,13 +182,13 @@ class Plans(Message):
         (chains, dim), segments = self.start.shape, self.duration.shape[1]
         if not self.number.shape == self.chain.shape == self.duration.shape[:1] == (chains,):
             raise WireError("plan", "arrays of different numbers of chains")
-        if (np.diff(self.chain, prepend=-1) <= 0).any():
+        if chains and (self.chain[0] < 0 or np.count_nonzero(self.chain[1:] <= self.chain[:-1])):
             raise WireError("chain", "chains that are not in rising order")
         if self.velocity.shape != (chains, segments, dim):
             raise WireError("velocity", f"shape {self.velocity.shape} for {(chains, segments, dim)}")
-        if (self.number < 0).any():
+        if np.count_nonzero(self.number < 0):
             raise WireError("number", "a negative plan number")
-        if (self.duration < 0).any():
+        if np.count_nonzero(self.duration < 0):
             raise WireError("duration", "a negative duration")
 
 
@@ -208,15 +215,17 @@ class Arrivals(Message):
     kind, codecs = 8, (RUN, WHOLE, DIGEST, VECTOR, FLAGS, INTEGERS, MATRIX, REAL, REAL, REAL, WHOLE)
 
     def check(self):
-        """One of coordinate and normal for every chain; times that are not negative."""
+        """One of coordinate and normal for every chain; times and what is spent of an account are not negative."""
         chains = self.time.shape[0]
         if self.rang.shape != (chains,):
             raise WireError("rang", "another number of chains")
         marks = (self.coordinate.shape[0], self.normal.shape[0])
         if marks not in ((chains, 0), (0, chains)):
             raise WireError("mark", f"{marks} coordinates and normals for {chains} chains")
-        if (self.time < 0).any():
+        if np.count_nonzero(self.time < 0):
             raise WireError("time", "a negative time")
+        if self.observed < 0 or self.spent < 0:
+            raise WireError("account", "a negative amount")
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,20 +298,49 @@ KINDS: dict[int, type[Message]] = {
         Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell, Offer, Offered, Agree, Masked,
     )
 }  # fmt: skip
-# Dataclasses find out about their fields anew each time they are asked.
-FIELDS: dict[type[Message], tuple[tuple[str, Any], ...]] = {
-    form: tuple(zip((field.name for field in dataclasses.fields(form)), form.codecs, strict=True))  # type: ignore[arg-type]
-    for form in KINDS.values()
-}
 ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked)
+# Where all of them say which request they answer.
+ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)
+
+
+class _Field(NamedTuple):
+    """A field: its place in the declaration, its name, its codec and its part of the head."""
+
+    place: int
+    name: str
+    codec: Codec
+    head: slice
+
+
+class _Layout:
+    """The head of one kind of message, padded so that the numbers behind it are aligned; and its fields."""
+
+    def __init__(self, form: type[Message]):
+        self.form, names = form, [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
+        self.named = tuple(zip(names, form.codecs, strict=True))
+        codes, fields, at = HEADER.format, [], 3
+        for place, (name, codec) in enumerate(self.named):
+            codes, size = codes + codec.head, len(struct.unpack(codec.head, bytes(struct.calcsize(codec.head))))
+            fields.append(_Field(place, name, codec, slice(at, at + size)))
+            at += size
+        self.padding = bytes(-struct.calcsize(codes) % 8)
+        self.head = struct.Struct(f"{codes}{len(self.padding)}s")
+        # In the order of the bodies: what must be finite first.
+        self.fields = tuple(sorted(fields, key=lambda field: field.codec.place))
+        self.reals = sum(field.codec.place == REALS for field in fields)
+
+
+LAYOUTS = {kind: _Layout(form) for kind, form in KINDS.items()}
 
 
 def encode(message: Message) -> bytes:
     """A message as bytes."""
-    parts = [HEADER.pack(MAGIC, VERSION, message.kind)]
-    for name, codec in FIELDS[type(message)]:
-        parts += codec.write(getattr(message, name))
-    return b"".join(parts)
+    layout = LAYOUTS[message.kind]
+    heads: list[Any] = [MAGIC, VERSION, message.kind]
+    bodies: Bodies = ([], [], [])
+    for name, codec in layout.named:
+        codec.write(getattr(message, name), heads, bodies)
+    return b"".join([layout.head.pack(*heads, layout.padding), *bodies[REALS], *bodies[INTEGRAL], *bodies[REST]])
 
 
 def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
@@ -311,6 +349,29 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
         raise WireError("message", type(data).__name__)
     if len(data) > most_bytes:
         raise WireError("message", f"{len(data)} bytes where at most {most_bytes} are taken")
+    layout = _layout(data)
+    if len(data) < layout.head.size:
+        raise WireError("message", "a message that ends too early")
+    heads, reader = layout.head.unpack_from(data), Reader(data, layout.head.size)
+    if heads[-1] != layout.padding:
+        raise WireError("message", "bytes between its head and its numbers")
+    values: list[Any] = [None] * len(layout.fields)
+    for place, name, codec, own in layout.fields[: layout.reals]:
+        values[place] = codec.read(heads[own], reader, name)
+    if not finite(data, layout.head.size, reader.at):
+        wrong = [name for place, name, _, _ in layout.fields[: layout.reals] if not np.isfinite(values[place]).all()]
+        raise WireError(wrong[0], "numbers that are not finite")
+    for place, name, codec, own in layout.fields[layout.reals :]:
+        values[place] = codec.read(heads[own], reader, name)
+    if reader.at != len(data):
+        raise WireError("message", f"{len(data) - reader.at} bytes after its end")
+    message = layout.form(*values)
+    message.check()
+    return message
+
+
+def _layout(data: bytes) -> _Layout:
+    """That of a message that begins as one."""
     if len(data) < HEADER.size:
         raise WireError("message", "a message that ends too early")
     magic, version, kind = HEADER.unpack_from(data)
@@ -318,22 +379,15 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
         raise WireError("message", "bytes that are no message")
     if version != VERSION:
         raise WireError("message", f"version {version} where {VERSION} is spoken")
-    if kind not in KINDS:
+    if kind not in LAYOUTS:
         raise WireError("message", f"kind {kind}")
-    form, reader = KINDS[kind], Reader(data, HEADER.size)
-    values = [codec.read(reader, name) for name, codec in FIELDS[form]]
-    if reader.at != len(data):
-        raise WireError("message", f"{len(data) - reader.at} bytes after its end")
-    message = form(*values)
-    message.check()
-    return message
+    return LAYOUTS[kind]
 
 
-def answered(data: bytes) -> bytes | None:
-    """The hash of the request that a message answers, read without the rest; None if it cannot be an answer."""
-    begin = HEADER.size + RUN_BYTES + 8
-    kind = KINDS.get(data[HEADER.size - 1]) if len(data) >= begin + DIGEST_BYTES else None
-    return data[begin : begin + DIGEST_BYTES] if kind in ANSWERS else None
+def answered(data: bytes, asked: bytes) -> bool:
+    """Whether a message may answer the request with this hash, read without the rest; it may if it is no known answer."""
+    found = data[ASKED]
+    return found == asked or len(found) < DIGEST_BYTES or KINDS.get(data[HEADER.size - 1]) not in ANSWERS
 
 
 def digest(data: bytes) -> bytes:

@@ -1,0 +1,88 @@
+"""Where requests lie until their sites have answered them, whichever stream takes them there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import NamedTuple
+
+from fedpdmc.federation.remote import Request
+
+
+class Round:
+    """What a number of sites answer; the one that waits for it is woken once, by the last of them."""
+
+    def __init__(self, sites: int):
+        self.sites, self.answers = sites, dict[str, bytes]()
+        self._all: queue.SimpleQueue = queue.SimpleQueue()
+
+    def take(self, name: str, answer: bytes) -> None:
+        """The answer of one site."""
+        self.answers[name] = answer
+        if len(self.answers) == self.sites:
+            self._all.put(None)
+
+    def wait(self) -> dict[str, bytes]:
+        """All answers."""
+        if self.sites:
+            self._all.get()
+        return self.answers
+
+
+class Asked(NamedTuple):
+    """A request of a round."""
+
+    request: Request
+    round: Round
+
+
+class Desk:
+    """Where the coordinator leaves a site's request, and whichever stream the site has open takes it."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._lock = threading.Lock()
+        self._asked: Asked | None = None
+        self._inbox: queue.SimpleQueue | None = None
+        self.since, self.round_trip = time.monotonic(), 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the site has a stream open."""
+        return self._inbox is not None
+
+    def put(self, asked: Asked) -> None:
+        """Leave a request, in place of any before it."""
+        with self._lock:
+            self._asked = asked
+            if self._inbox is not None:
+                self._inbox.put(asked)
+
+    def arrive(self) -> queue.SimpleQueue:
+        """A new stream, which replaces any older one: what it is to send, None at its end."""
+        with self._lock:
+            if self._inbox is not None:
+                self._inbox.put(None)
+            inbox = self._inbox = queue.SimpleQueue()
+            self.since = time.monotonic()
+            if self._asked is not None:
+                inbox.put(self._asked)
+            return inbox
+
+    def leave(self, inbox: queue.SimpleQueue) -> bool:
+        """A stream has ended; returns whether it was the site's present one."""
+        with self._lock:
+            inbox.put(None)
+            present = inbox is self._inbox
+            if present:
+                self._inbox, self.since = None, time.monotonic()
+            return present
+
+    def give(self, asked: Asked, answer: bytes, seconds: float) -> None:
+        """The answer to a request, if it is still the one that is asked."""
+        with self._lock:
+            if asked is not self._asked:
+                return
+            self._asked, self.round_trip = None, seconds
+        asked.round.take(self.name, answer)
