@@ -5,6 +5,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.arrivals.adaptive import AdaptiveClock
 from fedpdmc.arrivals.clocks import AffineClock, Clock, ExponentialClock, is_exponential
+from fedpdmc.arrivals.squeezed import squeezed_clock
 from fedpdmc.arrivals.staged import StagedClock
 from fedpdmc.arrivals.thinning import ThinnedClock
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk, follow, pick
@@ -34,7 +35,8 @@ def clock_for(potential: Potential, dynamics: Dynamics) -> Clock:
         return AffineClock(potential, dynamics)
     if is_exponential(potential, dynamics):
         return ExponentialClock(potential, dynamics)  # type: ignore[arg-type]
-    return ThinnedClock(potential, dynamics)
+    squeezed = squeezed_clock(potential, dynamics)
+    return ThinnedClock(potential, dynamics) if squeezed is None else squeezed
 
 
 def holding(clock: Clock, share: Float[Array, " C"] | None) -> Clock:

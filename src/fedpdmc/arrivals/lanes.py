@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 # Chains whose records are passed over together.
 MOST_LANES, LEAST_LANES = 16, 8
@@ -36,6 +37,16 @@ def in_lanes(step: Callable[[S, Any, Any], S], state: S, path: Any, keys: Any, f
         index = jnp.where(walk.done[index], chains, index)
     else:
         index = jnp.nonzero(~walk.done, size=lanes, fill_value=chains)[0]
-    some = jax.tree.map(lambda x: x.at[index].get(mode="clip"), (state, path, keys))
+    some = gathered(index, (state, path, keys))
     some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
-    return jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), state, step(*some))
+    return scattered(index, state, step(*some))
+
+
+def gathered(index: Int[Array, " L"], rows: S) -> S:
+    """Some rows of all arrays, the last one in place of those beyond it."""
+    return jax.tree.map(lambda x: x.at[index].get(mode="clip"), rows)
+
+
+def scattered(index: Int[Array, " L"], old: S, new: S) -> S:
+    """The old rows with the new ones in their places."""
+    return jax.tree.map(lambda before, after: before.at[index].set(after, mode="drop"), old, new)

@@ -85,31 +85,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         return in_lanes(self._step, state, path, keys, fair=True) if dear else self._step(state, path, keys)
 
     def _step(self, state, path, keys):
-        return self._inspect(self._draw(state, path, keys), path)
-
-    def _draw(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
-        """From an anchor: the first candidate of the chord bounds, or the end of the cell."""
-        walk, bound = state.walk, state.bound
-        remaining = path.at(path.duration, walk.segment) - walk.offset
-        cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
-        slope = bound.slope + 0.5 * bound.curve * cell[:, None]
-        u = uniforms(keys, path.number, walk.draws, slope.shape[-1] + 1)
-        wait, mark = earliest(affine_clocks(bound.value.T, slope.T, u[:-1], path.number))
-        hit = wait < cell
-        ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
-        step = jnp.where(hit, wait, cell)
-        segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
-        moved = eqx.tree_at(
-            lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark),
-            walk,
-            (segment, offset, walk.draws + 1, over, path.horizon, mark),
-        )
-        drawn = eqx.tree_at(
-            lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
-            state,
-            (moved, jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
-        )
-        return keep_done(walk.done | ~state.anchored, state, drawn)
+        return self._inspect(draw(state, path, keys), path)
 
     def _inspect(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
         """One pass: the rates where the walk stands, to accept or reject a candidate and to start a cell."""
@@ -135,6 +111,31 @@ class ThinnedClock(Clock[ThinnedWalk]):
             inspected, anchored, jnp.zeros_like(anchored), state.ceiling, state.threshold, bound, a, ahead
         )
         return keep_done(walk.done | state.anchored, state, new)
+
+
+def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
+    """From an anchor: the first candidate of the chord bounds, or the end of the cell."""
+    walk, bound = state.walk, state.bound
+    remaining = path.at(path.duration, walk.segment) - walk.offset
+    cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
+    slope = bound.slope + 0.5 * bound.curve * cell[:, None]
+    u = uniforms(keys, path.number, walk.draws, slope.shape[-1] + 1)
+    wait, mark = earliest(affine_clocks(bound.value.T, slope.T, u[:-1], path.number))
+    hit = wait < cell
+    ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
+    step = jnp.where(hit, wait, cell)
+    segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
+    moved = eqx.tree_at(
+        lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark),
+        walk,
+        (segment, offset, walk.draws + 1, over, path.horizon, mark),
+    )
+    drawn = eqx.tree_at(
+        lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
+        state,
+        (moved, jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
+    )
+    return keep_done(walk.done | ~state.anchored, state, drawn)
 
 
 def cell_length(bound: RateBound) -> Float[Array, " C"]:

@@ -188,12 +188,17 @@ class LinearPredictor(Potential):
         if not math.isinf(self.loss.reach):
             reach = self.loss.reach / jnp.maximum(jnp.max(jnp.abs(speed), -1, initial=0.0), 1e-300)
         if flips and self.cubic is not None:
-            curve = jnp.einsum("ijk,cj,ck->ci", self.cubic, v, v)
-            return self._collect(second * speed), curve, reach
+            return self._collect(second * speed), self.curve_on_line(v), reach
         if flips:
             return self._collect(second * speed), self._collect(third * speed**2, jnp.abs(self.design)), reach
         slope = jnp.sum(second * speed**2, -1, keepdims=True)
         return slope, jnp.sum(third * jnp.abs(speed) ** 3, -1, keepdims=True), reach
+
+    def curve_on_line(self, v: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """A bound of ``|G''|`` on a line, from the cubic tensor."""
+        dim = self.dim
+        outer = (v[:, :, None] * v[:, None, :]).reshape(-1, dim * dim)
+        return outer @ self.cubic.reshape(dim, dim * dim).T  # type: ignore[union-attr]
 
     def _along_rotation(self, flips, gradient, a, v, position, speed, first, second, third):
         amplitude = jnp.hypot(position, speed)

@@ -110,7 +110,7 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
     design = np.asarray(potential.design)
     local = Local(*(np.asarray(x) for x in _local(potential, center)))
     tensor = np.einsum("n,ni,nj,nk->ijk", local.third, design, design, design, optimize=True)
-    quartic = _quartic_bound(design, local.largest_fourth)
+    quartic = quartic_bound(design, local.largest_fourth)
     coordinate = (local.largest_fourth[:, None] * design**4).sum(0)
     norms = np.abs(np.linalg.eigvalsh(np.moveaxis(tensor, 2, 0))).max(1)
     reach = potential.loss.growth * np.sqrt((design**2).sum(1).max(initial=0.0))
@@ -152,7 +152,7 @@ def _sharper(design: np.ndarray, local: Local) -> Quartic:
     """The fourth order."""
     dim = design.shape[1]
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
-    quartic = ROOM * _quartic_bound(design, local.largest_fifth)
+    quartic = ROOM * quartic_bound(design, local.largest_fifth)
     return Quartic(
         jnp.asarray((squares * local.fourth[:, None]).T @ squares),
         jnp.asarray(quartic * np.sqrt((design**2).sum(1).max(initial=0.0))),
@@ -185,7 +185,7 @@ def _cubic_bound(tensor: np.ndarray) -> float:
     return float(min([sigma[0], *bounds]))
 
 
-def _quartic_bound(design: np.ndarray, weight: np.ndarray) -> float:
+def quartic_bound(design: np.ndarray, weight: np.ndarray) -> float:
     """A bound of ``Σ w_n (ξ_n·b)⁴`` over unit vectors b, from the eigenpairs of ``Σ w vec(ξξᵀ) vec(ξξᵀ)ᵀ``.
 
     ``Q ≤ Σ_{k≤r} (λ_k − λ_{r+1}) ‖U_k‖² + λ_{r+1}`` for every r, with ``U_k`` the symmetric matrix of eigenvector k.

@@ -1,0 +1,188 @@
+"""Thinning on a polynomial that is known up to a proved error; the records are asked only where that leaves a doubt."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fedpdmc.arrivals.bounds import RELATIVE_SLACK, RateBound, certified, look
+from fedpdmc.arrivals.clocks import Clock, keep_done
+from fedpdmc.arrivals.lanes import gathered, scattered
+from fedpdmc.arrivals.thinning import ThinnedClock, ThinnedWalk, cell_length, draw, pick_mark
+from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import LinearPredictor, Potential, Sum
+from fedpdmc.potentials.base import Field
+from fedpdmc.potentials.expansion import DEGREE, Expansion, expansion, monomials, usual_points
+
+# Where the error adds more candidates than this to a cell the records are asked at once.
+MOST_DOUBT = 0.25
+# Chains whose records are passed over together: an eighth of them, within these limits.
+LEAST_LANES, MOST_LANES = 8, 64
+# Points at which it is tried out, and the share of them that must be within `MOST_DOUBT`.
+TRIALS, MOSTLY = 256, 0.75
+
+
+class SqueezedWalk(eqx.Module):
+    """A thinned walk that may wait for a pass over the records.
+
+    Attributes
+    ----------
+    waiting : (C,)
+        Whether the records are due where the walk stands.
+    poor : (C,)
+        Whether the polynomial is of no use there, so that the pass starts a cell too.
+    least, most : (C,)
+        What the polynomial says of the rate of the candidate.
+    """
+
+    thinned: ThinnedWalk
+    waiting: Bool[Array, " C"]
+    poor: Bool[Array, " C"]
+    least: Float[Array, " C"]
+    most: Float[Array, " C"]
+
+
+class SqueezedClock(Clock[SqueezedWalk]):
+    """Flips on lines, for records whose gradient is nearly a polynomial where the process goes.
+
+    A candidate of mark i comes from the chord bound, as in `ThinnedClock`, of ``v_i P_i + |v_i| e_i`` with ``e_i`` a bound of
+    the polynomial's error. It is accepted if its threshold is below ``v_i P_i − e_i``, rejected if above ``v_i P_i + e_i``,
+    and decided by the records in between: what is drawn is what thinning on the records alone would give under the same
+    bound. Where the polynomial is of no use (far from where it was expanded) the records give the bound as well; which of
+    the two it is depends on the anchor's position alone.
+
+    Attributes
+    ----------
+    cell : ()
+        The usual length of a cell, by which the polynomial's error is judged.
+    """
+
+    potential: Potential
+    expansion: Expansion
+    dynamics: Dynamics
+    cell: Float[Array, ""]
+
+    def idle(self, chains):
+        """A walk that waits for plans."""
+        false, zeros = jnp.zeros(chains, bool), jnp.zeros(chains)
+        return SqueezedWalk(ThinnedClock(self.potential, self.dynamics).idle(chains), false, false, zeros, zeros)
+
+    def walk(self, state):
+        """The walk within."""
+        return state.thinned.walk
+
+    def restart(self, state, new, path):
+        """Set out."""
+        thinned = ThinnedClock(self.potential, self.dynamics).restart(state.thinned, new, path)
+        return eqx.tree_at(lambda s: (s.thinned, s.waiting), state, (thinned, state.waiting & ~new))
+
+    def step(self, state, path, keys):
+        """Draw where the rates are bounded, look at the polynomial where they are not, and pass over records when enough wait."""
+        state = eqx.tree_at(lambda s: s.thinned, state, draw(state.thinned, path, keys))
+        state = self._survey(state, path)
+        chains = state.waiting.shape[0]
+        lanes = min(chains, max(LEAST_LANES, min(MOST_LANES, chains // LEAST_LANES)))
+
+        def due(now):
+            waiting, done = now.waiting, now.thinned.walk.done
+            return (jnp.sum(waiting) >= lanes) | (jnp.any(waiting) & jnp.all(waiting | done))
+
+        return jax.lax.while_loop(due, lambda now: self._pass(now, path, lanes), state)
+
+    def _survey(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
+        """What the polynomial says of a candidate, and the bound from there on, with the velocity that it leaves."""
+        thinned, walk = state.thinned, state.thinned.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        b = (a - self.expansion.center).T
+        powers = monomials(b, DEGREE + 1)
+        gradient, error, slip = self.expansion.gradient(powers), self.expansion.error(powers), self.expansion.slip(b)
+        rate, doubt = pick_mark(v * gradient.T, walk.mark), pick_mark(jnp.abs(v) * (error + slip).T, walk.mark)
+        doubt = doubt + RELATIVE_SLACK * jnp.abs(rate)
+        least, most = rate - doubt, rate + doubt
+        accepted = thinned.candidate & (thinned.threshold < least)
+        undecided = thinned.candidate & ~accepted & ~(thinned.threshold >= most)
+        ahead = self.dynamics.jump(v, jnp.where(accepted, walk.mark, -1))
+        bound, extra = self._bound(a, ahead, b, powers, gradient, error, slip)
+        poor = ~(extra * self.cell <= MOST_DOUBT)
+        waiting = undecided | poor
+        fault = jnp.where(thinned.candidate & ~waiting & ~(least <= thinned.ceiling), VIOLATED, FINE)
+        accepted &= ~waiting & (fault == FINE)
+        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
+        seen = eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.fault), walk, (accepted | (fault != FINE), accepted, time, fault)
+        )
+        new = ThinnedWalk(
+            seen, ~waiting, thinned.candidate & waiting, thinned.ceiling, thinned.threshold, bound, a, ahead
+        )  # fmt: skip
+        surveyed = SqueezedWalk(new, waiting, poor, least, most)
+        return keep_done(walk.done | thinned.anchored | state.waiting, state, surveyed)
+
+    def _bound(self, a, v, b, powers, gradient, error, slip) -> tuple[RateBound, Float[Array, " C"]]:
+        """The bound from ``(a, v)`` on, and how much the polynomial's error adds to the rates."""
+        slope = self.expansion.slope(powers, b, v.T)
+        records = next(t for t in getattr(self.potential, "terms", (self.potential,)) if isinstance(t, LinearPredictor))
+        curve = records.curve_on_line(v)
+        field = Field(gradient.T, slope.T, curve, jnp.full(a.shape[0], jnp.inf), jnp.max(slip, 0))
+        bound, speed = certified(self.dynamics, field, a, v), jnp.abs(v)
+        value, tilt = speed * error.T, speed * self.expansion.slope_error(error, v.T).T
+        return bound._replace(value=bound.value + value, slope=bound.slope + tilt), jnp.sum(value, -1)
+
+    def _pass(self, state: SqueezedWalk, path: Path, lanes: int) -> SqueezedWalk:
+        """One pass over the records for some of the chains that wait for it."""
+        chains = state.waiting.shape[0]
+        index = jnp.nonzero(state.waiting, size=lanes, fill_value=chains)[0]
+        some, own = gathered(index, (state, path))
+        some = eqx.tree_at(lambda s: s.waiting, some, some.waiting & (index < chains))
+        return scattered(index, state, self._inspect(some, own))
+
+    def _inspect(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
+        """Decide by the records; where the polynomial is of no use, start a cell with them as `ThinnedClock` does."""
+        thinned, walk = state.thinned, state.thinned.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        ahead = self.dynamics.jump(v, jnp.where(thinned.candidate, walk.mark, -1))
+        gradient, rates, bound = look(self.dynamics, self.potential, a, v, ahead)
+        rate = pick_mark(rates, walk.mark)
+        outside = ~state.poor & ~((rate >= state.least) & (rate <= state.most))
+        violated = thinned.candidate & (~(rate <= thinned.ceiling) | outside)
+        broken = ~jnp.all(jnp.isfinite(gradient), -1) | ~jnp.all(jnp.isfinite(bound.curve), -1)
+        fault = jnp.where(broken, NOT_FINITE, jnp.where(violated, VIOLATED, FINE))
+        accepted = thinned.candidate & (thinned.threshold < rate) & (fault == FINE)
+        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
+        inspected = eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.passes, w.fault),
+            walk,
+            (accepted | (fault != FINE), accepted, time, walk.passes + 1, fault),
+        )
+        none = jnp.zeros_like(accepted)
+        # Where the polynomial is good, the next survey starts the cell, as it would if the plan began here.
+        from_here = jnp.where(state.poor[:, None], a, jnp.nan)
+        new = ThinnedWalk(
+            inspected, state.poor & ~thinned.candidate, none, thinned.ceiling, thinned.threshold, bound, from_here, ahead
+        )  # fmt: skip
+        return keep_done(~state.waiting, state, SqueezedWalk(new, none, none, state.least, state.most))
+
+
+def squeezed_clock(potential: Potential, dynamics: Dynamics) -> SqueezedClock | None:
+    """Such a clock, where it applies and where the polynomial is good enough around the site's own mode."""
+    if not dynamics.flips or dynamics.flow.rotating or not isinstance(potential, LinearPredictor | Sum):
+        return None
+    known = expansion(potential)
+    if known is None:
+        return None
+    a, v = usual_points(potential, known.center, TRIALS)
+    cell, good = _tried(potential, known, dynamics, jnp.asarray(a), jnp.asarray(v))
+    return SqueezedClock(potential, known, dynamics, cell) if good >= MOSTLY else None
+
+
+@eqx.filter_jit
+def _tried(potential, known: Expansion, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
+    """The median cell, and the share of points at which the polynomial is good."""
+    b = (a - known.center).T
+    powers = monomials(b, DEGREE + 1)
+    clock = SqueezedClock(potential, known, dynamics, jnp.ones(()))
+    bound, extra = clock._bound(a, v, b, powers, known.gradient(powers), known.error(powers), known.slip(b))
+    cell = jnp.median(cell_length(bound))
+    return cell, jnp.mean(extra * cell <= MOST_DOUBT)

@@ -1,0 +1,81 @@
+"""Records as a polynomial: its error and that of its slope are bounded, near the site's own mode and far from it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.support import predictor
+
+from fedpdmc.potentials import Quadratic, Sum
+from fedpdmc.potentials.expansion import DEGREE, differentials, expansion, factorials, monomials
+
+pytestmark = pytest.mark.usefixtures("double")
+
+
+def test_monomials_are_those_of_the_multinomial_formula():
+    b, c = np.random.default_rng(0).normal(size=(2, 4, 7))
+    pairs = zip(monomials(jnp.asarray(b), 4), monomials(jnp.asarray(c), 4), factorials(4, 4), strict=True)
+    for k, (one, other, factorial) in enumerate(pairs):
+        assert one.shape[0] == math.comb(4 + k - 1, k)
+        expected = (b * c).sum(0) ** k / math.factorial(k)
+        np.testing.assert_allclose((np.asarray(one * other) / factorial[:, None]).sum(0), expected, rtol=1e-10)
+
+
+def test_differentials_are_derivatives_of_monomials():
+    b, v = (jnp.asarray(x) for x in np.random.default_rng(1).normal(size=(2, 3, 5)))
+    _, expected = jax.jvp(lambda x: jnp.concatenate(monomials(x, DEGREE)), (b,), (v,))
+    np.testing.assert_allclose(jnp.concatenate(differentials(monomials(b, DEGREE), b, v)), expected, atol=1e-12)
+
+
+def potential_of(name, with_prior):
+    """Records, alone or with a share of a prior."""
+    records = predictor(name, seed=3, n=400, d=3, scale=0.7)
+    prior = Quadratic(jnp.diag(jnp.asarray([1.0, 2.0, 0.5])), jnp.asarray([0.3, -1.0, 0.0]))
+    return Sum((records, prior)) if with_prior else records
+
+
+@pytest.mark.parametrize("name", ["logistic", "student_t"])
+@pytest.mark.parametrize("with_prior", [False, True])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 100.0])
+def test_errors_are_bounded(name, with_prior, spread):
+    potential, rng = potential_of(name, with_prior), np.random.default_rng(4)
+    known = expansion(potential)
+    a = known.center + spread * jnp.asarray(rng.normal(size=(400, 3)))
+    v = jnp.asarray(rng.choice([-1.0, 1.0], size=(400, 3)))
+    b, powers = (a - known.center).T, monomials((a - known.center).T, DEGREE + 1)
+    gradient, slope = jax.vmap(lambda x, y: jax.jvp(potential.gradient, (x,), (y,)))(a, v)
+    off, bound = np.abs(gradient.T - known.gradient(powers)), np.asarray(known.error(powers))
+    assert np.all(off <= bound + known.slip(b))
+    tilt = np.asarray(known.slope_error(known.error(powers), v.T))
+    assert np.all(np.abs(slope.T - known.slope(powers, b, v.T)) <= tilt + 1e-9)
+    if spread == 0.1:
+        # The bounds are of the order of the errors: they are of use.
+        assert np.mean(bound) < 30 * np.mean(off)
+        assert np.mean(tilt) < 90 * np.mean(np.abs(slope.T - known.slope(powers, b, v.T)))
+
+
+def test_a_bound_without_its_records_is_too_small():
+    records = predictor("logistic", seed=3, n=400, d=3, scale=0.7)
+    known, half = expansion(records), expansion(predictor("logistic", seed=3, n=400, d=3, scale=0.3))
+    powers = monomials(0.5 * jnp.asarray(np.random.default_rng(5).normal(size=(3, 400))), DEGREE + 1)
+    gradient = jax.vmap(records.gradient)(known.center + powers[1].T).T
+    assert not np.all(np.abs(gradient - known.gradient(powers)) <= half.error(powers))
+
+
+def test_it_applies_to_many_records_of_uniform_losses_alone():
+    many = predictor("logistic", seed=0, n=400, d=3)
+    assert expansion(many) is not None
+    assert expansion(predictor("poisson", seed=0, n=400, d=3)) is None
+    assert expansion(predictor("logistic", seed=0, n=200, d=3)) is None
+    assert expansion(predictor("logistic", seed=0, n=400, d=9)) is None
+    assert expansion(many.expanded_at(jnp.zeros(3), 2)) is None
+    assert expansion(Quadratic(jnp.eye(3), jnp.zeros(3))) is None
+
+
+def test_separable_records_have_a_center_too():
+    records = predictor("logistic", seed=0, n=400, d=3)
+    separable = jnp.sign(records.design[:, 0]) * 0.5 + 0.5
+    known = expansion(type(records).from_records(records.design, separable, records.loss))
+    assert np.all(np.isfinite(known.center)) and known.center[0] > 2
