@@ -51,7 +51,7 @@ def agree(one, other):
     return stats.ks_2samp(one[0], other[0]).pvalue, stats.chi2_contingency(table).pvalue
 
 
-@pytest.mark.parametrize("name", ["logistic", "student_t"])
+@pytest.mark.parametrize("name", ["logistic", pytest.param("student_t", marks=pytest.mark.long)])
 @pytest.mark.parametrize("offset", [[-0.1, 0.05, 0.1], [-4.0, 3.0, -5.0]], ids=["near", "far"])
 def test_arrivals_have_the_law_of_thinning_on_the_records(name, offset):
     squeezed = clock(name)

@@ -7,6 +7,7 @@ from tests.federation.rounds import KINDS, assert_same_path, compiled, method, o
 from tests.support import hospitals, logistic_site
 
 import fedpdmc as fp
+from fedpdmc.arrivals.squeezed import SqueezedClock
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.federation import inverted, local
 from fedpdmc.federation.base import message_bytes
@@ -66,6 +67,20 @@ def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at, dense):
     np.testing.assert_array_equal(run.plans, rounds.plans)
     np.testing.assert_array_equal(run.passes, np.full(3, run.plans.sum()))
     assert run.rounds == rounds.rounds
+
+
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("far", marks=pytest.mark.long)])
+def test_polynomials_do_what_plain_rounds_do(kind):
+    """The records give the same bits whether they are asked for one chain or for several that wait."""
+    sites = [logistic_site("large", 300), logistic_site("larger", 280)]
+    init = None if kind == "zigzag" else 6 * np.random.default_rng(0).normal(size=(16, 2))
+    chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=init)
+    assert all(isinstance(group.clock, SqueezedClock) for group in start(chosen).federation.groups)
+    skeleton, run = compiled(chosen, ENDS)
+    other, rounds = plain(chosen, ENDS)
+    for one, two in zip(skeleton, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert 0 < run.passes.sum() and run.rounds == rounds.rounds
 
 
 def cells(*owned):

@@ -9,7 +9,7 @@ import pytest
 from tests.support import predictor
 
 from fedpdmc.potentials import Quadratic, Sum
-from fedpdmc.potentials.expansion import DEGREE, differentials, expansion, factorials, monomials
+from fedpdmc.potentials.expansion import DEGREE, Expansion, differentials, expansion, factorials, monomials
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -29,6 +29,12 @@ def test_differentials_are_derivatives_of_monomials():
     np.testing.assert_allclose(jnp.concatenate(differentials(monomials(b, DEGREE), b, v)), expected, atol=1e-12)
 
 
+def expanded(potential) -> Expansion:
+    known = expansion(potential)
+    assert known is not None
+    return known
+
+
 def potential_of(name, with_prior):
     """Records, alone or with a share of a prior."""
     records = predictor(name, seed=3, n=400, d=3, scale=0.7)
@@ -41,7 +47,7 @@ def potential_of(name, with_prior):
 @pytest.mark.parametrize("spread", [0.1, 3.0, 100.0])
 def test_errors_are_bounded(name, with_prior, spread):
     potential, rng = potential_of(name, with_prior), np.random.default_rng(4)
-    known = expansion(potential)
+    known = expanded(potential)
     a = known.center + spread * jnp.asarray(rng.normal(size=(400, 3)))
     v = jnp.asarray(rng.choice([-1.0, 1.0], size=(400, 3)))
     b, powers = (a - known.center).T, monomials((a - known.center).T, DEGREE + 1)
@@ -58,7 +64,7 @@ def test_errors_are_bounded(name, with_prior, spread):
 
 def test_a_bound_without_its_records_is_too_small():
     records = predictor("logistic", seed=3, n=400, d=3, scale=0.7)
-    known, half = expansion(records), expansion(predictor("logistic", seed=3, n=400, d=3, scale=0.3))
+    known, half = expanded(records), expanded(predictor("logistic", seed=3, n=400, d=3, scale=0.3))
     powers = monomials(0.5 * jnp.asarray(np.random.default_rng(5).normal(size=(3, 400))), DEGREE + 1)
     gradient = jax.vmap(records.gradient)(known.center + powers[1].T).T
     assert not np.all(np.abs(gradient - known.gradient(powers)) <= half.error(powers))
@@ -77,5 +83,5 @@ def test_it_applies_to_many_records_of_uniform_losses_alone():
 def test_separable_records_have_a_center_too():
     records = predictor("logistic", seed=0, n=400, d=3)
     separable = jnp.sign(records.design[:, 0]) * 0.5 + 0.5
-    known = expansion(type(records).from_records(records.design, separable, records.loss))
+    known = expanded(type(records).from_records(records.design, separable, records.loss))
     assert np.all(np.isfinite(known.center)) and known.center[0] > 2
