@@ -49,10 +49,10 @@ class SqueezedClock(Clock[SqueezedWalk]):
     """Flips on lines, for records whose gradient is nearly a polynomial where the process goes.
 
     A candidate of mark i comes from the chord bound, as in `ThinnedClock`, of ``v_i P_i + |v_i| e_i`` with ``e_i`` a bound
-    of the polynomial's error. It is accepted if its threshold is below ``v_i P_i − e_i``, rejected if above
-    ``v_i P_i + e_i``, and decided by the records in between: what is drawn is what thinning on the records alone would give under the same
-    bound. Where the polynomial is of no use (far from where it was expanded) the records give the bound as well; which of
-    the two it is depends on the anchor's position alone.
+    of the polynomial's error. It is accepted if its threshold is below ``v_i P_i − |v_i| e_i``, rejected if above
+    ``v_i P_i + |v_i| e_i``, and decided by the records in between: what is drawn is what thinning on the records alone would
+    give under the same bound. Where the polynomial is of no use (far from where it was expanded) the records give the bound
+    as well; which of the two it is depends on the anchor's position alone.
 
     Attributes
     ----------
