@@ -21,13 +21,13 @@ def lane_count(chains: int) -> int:
     return min(chains, max(LEAST_LANES, min(MOST_LANES, chains // 4)))
 
 
-def in_lanes(step: Callable[[S, Any, Any], S], state: S, path: Any, keys: Any, fair: bool = False) -> S:
+def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: Any, fair: bool = False) -> Any:
     """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain.
 
     ``path`` and ``keys`` have rows for the chains too. ``fair``: those with the fewest passes so far, so that where plans
     are short no chain waits until others have reached the end of the block; else the first of them.
     """
-    walk = state.walk  # type: ignore[attr-defined]
+    walk = state.walk
     chains = walk.done.shape[0]
     lanes = lane_count(chains)
     if lanes == chains:

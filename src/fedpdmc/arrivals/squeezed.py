@@ -174,7 +174,7 @@ def squeezed_clock(potential: Potential, dynamics: Dynamics) -> SqueezedClock | 
         return None
     a, v = usual_points(potential, known.center, TRIALS)
     cell, good = _tried(potential, known, dynamics, jnp.asarray(a), jnp.asarray(v))
-    return SqueezedClock(potential, known, dynamics, cell) if good >= MOSTLY else None
+    return SqueezedClock(potential=potential, expansion=known, dynamics=dynamics, cell=cell) if good >= MOSTLY else None
 
 
 @eqx.filter_jit
@@ -182,7 +182,7 @@ def _tried(potential, known: Expansion, dynamics: Dynamics, a: Float[Array, "n d
     """The median cell, and the share of points at which the polynomial is good."""
     b = (a - known.center).T
     powers = monomials(b, DEGREE + 1)
-    clock = SqueezedClock(potential, known, dynamics, jnp.ones(()))
+    clock = SqueezedClock(potential=potential, expansion=known, dynamics=dynamics, cell=jnp.ones(()))
     bound, extra = clock._bound(a, v, b, powers, known.gradient(powers), known.error(powers), known.slip(b))
     cell = jnp.median(cell_length(bound))
     return cell, jnp.mean(extra * cell <= MOST_DOUBT)
