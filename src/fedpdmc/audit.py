@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpdmc.errors import WireError
+from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import Agent
 from fedpdmc.federation.journal import Entry, Kind, read_log
 from fedpdmc.federation.keepsakes import SEED, SUM_KEY
 from fedpdmc.federation.opening import open_agent
+from fedpdmc.federation.software import differences
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.rewind import rewound
 from fedpdmc.study import Study
@@ -32,11 +33,15 @@ class Replay(NamedTuple):
         Sequence numbers of those that did not, or that do not belong to their request.
     unchecked : dict
         How many answers could not be made again, by the reason why.
+    software : list of str
+        In what the software or the machine that wrote the log differs from the present one: answers may then differ in
+        their last bits.
     """
 
     same: int
     different: list[int]
     unchecked: dict[str, int]
+    software: list[str]
 
 
 NO_SECRET = (
@@ -72,7 +77,7 @@ def replay(
     ledger : path, optional
         The site's ledger, for a contract with a budget; the user's own by default.
     """
-    found = Replay(0, [], {})
+    found = Replay(0, [], {}, differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
         agent, secret = _again(study, name, source, Path(store), query, ledger, Path(folder))
         request = b""
@@ -113,7 +118,7 @@ def _run_of(store: Path) -> str | None:
 
 def _compare(agent: Agent, request: bytes, entry: Entry, secret: bool, found: Replay) -> Replay:
     """One answer more: made again, or taken as it is logged with the reason why."""
-    given: Any = wire.decode(entry.payload)
+    given: Any = _read(entry.payload, found)
     if given.request != wire.digest(request):
         return found._replace(different=[*found.different, given.sequence])
     why = _unrepeatable(request, given, secret)
@@ -124,6 +129,17 @@ def _compare(agent: Agent, request: bytes, entry: Entry, secret: bool, found: Re
     if entry.kind is Kind.ANSWER:
         agent.adopt(request, entry.payload)
     return found._replace(unchecked=found.unchecked | {why: found.unchecked.get(why, 0) + 1})
+
+
+def _read(data: bytes, found: Replay) -> wire.Message:
+    """An answer of the log."""
+    try:
+        return wire.decode(data)
+    except WireError as error:
+        by = ", ".join(found.software) or "this software"
+        raise InputError(
+            "store", f"a log of {by}: {error.found}", "Replay it with the version that wrote it."
+        ) from error
 
 
 def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:

@@ -116,7 +116,8 @@ def sample_study(
     sampler = Sampler(method, burn_in, keep, keeper)
     if begun and saved is not None:
         _restore(sampler, connection, saved)
-        sampler.resume(progress)
+        if not sampler.resume(progress):
+            return sampler.posterior()
     else:
         sampler.check_budget(burn_in + (duration or 0.0))
         if burn_in > 0:

@@ -39,6 +39,8 @@ BLOCK_BYTES = 2**26
 # Rounds one by one: what the arrays of a round weigh beside their numbers, and a block that long runs can afford.
 ROUND_BYTES, ROUNDS_BLOCK_BYTES = 4096, 2**23
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
+# What ends a run for good, with what it has got to.
+LIMITS = (BudgetSpent, LimitReached)
 
 
 def check_length(duration: float | None, ess: float | None) -> None:
@@ -152,10 +154,26 @@ class Sampler:
             self._set_goal(0.0, 1)
             self._reach_goal(display)
 
-    def resume(self, progress: bool) -> None:
-        """Reach the goal that was set before."""
+    def resume(self, progress: bool) -> bool:
+        """Reach the goal that was set before; returns whether that could be done."""
         with self._display(progress, "resuming") as display:
-            self._reach_goal(display)
+            try:
+                self._reach_goal(display)
+            except LIMITS as stopped:
+                self._ends_early(stopped, 0.0)
+                return False
+        return True
+
+    def _ends_early(self, stopped: BaseException, since: float) -> None:
+        """Say where a run that was stopped ends; raise what stopped it if it has got nowhere."""
+        if self.run.time <= since:
+            raise stopped
+        reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
+        why = reasons.get(type(stopped), "Interrupted")
+        warnings.warn(
+            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.run.time:g}.",
+            stacklevel=3,
+        )
 
     def _display(self, wanted: bool, title: str) -> Display:
         return Display(wanted, title, None if self.watch is None else self.watch.status)
@@ -174,16 +192,8 @@ class Sampler:
                     following._advance(following.run.time + float(duration), display)
                 else:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
-            except (KeyboardInterrupt, BudgetSpent, LimitReached) as stopped:
-                if following.run.time <= max(self.run.time, 0.0):
-                    raise
-                reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
-                why = reasons.get(type(stopped), "Interrupted")
-                warnings.warn(
-                    f"{why}: the unfinished block is dropped, and the posterior ends at process time "
-                    f"{following.run.time:g}.",
-                    stacklevel=2,
-                )
+            except (KeyboardInterrupt, *LIMITS) as stopped:
+                following._ends_early(stopped, max(self.run.time, 0.0))
         following.judge()
         return following.posterior()
 

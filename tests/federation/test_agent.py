@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import resource
 
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
 
+import fedpdmc
 from fedpdmc.audit import replay, show
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.federation import wire
+from fedpdmc.federation import software, wire
 from fedpdmc.federation.agent import MOST_REFUSALS
 from fedpdmc.federation.journal import Journal, Kind, read_log
 
@@ -207,7 +209,7 @@ def test_a_full_disk_stops_the_answer_and_nothing_is_lost(agent):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert agent.observed_time == 0.0
     assert isinstance(ask(agent, plans()), wire.Arrivals)
-    assert len(list(agent.journal.entries())) == 5
+    assert len(list(agent.journal.entries())) == 6
 
 
 def test_a_torn_entry_is_cut_off_and_an_altered_one_is_found(zigzag, agent):
@@ -241,6 +243,38 @@ def test_a_log_replays_to_the_same_answers(zigzag, agent):
     assert (found.same, found.different) == (5, [])
     other = replay(zigzag.study, "north", zigzag.data["south"], store=agent.journal.folder)
     assert other.different
+
+
+def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_says_so(zigzag, agent, monkeypatch):
+    store = agent.journal.folder
+    agent.answer(plans())
+    agent.journal.close()
+    first = next(read_log(store)).note
+    assert first["event"] == "software" and first["jax"] == jax.__version__ and first["numpy"] == np.__version__
+    assert any(f"software fedpdmc={fedpdmc.__version__}" in line for line in show(store))
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different, found.software) == (2, [], [])
+    here = software.present()
+    monkeypatch.setattr(software, "present", lambda: here | {"jax": "99.0"})
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert found.same == 2 and found.software == [f"jax {here['jax']} (here 99.0)"]
+    # A site that goes on with other software writes that down, once.
+    for _ in range(2):
+        zigzag.agent("north", store).journal.close()
+    notes = [entry.note["jax"] for entry in read_log(store) if software.written(entry)]
+    assert notes == [here["jax"], "99.0"]
+    agent.journal = Journal(store)
+
+
+def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
+    store = agent.journal.folder
+    agent.journal.close()
+    monkeypatch.setattr(wire, "VERSION", wire.VERSION + 1)
+    with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: version"):
+        zigzag.agent("north", store)
+    with pytest.raises(InputError, match="Replay it with the version that wrote it"):
+        replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    agent.journal = Journal(store)
 
 
 def test_the_secret_seed_is_the_sites_alone(zigzag, tmp_path):

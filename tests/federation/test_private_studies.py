@@ -191,7 +191,7 @@ def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
         open_agent(folder.study, "north", folder.data["north"], seed=1, **options)
     agent = open_agent(folder.study, "north", folder.data["north"], seed=1, seeded_for_tests=True, **options)
     notes = [entry.note["event"] for entry in agent.journal.entries() if entry.kind is Kind.NOTE]
-    assert notes == ["seeded for tests: NOT private"] and agent.site.budget.account_name == "records"
+    assert notes == ["seeded for tests: NOT private", "software"] and agent.site.budget.account_name == "records"
     agent.journal.close()
     Ledger.open(tmp_path / "ledger.db").close()
 

@@ -436,7 +436,14 @@ def test_at_a_limit_of_the_contract_the_posterior_ends_with_the_last_whole_block
     contract = folder.contract.replace("observed_time = 1000.0", "observed_time = 200.0").replace(
         "duration = 6.0", "ess = 2000"
     )
-    small = Folder(tmp_path, contract)
-    with pytest.warns(UserWarning, match="A limit of the contract is reached: the unfinished block is dropped"):
-        post = small.in_process()
+    small, ends = Folder(tmp_path, contract), "A limit of the contract is reached: the unfinished block is dropped"
+    with pytest.warns(UserWarning, match=ends), fp.connect(
+        small.study, data=small.data, seed=SEED, store=tmp_path / "store"
+    ) as connection:  # fmt: skip
+        post = fp.sample(connection, progress=False)
     assert post.duration >= 10.0 - 1e-9
+    # Nor when the run is taken up again, whatever is asked of it.
+    with pytest.warns(UserWarning, match=ends), fp.connect(
+        small.study, data=small.data, store=tmp_path / "store"
+    ) as connection:  # fmt: skip
+        assert same_bits(fp.sample(connection, ess=20, progress=False), post)

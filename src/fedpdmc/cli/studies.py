@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,13 +27,20 @@ def guarded(work: Callable[[], int]) -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("fedpdmc").setLevel(logging.INFO)
     try:
-        return work()
+        with warnings.catch_warnings():
+            warnings.showwarning = _said
+            return work()
     except FedPDMCError as error:
         logging.getLogger("fedpdmc").error("%s", error)
         return REFUSED
     except KeyboardInterrupt:
         logging.getLogger("fedpdmc").warning("interrupted; what was kept in the store goes on when started again")
         return INTERRUPTED
+
+
+def _said(message, category, *place) -> None:
+    """A warning as a line of the log: where in the program it arose tells an operator nothing."""
+    logging.getLogger("fedpdmc").warning("%s", message)
 
 
 def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int, hosts: Sequence[str]) -> int:
@@ -61,19 +69,19 @@ def revoke_certificates(folder: Path, certificates: Sequence[Path], fingerprints
 
 def check(path: Path, records: int) -> int:
     """Read a contract, run it on made-up records, and say what it will cost."""
-    study, console = read_study(path), Console(highlight=False)
-    console.print(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
-    console.print(f"parameters: {', '.join(study.names)}", markup=False)
-    console.print(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
-    console.print(f"released: {_released(study)}; {_budget_words(study)}")
+    study = read_study(path)
+    print(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
+    print(f"parameters: {', '.join(study.names)}")
+    print(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
+    print(f"released: {_released(study)}; {_budget_words(study)}")
     trial = try_study(study, records=records)
-    console.print(f"dry run on {records} made-up records a site: {trial.posterior!r}", markup=False)
-    console.print(
+    print(f"dry run on {records} made-up records a site: {trial.posterior!r}")
+    print(
         f"expected of the whole run: {trial.rounds:,} requests (limit {study.rounds:,}), observed process time up to "
         f"{trial.observed_time:,.4g} (limit {study.observed_time:,.4g}), {trial.bytes_per_round:,} bytes a round and site"
     )
     if trial.rounds > study.rounds or trial.observed_time > study.observed_time:
-        console.print("The limits are likely too small for what [run] asks for.", style="red")
+        Console(highlight=False).print("The limits are likely too small for what [run] asks for.", style="red")
         return 1
     return 0
 
@@ -187,8 +195,12 @@ def audit_show(store: Path) -> int:
 def audit_replay(path: Path, name: str, data: str, query: str | None, store: Path, ledger: Path | None) -> int:
     """Answer a log's requests again and compare."""
     source = data if ":" in data else Path(data)
-    same, different, unchecked = replay(read_study(path), name, source, store=store, query=query, ledger=ledger)
+    same, different, unchecked, software = replay(
+        read_study(path), name, source, store=store, query=query, ledger=ledger
+    )
     print("The log is whole: every entry carries the hash of all before it.")
+    if software:
+        print(f"It was written with {', '.join(software)}: answers may differ in their last bits for that alone.")
     print(f"{same} answers came out the same, {len(different)} did not.")
     for why, count in unchecked.items():
         print(f"{count} answers bear the hash of their request but were not made again: {why}.")

@@ -25,7 +25,7 @@ from fedpdmc.errors import (
     Refused,
     WireError,
 )
-from fedpdmc.federation import wire
+from fedpdmc.federation import software, wire
 from fedpdmc.federation.journal import Journal, Kind
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.sums import Party, Unproved
@@ -106,9 +106,10 @@ class Agent:
 
     @double_precision
     def _recall(self) -> None:
-        """Come back to where the log ends."""
-        request = None
+        """Come back to where the log ends, and write down with what it goes on if that is new."""
+        request, last = None, None
         for entry in self.journal.entries():
+            last = software.written(entry) or last
             if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
                 if entry.note["study"] != self.study.digest.hex():
                     raise InputError("store", "the log of another contract", "Give every study a store of its own.")
@@ -120,7 +121,9 @@ class Agent:
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
             elif entry.kind is Kind.ANSWER and request is not None:
-                self.absorb(wire.decode(request), wire.decode(entry.payload))
+                self.absorb(*(_logged(data, last) for data in (request, entry.payload)))
+        if last != (present := software.present()):
+            self.journal.note(software.EVENT, **present)
 
     def progress(self) -> str:
         """How much of what the contract allows has been asked."""
@@ -386,6 +389,15 @@ class Agent:
             horizon = message.duration.sum(-1)
             self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
             self.observed_time += float(np.minimum(given.time, horizon).sum())
+
+
+def _logged(data: bytes, written: dict[str, str] | None) -> wire.Message:
+    """A message of the log."""
+    try:
+        return wire.decode(data)
+    except WireError as error:
+        by = (written or {}).get("fedpdmc", software.UNKNOWN)
+        raise InputError("store", f"a log of fedpdmc {by}: {error.found}", "Go on with that version.") from error
 
 
 def _whole(message: wire.Plans, chains: int, segments: int) -> Plan:
