@@ -3,6 +3,7 @@
 import re
 import shlex
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,14 @@ def blocks(language):
 
 
 def test_the_contract_and_the_policy_can_be_used(tmp_path):
-    contract, without, privacy, policy, pinned = blocks("toml")
+    contract, without, privacy, policy, superlink, pinned = blocks("toml")
     study = parse_study(contract.encode())
     assert study.names == ("Intercept", "drug[T.verum]", "age")
     other = contract.replace("[dynamics]", without.strip() + "\n#").replace('"own"', '"none"', 1)
     other = other.replace("passes = true", "")
     assert parse_study(other.encode()).kind == "ZigZag"
     assert parse_study((other + privacy).encode()).epsilon == 2.0
+    assert set(tomllib.loads(superlink)["superlink"]["study"]) == {"address", "root-certificates"}
     (tmp_path / "policy.toml").write_text(policy + pinned)
     found = read_policy(tmp_path / "policy.toml")
     found.check("north", study, 100)
@@ -40,7 +42,8 @@ def test_the_contract_and_the_policy_can_be_used(tmp_path):
 
 
 def commands():
-    lines = "".join(blocks("")).replace("\\\n", " ").splitlines()
+    lines = "".join(blocks("") + blocks("ini")).replace("\\\n", " ").splitlines()
+    lines = [line.removeprefix("ExecStart=/srv/venv/bin/") for line in lines]
     return [line for line in lines if line.startswith("fedpdmc ")]
 
 

@@ -63,7 +63,7 @@ def revoke_certificates(folder: Path, certificates: Sequence[Path], fingerprints
     if not [*found, *fingerprints]:
         raise InputError("revoke", "nothing", "Give --certificate or --fingerprint.")
     path = revoke(folder, [*found, *fingerprints])
-    print(f"{path}: {len(path.read_text().splitlines())} certificates are no longer taken.")
+    print(f"{path}: no longer taken, in all: {len(path.read_text().splitlines())}.")
     return 0
 
 
