@@ -12,9 +12,10 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from fedpdmc.enclosures import arithmetic, linear
+from fedpdmc.enclosures import arithmetic, jets, linear
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
-from fedpdmc.enclosures.patterns import INNER, largest_of, name_of_call, sigmoid_of
+from fedpdmc.enclosures.jets import Balls, Jet
+from fedpdmc.enclosures.patterns import INNER, largest_of, log_erfc_of, name_of_call, sigmoid_of
 from fedpdmc.enclosures.registry import CALLS, RULES
 from fedpdmc.enclosures.shifts import Shifted, settled, shifted, shifted_rule
 from fedpdmc.enclosures.smooth import FUNCTIONS, apply
@@ -65,7 +66,7 @@ def enclose(function: Callable, cell: Cell | None = None) -> Callable:
 
 
 def _is_form(x: Any) -> bool:
-    return isinstance(x, (Assumed, Interval, Series, Truth))
+    return isinstance(x, (Assumed, Interval, Jet, Series, Truth))
 
 
 def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -87,7 +88,10 @@ def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     for equation in jaxpr.eqns:
         forms = [read(atom) for atom in equation.invars]
         parts = sigmoid_of(producers, equation)
-        if parts is not None and not all(is_point(read(atom)) for atom in parts):
+        tail = log_erfc_of(producers, equation) if isinstance(cell, Balls) else None
+        if tail is not None and isinstance(read(tail[0]), Jet) and is_point(read(tail[1])):
+            found = [jets.log_erfc(cell, read(tail[0]), read(tail[1]))]
+        elif parts is not None and not all(is_point(read(atom)) for atom in parts) and not isinstance(cell, Balls):
             one, other = (settled(cell, read(atom)) for atom in parts)
             found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
         elif equation.primitive.name == "stop_gradient":
@@ -101,10 +105,12 @@ def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
 
 def _stopped(cell: Cell, equation, form: Form, producers, read) -> Form:
     """A value that is not differentiated stands for itself: as a shift, it may cancel."""
-    if is_point(form) or not isinstance(form, (Interval, Series)):
+    if is_point(form) or not isinstance(form, (Interval, Jet, Series)):
         return form
     source = largest_of(producers, equation.invars[0])
     among = None if source is None else read(source[0])
+    if isinstance(form, Jet):
+        return shifted(cell, form)
     if source is None or not isinstance(among, Series) or math.prod(form.shape) != _kept(among, source[1]):
         return shifted(cell, form)
     return shifted(cell, form, among, source[1])
@@ -130,6 +136,11 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
         if carried is not None:
             return [carried]
         return _evaluate(cell, equation, [settled(cell, form) for form in forms])
+    if isinstance(cell, Balls):
+        try:
+            return jets.evaluate(cell, equation, forms)
+        except NotImplementedError as error:
+            raise NoEnclosure(name, where(equation), str(error)) from error
     if name in CONTROL:
         return CONTROL[name](cell, equation, forms)
     if name not in RULES and name not in linear.MOVES:
@@ -158,7 +169,8 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     called = name_of_call(equation)
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
-        return [CALLS[called](cell, {}, *(settled(cell, form) for form in forms))]
+        known = [settled(cell, form) for form in forms]
+        return [jets.rule(cell, called, {}, *known) if isinstance(cell, Balls) else CALLS[called](cell, {}, *known)]
     try:
         return run(cell, jaxpr, consts, forms)
     except NoEnclosure as error:

@@ -52,6 +52,18 @@ def largest_of(producers: dict[Any, Any], atom: Any) -> tuple[Any, tuple[int, ..
     return next((found for other in made.invars if (found := largest_of(producers, other)) is not None), None)
 
 
+def log_erfc_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
+    """Atoms (x, c) if the equation is ``log(c erfc(x))``."""
+    scaled = producers.get(_key(equation.invars[0])) if equation.primitive.name == "log" else None
+    if scaled is None or scaled.primitive.name != "mul":
+        return None
+    for factor, tail in (scaled.invars, scaled.invars[::-1]):
+        made = producers.get(_key(tail))
+        if made is not None and made.primitive.name == "erfc":
+            return made.invars[0], factor
+    return None
+
+
 def _unguarded(producers: dict[Any, Any], atom: Any) -> Any:
     """The atom behind ``where(atom == inf, 0, atom)``."""
     choice = producers.get(_key(atom))

@@ -1,0 +1,438 @@
+"""Jets on balls: all derivatives of a value up to an order, each enclosed on balls about a point.
+
+A jet holds for every multi-index α of degree at most n an interval of ``c_α(y) = D^α w(y)/α!`` over all ``|y| ≤ r``, for
+every radius r of a table. Sums and products of jets are those of polynomials cut off at degree n, with intervals as
+coefficients; the first radius is zero, and its intervals hold the point's own values and their rounding.
+
+Ranges are cut by the mean value theorem: ``|c_α(y) − c_α(0)| ≤ r sup |∇c_α|``, with the Euclidean norm of the intervals of
+the next degree, so that an affine function of y has the range that it has on a ball and not on a box.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from fedpdmc.enclosures import linear
+from fedpdmc.enclosures.forms import Assumed, Form, Interval, Truth, by_point, is_point, unit
+from fedpdmc.enclosures.registry import RULES
+from fedpdmc.enclosures.taylor import TAYLOR, Taylor, integer_power, polygamma, real_power
+
+# Relative room for the rounding of a norm and of its square.
+ROOM = 1 + 1e-12
+
+
+class Monomials(NamedTuple):
+    """The multi-indices of ``dim`` variables up to a degree, by degree, and how they are joined."""
+
+    exponents: np.ndarray
+    degree: np.ndarray
+    following: np.ndarray
+    factor: np.ndarray
+
+    @property
+    def order(self) -> int:
+        """The largest degree."""
+        return int(self.degree[-1])
+
+    def pairs(self, least: int, other: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Indices α, β of at least these degrees, by their sum: where each sum starts among them, and its place."""
+        return _pairs(self.exponents.shape[1], self.order, least, other)
+
+
+@functools.cache
+def monomials(dim: int, order: int) -> Monomials:
+    """All multi-indices; ``following[k, i]`` is the place of ``α_k + e_i``, or one beyond the last."""
+    found = [
+        tuple(np.bincount(np.asarray(places, int), minlength=dim))
+        for degree in range(order + 1)
+        for places in itertools.combinations_with_replacement(range(dim), degree)
+    ]
+    place = {alpha: k for k, alpha in enumerate(found)}
+    exponents, steps = np.asarray(found), np.eye(dim, dtype=int)
+    following = np.asarray([[place.get(tuple(row), len(found)) for row in alpha + steps] for alpha in exponents])
+    return Monomials(exponents, exponents.sum(1), following, exponents + 1.0)
+
+
+@functools.cache
+def _pairs(dim: int, order: int, least: int, other: int):
+    table = monomials(dim, order)
+    place = {tuple(alpha): k for k, alpha in enumerate(table.exponents)}
+    one, two = np.nonzero(
+        (table.degree[:, None] >= least)
+        & (table.degree[None] >= other)
+        & (table.degree[:, None] + table.degree[None] <= order)
+    )
+    total = np.asarray([place[tuple(row)] for row in table.exponents[one] + table.exponents[two]], int)
+    by_sum = np.argsort(total, kind="stable")
+    places, starts = np.unique(total[by_sum], return_index=True)
+    return one[by_sum], two[by_sum], starts, places
+
+
+class Balls(NamedTuple):
+    """Balls of these radii about a point, the first zero."""
+
+    radii: np.ndarray
+    table: Monomials
+
+    @property
+    def length(self) -> float:
+        """No time passes."""
+        return 0.0
+
+    @property
+    def rotating(self) -> bool:
+        """No path turns."""
+        return False
+
+
+class Jet(eqx.Module):
+    """Intervals of all derivatives, of shape (R, K, ...), in NumPy: what is done once need not be compiled."""
+
+    lo: np.ndarray
+    hi: np.ndarray
+
+    @property
+    def shape(self):
+        """Shape of the value."""
+        return self.lo.shape[2:]
+
+    @property
+    def dtype(self):
+        """Type of the value."""
+        return self.lo.dtype
+
+    @property
+    def magnitude(self) -> np.ndarray:
+        """The largest absolute values."""
+        return np.maximum(np.abs(self.lo), np.abs(self.hi))
+
+    @property
+    def range(self) -> Interval:
+        """The intervals of the value itself, of shape (R, ...)."""
+        return Interval(self.lo[:, 0], self.hi[:, 0])
+
+    def widened(self, size: np.ndarray) -> Jet:
+        """With room for the rounding of values of this size."""
+        room = unit(self.lo) * size
+        return Jet(self.lo - room, self.hi + room)
+
+
+def identity(balls: Balls, center: np.ndarray) -> Jet:
+    """``y ↦ center + y``."""
+    dim = center.shape[0]
+    lo = np.zeros((len(balls.radii), len(balls.table.degree), dim))
+    lo[:, 0], lo[:, 1 : dim + 1] = center, np.eye(dim)
+    hi = lo.copy()
+    lo[:, 0] -= balls.radii[:, None]
+    hi[:, 0] += balls.radii[:, None]
+    return Jet(lo, hi)
+
+
+def lifted(balls: Balls, x: Form) -> Jet:
+    """A form as a jet: a point does not vary."""
+    if isinstance(x, Jet):
+        return x
+    value = np.zeros((len(balls.radii), len(balls.table.degree), *np.shape(x)), np.result_type(np.asarray(x)))
+    value[:, 0] = x
+    return Jet(value, value)
+
+
+def contracted(balls: Balls, x: Jet) -> Jet:
+    """The same with ranges cut by the mean value theorem, of first and of second order."""
+    r = balls.radii.reshape(-1, *(1,) * (x.lo.ndim - 1))
+    for _ in range(2):
+        slope = _slopes(balls.table, x.magnitude**2)
+        bend = _slopes(balls.table, slope)
+        reach = np.minimum(r * np.sqrt(slope), r * np.sqrt(slope[:1]) + 0.5 * r * r * np.sqrt(bend)) * ROOM
+        reach = np.where((r > 0) & (reach < np.inf), reach, np.inf)
+        x = Jet(np.fmax(x.lo[:1] - reach, x.lo), np.fmin(x.hi[:1] + reach, x.hi))
+    return x
+
+
+def _slopes(table: Monomials, squares: np.ndarray) -> np.ndarray:
+    """``Σ_i ((α_i + 1) c_{α+e_i})²`` for every α; infinite where the next degree is not known."""
+    known = np.concatenate([squares, np.full_like(squares[:, :1], np.inf)], 1)
+    factors = (table.factor**2).T.reshape(table.factor.shape[1], -1, *(1,) * (squares.ndim - 2))
+    return sum(known[:, place] * factor for place, factor in zip(table.following.T, factors, strict=True))
+
+
+def _product(x: Jet, y: Jet) -> Jet:
+    """Of the intervals, entry by entry."""
+    if x.lo is x.hi and y.lo is y.hi:
+        value = x.lo * y.lo
+        return Jet(value, value)
+    ends = [x.lo * y.lo, x.lo * y.hi, x.hi * y.lo, x.hi * y.hi]
+    return Jet(
+        np.minimum(np.minimum(ends[0], ends[1]), np.minimum(ends[2], ends[3])),
+        np.maximum(np.maximum(ends[0], ends[1]), np.maximum(ends[2], ends[3])),
+    )
+
+
+def multiplied(balls: Balls, x: Jet, y: Jet, least: int = 0, other: int = 0, times: Callable = _product) -> Jet:
+    """The product cut off at the order, of the parts of at least these degrees."""
+    one, two, starts, places = balls.table.pairs(least, other)
+    found = times(Jet(x.lo[:, one], x.hi[:, one]), Jet(y.lo[:, two], y.hi[:, two]))
+
+    def gathered(part):
+        total = np.zeros((part.shape[0], len(balls.table.degree), *part.shape[2:]))
+        total[:, places] = np.add.reduceat(part, starts, 1)
+        return total
+
+    return Jet(gathered(found.lo), gathered(found.hi)).widened(gathered(found.magnitude))
+
+
+def composed(balls: Balls, f: Taylor, x: Jet) -> Jet:
+    """``f(x) = Σ_k f_k(X) δ^k`` with ``f_k`` the range of ``f^{(k)}/k!`` over that of x, and δ what x moves by."""
+    x = contracted(balls, x)
+    order = balls.table.order
+    coefficients = [Jet(np.asarray(y.lo), np.asarray(y.hi)) for y in f(x.range, order)]
+    lo, hi, move = np.zeros_like(x.lo), np.zeros_like(x.hi), Jet(x.lo.copy(), x.hi.copy())
+    lo[:, 0], hi[:, 0] = coefficients[0].lo, coefficients[0].hi
+    move.lo[:, 0] = move.hi[:, 0] = 0.0
+    size, power = np.maximum(np.abs(lo), np.abs(hi)), move
+    for k in range(1, order + 1):
+        term = _product(Jet(coefficients[k].lo[:, None], coefficients[k].hi[:, None]), power)
+        lo, hi, size = lo + term.lo, hi + term.hi, size + term.magnitude
+        if k < order:
+            power = multiplied(balls, power, move, k, 1)
+    return Jet(lo, hi).widened(size)
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def each(rule: Callable, *forms: Form) -> Any:
+    """A linear rule of intervals on every coefficient; points go as they are."""
+    axes = tuple(0 if isinstance(form, Jet) else None for form in forms)
+    spans = [Interval(form.lo, form.hi) if isinstance(form, Jet) else form for form in forms]
+    return _jets(jax.vmap(jax.vmap(lambda *x: rule(*x), axes), axes)(*spans))
+
+
+def _jets(found: Any) -> Any:
+    if isinstance(found, (list, tuple)):
+        return [_jets(x) for x in found]
+    return Jet(np.asarray(found.lo), np.asarray(found.hi))
+
+
+# Linear primitives: how many leading arguments are added to each other or moved, the others being points.
+LINEAR = {"add": 2, "add_any": 2, "sub": 2, "neg": 1, "reduce_sum": 1, "cumsum": 1, "scatter": None, "scatter-add": None}
+
+
+def evaluate(balls: Balls, equation: Any, forms: list[Form]) -> list[Form]:
+    """One equation on jets; raises ``NotImplementedError`` where there is no rule."""
+    name, params = equation.primitive.name, equation.params
+    forms = [_plain(form) for form in forms]
+    if name in linear.MOVES:
+        return _moved(balls, equation.primitive, params, forms)
+    found = rule(balls, name, params, *forms)
+    return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _plain(form: Form) -> Form:
+    return form if isinstance(form, (Jet, Truth, Assumed)) else jnp.asarray(form) if is_point(form) else form
+
+
+def rule(balls: Balls, name: str, params: dict[str, Any], *forms: Form) -> Form:
+    """The result of a primitive with one value."""
+    if name in LINEAR:
+        return _linear(balls, name, params, forms)
+    if name in TAYLOR:
+        return composed(balls, TAYLOR[name], forms[0])
+    if name in SPECIAL:
+        return SPECIAL[name](balls, params, *forms)
+    if name in COMPARED:
+        return _compared(balls, name, params, *forms)
+    raise NotImplementedError(f"no bounds of the derivatives of {name!r} on balls")
+
+
+def _linear(balls: Balls, name: str, params: dict[str, Any], forms) -> Form:
+    if LINEAR[name] is None:
+        operand, indices, updates = forms
+        if not is_point(indices):
+            raise NotImplementedError(f"{name} at a place that depends on the parameters")
+        pair = (lifted(balls, operand), lifted(balls, updates))
+        return each(lambda x, y: RULES[name](balls, params, x, indices, y), *pair)
+    return each(lambda *x: RULES[name](balls, params, *x), *(lifted(balls, form) for form in forms))
+
+
+def _moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
+    """Primitives that move entries."""
+    count = linear.MOVES[primitive.name]
+    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
+    if any(isinstance(form, (Truth, Assumed)) for form in data) or not all(is_point(form) for form in rest):
+        raise NotImplementedError(f"{primitive.name} of a comparison, or at a place that depends on the parameters")
+    found = each(lambda *x: linear.move(balls, primitive, params, [*x, *rest]), *(lifted(balls, x) for x in data))
+    return list(found)
+
+
+def _mul(balls: Balls, params, x: Form, y: Form) -> Form:
+    if x is y:
+        return composed(balls, integer_power(2), x)
+    if is_point(x) or is_point(y):
+        jet, factor = (y, x) if is_point(x) else (x, y)
+        return each(lambda part: by_point(part, factor).widened(), jet)  # type: ignore[union-attr]
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    return multiplied(balls, *(contracted(balls, _wide(form, shape)) for form in (x, y)))
+
+
+def _wide(x: Jet, shape: tuple[int, ...]) -> Jet:
+    if x.shape == shape:
+        return x
+    ends = (end.reshape(*end.shape[:2], *(1,) * (len(shape) - len(x.shape)), *x.shape) for end in (x.lo, x.hi))
+    return Jet(*(np.broadcast_to(end, (*x.lo.shape[:2], *shape)) for end in ends))
+
+
+def _div(balls: Balls, params, x: Form, y: Form) -> Form:
+    return _mul(balls, params, x, 1 / y if is_point(y) else composed(balls, integer_power(-1), y))
+
+
+def _pow(balls: Balls, params, x: Form, y: Form) -> Form:
+    if not is_point(y):
+        logs = jnp.log(x) if is_point(x) else composed(balls, TAYLOR["log"], x)
+        return composed(balls, TAYLOR["exp"], _mul(balls, params, y, logs))
+    if jnp.ndim(y):
+        x = _wide(x, np.broadcast_shapes(x.shape, y.shape))
+    return composed(balls, real_power(y), x)
+
+
+def _dot(balls: Balls, params, x: Form, y: Form) -> Form:
+    if is_point(x) or is_point(y):
+        return each(lambda *parts: RULES["dot_general"](balls, params, *_fill(x, y, parts)), *(
+            form for form in (x, y) if isinstance(form, Jet)
+        ))  # fmt: skip
+
+    def dots(one, other):
+        return each(lambda *parts: RULES["dot_general"](balls, params, *parts), one, other)
+
+    return multiplied(balls, contracted(balls, x), contracted(balls, y), times=dots)
+
+
+def _fill(x: Form, y: Form, parts):
+    left = iter(parts)
+    return [next(left) if isinstance(form, Jet) else form for form in (x, y)]
+
+
+def _solve(balls: Balls, params, a: Form, b: Form) -> Form:
+    if not is_point(a):
+        raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
+    return each(lambda part: RULES["triangular_solve"](balls, params, a, part), b)
+
+
+def _convert(balls: Balls, params, x: Form) -> Form:
+    if not isinstance(x, Jet) or not jnp.issubdtype(params["new_dtype"], jnp.floating):
+        raise NotImplementedError("a value that is rounded to an integer, or a comparison as a number")
+    return each(lambda part: RULES["convert_element_type"](balls, params, part), x)
+
+
+def _logaddexp(balls: Balls, params, x: Form, y: Form) -> Form:
+    risen = composed(balls, TAYLOR["softplus"], _linear(balls, "sub", params, (x, y)))
+    return _linear(balls, "add", params, (risen, y))
+
+
+def log_erfc(balls: Balls, x: Jet, factor: Array) -> Jet:
+    """``log(c erfc(x)) = log(2c) + log Φ(−√2 x)``, whose derivatives are those of one function and not of a quotient."""
+    tail = composed(balls, TAYLOR["log_ndtr"], _mul(balls, {}, x, jnp.asarray(-np.sqrt(2.0))))
+    return _linear(balls, "add", {}, (tail, jnp.broadcast_to(jnp.log(2 * factor), x.shape)))
+
+
+def _polygamma(balls: Balls, params, n: Form, x: Form) -> Form:
+    if not is_point(n) or isinstance(n, jax.core.Tracer):
+        raise NotImplementedError("polygamma needs an order that is a constant of the program")
+    return composed(balls, polygamma(int(n)), x)
+
+
+# Kinks ----------------------------------------------------------------------------------------------------------------
+
+
+def chosen(balls: Balls, which: Truth, no: Form, yes: Form) -> Jet:
+    """The case that holds on a whole ball; where none does the derivatives need not exist."""
+    no, yes = lifted(balls, no), lifted(balls, yes)
+    shape = np.broadcast_shapes(no.shape, yes.shape, np.shape(which.value)[1:])
+    no, yes = _wide(no, shape), _wide(yes, shape)
+    value, known = (np.expand_dims(np.asarray(x), 1) for x in (which.value, which.known))
+    lo, hi = np.where(value, yes.lo, no.lo), np.where(value, yes.hi, no.hi)
+    return Jet(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
+
+
+def _spread(balls: Balls, which: Form) -> Truth:
+    """A truth for every radius."""
+    return which if isinstance(which, Truth) else Truth(*(
+        jnp.broadcast_to(x, (len(balls.radii), *jnp.shape(which))) for x in (jnp.asarray(which), True)
+    ))  # fmt: skip
+
+
+def _select(balls: Balls, params, which: Form, *cases: Form) -> Form:
+    if isinstance(which, Assumed):
+        case, witness = lifted(balls, cases[which.value]), which.witness
+        room = 0.0 * np.asarray(witness.range.magnitude)[:, None]
+        return Jet(case.lo - room, case.hi + room)
+    if len(cases) != 2 or not isinstance(which, (Truth, jax.Array)):
+        raise NotImplementedError("a choice between more than two cases")
+    return chosen(balls, _spread(balls, which), *cases)
+
+
+def _compared(balls: Balls, name: str, params, x: Form, y: Form) -> Form:
+    if name in ("eq", "ne"):
+        if x is y or _infinite(y):
+            return Assumed((x is y) == (name == "eq"), x)
+        raise NotImplementedError(f"{name} of values that vary")
+    one, other = (form.range if isinstance(form, Jet) else Interval(form, form) for form in (x, y))
+    return RULES[name](balls, params, one, other)
+
+
+def _infinite(x: Form) -> bool:
+    return is_point(x) and not isinstance(x, jax.core.Tracer) and jnp.ndim(x) == 0 and bool(jnp.isinf(x))
+
+
+COMPARED = {"lt", "le", "gt", "ge", "eq", "ne"}
+
+
+def _larger(balls: Balls, params, x: Form, y: Form) -> Form:
+    return chosen(balls, _compared(balls, "ge", params, x, y), y, x)
+
+
+def _smaller(balls: Balls, params, x: Form, y: Form) -> Form:
+    return chosen(balls, _compared(balls, "le", params, x, y), y, x)
+
+
+def _abs(balls: Balls, params, x: Form) -> Form:
+    zero = jnp.zeros((), x.dtype)
+    return chosen(balls, _compared(balls, "ge", params, x, zero), each(lambda part: RULES["neg"](balls, params, part), x), x)
+
+
+def _extreme(largest: bool) -> Callable[..., Form]:
+    """The range alone: the derivatives need not exist."""
+    reduce = np.max if largest else np.min
+
+    def found(balls: Balls, params, x: Form) -> Form:
+        axes = tuple(axis + 1 for axis in params["axes"])
+        low, high = reduce(x.range.lo, axes), reduce(x.range.hi, axes)
+        hi = np.full((low.shape[0], len(balls.table.degree), *low.shape[1:]), np.inf)
+        lo = -hi
+        lo[:, 0], hi[:, 0] = low, high
+        return Jet(lo, hi)
+
+    return found
+
+
+def _not(balls: Balls, params, x: Form) -> Form:
+    return Assumed(not x.value, x.witness) if isinstance(x, Assumed) else Truth(~x.value, x.known)
+
+
+SPECIAL: dict[str, Callable[..., Form]] = {
+    "mul": _mul, "div": _div, "pow": _pow, "dot_general": _dot, "triangular_solve": _solve, "logaddexp": _logaddexp,
+    "convert_element_type": _convert, "polygamma": _polygamma, "select_n": _select, "max": _larger, "min": _smaller,
+    "abs": _abs, "reduce_max": _extreme(True), "reduce_min": _extreme(False), "not": _not,
+    "integer_pow": lambda balls, params, x: composed(balls, integer_power(params["y"]), x),
+    "square": lambda balls, params, x: composed(balls, integer_power(2), x),
+    "is_finite": lambda balls, params, x: Assumed(True, x),
+}  # fmt: skip

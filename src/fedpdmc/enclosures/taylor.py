@@ -1,0 +1,221 @@
+"""Ranges of ``f^{(k)}/k!`` on intervals for the smooth functions of one number, any k up to the order of a jet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedpdmc.enclosures.forms import Interval, by_point
+from fedpdmc.enclosures.smooth import (
+    FUNCTIONS,
+    LGAMMA_LEAST,
+    _mills,
+    _polygamma,
+    falling,
+    on_positive,
+    power_range,
+    rising,
+    softplus,
+    with_peaks,
+)  # fmt: skip
+
+Taylor = Callable[[Interval, int], list[Interval]]
+
+
+def _scaled(x: Interval, factor: Any) -> Interval:
+    return by_point(x, factor).widened()  # type: ignore[union-attr]
+
+
+def _listed(each: Callable[[int], Callable[[Interval], Interval]], noise: float = 4.0) -> Taylor:
+    """From the ranges of the derivatives themselves; ``noise`` as in `Smooth`."""
+
+    def found(x: Interval, order: int) -> list[Interval]:
+        ranges = [each(k)(x) for k in range(order + 1)]
+        return [
+            _scaled(y.widened(y.magnitude * (1 + noise) + noise * 1e-2), 1 / math.factorial(k))
+            for k, y in enumerate(ranges)
+        ]
+
+    return found
+
+
+def integer_power(n: int) -> Taylor:
+    """``binom(n, k) x^{n−k}``."""
+
+    def found(x: Interval, order: int) -> list[Interval]:
+        ranges, factor = [], 1.0
+        for k in range(order + 1):
+            zero = jnp.zeros_like(x.lo)
+            ranges.append(_scaled(power_range(n - k)(x), factor) if factor else Interval(zero, zero))
+            factor *= (n - k) / (k + 1)
+        return ranges
+
+    return found
+
+
+def real_power(y: Any) -> Taylor:
+    """``binom(y, k) x^{y−k}`` of positive x, with a point y; a whole one that is known while tracing is `integer_power`."""
+    if not isinstance(y, jax.core.Tracer) and jnp.ndim(y) == 0 and float(y).is_integer() and abs(float(y)) < 64:
+        return integer_power(int(y))
+
+    def found(x: Interval, order: int) -> list[Interval]:
+        ranges, factor = [], jnp.ones_like(jnp.asarray(y))
+        for k in range(order + 1):
+
+            def either(x: Interval, power=y - k) -> Interval:
+                one, other = x.lo**power, x.hi**power
+                return Interval(jnp.minimum(one, other), jnp.maximum(one, other))
+
+            ranges.append(_scaled(on_positive(either)(x).widened(), factor))
+            factor = factor * (y - k) / (k + 1)
+        return ranges
+
+    return found
+
+
+def _log(x: Interval, order: int) -> list[Interval]:
+    """``−(−1)^k x^{−k}/k``."""
+    logs = on_positive(rising(jnp.log))(x)
+    powers = [on_positive(power_range(-k))(x) for k in range(1, order + 1)]
+    return [logs.widened(2 * logs.magnitude + 1), *(_scaled(p, -((-1.0) ** k) / k) for k, p in enumerate(powers, 1))]
+
+
+def _log1p(x: Interval, order: int) -> list[Interval]:
+    moved = _log(Interval(1 + x.lo, 1 + x.hi).widened(), order)
+    own = on_positive(rising(jnp.log1p), -1.0)(x)
+    return [own.widened(), *moved[1:]]
+
+
+def _polynomials(inner: Callable, derivative: np.polynomial.Polynomial, least: float, most: float) -> Callable:
+    """Ranges of the derivatives of ``p`` with ``p' = derivative(p)``: polynomials in p, with extremes at roots."""
+
+    def each(k: int) -> Callable[[Interval], Interval]:
+        p = np.polynomial.Polynomial([0.0, 1.0])
+        for _ in range(k):
+            p = p.deriv() * derivative
+        roots = p.deriv().roots() if p.degree() > 0 else []
+        peaks = [float(r.real) for r in np.atleast_1d(roots) if abs(r.imag) < 1e-7 and least < r.real < most]
+        bounded = with_peaks(
+            lambda t: sum(c * t**i for i, c in enumerate(p.coef)), *((r, float(p(r))) for r in peaks)
+        )  # fmt: skip
+        return lambda x: bounded(Interval(inner(x.lo), inner(x.hi)).widened())
+
+    return each
+
+
+_logistic = _polynomials(lax.logistic, np.polynomial.Polynomial([0.0, 1.0, -1.0]), 0.0, 1.0)
+_tanh = _polynomials(jnp.tanh, np.polynomial.Polynomial([1.0, 0.0, -1.0]), -1.0, 1.0)
+
+
+def _gaussians(k: int, scale: float, square: float) -> Callable[[Interval], Interval]:
+    """The range of ``scale d^k/dx^k exp(−square x²)``: a polynomial times the same, its extremes at the next one's roots."""
+    p = np.polynomial.Polynomial([1.0])
+    slope = np.polynomial.Polynomial([0.0, -2 * square])
+    for _ in range(k):
+        p = p.deriv() + p * slope
+    roots = (p.deriv() + p * slope).roots()
+
+    def value(x, power=lambda c, x, i: c * x**i):
+        total = sum(power(c, x, i) for i, c in enumerate(p.coef))
+        return jnp.where(jnp.abs(x) < 1e3, scale * total * jnp.exp(-square * x * x), 0.0)
+
+    peaks = [float(r) for r in np.real(roots)]
+    values = [scale * float(p(r)) * math.exp(-square * r * r) for r in peaks]
+    return with_peaks(value, *zip(peaks, values, strict=True))
+
+
+def _integral(value: Callable[[Interval], Interval], scale: float, square: float) -> Callable:
+    return lambda k: value if k == 0 else _gaussians(k - 1, scale, square)
+
+
+_ROOT = 2 / math.sqrt(math.pi)
+_NORMAL = 1 / math.sqrt(2 * math.pi)
+
+
+def _mills_derivatives(x):
+    """``(log Φ)^{(k)}`` for k = 1 … 4."""
+    m = _mills(x)
+    q = m + x
+    second = -m * q
+    third = -(second * q + m * (1 + second))
+    return m, second, third, -(third * q + 2 * second * (1 + second) + m * third)
+
+
+# (log Φ)''' is positive with one peak, (log Φ)'''' rises to a peak and falls to a trough; beyond −15 both are near zero.
+NEAR = -15.0
+THIRD_PEAK = (1.0023693422683706, 0.2957188191931231)
+FOURTH_PEAKS = ((-0.029833620926059145, 0.11483629895508604), (2.071288938808874, -0.18895683512084606))
+
+
+def _log_normal(k: int) -> Callable[[Interval], Interval]:
+    if k == 0:
+        return rising(jax.scipy.special.log_ndtr)
+    if k == 1:
+        return falling(_mills)
+    if k == 2:
+        return FUNCTIONS["log_ndtr"].second
+    if k > 4:
+        raise NotImplementedError("log_ndtr to more than four derivatives")
+    inside = with_peaks(lambda x: _mills_derivatives(x)[k - 1], *(FOURTH_PEAKS if k == 4 else (THIRD_PEAK,)))
+
+    def found(x: Interval) -> Interval:
+        near = inside(Interval(jnp.maximum(x.lo, NEAR), jnp.maximum(x.hi, NEAR)))
+        # Both are positive and rise up to there.
+        lo = jnp.where(x.lo < NEAR, jnp.minimum(near.lo, 0.0), near.lo)
+        return Interval(lo - 1e-10, near.hi + 1e-10)
+
+    return found
+
+
+def _lgamma(k: int) -> Callable[[Interval], Interval]:
+    if k == 0:
+        return on_positive(with_peaks(lax.lgamma, LGAMMA_LEAST))
+    return on_positive(rising(lax.digamma)) if k == 1 else _polygammas(k - 1)
+
+
+def _polygammas(n: int) -> Callable[[Interval], Interval]:
+    """``ψ⁽ⁿ⁾`` of positive numbers for n ≥ 1: of one sign, and its size falls."""
+    return on_positive((rising if n % 2 == 0 else falling)(lambda x: _polygamma(n, x)))
+
+
+def polygamma(n: int) -> Taylor:
+    """``ψ⁽ⁿ⁾``."""
+    return _listed(lambda k: _lgamma(k + 1 + n), 256.0)
+
+
+def _turns(k: int) -> Callable[[Interval], Interval]:
+    """Derivatives of the sine."""
+    sine, cosine = FUNCTIONS["sin"].range, FUNCTIONS["cos"].range
+    way = (sine, cosine)[k % 2]
+    return way if k % 4 < 2 else lambda x: Interval(-way(x).hi, -way(x).lo)
+
+
+def _exp_like(value: Callable[[Interval], Interval]) -> Taylor:
+    return _listed(lambda k: value if k == 0 else rising(jnp.exp))
+
+
+TAYLOR: dict[str, Taylor] = {
+    "exp": _exp_like(rising(jnp.exp)),
+    "expm1": _exp_like(rising(jnp.expm1)),
+    "log": _log,
+    "log1p": _log1p,
+    "logistic": _listed(lambda k: rising(lax.logistic) if k == 0 else _logistic(k)),
+    "tanh": _listed(lambda k: rising(jnp.tanh) if k == 0 else _tanh(k)),
+    "softplus": _listed(lambda k: rising(softplus) if k == 0 else _logistic(k - 1)),
+    "sqrt": real_power(0.5),
+    "rsqrt": real_power(-0.5),
+    "erf": _listed(_integral(rising(lax.erf), _ROOT, 1.0)),
+    "erfc": _listed(_integral(falling(lax.erfc), -_ROOT, 1.0)),
+    "ndtr": _listed(_integral(rising(jax.scipy.special.ndtr), _NORMAL, 0.5)),
+    "log_ndtr": _listed(_log_normal, 256.0),
+    "lgamma": _listed(_lgamma, 256.0),
+    "digamma": _listed(lambda k: _lgamma(k + 1), 256.0),
+    "sin": _listed(_turns),
+    "cos": _listed(lambda k: _turns(k + 1)),
+}

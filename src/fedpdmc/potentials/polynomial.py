@@ -1,0 +1,225 @@
+"""A program known on balls: its Taylor polynomial at a point, and a proved bound of what that leaves of the gradient."""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpdmc.enclosures import enclose
+from fedpdmc.enclosures.jets import Balls, Jet, Monomials, identity, monomials
+from fedpdmc.errors import NoEnclosure
+from fedpdmc.potentials.program import Program
+
+# The orders that are tried, by the number of parameters, and the most of these.
+ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8), 4: (4, 6), 5: (4, 5), 6: (4, 5), 7: (4,), 8: (4,), 9: (4,), 10: (4,)}
+# Balls beside the point, nodes of the tables, and how far the last ball reaches where a state of the reference seldom is.
+RADII, NODES, BEYOND = 12, 256, 3.5
+# Numbers in a jet of all records above which it is not made.
+LARGEST = 2**25
+# Relative room for the rounding of norms and integrals.
+ROOM = 1 + 1e-9
+
+
+class PolynomialRemainder(eqx.Module):
+    """``∇R(center + b)`` as a polynomial of b with an error that is bounded on balls.
+
+    With ``P`` the Taylor polynomial of degree n of R at the centre, Taylor's formula along the ray to b gives for every e
+    ``e·(∇R − ∇P)(b) = ∫_0^1 (1−θ)^{n−2}/(n−2)! (D^n R(θb) − D^n R(0))[b, …, b, e] dθ``. A symmetric form on a Euclidean
+    space is largest on the diagonal (Banach), so this is at most ``|e| E(|b|)`` with
+    ``E(r) = ∫_0^r (r−t)^{n−2}/(n−2)! ω(t) dt`` and ``ω(t)`` a bound of ``|(D^n R(y) − D^n R(0))[u, …, u]|`` for ``|y| ≤ t``
+    and unit vectors u.
+
+    Attributes
+    ----------
+    center : (d,)
+        The point of expansion in whitened coordinates.
+    coefficients : (K, d)
+        Of ``∇P``, by monomials of b.
+    order : int
+        The degree of P.
+    spacing, errors : (), (NODES,)
+        ``E`` at multiples of the spacing; it is convex, so its chords lie above it. Infinite where nothing is known.
+    hazards : (NODES,)
+        At the same places bounds of ``sup |v| (|∇P(b)| + E(|b|))`` over ``|b|² + |v|² ≤ ρ²``.
+    rounding : ()
+        Bound of the rounding error of the program's rate, per unit of velocity and of ``1 + |b|``.
+    """
+
+    center: Float[Array, " d"]
+    coefficients: Float[Array, "K d"]
+    order: int = eqx.field(static=True)
+    spacing: Float[Array, ""]
+    errors: Float[Array, " nodes"]
+    hazards: Float[Array, " nodes"]
+    rounding: Float[Array, ""]
+
+    def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """``∇P(b)``."""
+        return powers(b, self.order - 1) @ self.coefficients
+
+    def error(self, size: Float[Array, "*C"]) -> Float[Array, "*C"]:
+        """``E(|b|)``, infinite beyond the last ball."""
+        place = size / self.spacing
+        below = jnp.minimum(jnp.floor(place), self.errors.shape[0] - 2).astype(int)
+        one, other = self.errors[below], self.errors[below + 1]
+        return jnp.where(place <= self.errors.shape[0] - 1, one + (place - below) * (other - one), jnp.inf)
+
+    def hazard(self, reach: Float[Array, "*C"]) -> Float[Array, "*C"]:
+        """A bound of the rate on a rotation with ``|b|² + |v|² ≤ reach²``; infinite beyond the last ball."""
+        above = jnp.ceil(reach / self.spacing).astype(int)
+        known = above < self.hazards.shape[0]
+        return jnp.where(known, self.hazards[jnp.where(known, above, 0)], jnp.inf)
+
+
+def powers(b: Float[Array, "C d"], degree: int) -> Float[Array, "C K"]:
+    """All monomials of b up to a degree, in the order of `monomials`: ``b_i`` times those that begin at i or later."""
+    dim = b.shape[-1]
+    found, last, starts = [jnp.ones_like(b[:, :1])], jnp.ones_like(b[:, :1]), [0] * dim
+    for _ in range(degree):
+        parts = [b[:, i : i + 1] * last[:, starts[i] :] for i in range(dim)]
+        starts = np.cumsum([0] + [part.shape[1] for part in parts[:-1]]).tolist()
+        last = jnp.concatenate(parts, 1)
+        found.append(last)
+    return jnp.concatenate(found, 1)
+
+
+def polynomial_remainder(program: Program, center: np.ndarray, rounding: float) -> PolynomialRemainder | None:
+    """The lowest order that knows a program well, or the best; None where its derivatives cannot be enclosed."""
+    best, least = None, np.inf
+    for order in ORDERS.get(program.dim, ()):
+        found = _of_order(program, np.asarray(center), order, rounding)
+        if found is None:
+            break
+        work = usual_error(found)
+        if work < least:
+            best, least = found, work
+        if least < ENOUGH:
+            break
+    return best
+
+
+# Error of the rate at a usual state, in events per unit of time, below which a higher order is not tried.
+ENOUGH = 0.1
+
+
+def usual_error(remainder: PolynomialRemainder) -> float:
+    """The mean of ``|v| E(|b|)``, at most one each, where the posterior is like the reference."""
+    a, v = np.random.default_rng(0).standard_normal((2, 256, len(remainder.center)))
+    size = np.linalg.norm(a - np.asarray(remainder.center), axis=1)
+    found = np.linalg.norm(v, axis=1) * np.asarray(remainder.error(jnp.asarray(size)))
+    return float(np.mean(np.minimum(np.nan_to_num(found, nan=np.inf), 10.0)))
+
+
+def _of_order(program: Program, center: np.ndarray, order: int, rounding: float) -> PolynomialRemainder | None:
+    dim = program.dim
+    table = monomials(dim, order)
+    if (RADII + 1) * len(table.degree) * max(program.records, 1) > LARGEST:
+        return None
+    farthest = math.sqrt(2 * dim) + BEYOND + float(np.linalg.norm(center))
+    balls = Balls(farthest * np.linspace(0.0, 1.0, RADII + 1) ** 1.5, table)
+    try:
+        with np.errstate(all="ignore"):
+            jet = enclose(program._likelihood, balls)(identity(balls, center))
+    except NoEnclosure:
+        return None
+    return None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)
+
+
+def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float) -> PolynomialRemainder | None:
+    table, order = balls.table, balls.table.order
+    middle = 0.5 * (jet.lo[0] + jet.hi[0])
+    if not np.all(np.isfinite(middle)):
+        return None
+    off = np.maximum(jet.hi[0] - middle, middle - jet.lo[0])
+    with np.errstate(invalid="ignore"):
+        width = np.maximum(np.abs(jet.hi - middle), np.abs(jet.lo - middle))
+    omega = ROOM * np.asarray([form_norm(table, column, order) for column in width])
+    coefficients = _gradient_of(program, center, table, middle)
+    control = np.zeros_like(middle) if program.control is None else _quadratic(program.control, center, table)
+    rest = middle - control
+    norms = {k: form_norm(table, rest, k) + form_norm(table, off, k) for k in range(1, order + 1)}
+    r = np.linspace(0.0, balls.radii[-1], NODES)
+    errors = _integrated(balls.radii, omega, r, order)
+    for k in range(1, order + 1):
+        errors = errors + form_norm(table, off, k) * r ** (k - 1) / math.factorial(k - 1)
+    size = errors + sum(norms[k] * r ** (k - 1) / math.factorial(k - 1) for k in norms)
+    return PolynomialRemainder(
+        jnp.asarray(center),
+        jnp.asarray(coefficients),
+        order,
+        jnp.asarray(r[1]),
+        jnp.asarray(ROOM * errors),
+        jnp.asarray(ROOM * _hazards(r, size)),
+        jnp.asarray(rounding),
+    )
+
+
+def _integrated(radii: np.ndarray, omega: np.ndarray, r: np.ndarray, order: int) -> np.ndarray:
+    """``E(r)`` for an ω that is constant between radii: the integral of ``(r−t)^{n−2}/(n−2)!`` over each step."""
+
+    def tail(t):
+        return np.maximum(r - t, 0.0) ** (order - 1) / math.factorial(order - 1)
+
+    total = np.zeros_like(r)
+    for start, end, height in zip(radii[:-1], radii[1:], np.maximum.accumulate(omega)[1:], strict=True):
+        share = tail(start) - tail(end)
+        total += np.where(share > 0, share * height if np.isfinite(height) else np.inf, 0.0)
+    return total
+
+
+def _hazards(r: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """``max_s √(ρ² − s²) g(s)`` at every ρ of the grid, each piece of it by its larger end; g rises."""
+    found = np.zeros_like(r)
+    for k in range(1, len(r)):
+        speed = np.sqrt(np.maximum(r[k] ** 2 - r[:k] ** 2, 0.0))
+        with np.errstate(invalid="ignore"):
+            found[k] = np.max(speed * size[1 : k + 1])
+    return np.where(np.isnan(found), np.inf, found)
+
+
+def _factorials(exponents: np.ndarray) -> np.ndarray:
+    return np.asarray([math.prod(math.factorial(k) for k in alpha) for alpha in exponents], float)
+
+
+def form_norm(table: Monomials, coefficients: np.ndarray, degree: int) -> float:
+    """A bound of ``|D^k[u, …, u]|`` over unit vectors, for a form with Taylor coefficients ``c_α``.
+
+    With ``k = p + q`` it is ``xᵀ A y`` for ``x_β = √(p!/β!) u^β``, a unit vector by the multinomial theorem, and y alike:
+    at most the largest singular value of ``A_{βγ} = √(p!/β! q!/γ!) (β+γ)! c_{β+γ}``.
+    """
+    if degree == 0 or not np.all(np.isfinite(coefficients[table.degree == degree])):
+        return 0.0 if degree == 0 else np.inf
+    place = {tuple(alpha): k for k, alpha in enumerate(table.exponents)}
+    sides = [table.exponents[table.degree == part] for part in ((degree + 1) // 2, degree // 2)]
+    weights = [np.sqrt(math.factorial(side[0].sum()) / _factorials(side)) for side in sides]
+    index = np.asarray([[place[tuple(one + other)] for other in sides[1]] for one in sides[0]])
+    entries = (coefficients * _factorials(table.exponents))[index]
+    return float(np.linalg.norm(weights[0][:, None] * weights[1] * entries, 2))
+
+
+def _gradient_of(program: Program, center: np.ndarray, table: Monomials, middle: np.ndarray) -> np.ndarray:
+    """The coefficients of ``∇P``: ``(β_i + 1) c_{β+e_i}``, less the control variate's gradient."""
+    low = table.degree < table.order
+    found = table.factor[low] * middle[table.following[low]]
+    if program.control is not None:
+        dim = program.dim
+        precision = np.asarray(program.control.precision)
+        found[0] -= precision @ center + np.asarray(program.control.linear)
+        found[1 : dim + 1] -= precision
+    return found
+
+
+def _quadratic(control, center: np.ndarray, table: Monomials) -> np.ndarray:
+    """Taylor coefficients of a quadratic about the centre, the constant left out."""
+    found, precision = np.zeros(len(table.degree)), np.asarray(control.precision)
+    dim = len(center)
+    found[1 : dim + 1] = precision @ center + np.asarray(control.linear)
+    for k, alpha in enumerate(table.exponents):
+        if table.degree[k] == 2:
+            i, j = np.repeat(np.arange(dim), alpha)
+            found[k] = precision[i, j] if i != j else 0.5 * precision[i, i]
+    return found
