@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.arrivals import AdaptiveClock, Clock, StagedClock, Walk, clock_for, follow, holding
+from fedpdmc.arrivals import AdaptiveClock, Clock, PolynomialClock, StagedClock, Walk, clock_for, follow, holding
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError, PrivacyError
@@ -29,6 +29,7 @@ from fedpdmc.potentials import (
     Shared,
     Sum,
     cubic_remainder,
+    polynomial_remainder,
     taylor_quadratic,
 )
 from fedpdmc.privacy.budget import Budget
@@ -38,6 +39,8 @@ from fedpdmc.written import Written, written
 
 # Passes over the records per unit of process time above which cells, which need a few, are the better way.
 MOST_STAGED_PASSES = 8.0
+# Cost of a clock on a polynomial, as it counts it, above which cells are the better way.
+MOST_COST = 80.0
 # Relative difference of two quadratics that are the same but for rounding.
 SAME = 1e-12
 
@@ -275,7 +278,10 @@ def open_site(site: Site, opening: Opening) -> Clock:
     if opening.adaptive and site.model is not None:
         return AdaptiveClock(whitened, opening.dynamics)
     prepared = _prepared(whitened, opening.dynamics)
-    staged = _staged_clock(site, opening, prepared) if sent is None else None
+    if isinstance(prepared, Program):
+        staged = _polynomial_clock(opening, prepared)
+    else:
+        staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
 
 
@@ -289,6 +295,20 @@ def _staged_clock(site: Site, opening: Opening, potential: Potential) -> StagedC
     remainder = cubic_remainder(potential, opening.reference.to_a(control.point))
     clock = StagedClock(potential=potential, remainder=remainder, dynamics=opening.dynamics)
     return clock if clock.usual_passes() <= MOST_STAGED_PASSES else None
+
+
+def _polynomial_clock(opening: Opening, program: Program) -> PolynomialClock | None:
+    """A clock that thins on a polynomial first, where the program's derivatives can be enclosed well enough."""
+    dynamics, control = opening.dynamics, opening.control
+    if dynamics.flips or not dynamics.flow.rotating or program.noise is None:
+        return None
+    whole = control is not None and control.point.shape == opening.reference.center.shape
+    center = opening.reference.to_a(control.point) if control is not None and whole else jnp.zeros(program.dim)
+    remainder = polynomial_remainder(program, np.asarray(center), float(program.noise))
+    if remainder is None:
+        return None
+    clock = PolynomialClock(potential=program, remainder=remainder, dynamics=dynamics)
+    return clock if clock.usual_cost() < MOST_COST else None
 
 
 def _less_control(potential: Potential, control: ControlVariate | None) -> Potential:

@@ -5,6 +5,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.arrivals.adaptive import AdaptiveClock
 from fedpdmc.arrivals.clocks import AffineClock, Clock, ExponentialClock, is_exponential
+from fedpdmc.arrivals.polynomial import PolynomialClock
 from fedpdmc.arrivals.squeezed import squeezed_clock
 from fedpdmc.arrivals.staged import StagedClock
 from fedpdmc.arrivals.thinning import ThinnedClock
@@ -20,6 +21,7 @@ __all__ = [
     "AffineClock",
     "Clock",
     "Path",
+    "PolynomialClock",
     "StagedClock",
     "Walk",
     "clock_for",

@@ -4,6 +4,7 @@ from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
 from fedpdmc.potentials.control import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
+from fedpdmc.potentials.polynomial import PolynomialRemainder, polynomial_remainder
 from fedpdmc.potentials.program import Program
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic
 from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
@@ -18,6 +19,7 @@ __all__ = [
     "Logistic",
     "Loss",
     "Poisson",
+    "PolynomialRemainder",
     "Potential",
     "Program",
     "Quadratic",
@@ -26,5 +28,6 @@ __all__ = [
     "StudentT",
     "Sum",
     "cubic_remainder",
+    "polynomial_remainder",
     "taylor_quadratic",
 ]

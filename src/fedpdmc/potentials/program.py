@@ -27,6 +27,8 @@ ROOM = 1 + 1e-9
 LONGEST = 1.0
 # At how many points the usual length is measured, the least bend that is believed, and the lengths that are tried.
 SAMPLES, LEAST = 16, 1e-9
+# How much larger the rounding of a rate may be than at the worst of these points.
+NOISE = 16.0
 LADDER = 2.0 ** np.arange(0, -8, -1)
 
 
@@ -53,6 +55,8 @@ class Program(Potential):
         Of ``a``.
     pace : array, optional
         What `paced` found: the usual length of a cell at unit speed, the first guess of it everywhere.
+    noise : array, optional
+        What `paced` found of the rounding of a rate, per unit of velocity and of ``1 + |a|``.
     records : int
         Number of records, for the report.
     """
@@ -64,6 +68,7 @@ class Program(Potential):
     scale: Float[Array, "k d"] | Float[Array, " d"] | None = None
     control: Quadratic | None = None
     pace: Float[Array, ""] | None = None
+    noise: Float[Array, ""] | None = None
     records: int = eqx.field(default=0, static=True)
 
     @property
@@ -152,10 +157,13 @@ class Program(Potential):
                 _, bound = _look(program, rotating, one, other, h)
                 return jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
 
-            return lengths[jnp.argmin(jax.lax.map(work, lengths))] * _speed(rotating, one, other)
+            length = lengths[jnp.argmin(jax.lax.map(work, lengths))] * _speed(rotating, one, other)
+            error = jnp.max(_rates(program, rotating, one, other, jnp.zeros(())).error)
+            return length, error / (jnp.linalg.norm(other) * (1 + jnp.linalg.norm(one)))
 
-        lengths = jax.vmap(best)(a, v)
-        return dataclasses.replace(self, pace=jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0))
+        lengths, errors = jax.vmap(best)(a, v)
+        pace, noise = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0), NOISE * jnp.nanmax(errors)
+        return dataclasses.replace(self, pace=pace, noise=jnp.nan_to_num(noise, nan=jnp.inf))
 
     def field(self, rotating, flips, a, v):
         """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""
