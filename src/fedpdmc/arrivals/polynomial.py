@@ -63,19 +63,20 @@ class PolynomialClock(Clock[PolynomialWalk]):
     On a segment ``|a|² + |v|² = ρ²`` is conserved, so that one number bounds the rate on all of it; candidates of a whole
     plan are found by inverting their integral. A candidate is kept with probability ``((v·∇P)_+ + |v| E(|b|))`` over that
     constant, without the program, and then accepted with probability rate over that bound. Segments on which the constant
-    is too large, or none is known, are walked in cells (`ThinnedClock`).
+    is more than ``most``, or none is known, are walked in cells (`ThinnedClock`).
     """
 
     potential: Program
     remainder: PolynomialRemainder
     dynamics: Dynamics
+    most: Float[Array, ""] | float = MOST_CANDIDATES
 
     def usual_cost(self) -> float:
         """Work per unit of time where the posterior is like the reference, in units of a look."""
         a, v = np.random.default_rng(0).standard_normal((2, 512, self.dim))
         constant = self._constant(jnp.asarray(a), jnp.asarray(v))
         bound = jnp.minimum(self._bound(jnp.asarray(a), jnp.asarray(v)), constant)
-        return float(jnp.mean(jnp.where(constant < MOST_CANDIDATES, LOOK * constant + PASS * bound, CELLS)))
+        return float(jnp.mean(jnp.where(constant < self.most, LOOK * constant + PASS * bound, CELLS)))
 
     @property
     def _cells(self) -> ThinnedClock:
@@ -99,7 +100,8 @@ class PolynomialClock(Clock[PolynomialWalk]):
         """Walk on, on near segments some chains at a time; where enough chains stand on far ones, or no others, these."""
         walk = state.cells.walk
         place = jnp.minimum(walk.segment, path.last)
-        far = self._constant(pick(path.start, place), pick(path.velocity, place)) >= MOST_CANDIDATES
+        far = self._constant(pick(path.start, place), pick(path.velocity, place))
+        far = ~(far <= self.most)
         near, away = ~walk.done & ~far, ~walk.done & far
         due = (jnp.sum(away) >= lane_count(walk.done.shape[0])) | ~jnp.any(near)
         state = _some(self._near, state, path, keys, near)
@@ -125,7 +127,7 @@ class PolynomialClock(Clock[PolynomialWalk]):
     def _hazard(self, path: Path) -> tuple[Hazard, Bool[Array, "C S"]]:
         """The constants of every segment, zero on far ones, and which those are."""
         rate = self._constant(path.start, path.velocity)
-        far = rate >= MOST_CANDIDATES
+        far = ~(rate <= self.most)
         return Hazard.of(jnp.where(far, 0.0, rate), path.duration), far & (path.duration > 0)
 
     def _near(self, state: PolynomialWalk, path: Path, keys) -> PolynomialWalk:

@@ -26,15 +26,15 @@ _LOADED = (arithmetic, linear)
 FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 
 
-def enclose(function: Callable, cell: Cell | None = None) -> Callable:
+def enclose(function: Callable, cell: Cell | Balls | None = None) -> Callable:
     """``function`` on forms: where it is given intervals it returns intervals that hold all its values.
 
     Parameters
     ----------
     function : callable
         Of any pytrees of arrays, to a pytree of arrays.
-    cell : Cell, optional
-        The times that `Series` among the arguments speak of.
+    cell : Cell or Balls, optional
+        The times that `Series` among the arguments speak of, or the balls of a `Jet`.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def enclose(function: Callable, cell: Cell | None = None) -> Callable:
     NoEnclosure
         At a primitive without a rule.
     """
-    cell = Cell(0.0) if cell is None else cell
+    place: Any = Cell(0.0) if cell is None else cell
 
     def enclosed(*args):
         leaves, structure = jax.tree.flatten(args, is_leaf=_is_form)
@@ -57,9 +57,9 @@ def enclose(function: Callable, cell: Cell | None = None) -> Callable:
             return function(*jax.tree.unflatten(structure, values))
 
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*samples)
-        found = [settled(cell, form) for form in run(cell, _pruned(closed.jaxpr), closed.consts, leaves)]
+        found = [settled(place, form) for form in run(place, _pruned(closed.jaxpr), closed.consts, leaves)]
         if not any(isinstance(leaf, Series) for leaf in leaves):
-            found = [span(cell, form) if isinstance(form, Series) else form for form in found]
+            found = [span(place, form) if isinstance(form, Series) else form for form in found]
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return enclosed
@@ -69,13 +69,17 @@ def _is_form(x: Any) -> bool:
     return isinstance(x, (Assumed, Interval, Jet, Series, Truth))
 
 
+def _on_balls(cell: Any) -> bool:
+    return isinstance(cell, Balls)
+
+
 def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:
     """Without the equations that nothing depends on; constants and inputs stay."""
     kept, *_ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return kept
 
 
-def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
+def run(cell: Any, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     """Evaluate a program equation by equation."""
     known: dict[Any, Form] = {}
     producers: dict[Any, Any] = {}
@@ -88,10 +92,10 @@ def run(cell: Cell, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     for equation in jaxpr.eqns:
         forms = [read(atom) for atom in equation.invars]
         parts = sigmoid_of(producers, equation)
-        tail = log_erfc_of(producers, equation) if isinstance(cell, Balls) else None
+        tail = log_erfc_of(producers, equation) if _on_balls(cell) else None
         if tail is not None and isinstance(read(tail[0]), Jet) and is_point(read(tail[1])):
             found = [jets.log_erfc(cell, read(tail[0]), read(tail[1]))]
-        elif parts is not None and not all(is_point(read(atom)) for atom in parts) and not isinstance(cell, Balls):
+        elif parts is not None and not all(is_point(read(atom)) for atom in parts) and not _on_balls(cell):
             one, other = (settled(cell, read(atom)) for atom in parts)
             found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
         elif equation.primitive.name == "stop_gradient":

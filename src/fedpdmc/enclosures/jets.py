@@ -19,10 +19,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import primitives
 from jaxtyping import Array
 
 from fedpdmc.enclosures import linear
-from fedpdmc.enclosures.forms import Assumed, Form, Interval, Truth, by_point, is_point, unit
+from fedpdmc.enclosures.forms import Assumed, Form, Interval, Truth, is_point, unit
 from fedpdmc.enclosures.registry import RULES
 from fedpdmc.enclosures.taylor import TAYLOR, Taylor, integer_power, polygamma, real_power
 
@@ -162,7 +163,8 @@ def _slopes(table: Monomials, squares: np.ndarray) -> np.ndarray:
     """``Σ_i ((α_i + 1) c_{α+e_i})²`` for every α; infinite where the next degree is not known."""
     known = np.concatenate([squares, np.full_like(squares[:, :1], np.inf)], 1)
     factors = (table.factor**2).T.reshape(table.factor.shape[1], -1, *(1,) * (squares.ndim - 2))
-    return sum(known[:, place] * factor for place, factor in zip(table.following.T, factors, strict=True))
+    parts = [known[:, place] * factor for place, factor in zip(table.following.T, factors, strict=True)]
+    return np.sum(parts, 0)
 
 
 def _product(x: Jet, y: Jet) -> Jet:
@@ -210,41 +212,19 @@ def composed(balls: Balls, f: Taylor, x: Jet) -> Jet:
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
-def each(rule: Callable, *forms: Form) -> Any:
-    """A linear rule of intervals on every coefficient; points go as they are."""
-    axes = tuple(0 if isinstance(form, Jet) else None for form in forms)
-    spans = [Interval(form.lo, form.hi) if isinstance(form, Jet) else form for form in forms]
-    return _jets(jax.vmap(jax.vmap(lambda *x: rule(*x), axes), axes)(*spans))
-
-
-def _jets(found: Any) -> Any:
-    if isinstance(found, (list, tuple)):
-        return [_jets(x) for x in found]
-    return Jet(np.asarray(found.lo), np.asarray(found.hi))
-
-
-# Linear primitives: how many leading arguments are added to each other or moved, the others being points.
-LINEAR = {"add": 2, "add_any": 2, "sub": 2, "neg": 1, "reduce_sum": 1, "cumsum": 1, "scatter": None, "scatter-add": None}
-
-
+@np.errstate(all="ignore")
 def evaluate(balls: Balls, equation: Any, forms: list[Form]) -> list[Form]:
     """One equation on jets; raises ``NotImplementedError`` where there is no rule."""
     name, params = equation.primitive.name, equation.params
-    forms = [_plain(form) for form in forms]
+    forms = [np.asarray(form) if is_point(form) else form for form in forms]
     if name in linear.MOVES:
-        return _moved(balls, equation.primitive, params, forms)
-    found = rule(balls, name, params, *forms)
-    return list(found) if equation.primitive.multiple_results else [found]
+        return [_moved(balls, equation.primitive, params, forms)]
+    return [rule(balls, name, params, *forms)]
 
 
-def _plain(form: Form) -> Form:
-    return form if isinstance(form, (Jet, Truth, Assumed)) else jnp.asarray(form) if is_point(form) else form
-
-
+@np.errstate(all="ignore")
 def rule(balls: Balls, name: str, params: dict[str, Any], *forms: Form) -> Form:
     """The result of a primitive with one value."""
-    if name in LINEAR:
-        return _linear(balls, name, params, forms)
     if name in TAYLOR:
         return composed(balls, TAYLOR[name], forms[0])
     if name in SPECIAL:
@@ -254,34 +234,151 @@ def rule(balls: Balls, name: str, params: dict[str, Any], *forms: Form) -> Form:
     raise NotImplementedError(f"no bounds of the derivatives of {name!r} on balls")
 
 
-def _linear(balls: Balls, name: str, params: dict[str, Any], forms) -> Form:
-    if LINEAR[name] is None:
-        operand, indices, updates = forms
-        if not is_point(indices):
-            raise NotImplementedError(f"{name} at a place that depends on the parameters")
-        pair = (lifted(balls, operand), lifted(balls, updates))
-        return each(lambda x, y: RULES[name](balls, params, x, indices, y), *pair)
-    return each(lambda *x: RULES[name](balls, params, *x), *(lifted(balls, form) for form in forms))
+# Linear maps ----------------------------------------------------------------------------------------------------------
 
 
-def _moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
-    """Primitives that move entries."""
+def _add(balls: Balls, params, x: Form, y: Form) -> Jet:
+    x, y = lifted(balls, x), lifted(balls, y)
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    x, y = _wide(x, shape), _wide(y, shape)
+    return Jet(x.lo + y.lo, x.hi + y.hi).widened(x.magnitude + y.magnitude)
+
+
+def _neg(balls: Balls, params, x: Jet) -> Jet:
+    return Jet(-x.hi, -x.lo)
+
+
+def _sub(balls: Balls, params, x: Form, y: Form) -> Jet:
+    return _add(balls, params, x, -y if is_point(y) else _neg(balls, params, y))
+
+
+def _scaled(x: Jet, factor: np.ndarray) -> Jet:
+    """Times a point."""
+    x = _wide(x, np.broadcast_shapes(x.shape, np.shape(factor)))
+    one, other = x.lo * factor, x.hi * factor
+    found = Jet(np.minimum(one, other), np.maximum(one, other))
+    return found.widened(found.magnitude)
+
+
+def _totalled(x: Jet, total: Callable[[np.ndarray], np.ndarray], terms: int) -> Jet:
+    """A sum with weights zero or one of at most ``terms`` entries."""
+    return Jet(total(x.lo), total(x.hi)).widened((1 + terms) * total(x.magnitude))
+
+
+def _reduce_sum(balls: Balls, params, x: Jet) -> Jet:
+    axes = tuple(axis + 2 for axis in params["axes"])
+    return _totalled(x, lambda part: np.sum(part, axes), int(np.prod([x.lo.shape[i] for i in axes], initial=1)))
+
+
+def _cumsum(balls: Balls, params, x: Jet) -> Jet:
+    axis = params["axis"] + 2
+
+    def total(part):
+        return np.flip(np.cumsum(np.flip(part, axis), axis), axis) if params["reverse"] else np.cumsum(part, axis)
+
+    return _totalled(x, total, x.lo.shape[axis])
+
+
+def _mapped(x: Jet, along: Callable[[np.ndarray], np.ndarray], absolute: Callable, terms: int) -> Jet:
+    """A linear map with constant coefficients: centre and radius."""
+    middle, radius = 0.5 * (x.lo + x.hi), 0.5 * (x.hi - x.lo)
+    centre, spread = along(middle), absolute(radius)
+    return Jet(centre - spread, centre + spread).widened((1 + terms) * absolute(x.magnitude))
+
+
+def _dot(balls: Balls, params, x: Form, y: Form) -> Jet:
+    (axes, others), (batch, other_batch) = params["dimension_numbers"]
+    shapes = [np.ndim(form) if is_point(form) else len(form.shape) for form in (x, y)]
+    one, other = list(range(shapes[0])), list(range(shapes[0], sum(shapes)))
+    for i, j in zip((*axes, *batch), (*others, *other_batch), strict=True):
+        other[j] = one[i]
+    free = [k for i, k in enumerate(one) if i not in (*axes, *batch)]
+    free += [k for j, k in enumerate(other) if j not in (*others, *other_batch)]
+    out = [one[i] for i in batch] + free
+    terms = int(np.prod([(x.shape)[i] for i in axes], initial=1))
+
+    def dot(p, q, lead=()):
+        return np.einsum(p, [*(lead if p.ndim > len(one) else ()), *one], q,
+                         [*(lead if q.ndim > len(other) else ()), *other], [*lead, *out], optimize=True)  # fmt: skip
+
+    lead = [sum(shapes), sum(shapes) + 1]
+    if is_point(x):
+        return _mapped(y, lambda part: dot(x, part, lead), lambda part: dot(np.abs(x), part, lead), terms)
+    if is_point(y):
+        return _mapped(x, lambda part: dot(part, y, lead), lambda part: dot(part, np.abs(y), lead), terms)
+
+    def both(p: Jet, q: Jet) -> Jet:
+        m, r, n, s = 0.5 * (p.lo + p.hi), 0.5 * (p.hi - p.lo), 0.5 * (q.lo + q.hi), 0.5 * (q.hi - q.lo)
+        middle, spread = dot(m, n, lead), dot(np.abs(m), s, lead) + dot(r, np.abs(n) + s, lead)
+        return Jet(middle - spread, middle + spread).widened((1 + terms) * dot(p.magnitude, q.magnitude, lead))
+
+    return multiplied(balls, contracted(balls, x), contracted(balls, y), times=both)
+
+
+def _moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form]) -> Jet:
+    """A primitive that moves entries, found by moving their numbers."""
     count = linear.MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
-    if any(isinstance(form, (Truth, Assumed)) for form in data) or not all(is_point(form) for form in rest):
+    if not all(isinstance(form, Jet) or is_point(form) for form in data) or not all(is_point(form) for form in rest):
         raise NotImplementedError(f"{primitive.name} of a comparison, or at a place that depends on the parameters")
-    found = each(lambda *x: linear.move(balls, primitive, params, [*x, *rest]), *(lifted(balls, x) for x in data))
-    return list(found)
+    if primitive.multiple_results or primitive.name == "optimization_barrier":
+        raise NotImplementedError(f"{primitive.name} on balls")
+    jets = [lifted(balls, form) for form in data]
+    starts = np.cumsum([0] + [int(np.prod(jet.shape)) for jet in jets])
+    numbers = [
+        jnp.arange(start, end, dtype=float).reshape(jet.shape)
+        for start, end, jet in zip(starts[:-1], starts[1:], jets, strict=True)
+    ]
+    place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params)).astype(int)
+    flat = [np.concatenate([end.reshape(*end.shape[:2], -1) for end in ends], 2) for ends in (
+        [jet.lo for jet in jets], [jet.hi for jet in jets]
+    )]  # fmt: skip
+    return Jet(*(part[:, :, place] for part in flat))
+
+
+def _scatter_add(balls: Balls, params, operand: Form, indices: Form, updates: Form) -> Jet:
+    """Entries added where constant indices say: a matrix of zeros and ones."""
+    if not is_point(indices):
+        raise NotImplementedError("scatter-add at a place that depends on the parameters")
+    old, new = lifted(balls, operand), lifted(balls, updates)
+    size = int(np.prod(new.shape))
+
+    def column(unit_update):
+        zero = jnp.zeros(old.shape)
+        return primitives.scatter_add_p.bind(zero, jnp.asarray(indices), unit_update.reshape(new.shape), **params)
+
+    matrix = np.asarray(jax.vmap(column)(jnp.eye(size))).reshape(size, *old.shape)
+
+    def total(part):
+        return np.tensordot(part.reshape(*part.shape[:2], -1), matrix, 1)
+
+    return _add(balls, params, old, _totalled(new, total, size))
+
+
+def _solve(balls: Balls, params, a: Form, b: Form) -> Jet:
+    """``A⁻¹ b`` for a constant triangular matrix, with the error of substitution."""
+    if not is_point(a):
+        raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
+    axes = (0, 0)
+    return _jet(jax.vmap(jax.vmap(
+        lambda lo, hi: RULES["triangular_solve"](balls, params, jnp.asarray(a), Interval(lo, hi)), axes), axes
+    )(b.lo, b.hi))  # fmt: skip
+
+
+def _jet(found: Interval) -> Jet:
+    return Jet(np.asarray(found.lo), np.asarray(found.hi))
+
+
+# Products and powers --------------------------------------------------------------------------------------------------
 
 
 def _mul(balls: Balls, params, x: Form, y: Form) -> Form:
     if x is y:
         return composed(balls, integer_power(2), x)
     if is_point(x) or is_point(y):
-        jet, factor = (y, x) if is_point(x) else (x, y)
-        return each(lambda part: by_point(part, factor).widened(), jet)  # type: ignore[union-attr]
+        return _scaled(y, x) if is_point(x) else _scaled(x, y)
     shape = np.broadcast_shapes(x.shape, y.shape)
-    return multiplied(balls, *(contracted(balls, _wide(form, shape)) for form in (x, y)))
+    return multiplied(balls, contracted(balls, _wide(x, shape)), contracted(balls, _wide(y, shape)))
 
 
 def _wide(x: Jet, shape: tuple[int, ...]) -> Jet:
@@ -297,55 +394,32 @@ def _div(balls: Balls, params, x: Form, y: Form) -> Form:
 
 def _pow(balls: Balls, params, x: Form, y: Form) -> Form:
     if not is_point(y):
-        logs = jnp.log(x) if is_point(x) else composed(balls, TAYLOR["log"], x)
+        logs = np.log(x) if is_point(x) else composed(balls, TAYLOR["log"], x)
         return composed(balls, TAYLOR["exp"], _mul(balls, params, y, logs))
-    if jnp.ndim(y):
+    if np.ndim(y):
         x = _wide(x, np.broadcast_shapes(x.shape, y.shape))
     return composed(balls, real_power(y), x)
-
-
-def _dot(balls: Balls, params, x: Form, y: Form) -> Form:
-    if is_point(x) or is_point(y):
-        return each(lambda *parts: RULES["dot_general"](balls, params, *_fill(x, y, parts)), *(
-            form for form in (x, y) if isinstance(form, Jet)
-        ))  # fmt: skip
-
-    def dots(one, other):
-        return each(lambda *parts: RULES["dot_general"](balls, params, *parts), one, other)
-
-    return multiplied(balls, contracted(balls, x), contracted(balls, y), times=dots)
-
-
-def _fill(x: Form, y: Form, parts):
-    left = iter(parts)
-    return [next(left) if isinstance(form, Jet) else form for form in (x, y)]
-
-
-def _solve(balls: Balls, params, a: Form, b: Form) -> Form:
-    if not is_point(a):
-        raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
-    return each(lambda part: RULES["triangular_solve"](balls, params, a, part), b)
 
 
 def _convert(balls: Balls, params, x: Form) -> Form:
     if not isinstance(x, Jet) or not jnp.issubdtype(params["new_dtype"], jnp.floating):
         raise NotImplementedError("a value that is rounded to an integer, or a comparison as a number")
-    return each(lambda part: RULES["convert_element_type"](balls, params, part), x)
+    return x
 
 
 def _logaddexp(balls: Balls, params, x: Form, y: Form) -> Form:
-    risen = composed(balls, TAYLOR["softplus"], _linear(balls, "sub", params, (x, y)))
-    return _linear(balls, "add", params, (risen, y))
+    return _add(balls, params, composed(balls, TAYLOR["softplus"], _sub(balls, params, x, y)), y)
 
 
+@np.errstate(all="ignore")
 def log_erfc(balls: Balls, x: Jet, factor: Array) -> Jet:
     """``log(c erfc(x)) = log(2c) + log Φ(−√2 x)``, whose derivatives are those of one function and not of a quotient."""
-    tail = composed(balls, TAYLOR["log_ndtr"], _mul(balls, {}, x, jnp.asarray(-np.sqrt(2.0))))
-    return _linear(balls, "add", {}, (tail, jnp.broadcast_to(jnp.log(2 * factor), x.shape)))
+    tail = composed(balls, TAYLOR["log_ndtr"], _mul(balls, {}, x, np.asarray(-np.sqrt(2.0))))
+    return _add(balls, {}, tail, np.log(2 * np.asarray(factor)))
 
 
 def _polygamma(balls: Balls, params, n: Form, x: Form) -> Form:
-    if not is_point(n) or isinstance(n, jax.core.Tracer):
+    if not is_point(n) or np.ndim(n):
         raise NotImplementedError("polygamma needs an order that is a constant of the program")
     return composed(balls, polygamma(int(n)), x)
 
@@ -365,9 +439,9 @@ def chosen(balls: Balls, which: Truth, no: Form, yes: Form) -> Jet:
 
 def _spread(balls: Balls, which: Form) -> Truth:
     """A truth for every radius."""
-    return which if isinstance(which, Truth) else Truth(*(
-        jnp.broadcast_to(x, (len(balls.radii), *jnp.shape(which))) for x in (jnp.asarray(which), True)
-    ))  # fmt: skip
+    if isinstance(which, Truth):
+        return which
+    return Truth(*(np.broadcast_to(x, (len(balls.radii), *np.shape(which))) for x in (which, True)))
 
 
 def _select(balls: Balls, params, which: Form, *cases: Form) -> Form:
@@ -375,7 +449,7 @@ def _select(balls: Balls, params, which: Form, *cases: Form) -> Form:
         case, witness = lifted(balls, cases[which.value]), which.witness
         room = 0.0 * np.asarray(witness.range.magnitude)[:, None]
         return Jet(case.lo - room, case.hi + room)
-    if len(cases) != 2 or not isinstance(which, (Truth, jax.Array)):
+    if len(cases) != 2 or not isinstance(which, (Truth, np.ndarray)):
         raise NotImplementedError("a choice between more than two cases")
     return chosen(balls, _spread(balls, which), *cases)
 
@@ -390,7 +464,7 @@ def _compared(balls: Balls, name: str, params, x: Form, y: Form) -> Form:
 
 
 def _infinite(x: Form) -> bool:
-    return is_point(x) and not isinstance(x, jax.core.Tracer) and jnp.ndim(x) == 0 and bool(jnp.isinf(x))
+    return is_point(x) and np.ndim(x) == 0 and bool(np.isinf(x))
 
 
 COMPARED = {"lt", "le", "gt", "ge", "eq", "ne"}
@@ -405,8 +479,7 @@ def _smaller(balls: Balls, params, x: Form, y: Form) -> Form:
 
 
 def _abs(balls: Balls, params, x: Form) -> Form:
-    zero = jnp.zeros((), x.dtype)
-    return chosen(balls, _compared(balls, "ge", params, x, zero), each(lambda part: RULES["neg"](balls, params, part), x), x)
+    return chosen(balls, _compared(balls, "ge", params, x, np.zeros(())), _neg(balls, params, x), x)
 
 
 def _extreme(largest: bool) -> Callable[..., Form]:
@@ -429,6 +502,8 @@ def _not(balls: Balls, params, x: Form) -> Form:
 
 
 SPECIAL: dict[str, Callable[..., Form]] = {
+    "add": _add, "add_any": _add, "sub": _sub, "neg": _neg, "reduce_sum": _reduce_sum, "cumsum": _cumsum,
+    "scatter-add": _scatter_add, "scatter_add": _scatter_add, "copy": lambda balls, params, x: x,
     "mul": _mul, "div": _div, "pow": _pow, "dot_general": _dot, "triangular_solve": _solve, "logaddexp": _logaddexp,
     "convert_element_type": _convert, "polygamma": _polygamma, "select_n": _select, "max": _larger, "min": _smaller,
     "abs": _abs, "reduce_max": _extreme(True), "reduce_min": _extreme(False), "not": _not,

@@ -122,8 +122,7 @@ def _of_order(program: Program, center: np.ndarray, order: int, rounding: float)
     farthest = math.sqrt(2 * dim) + BEYOND + float(np.linalg.norm(center))
     balls = Balls(farthest * np.linspace(0.0, 1.0, RADII + 1) ** 1.5, table)
     try:
-        with np.errstate(all="ignore"):
-            jet = enclose(program._likelihood, balls)(identity(balls, center))
+        jet = enclose(program._likelihood, balls)(identity(balls, center))
     except NoEnclosure:
         return None
     return None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)

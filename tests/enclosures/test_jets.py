@@ -1,0 +1,126 @@
+"""Derivatives on balls: ranges of single functions, and jets of whole programs."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedpdmc.enclosures import Interval, enclose
+from fedpdmc.enclosures.jets import Balls, Jet, identity, monomials
+from fedpdmc.enclosures.smooth import softplus
+from fedpdmc.enclosures.taylor import TAYLOR, integer_power, real_power
+
+pytestmark = pytest.mark.usefixtures("double")
+
+ORDER = 4
+FAST = {"xla_backend_optimization_level": 0}
+POSITIVE = {"log", "sqrt", "rsqrt", "lgamma", "digamma", "power", "pow"}
+FUNCTIONS = {
+    **{name: getattr(jnp, name) for name in ("exp", "expm1", "log", "log1p", "tanh", "sqrt", "sin", "cos")},
+    "logistic": jax.lax.logistic, "softplus": softplus, "rsqrt": jax.lax.rsqrt, "erf": jax.lax.erf,
+    "erfc": jax.lax.erfc, "ndtr": jax.scipy.special.ndtr, "log_ndtr": jax.scipy.special.log_ndtr,
+    "lgamma": jax.lax.lgamma, "digamma": jax.lax.digamma, "log1p_square": lambda x: jnp.log1p(x * x),
+}  # fmt: skip
+POWERS = {"power": (lambda x: x**1.7, real_power(1.7)), "cube": (lambda x: x**3, integer_power(3))}
+ALL = {name: (f, TAYLOR[name]) for name, f in FUNCTIONS.items() if name in TAYLOR} | POWERS
+
+
+def test_every_function_of_one_number_is_tested():
+    assert set(ALL) >= set(TAYLOR)
+
+
+def derivatives(f, x):
+    """``f^{(k)}(x)/k!`` up to the order."""
+
+    def each(x):
+        found, g = [], f
+        for k in range(ORDER + 1):
+            found.append(g(x) / math.factorial(k))
+            g = jax.grad(g)
+        return jnp.stack(found)
+
+    return jax.jit(jax.vmap(each), compiler_options=FAST)(x)
+
+
+NOW = ("logistic", "log_ndtr", "lgamma")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in NOW else pytest.mark.long) for n in ALL])
+def test_ranges_of_derivatives_hold_them_and_are_met(name):
+    f, taylor = ALL[name]
+    rng = np.random.default_rng(0)
+    middle, half = rng.normal(size=200) * 3, 10.0 ** rng.uniform(-3, 0.5, 200)
+    if name in POSITIVE or name == "log1p":
+        middle = np.exp(0.4 * middle) + half
+    share = np.concatenate([[-1.0, 1.0], rng.uniform(-1, 1, 30)])
+    x = middle[:, None] + half[:, None] * share
+    found = np.asarray(derivatives(f, jnp.asarray(x.ravel()))).reshape(*x.shape, ORDER + 1)
+    ranges = taylor(Interval(jnp.asarray(middle - half), jnp.asarray(middle + half)), ORDER)
+    for k, interval in enumerate(ranges):
+        value, lo, hi = found[..., k], np.asarray(interval.lo), np.asarray(interval.hi)
+        room = 1e-8 * (1 + np.abs(value).max(1))
+        assert np.all(lo <= value.min(1) + room) and np.all(value.max(1) <= hi + room), k
+        # No wider than what is found, where that is more than rounding.
+        spread = value.max(1) - value.min(1)
+        assert np.median((hi - lo) / (spread + 1e-6)) < 1.3, k
+
+
+def models():
+    data = jnp.asarray(np.random.default_rng(1).normal(size=(5, 2)))
+    triangle = jnp.asarray([[1.5, 0.0], [0.3, 0.8]])
+    return {
+        "sums": lambda x: jnp.sum(jnp.exp(data @ x) * jnp.cumsum(x)[0]) + jnp.sum(jnp.logaddexp(0.0, data @ x)),
+        "quotients": lambda x: jnp.sum((x[0] * data[:, 0] / (jnp.exp(x[1]) + 2.0)) ** 2) + x[0] ** 3 * jnp.tanh(x[1]),
+        "gathers": lambda x: (
+            jnp.sum(x[jnp.asarray([0, 1, 1])] * jnp.sin(x[::-1])[jnp.asarray([1, 0, 1])])
+            + jnp.concatenate([x, x * x]) @ jnp.arange(4.0)
+        ),
+        "solves": lambda x: jnp.sum(jax.scipy.linalg.solve_triangular(triangle, jnp.sin(x), lower=True) ** 2),
+        "choices": lambda x: jnp.sum(jnp.where(data[:, 0] > 0, data @ x, (data @ x) ** 2)) + jnp.maximum(x[0], -9.0),
+        "log-sum-exp": lambda x: jnp.sum(jax.scipy.special.logsumexp(data * x, axis=1)) + jax.nn.softplus(x[0]),
+        "Student": lambda x: jnp.sum(jnp.log1p((data @ x) ** 2 / 4.0)) + jnp.log(jnp.exp(x[0]) + jnp.exp(x[1])),
+        "tails": lambda x: jnp.sum(jnp.log(0.5 * jax.lax.erfc(data @ x))) + jnp.dot(jnp.exp(x), jnp.exp(-x * x)),
+    }
+
+
+def taylor_tensors(f, order):
+    """All derivatives of one order, as a function."""
+    for _ in range(order):
+        f = jax.jacfwd(f)
+    return f
+
+
+MODELS = [pytest.param(name, marks=() if name in ("log-sum-exp", "Student") else pytest.mark.long) for name in models()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_jets_hold_all_derivatives_on_balls(name):
+    f, center, order = models()[name], np.asarray([0.3, -0.4]), 3
+    balls = Balls(np.asarray([0.0, 0.2, 0.7]), monomials(2, order))
+    jet = enclose(f, balls)(identity(balls, center))
+    assert isinstance(jet, Jet) and jet.shape == ()
+    rng = np.random.default_rng(2)
+    directions = rng.normal(size=(40, 2))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    for k in range(order + 1):
+        tensor = jax.jit(jax.vmap(taylor_tensors(f, k)), compiler_options=FAST)
+        for j, r in enumerate(balls.radii):
+            # Half of the points on the rim.
+            y = center + r * directions * np.where(np.arange(40) % 2, 1.0, rng.random(40))[:, None]
+            found = np.asarray(tensor(jnp.asarray(y))).reshape(40, *(2,) * k)
+            for places in itertools.product(range(2), repeat=k):
+                alpha = np.bincount(np.asarray(places, int), minlength=2)
+                at = np.flatnonzero((balls.table.exponents == alpha).all(1))[0]
+                value = found[(slice(None), *places)] / math.prod(math.factorial(n) for n in alpha)
+                room = 1e-9 * (1 + np.abs(value))
+                assert np.all((jet.lo[j, at] <= value + room) & (value <= jet.hi[j, at] + room)), (k, r, alpha)
+        assert np.all(jet.hi[0] - jet.lo[0] < 1e-9 * (1 + np.abs(jet.hi[0])))
+
+
+def test_a_kink_inside_a_ball_leaves_nothing_known():
+    balls = Balls(np.asarray([0.0, 0.1, 0.5]), monomials(1, 4))
+    jet = enclose(lambda x: jnp.abs(x[0] - 0.3), balls)(identity(balls, np.zeros(1)))
+    assert np.all(np.isfinite(jet.hi[:2])) and not np.any(np.isfinite(jet.hi[2, 1:]))

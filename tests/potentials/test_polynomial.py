@@ -1,0 +1,86 @@
+"""A program's polynomial and the bound of what it leaves, on balls, for users' models."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.potentials.test_zoo_bounds import whitened
+from tests.zoo import CASES
+
+from fedpdmc.enclosures.jets import monomials
+from fedpdmc.potentials import polynomial_remainder
+from fedpdmc.potentials.polynomial import form_norm, powers
+
+pytestmark = pytest.mark.usefixtures("double")
+
+NOISE = 1e-9
+
+
+@functools.cache
+def known(name):
+    program = whitened(name, True)
+    return program, polynomial_remainder(program, np.zeros(program.dim), NOISE)
+
+
+def in_balls(rng, count, dim, radius):
+    """A third of the points on the rim."""
+    b = rng.normal(size=(count, dim))
+    share = np.where(np.arange(count) % 3, rng.random(count) ** (1 / dim), 1.0)
+    return jnp.asarray(b / np.linalg.norm(b, axis=1, keepdims=True) * radius * share[:, None])
+
+
+def check(name, count):
+    """Error and constants against the program's own gradient; returns the largest share of the bound that is used."""
+    program, remainder = known(name)
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def found(b):
+        """Error and bound; the rate and its constant, for velocities that share the energy with b."""
+        gradient, size = program.gradients(b), jnp.linalg.norm(b, axis=1)
+        error = jnp.linalg.norm(gradient - remainder.gradient(b), axis=1)
+        speeds = jnp.asarray([0.3, 1.0, 2.0])[:, None] * size
+        rates = speeds * jnp.linalg.norm(gradient, axis=1)
+        return size, error, remainder.error(size), rates, remainder.hazard(jnp.hypot(size, speeds))
+
+    rng, used = np.random.default_rng(3), 0.0
+    last = float(remainder.spacing) * (len(remainder.errors) - 1)
+    for radius in (0.05, 0.5, 1.5, 3.0, 0.999 * last):
+        size, error, bound, rates, constants = map(np.asarray, found(in_balls(rng, count, program.dim, radius)))
+        assert np.all(error <= bound + NOISE * (1 + size)), (radius, np.max(error / bound))
+        assert np.all(rates <= constants + NOISE)
+        used = max(used, np.max(error / (bound + NOISE)))
+    assert not np.any(np.isfinite(found(in_balls(rng, count, program.dim, 1.5 * last))[2][::3]))
+    return used
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "probit" else pytest.mark.long) for n in CASES])
+def test_what_the_polynomial_leaves_is_within_its_bound(name):
+    # A bound of which only a thousandth was needed would say little; a thousandth of it would be caught here.
+    assert check(name, 3000) > 1e-3
+
+
+def test_a_bound_scaled_down_is_caught():
+    program, remainder = known("probit")
+    b = in_balls(np.random.default_rng(4), 3000, program.dim, 2.0)
+    error = np.linalg.norm(program.gradients(b) - remainder.gradient(b), axis=1)
+    assert np.any(error > 0.2 * np.asarray(remainder.error(jnp.linalg.norm(b, axis=1))))
+
+
+def test_monomials_come_in_the_order_of_the_table():
+    b = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+    exponents = monomials(3, 4).exponents
+    np.testing.assert_allclose(powers(b, 4), np.prod(np.asarray(b)[:, None] ** exponents, -1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 5])
+def test_norms_of_forms_lie_above_what_a_search_finds(degree):
+    table, rng = monomials(3, 5), np.random.default_rng(degree)
+    coefficients = rng.normal(size=len(table.degree))
+    u = rng.normal(size=(20000, 3))
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    own = table.degree == degree
+    largest = np.abs(np.prod(u[:, None] ** table.exponents[own], -1) @ coefficients[own]).max()
+    bound = form_norm(table, coefficients, degree) / np.prod(np.arange(1, degree + 1))
+    assert largest <= bound <= 3 * largest
