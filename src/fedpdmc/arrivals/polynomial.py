@@ -69,7 +69,7 @@ class PolynomialClock(Clock[PolynomialWalk]):
     potential: Program
     remainder: PolynomialRemainder
     dynamics: Dynamics
-    most: Float[Array, ""] | float = MOST_CANDIDATES
+    most: Float[Array, "*sites"] = eqx.field(default=MOST_CANDIDATES, converter=lambda x: jnp.asarray(x, jnp.float64))
 
     def usual_cost(self) -> float:
         """Work per unit of time where the posterior is like the reference, in units of a look."""
