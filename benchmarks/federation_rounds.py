@@ -1,9 +1,10 @@
 """Rounds per second over gRPC with mutual TLS, beside a bare gRPC echo of the same sizes.
 
 ``python -m benchmarks.federation_rounds [--rounds N]``. Every site is a process, in the echo and in ours, and the two take
-turns in blocks of rounds, so that what else the machine does slows both. "carried" is a round through the package's
-transport, with sites that decode the plan and say that nothing rang; "answered" is a whole round: plan encoded, checked
-against the contract, walked on the site's records, logged, and the arrivals checked.
+turns in blocks of rounds, so that what else the machine does slows both. "echo" answers in the thread that sends, as the
+package's sites do; "handed" hands its answers to that thread through a queue, as gRPC's examples do. "carried" is a round
+through the package's transport, with sites that decode the plan and say that nothing rang; "answered" is a whole round: plan
+encoded, checked against the contract, walked on the site's records, logged, and the arrivals checked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import multiprocessing
 import os
 import queue
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -76,8 +76,8 @@ def messages(chains: int, sequence: int, run: bytes):
     return plan, wire.encode(answer)
 
 
-def echo_site(address: str, keys: Path, name: str, size: int):
-    """Bare gRPC: every message is answered with ``size`` bytes, in the thread that sends, as the package's sites do."""
+def echo_site(address: str, keys: Path, name: str, size: int, handed: bool):
+    """Bare gRPC: every message is answered with ``size`` bytes."""
     import grpc
 
     from fedpdmc.keys import read_credentials
@@ -85,20 +85,25 @@ def echo_site(address: str, keys: Path, name: str, size: int):
     own = read_credentials(keys / "sites" / name)
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
     options = [("grpc.ssl_target_name_override", "coordinator")]
-    with grpc.secure_channel(address, secret, options=options) as channel:
-        calls: queue.SimpleQueue = queue.SimpleQueue()
-        ended = threading.Event()
+    answer, messages = bytes(size), queue.SimpleQueue()
 
-        def answers():
-            answer = bytes(size)
+    def answers():
+        yield answer
+        for _ in messages.get():
             yield answer
-            for _ in calls.get():
-                yield answer
 
-        call = channel.stream_stream("/echo/Echo")(answers())
-        call.add_callback(ended.set)
-        calls.put(call)
-        ended.wait()
+    with grpc.secure_channel(address, secret, options=options) as channel:
+        try:
+            if handed:
+                messages.put(answer)
+                for _ in channel.stream_stream("/echo/Echo")(iter(messages.get, None)):
+                    messages.put(answer)
+            else:
+                call = channel.stream_stream("/echo/Echo")(answers())
+                messages.put(call)
+                call.code()
+        except grpc.RpcError:
+            pass
 
 
 def our_site(address: str, keys: Path, folder: Path, name: str, contract: bytes, answer: bool):
@@ -147,7 +152,7 @@ def _start(target, arguments) -> list:
     return processes
 
 
-def echo(sites: int, plan: bytes, answer: bytes, keys: Path) -> Contestant:
+def echo(sites: int, plan: bytes, answer: bytes, keys: Path, handed: bool = False) -> Contestant:
     """A round of an echo: to all sites, and back from all of them."""
     import grpc
 
@@ -173,7 +178,7 @@ def echo(sites: int, plan: bytes, answer: bytes, keys: Path) -> Contestant:
     port = server.add_secure_port("127.0.0.1:0", secret)
     server.start()
     address = f"127.0.0.1:{port}"
-    processes = _start(echo_site, [(address, keys, f"site{k}", len(answer)) for k in range(sites)])
+    processes = _start(echo_site, [(address, keys, f"site{k}", len(answer), handed) for k in range(sites)])
     while len(inboxes) < sites:
         time.sleep(0.01)
 
@@ -259,6 +264,7 @@ def contest(
     keys = make_keys(folder / "keys", [f"site{k}" for k in range(sites)])
     makers = {
         "echo": lambda: echo(sites, plan, answer, keys),
+        "handed": lambda: echo(sites, plan, answer, keys, True),
         "carried": lambda: ours(sites, chains, keys, folder / "carried", False),
     }
     if answered:
@@ -279,6 +285,11 @@ def contest(
     return found
 
 
+def _ratio(blocks: list[Figures], others: list[Figures]) -> float:
+    """By the clock: the median over blocks that were run one after the other."""
+    return float(np.median([a.clock / b.clock for a, b in zip(blocks, others, strict=True)]))
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -294,7 +305,7 @@ def main() -> None:
     )
     print(
         f"{'sites':>5} {'plan B':>8}  {'':<9} {'clock':>8} {'coordinator CPU':>16} {'all sites CPU':>14} {'rounds/s':>9}"
-        f" {'clock / echo':>13}"
+        f" {'clock / echo':>13} {'/ handed':>9}"
     )
     for size, chains in CHAINS.items():
         for sites in options.sites:
@@ -306,10 +317,9 @@ def main() -> None:
                 )  # fmt: skip
             for kind, blocks in found.items():
                 clock, own, others = np.median(blocks, 0)
-                ratio = np.median([a.clock / b.clock for a, b in zip(blocks, found["echo"], strict=True)])
-                figures = (
-                    f"{1e3 * clock:>8.2f} {1e3 * own:>16.2f} {1e3 * others:>14.2f} {1 / clock:>9.0f} {ratio:>13.2f}"
-                )
+                one, other = (_ratio(blocks, found[name]) for name in ("echo", "handed"))
+                times = f"{1e3 * clock:>8.2f} {1e3 * own:>16.2f} {1e3 * others:>14.2f}"
+                figures = f"{times} {1 / clock:>9.0f} {one:>13.2f} {other:>9.2f}"
                 print(f"{sites:>5} {len(plan):>8,}  {kind:<9} {figures}", flush=True)
 
 
