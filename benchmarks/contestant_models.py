@@ -62,7 +62,7 @@ def measure_once(
     compile_seconds = time.perf_counter() - clock
     wall, cpu = time.perf_counter(), time.process_time()
     post = first.extend(duration=options.duration, progress=False)
-    _ = post.skeleton
+    _ = post.skeleton.v
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     steps = int(options.duration / options.spacing)
     draws = post.draws(round((1.0 + options.duration) / options.spacing))[:, -steps:]

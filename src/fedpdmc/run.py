@@ -65,7 +65,7 @@ class Run:
         velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
         row_bytes = chains * coordinator.segments * (9 + 8 * dim + velocities)
         self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
-        self.limit = min(16, self.rows)
+        self.limit, self._compiled = min(16, self.rows), False
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0
         # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
@@ -174,6 +174,7 @@ class Run:
         return chunks, questions
 
     def _pace(self, seconds: float, used: int) -> None:
-        """Choose the next chunk's length so that it takes about a quarter of a second."""
-        if used == self.limit:
+        """Choose the next chunk's length so that it takes about a quarter of a second; the first may have been compiled."""
+        if used == self.limit and self._compiled:
             self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
+        self._compiled = True

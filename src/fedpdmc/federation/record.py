@@ -38,8 +38,8 @@ class Record(eqx.Module):
     def empty(cls, rows: int, chains: int, dim: int, segments: int, signs: bool, sites: int | None = None) -> Record:
         """No knots yet. ``signs``: of velocities they are all that is kept; ``sites``: it is noted who was asked."""
         shape, asked = (chains, rows, segments), None if sites is None else jnp.full((sites, chains, rows), -1)
-        velocities = lax.empty((*shape, -(-dim // 8)), jnp.uint8) if signs else lax.empty((*shape, dim), jnp.float64)
-        return cls(lax.empty((*shape, 1 + dim), jnp.float64), velocities, lax.empty(shape, bool), asked)
+        velocities = jnp.zeros((*shape, -(-dim // 8)), jnp.uint8) if signs else jnp.zeros((*shape, dim))
+        return cls(jnp.zeros((*shape, 1 + dim)), velocities, jnp.zeros(shape, bool), asked)
 
     def written(self, knots: Knots, row: Int[Array, ""], asked: Int[Array, "sites C"] | None = None) -> Record:
         """With the knots of one round in the given row."""
