@@ -87,7 +87,7 @@ def test_long_runs_of_knots_and_scattered_ones_are_put_in_the_same_places(monkey
         np.testing.assert_array_equal(other, true)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 8, 9, 21])
+@pytest.mark.parametrize("dim", [1, 8, 9, 12, 13])
 def test_signs_of_velocities_are_as_good_as_velocities(dim):
     packed, full = zigzag(dim=dim), zigzag(dim=dim, packed=False)
     assert packed.packed and not full.packed and packed.velocities.nbytes <= full.velocities.nbytes / 8 + len(full.t)
@@ -100,7 +100,7 @@ def test_signs_of_velocities_are_as_good_as_velocities(dim):
 
 def test_long_paths_are_unpacked_piece_by_piece(monkeypatch):
     monkeypatch.setattr("fedpdmc.skeleton.SLAB", 7)
-    np.testing.assert_array_equal(zigzag(dim=11).v, zigzag(dim=11, packed=False).v)
+    np.testing.assert_array_equal(zigzag(dim=13).v, zigzag(dim=13, packed=False).v)
 
 
 @pytest.mark.parametrize("second", ["packed", "full"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ Arrays = np.ndarray
 
 # Knots in a row of one chain above which copying chain by chain beats scattering.
 LONG_RUN = 128
-# The velocities that the bits of a byte stand for, and knots that are unpacked at a time: not more than caches hold.
-SPEEDS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-SLAB = 2**12
+# Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time where there
+# are more: not more than caches hold.
+ONE_LOOK, SLAB = 12, 2**12
 
 
 class Moments(NamedTuple):
@@ -114,10 +114,22 @@ def in_two(knots: Arrays, velocities: Arrays | None) -> tuple[Arrays, Arrays]:
 def _speeds(bits: Arrays, dim: int) -> Arrays:
     """The velocities that `signs` packed."""
     v, flat = np.empty((*bits.shape[:-1], dim)), bits.reshape(-1, bits.shape[-1])
+    rows = v.reshape(-1, dim)
+    if dim <= ONE_LOOK:
+        words = np.ascontiguousarray(flat).view("u1" if dim <= 8 else "<u2")[:, 0]
+        # Every word is in the table: "clip" only spares a buffer.
+        np.take(_every_speed(dim), words, axis=0, out=rows, mode="clip")
+        return v
     for begin in range(0, len(flat), SLAB):
-        own = np.take(SPEEDS, flat[begin : begin + SLAB], axis=0)
-        v.reshape(-1, dim)[begin : begin + SLAB] = own.reshape(len(own), -1)[:, :dim]
+        own = np.take(_every_speed(8), flat[begin : begin + SLAB], axis=0)
+        rows[begin : begin + SLAB] = own.reshape(len(own), -1)[:, :dim]
     return v
+
+
+@cache
+def _every_speed(dim: int) -> Arrays:
+    """The velocities of all patterns of signs, in the order of their bits."""
+    return 1.0 - 2.0 * (np.arange(2**dim)[:, None] >> np.arange(dim) & 1)
 
 
 @dataclasses.dataclass(frozen=True)
