@@ -1,12 +1,15 @@
 """The commands of a study, as an operator types them."""
 
+import errno
+
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, Folder
 from typer.testing import CliRunner
 
 import fedpdmc as fp
-from fedpdmc.cli import app
+from fedpdmc.cli import app, studies
+from fedpdmc.federation import software
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def test_a_contract_is_tried_on_made_up_records(call, folder):
     assert "drug[T.verum]" in said and "limit 2,000" in said.replace("\n", " ")
 
 
-def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path):
+def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, monkeypatch):
     words = ["--seed", SEED, "--store", tmp_path / "run", "--out", tmp_path / "post.zarr"]
     for name in folder.study.sites:
         words += ["--data", f"{name}={name}.csv", "--site-seed", f"{name}={SITE_SEED}"]
@@ -50,9 +53,21 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path):
     shown = call("audit", "show", store)
     assert "joined" in shown and "Arrivals" in shown and "chains rang" in shown
     replayed = call("audit", "replay", "study.toml", "--name", "north", "--data", "north.csv", "--store", store)
-    assert "0 did not" in replayed
+    assert "0 did not" in replayed and "written with" not in replayed
+    here = software.present()
+    monkeypatch.setattr(software, "present", lambda: here | {"jax": "99.0"})
     other = ("audit", "replay", "study.toml", "--name", "north", "--data", "south.csv", "--store", store)
-    assert "another answer than the log has" in call(*other, status=1)
+    said = call(*other, status=1)
+    assert "another answer than the log has" in said
+    assert f"It was written with jax {here['jax']} (here 99.0): answers may differ in their last bits" in said
+
+
+def test_a_full_disk_is_told_in_a_sentence(caplog):
+    def work():
+        raise OSError(errno.ENOSPC, "No space left on device", "run/state.npz")
+
+    assert studies.guarded(work) == 2
+    assert "No space left on device: 'run/state.npz'. What was kept in the store stands" in caplog.text
 
 
 @pytest.mark.parametrize(

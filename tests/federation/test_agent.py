@@ -212,6 +212,27 @@ def test_a_full_disk_stops_the_answer_and_nothing_is_lost(agent):
     assert len(list(agent.journal.entries())) == 6
 
 
+def test_a_request_is_in_the_log_before_it_is_worked_on(zigzag, agent, monkeypatch):
+    """One that breaks the site is there to be looked at, and is answered when it is asked again."""
+    undisturbed = joined(zigzag, agent.journal.folder.parent / "other")
+    expected = [undisturbed.answer(data) for data in (opening(), plans())][1]
+    undisturbed.journal.close()
+    monkeypatch.setattr("fedpdmc.federation.agent._answer", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        agent.answer(plans())
+    monkeypatch.undo()
+    store = agent.journal.folder
+    agent.journal.close()
+    last = list(read_log(store))[-1]
+    assert last.kind is Kind.REQUEST and last.payload == plans()
+    again = zigzag.agent("north", store)
+    assert again.answer(plans()) == expected
+    again.journal.close()
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different) == (2, [])
+    agent.journal = Journal(store)
+
+
 def test_a_torn_entry_is_cut_off_and_an_altered_one_is_found(zigzag, agent):
     answer = agent.answer(plans())
     path = agent.journal.folder / "audit.log"

@@ -265,6 +265,7 @@ def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp
     south.journal.close()
     assert refused == ["REVOKED"] and len(rounds) > 20
     assert any("has been revoked" in record.message for record in caplog.records)
+    assert any("site south runs test, and this is fedpdmc" in record.message for record in caplog.records)
     assert same_bits(post, expected)
 
 

@@ -33,6 +33,11 @@ def guarded(work: Callable[[], int]) -> int:
     except FedPDMCError as error:
         logging.getLogger("fedpdmc").error("%s", error)
         return REFUSED
+    except OSError as error:
+        logging.getLogger("fedpdmc").error(
+            "%s. What was kept in the store stands: mend this (a full disk: make room) and start again.", error
+        )
+        return REFUSED
     except KeyboardInterrupt:
         logging.getLogger("fedpdmc").warning("interrupted; what was kept in the store goes on when started again")
         return INTERRUPTED

@@ -106,6 +106,8 @@ class Agent:
         self._next = np.zeros(0, dtype=np.int64)
         self.observed_time, self.finished, self.refusals = 0.0, False, 0
         self.passes, self._charged, self._points = 0, 0.0, 0
+        # The hash of a request that is in the log while its answer is not.
+        self._working_on: bytes | None = None
         self._recall()
 
     @double_precision
@@ -125,7 +127,7 @@ class Agent:
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
             elif entry.kind is Kind.ANSWER and request is not None:
-                self.absorb(*(_logged(data, last) for data in (request, entry.payload)))
+                self.absorb(*(software.logged(data, last) for data in (request, entry.payload)))
         if last != (present := software.present()):
             self.journal.note(software.EVENT, **present)
 
@@ -186,10 +188,12 @@ class Agent:
             raise Refused(self.site.name, "TOO_MANY_REFUSALS", "The coordinator asks what it may not: look at the log.")
         refusal = wire.encode(wire.Refusal(self.run or bytes(wire.RUN_BYTES), sequence, asked, no.code, no.chain))
         try:
-            self.journal.append(Kind.REQUEST, data)
+            if self._working_on != asked:
+                self.journal.append(Kind.REQUEST, data)
             self.journal.append(Kind.REFUSAL, refusal)
         except OSError as error:
             logger.error("the audit log cannot be written: %s", error)
+        self._working_on = None
         return refusal
 
     def _stored(self, message: wire.Message, asked: bytes) -> bytes | None:
@@ -215,16 +219,22 @@ class Agent:
             raise _No("TOO_MANY_ROUNDS")
         handlers = (self._derive, self._open, self._plans, self._offer, self._agree)
         work: dict[type, Callable[..., wire.Message]] = dict(zip(REQUESTS, handlers, strict=True))
+        # Written down before anything is done about it: a request that breaks the site is in the log too.
+        self._store(Kind.REQUEST, data)
+        self._working_on = asked
         answer = work[type(message)](message, asked)
         out = wire.encode(answer)
-        try:
-            self.journal.append(Kind.REQUEST, data)
-            self.journal.append(Kind.ANSWER, out)
-        except OSError as error:
-            logger.error("the answer cannot be stored, so it is not given: %s", error)
-            raise _No("STORAGE") from error
+        self._store(Kind.ANSWER, out)
+        self._working_on = None
         self.absorb(message, answer)
         return out
+
+    def _store(self, kind: Kind, data: bytes) -> None:
+        try:
+            self.journal.append(kind, data)
+        except OSError as error:
+            logger.error("the audit log cannot be written, so no answer is given: %s", error)
+            raise _No("STORAGE") from error
 
     def _offer(self, message: wire.Offer, asked: bytes) -> wire.Offered:
         return self._partner().offer(message, asked)
@@ -393,15 +403,6 @@ class Agent:
             horizon = message.duration.sum(-1)
             self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
             self.observed_time += float(np.minimum(given.time, horizon).sum())
-
-
-def _logged(data: bytes, written: dict[str, str] | None) -> wire.Message:
-    """A message of the log."""
-    try:
-        return wire.decode(data)
-    except WireError as error:
-        by = (written or {}).get("fedpdmc", software.UNKNOWN)
-        raise InputError("store", f"a log of fedpdmc {by}: {error.found}", "Go on with that version.") from error
 
 
 def _whole(message: wire.Plans, chains: int, segments: int) -> tuple[np.ndarray, ...]:

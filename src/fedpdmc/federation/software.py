@@ -7,6 +7,8 @@ import platform
 from collections.abc import Iterable
 from importlib import metadata
 
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import wire
 from fedpdmc.federation.journal import Entry, Kind
 
 EVENT = "software"
@@ -38,3 +40,12 @@ def differences(entries: Iterable[Entry]) -> list[str]:
         if one.get(name, UNKNOWN) != value and (found or name == "fedpdmc")
     ]
     return list(dict.fromkeys(words))
+
+
+def logged(data: bytes, by: dict[str, str] | None) -> wire.Message:
+    """A message of a log that was written by this software."""
+    try:
+        return wire.decode(data)
+    except WireError as error:
+        version = (by or {}).get("fedpdmc", UNKNOWN)
+        raise InputError("store", f"a log of fedpdmc {version}: {error.found}", "Go on with that version.") from error

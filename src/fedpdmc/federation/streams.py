@@ -24,7 +24,7 @@ import grpc
 from fedpdmc import keys
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
-from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.agent import SOFTWARE, Agent
 from fedpdmc.federation.desks import Asked, Desk, Round
 from fedpdmc.federation.remote import Request, Transport
 from fedpdmc.keys import COORDINATOR, Credentials, certificate_name
@@ -151,6 +151,8 @@ class StreamTransport(Transport):
             lost()
             return
         logger.info("site %s has joined", desk.name)
+        if isinstance(hello, wire.Hello) and hello.software != SOFTWARE:
+            logger.warning("site %s runs %s, and this is %s: use one version", desk.name, hello.software, SOFTWARE)
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
             looked = -math.inf
