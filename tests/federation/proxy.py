@@ -42,6 +42,13 @@ class Proxy:
             for one in self._open:
                 one.close()
 
+    def cut(self):
+        """Cut every connection now."""
+        with self._lock:
+            for one in self._open:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
     def _accept(self):
         while True:
             try:

@@ -20,7 +20,7 @@ from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
 import fedpdmc as fp
 import fedpdmc.keys
 from fedpdmc.errors import BadAnswer, InputError, Refused
-from fedpdmc.federation import wire
+from fedpdmc.federation import streams, wire
 from fedpdmc.federation.streams import METHOD, SERVICE, serve
 from fedpdmc.keys import Credentials, fingerprint, make_keys, read_credentials, revoke
 
@@ -62,6 +62,35 @@ def test_bits_do_not_depend_on_a_network_that_delays_and_cuts(folder, expected, 
     assert proxy.cuts > 2
     assert same_bits(post, expected)
     assert any("is lost; the run waits for it" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_when_the_answer_to_the_farewell_is_lost_both_sides_end(folder, fresh, caplog, monkeypatch, returns):
+    """A site that knows that the run is over dials again to say so; one that does not come back is not waited for."""
+    monkeypatch.setattr(streams, "PARTING", 30.0 if returns else 0.5)
+    agents, cuts = fresh(), []
+    south = agents.pop("south")
+    answer = south.answer
+
+    def lost(data):
+        said = answer(data)
+        if not cuts:
+            cuts.append(data)
+            proxy.cut()
+        return said
+
+    south.answer = lost
+    with folder.listening() as connection, Proxy(connection.address) as proxy, folder.sites(connection, agents):
+        own, wait = read_credentials(folder.keys("south")), (lambda _: False) if returns else (lambda _: True)
+        worker = threading.Thread(target=serve, args=(south, proxy.address, own, wait), daemon=True)
+        worker.start()
+        connection.finish()
+        connection.close()
+        worker.join(20)
+        assert cuts and south.finished and not worker.is_alive()
+    south.journal.close()
+    silent = any("south has not said that it knows" in record.message for record in caplog.records)
+    assert silent is not returns
 
 
 class Connector(Proxy):

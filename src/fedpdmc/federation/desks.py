@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -23,10 +24,11 @@ class Round:
         if len(self.answers) == self.sites:
             self._all.put(None)
 
-    def wait(self) -> dict[str, bytes]:
-        """All answers."""
+    def wait(self, seconds: float | None = None) -> dict[str, bytes]:
+        """All answers; those that have come, if not all come in time."""
         if self.sites:
-            self._all.get()
+            with contextlib.suppress(queue.Empty):
+                self._all.get(timeout=seconds)
         return self.answers
 
 

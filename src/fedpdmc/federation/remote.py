@@ -62,6 +62,10 @@ class Transport(abc.ABC):
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
         """Send ``requests[m].data`` to site m and wait for all answers; a site whose request is None is not asked."""
 
+    def part(self, requests: Sequence[Request]) -> list[bytes | None]:
+        """Send every site its farewell; an engine that keeps streams open need not wait for ever for those that are gone."""
+        return self.ask(requests)
+
     def status(self) -> str:
         """A few words on the sites."""
         return f"{len(self.names)} sites"
@@ -210,9 +214,10 @@ class RemoteFederation(Federation):
         return [None if plan is None else _arrival(name, message, plan) for name, message, plan in answers]
 
     def farewell(self) -> None:
-        """Tell every site that the run is over."""
-        self._ask(self._all(wire.Farewell), wire.Opened)
-        self.sequence -= 1
+        """Tell every site that the run is over; this is no round, and has no place in the sequence."""
+        requests, sequence = self._all(wire.Farewell), self.sequence.copy()
+        self._take(self.transport.part(requests), requests, wire.Opened)
+        self.sequence = sequence
 
     def _all(self, kind: type, *content: Any) -> list[Request]:
         """The same request to every site, each with its own number."""

@@ -7,6 +7,7 @@ the site's desk and goes out again, the same bytes, on the next stream.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import logging
@@ -37,7 +38,10 @@ SERVICE, METHOD = "fedpdmc.Federation", "Join"
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
 # Answers that belong to no request under way are dropped; so many of them in a row are not an accident.
 MOST_STRAYS = 16
-STILL = 0.05
+# Seconds that the coordinator waits for answers to its farewell, and a site for the coordinator to hang up after it.
+PARTING, HANGING_UP = 60.0, 5.0
+# How often a site whose stream broke during the farewell dials again.
+LAST_DIALS = 3
 # Seconds between two lines on how far a site has come.
 PROGRESS = 30.0
 CHANNEL = [
@@ -107,6 +111,16 @@ class StreamTransport(Transport):
 
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
         """Send the sites their requests and wait, for as long as it takes, until all that were asked have answered."""
+        return self._exchange(requests, None)
+
+    def part(self, requests: Sequence[Request]) -> list[bytes | None]:
+        """A site whose answer to the farewell is lost may be gone for good: it is not waited for longer than `PARTING`."""
+        answers = self._exchange(requests, PARTING)
+        for name in (name for name, answer in zip(self.names, answers, strict=True) if answer is None):
+            logger.warning("site %s has not said that it knows that the run is over", name)
+        return answers
+
+    def _exchange(self, requests: Sequence[Request | None], seconds: float | None) -> list[bytes | None]:
         asked = {name: own for name, own in zip(self.names, requests, strict=True) if own is not None}
         this = Round(len(asked))
         for name, request in asked.items():
@@ -114,7 +128,7 @@ class StreamTransport(Transport):
         # While the sites are at work: it is not needed before they answer.
         for request in asked.values():
             _ = request.digest
-        answers = this.wait()
+        answers = this.wait(seconds)
         return [answers.get(name) for name in self.names]
 
     def status(self) -> str:
@@ -270,15 +284,18 @@ def serve(
         check_loopback(host, "coordinator")
     else:
         _check_party(credentials, agent.site.name)
-    delay = FIRST_WAIT
-    while not agent.finished:
+    delay, last = FIRST_WAIT, 0
+    while True:
         began = time.monotonic()
         try:
             _session(agent, coordinator, credentials)
+            if agent.finished:
+                return
             reason = "the coordinator ended the stream"
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
-        if agent.finished:
+        last += agent.finished
+        if last == LAST_DIALS:
             return
         delay = FIRST_WAIT if time.monotonic() - began > LONGEST_WAIT else min(2 * delay, LONGEST_WAIT)
         # Sites that were lost together do not all come back at once.
@@ -356,17 +373,19 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None) ->
         try:
             if call.add_callback(lambda: answers.ended.put(None)):
                 answers.ended.get()
-            if agent.finished:
-                # The farewell's answer is on its way; the coordinator closes the stream.
-                time.sleep(STILL)
+            if agent.finished and call.is_active():
+                # The answer to the farewell is on its way: until the coordinator hangs up it may not have come.
+                with contextlib.suppress(queue.Empty):
+                    answers.ended.get(timeout=HANGING_UP)
+            broken = not call.is_active() and call.code() is not grpc.StatusCode.OK
         finally:
             call.cancel()
             answers.close()
         if answers.error is not None:
             raise answers.error
-        if not agent.finished:
-            # Raises what ended the stream, unless the coordinator ended it in good order.
-            next(call, None)
+        if broken:
+            # Raises what broke it.
+            next(call)
 
 
 def _channel(coordinator: str, credentials: Credentials | None) -> grpc.Channel:
