@@ -29,6 +29,10 @@ from fedpdmc.enclosures.taylor import TAYLOR, Taylor, integer_power, polygamma, 
 
 # Relative room for the rounding of a norm and of its square.
 ROOM = 1 + 1e-12
+# Of so many exponentials the logarithm of a sum is made term by term.
+MOST_TERMS = 16
+# Pieces into which the range of one number is cut.
+PIECES = 8
 
 
 class Monomials(NamedTuple):
@@ -96,10 +100,19 @@ class Balls(NamedTuple):
 
 
 class Jet(eqx.Module):
-    """Intervals of all derivatives, of shape (R, K, ...), in NumPy: what is done once need not be compiled."""
+    """Intervals of all derivatives, of shape (R, K, ...), in NumPy: what is done once need not be compiled.
+
+    ``origin`` says how it came about where a function of it is better known than the steps to it: ``("exp", e)`` is
+    ``Σ exp(e)`` over the last axis of e, ``("square", r)`` is ``r²``, and ``("one more", r)`` is ``1 + r²``.
+    """
 
     lo: np.ndarray
     hi: np.ndarray
+    origin: tuple[str, Jet] | None = None
+
+    def of(self, kind: str) -> Jet | None:
+        """What it came from, if in this way."""
+        return self.origin[1] if self.origin is not None and self.origin[0] == kind else None
 
     @property
     def shape(self):
@@ -225,10 +238,10 @@ def evaluate(balls: Balls, equation: Any, forms: list[Form]) -> list[Form]:
 @np.errstate(all="ignore")
 def rule(balls: Balls, name: str, params: dict[str, Any], *forms: Form) -> Form:
     """The result of a primitive with one value."""
-    if name in TAYLOR:
-        return composed(balls, TAYLOR[name], forms[0])
     if name in SPECIAL:
         return SPECIAL[name](balls, params, *forms)
+    if name in TAYLOR:
+        return composed(balls, TAYLOR[name], forms[0])
     if name in COMPARED:
         return _compared(balls, name, params, *forms)
     raise NotImplementedError(f"no bounds of the derivatives of {name!r} on balls")
@@ -238,10 +251,22 @@ def rule(balls: Balls, name: str, params: dict[str, Any], *forms: Form) -> Form:
 
 
 def _add(balls: Balls, params, x: Form, y: Form) -> Jet:
+    points = [form for form in (x, y) if is_point(form)]
     x, y = lifted(balls, x), lifted(balls, y)
     shape = np.broadcast_shapes(x.shape, y.shape)
     x, y = _wide(x, shape), _wide(y, shape)
-    return Jet(x.lo + y.lo, x.hi + y.hi).widened(x.magnitude + y.magnitude)
+    found = Jet(x.lo + y.lo, x.hi + y.hi).widened(x.magnitude + y.magnitude)
+    exponents, squares = [form.of("exp") for form in (x, y)], [form.of("square") for form in (x, y)]
+    if all(exponent is not None for exponent in exponents):
+        both = (np.concatenate(ends, -1) for ends in zip(*((e.lo, e.hi) for e in exponents), strict=True))
+        return Jet(found.lo, found.hi, ("exp", Jet(*both)))
+    exponent = next((e for e in exponents if e is not None and e.shape[-1] == 1), None)
+    if points and exponent is not None:
+        return Jet(found.lo, found.hi, ("raised", Jet(exponent.lo, exponent.hi, ("by", lifted(balls, points[0])))))
+    root = next((r for r in squares if r is not None), None)
+    if points and np.all(points[0] == 1.0) and root is not None:
+        return Jet(found.lo, found.hi, ("one more", root))
+    return found
 
 
 def _neg(balls: Balls, params, x: Jet) -> Jet:
@@ -257,7 +282,10 @@ def _scaled(x: Jet, factor: np.ndarray) -> Jet:
     x = _wide(x, np.broadcast_shapes(x.shape, np.shape(factor)))
     one, other = x.lo * factor, x.hi * factor
     found = Jet(np.minimum(one, other), np.maximum(one, other))
-    return found.widened(found.magnitude)
+    found, root = found.widened(found.magnitude), x.of("square")
+    if root is not None and np.all(factor > 0):
+        return Jet(found.lo, found.hi, ("square", _scaled(root, np.sqrt(factor))))
+    return found
 
 
 def _totalled(x: Jet, total: Callable[[np.ndarray], np.ndarray], terms: int) -> Jet:
@@ -267,7 +295,16 @@ def _totalled(x: Jet, total: Callable[[np.ndarray], np.ndarray], terms: int) -> 
 
 def _reduce_sum(balls: Balls, params, x: Jet) -> Jet:
     axes = tuple(axis + 2 for axis in params["axes"])
-    return _totalled(x, lambda part: np.sum(part, axes), int(np.prod([x.lo.shape[i] for i in axes], initial=1)))
+    found = _totalled(x, lambda part: np.sum(part, axes), int(np.prod([x.lo.shape[i] for i in axes], initial=1)))
+    exponent = x.of("exp")
+    if exponent is None:
+        return found
+    kept = [i for i in range(exponent.lo.ndim - 1) if i not in axes]
+    flat = (
+        np.transpose(end, (*kept, *axes, end.ndim - 1)).reshape(*(end.shape[i] for i in kept), -1)
+        for end in (exponent.lo, exponent.hi)
+    )
+    return Jet(found.lo, found.hi, ("exp", Jet(*flat)))
 
 
 def _cumsum(balls: Balls, params, x: Jet) -> Jet:
@@ -329,11 +366,18 @@ def _moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[For
         jnp.arange(start, end, dtype=float).reshape(jet.shape)
         for start, end, jet in zip(starts[:-1], starts[1:], jets, strict=True)
     ]
-    place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params)).astype(int)
-    flat = [np.concatenate([end.reshape(*end.shape[:2], -1) for end in ends], 2) for ends in (
-        [jet.lo for jet in jets], [jet.hi for jet in jets]
-    )]  # fmt: skip
-    return Jet(*(part[:, :, place] for part in flat))
+    place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params))
+    if np.any(np.isnan(place)):
+        raise NotImplementedError(f"{primitive.name} beyond the end of an array")
+
+    def move(*parts: Jet) -> Jet:
+        more = parts[0].shape[len(jets[0].shape) :]
+        flat = [np.concatenate([end.reshape(*end.shape[:2], -1, *more) for end in ends], 2) for ends in (
+            [part.lo for part in parts], [part.hi for part in parts]
+        )]  # fmt: skip
+        return Jet(*(part[:, :, place.astype(int)] for part in flat))
+
+    return _alike(jets[0], move) if len(jets) == 1 else move(*jets)
 
 
 def _scatter_add(balls: Balls, params, operand: Form, indices: Form, updates: Form) -> Jet:
@@ -372,9 +416,76 @@ def _jet(found: Interval) -> Jet:
 # Products and powers --------------------------------------------------------------------------------------------------
 
 
+def _square(balls: Balls, params, x: Jet) -> Jet:
+    found = composed(balls, integer_power(2), x)
+    return Jet(found.lo, found.hi, ("square", x))
+
+
+def _integer_pow(balls: Balls, params, x: Jet) -> Jet:
+    return _square(balls, params, x) if params["y"] == 2 else composed(balls, integer_power(params["y"]), x)
+
+
+def _exp(balls: Balls, params, x: Jet) -> Jet:
+    found = composed(balls, TAYLOR["exp"], x)
+    return Jet(found.lo, found.hi, ("exp", Jet(x.lo[..., None], x.hi[..., None])))
+
+
+def _log(balls: Balls, params, x: Jet) -> Jet:
+    """Of a sum of a few exponentials as ``log(e^a + e^b) = b + softplus(a − b)``, term by term."""
+    exponents, root = x.of("exp"), x.of("one more")
+    if root is not None:
+        return composed(balls, TAYLOR["log1p_square"], root)
+    if exponents is None or exponents.shape[-1] > MOST_TERMS:
+        return composed(balls, TAYLOR["log"], x)
+    terms = [Jet(exponents.lo[..., j], exponents.hi[..., j]) for j in range(exponents.shape[-1])]
+    return functools.reduce(lambda one, other: _logaddexp(balls, params, one, other), terms)
+
+
+def _log1p(balls: Balls, params, x: Jet) -> Jet:
+    root = x.of("square")
+    return composed(balls, TAYLOR["log1p" if root is None else "log1p_square"], x if root is None else root)
+
+
+def _lgamma(balls: Balls, params, x: Jet) -> Jet:
+    """Of ``y + e^l`` with a constant y as one function of l: its derivatives are small where those by ``e^l`` cancel."""
+    exponent = x.of("raised") if x.of("exp") is None else x.of("exp")
+    if exponent is None or exponent.shape[-1] != 1:
+        return composed(balls, TAYLOR["lgamma"], x)
+    constant = exponent.of("by")
+    y = np.zeros(()) if constant is None else constant.lo[0, 0]
+
+    def function(small: Balls, z: Jet) -> Jet:
+        raised = _add(small, params, composed(small, TAYLOR["exp"], z), np.expand_dims(y, -1))
+        return composed(small, TAYLOR["lgamma"], raised)
+
+    return composed(balls, refined(function), Jet(exponent.lo[..., 0], exponent.hi[..., 0]))
+
+
+def refined(function: Callable[[Balls, Jet], Jet]) -> Taylor:
+    """The derivatives of a function of one number, from jets on small pieces of its range."""
+
+    def found(x: Interval, order: int) -> list[Interval]:
+        lo, hi = np.asarray(x.lo), np.asarray(x.hi)
+        half = np.maximum(hi - lo, 1e-9)[..., None] / (2 * PIECES)
+        middle = lo[..., None] + half * (2 * np.arange(PIECES) + 1)
+        small = Balls(np.asarray([0.0, 1.0]), monomials(1, order + 3))
+        coefficients = np.zeros((2, order + 4, *middle.shape))
+        coefficients[:, 0], coefficients[:, 1] = middle, half
+        moved = np.zeros_like(coefficients)
+        moved[1, 0] = half * ROOM
+        jet = contracted(small, function(small, Jet(coefficients - moved, coefficients + moved)))
+        scales = [half**k for k in range(order + 1)]
+        return [
+            Interval(np.min(jet.lo[1, k] / scale, -1), np.max(jet.hi[1, k] / scale, -1)).widened()
+            for k, scale in enumerate(scales)
+        ]
+
+    return found
+
+
 def _mul(balls: Balls, params, x: Form, y: Form) -> Form:
     if x is y:
-        return composed(balls, integer_power(2), x)
+        return _square(balls, params, x)
     if is_point(x) or is_point(y):
         return _scaled(y, x) if is_point(x) else _scaled(x, y)
     shape = np.broadcast_shapes(x.shape, y.shape)
@@ -384,8 +495,20 @@ def _mul(balls: Balls, params, x: Form, y: Form) -> Form:
 def _wide(x: Jet, shape: tuple[int, ...]) -> Jet:
     if x.shape == shape:
         return x
-    ends = (end.reshape(*end.shape[:2], *(1,) * (len(shape) - len(x.shape)), *x.shape) for end in (x.lo, x.hi))
-    return Jet(*(np.broadcast_to(end, (*x.lo.shape[:2], *shape)) for end in ends))
+
+    def wide(part: Jet, more: tuple[int, ...]) -> Jet:
+        ends = (
+            end.reshape(*end.shape[:2], *(1,) * (len(shape) - len(x.shape)), *part.shape) for end in (part.lo, part.hi)
+        )
+        return Jet(*(np.broadcast_to(end, (*part.lo.shape[:2], *shape, *more)) for end in ends))
+
+    return _alike(x, lambda part: wide(part, part.shape[len(x.shape) :]))
+
+
+def _alike(x: Jet, move: Callable[[Jet], Jet]) -> Jet:
+    """A move of entries, of what they came from too."""
+    found = move(x)
+    return found if x.origin is None else Jet(found.lo, found.hi, (x.origin[0], move(x.origin[1])))
 
 
 def _div(balls: Balls, params, x: Form, y: Form) -> Form:
@@ -398,7 +521,7 @@ def _pow(balls: Balls, params, x: Form, y: Form) -> Form:
         return composed(balls, TAYLOR["exp"], _mul(balls, params, y, logs))
     if np.ndim(y):
         x = _wide(x, np.broadcast_shapes(x.shape, y.shape))
-    return composed(balls, real_power(y), x)
+    return _square(balls, params, x) if np.ndim(y) == 0 and y == 2.0 else composed(balls, real_power(y), x)
 
 
 def _convert(balls: Balls, params, x: Form) -> Form:
@@ -479,6 +602,8 @@ def _smaller(balls: Balls, params, x: Form, y: Form) -> Form:
 
 
 def _abs(balls: Balls, params, x: Form) -> Form:
+    if x.of("exp") is not None:
+        return x
     return chosen(balls, _compared(balls, "ge", params, x, np.zeros(())), _neg(balls, params, x), x)
 
 
@@ -507,7 +632,6 @@ SPECIAL: dict[str, Callable[..., Form]] = {
     "mul": _mul, "div": _div, "pow": _pow, "dot_general": _dot, "triangular_solve": _solve, "logaddexp": _logaddexp,
     "convert_element_type": _convert, "polygamma": _polygamma, "select_n": _select, "max": _larger, "min": _smaller,
     "abs": _abs, "reduce_max": _extreme(True), "reduce_min": _extreme(False), "not": _not,
-    "integer_pow": lambda balls, params, x: composed(balls, integer_power(params["y"]), x),
-    "square": lambda balls, params, x: composed(balls, integer_power(2), x),
+    "integer_pow": _integer_pow, "square": _square, "exp": _exp, "log": _log, "log1p": _log1p, "lgamma": _lgamma,
     "is_finite": lambda balls, params, x: Assumed(True, x),
 }  # fmt: skip

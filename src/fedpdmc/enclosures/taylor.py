@@ -196,6 +196,22 @@ def _turns(k: int) -> Callable[[Interval], Interval]:
     return way if k % 4 < 2 else lambda x: Interval(-way(x).hi, -way(x).lo)
 
 
+def _log1p_square(k: int) -> Callable[[Interval], Interval]:
+    """Derivatives of ``log(1 + x²) = 2 Re log(1 + ix)``.
+
+    With ``x = cot φ`` the k-th over k! is ``−(2/k)(−1)^k sin^kφ cos kφ``; its extremes are where ``cos (k+1)φ = 0``.
+    """
+    if k == 0:
+        return with_peaks(lambda x: jnp.log1p(x * x), (0.0, 0.0))
+
+    def value(x, arc=jnp.arctan2, sin=jnp.sin, cos=jnp.cos):
+        phi = arc(1.0, x)
+        return -2 * (-1.0) ** k * math.factorial(k - 1) * sin(phi) ** k * cos(k * phi)
+
+    places = [1 / math.tan((m + 0.5) * math.pi / (k + 1)) for m in range(k + 1)]
+    return with_peaks(value, *((x, float(value(x, np.arctan2, np.sin, np.cos))) for x in places))
+
+
 def _exp_like(value: Callable[[Interval], Interval]) -> Taylor:
     return _listed(lambda k: value if k == 0 else rising(jnp.exp))
 
@@ -205,6 +221,7 @@ TAYLOR: dict[str, Taylor] = {
     "expm1": _exp_like(rising(jnp.expm1)),
     "log": _log,
     "log1p": _log1p,
+    "log1p_square": _listed(_log1p_square),
     "logistic": _listed(lambda k: rising(lax.logistic) if k == 0 else _logistic(k)),
     "tanh": _listed(lambda k: rising(jnp.tanh) if k == 0 else _tanh(k)),
     "softplus": _listed(lambda k: rising(softplus) if k == 0 else _logistic(k - 1)),
