@@ -7,7 +7,8 @@ import pytest
 from tests.support import hospitals, on_grid, prior
 
 import fedpdmc as fp
-from fedpdmc.errors import InputError
+from fedpdmc import method
+from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.membership import settle
 
 RNG = np.random.default_rng(0)
@@ -159,3 +160,15 @@ def test_functions_priors_and_families_mix_in_one_federation():
     assert np.all(np.abs(errors(1.0)) < 5)
     # Four records that count twice would be seen.
     assert np.any(np.abs(errors(2.0)) > 5)
+
+
+def test_a_function_without_bounds_is_refused_before_the_sites_are_asked(monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(method, "laplace", never)
+    site = fp.Site(lambda x, data: jnp.sum(jnp.sort(x) * data), data=np.ones(2), name="sorted")
+    with pytest.raises(NoEnclosure, match="'sort' at .*test_written.py"):
+        fp.sample(site, fp.models.normal_prior(2), progress=False)
+    with pytest.raises(AssertionError, match="asked"):
+        fp.sample(site, fp.models.normal_prior(2), bounds="adaptive", progress=False)

@@ -20,7 +20,8 @@ from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.membership import PRIOR_SITE, settle
-from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.potentials import ControlVariate, Program, Quadratic
+from fedpdmc.precision import double_precision
 from fedpdmc.private import PrivateSite, check_dynamics
 from fedpdmc.randomness import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
@@ -171,6 +172,8 @@ def choose(
     names = check_names(coordinate_names(members, dim) if names is None else names, dim)
     init = check_init(init, chains, dim)
     start = _check_functions(members, prior, init, dim)
+    if bounds == "certified" and isinstance(reference, str):
+        _check_enclosures(members, dynamics)
     if prior is not None and prior_at in ("sites", REDISTRIBUTED) and any(s.coordinates is not None for s in members):
         raise InputError(
             "prior_at" if prior_at == "sites" else "prior",
@@ -272,6 +275,14 @@ def _check_functions(sites, prior, init: np.ndarray | None, dim: int) -> np.ndar
     for site in written:
         check_start(site.potential, start if site.coordinates is None else start[site.coordinates], site.name)
     return start
+
+
+@double_precision
+def _check_enclosures(sites, dynamics: Dynamics) -> None:
+    """Refuse a function that has no certified bounds before the sites are asked for anything."""
+    programs = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
+    for program in {program.function: program for program in programs if isinstance(program, Program)}.values():
+        program.check(dynamics.flow.rotating, dynamics.flips)
 
 
 def _reference(sites, prior, reference, control, dim, start) -> tuple[Reference, dict[str, ControlVariate]]:

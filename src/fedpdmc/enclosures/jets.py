@@ -31,8 +31,8 @@ from fedpdmc.enclosures.taylor import TAYLOR, Taylor, integer_power, polygamma, 
 ROOM = 1 + 1e-12
 # Of so many exponentials the logarithm of a sum is made term by term.
 MOST_TERMS = 16
-# Pieces into which the range of one number is cut.
-PIECES = 8
+# Pieces into which the range of one number is cut, and the least half width of their balls.
+PIECES, SMALLEST = 8, 1e-2
 
 
 class Monomials(NamedTuple):
@@ -103,7 +103,8 @@ class Jet(eqx.Module):
     """Intervals of all derivatives, of shape (R, K, ...), in NumPy: what is done once need not be compiled.
 
     ``origin`` says how it came about where a function of it is better known than the steps to it: ``("exp", e)`` is
-    ``Σ exp(e)`` over the last axis of e, ``("square", r)`` is ``r²``, and ``("one more", r)`` is ``1 + r²``.
+    ``Σ exp(e)`` over the last axis of e, ``("raised", e)`` is ``y + exp(e)`` with e from ``("by", y)``, ``("square", r)``
+    is ``r²``, and ``("one more", r)`` is ``1 + r²``.
     """
 
     lo: np.ndarray
@@ -258,8 +259,8 @@ def _add(balls: Balls, params, x: Form, y: Form) -> Jet:
     found = Jet(x.lo + y.lo, x.hi + y.hi).widened(x.magnitude + y.magnitude)
     exponents, squares = [form.of("exp") for form in (x, y)], [form.of("square") for form in (x, y)]
     if all(exponent is not None for exponent in exponents):
-        both = (np.concatenate(ends, -1) for ends in zip(*((e.lo, e.hi) for e in exponents), strict=True))
-        return Jet(found.lo, found.hi, ("exp", Jet(*both)))
+        lo, hi = (np.concatenate(ends, -1) for ends in zip(*((e.lo, e.hi) for e in exponents), strict=True))
+        return Jet(found.lo, found.hi, ("exp", Jet(lo, hi)))
     exponent = next((e for e in exponents if e is not None and e.shape[-1] == 1), None)
     if points and exponent is not None:
         return Jet(found.lo, found.hi, ("raised", Jet(exponent.lo, exponent.hi, ("by", lifted(balls, points[0])))))
@@ -300,11 +301,11 @@ def _reduce_sum(balls: Balls, params, x: Jet) -> Jet:
     if exponent is None:
         return found
     kept = [i for i in range(exponent.lo.ndim - 1) if i not in axes]
-    flat = (
+    lo, hi = (
         np.transpose(end, (*kept, *axes, end.ndim - 1)).reshape(*(end.shape[i] for i in kept), -1)
         for end in (exponent.lo, exponent.hi)
     )
-    return Jet(found.lo, found.hi, ("exp", Jet(*flat)))
+    return Jet(found.lo, found.hi, ("exp", Jet(lo, hi)))
 
 
 def _cumsum(balls: Balls, params, x: Jet) -> Jet:
@@ -372,10 +373,11 @@ def _moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[For
 
     def move(*parts: Jet) -> Jet:
         more = parts[0].shape[len(jets[0].shape) :]
-        flat = [np.concatenate([end.reshape(*end.shape[:2], -1, *more) for end in ends], 2) for ends in (
-            [part.lo for part in parts], [part.hi for part in parts]
-        )]  # fmt: skip
-        return Jet(*(part[:, :, place.astype(int)] for part in flat))
+        lo, hi = (
+            np.concatenate([end.reshape(*end.shape[:2], -1, *more) for end in ends], 2)[:, :, place.astype(int)]
+            for ends in ([part.lo for part in parts], [part.hi for part in parts])
+        )
+        return Jet(lo, hi)
 
     return _alike(jets[0], move) if len(jets) == 1 else move(*jets)
 
@@ -448,10 +450,12 @@ def _log1p(balls: Balls, params, x: Jet) -> Jet:
 
 def _lgamma(balls: Balls, params, x: Jet) -> Jet:
     """Of ``y + e^l`` with a constant y as one function of l: its derivatives are small where those by ``e^l`` cancel."""
-    exponent = x.of("raised") if x.of("exp") is None else x.of("exp")
+    alone, raised_by = x.of("exp"), x.of("raised")
+    exponent = raised_by if alone is None else alone
     if exponent is None or exponent.shape[-1] != 1:
         return composed(balls, TAYLOR["lgamma"], x)
     constant = exponent.of("by")
+    assert (constant is None) == (raised_by is None)
     y = np.zeros(()) if constant is None else constant.lo[0, 0]
 
     def function(small: Balls, z: Jet) -> Jet:
@@ -466,19 +470,23 @@ def refined(function: Callable[[Balls, Jet], Jet]) -> Taylor:
 
     def found(x: Interval, order: int) -> list[Interval]:
         lo, hi = np.asarray(x.lo), np.asarray(x.hi)
-        half = np.maximum(hi - lo, 1e-9)[..., None] / (2 * PIECES)
-        middle = lo[..., None] + half * (2 * np.arange(PIECES) + 1)
+        own = (hi - lo)[..., None] / (2 * PIECES) * ROOM
+        half = np.maximum(own, SMALLEST)
+        middle = lo[..., None] + (hi - lo)[..., None] * (2 * np.arange(PIECES) + 1) / (2 * PIECES)
         small = Balls(np.asarray([0.0, 1.0]), monomials(1, order + 3))
         coefficients = np.zeros((2, order + 4, *middle.shape))
         coefficients[:, 0], coefficients[:, 1] = middle, half
         moved = np.zeros_like(coefficients)
-        moved[1, 0] = half * ROOM
+        moved[1, 0] = half
         jet = contracted(small, function(small, Jet(coefficients - moved, coefficients + moved)))
-        scales = [half**k for k in range(order + 1)]
-        return [
-            Interval(np.min(jet.lo[1, k] / scale, -1), np.max(jet.hi[1, k] / scale, -1)).widened()
-            for k, scale in enumerate(scales)
-        ]
+        ranges = []
+        for k in range(order + 1):
+            # The mean value theorem about the middle, where a piece is smaller than its ball.
+            reach = own * (k + 1) * jet.magnitude[1, k + 1] / half ** (k + 1)
+            least = np.fmax(jet.lo[1, k], jet.lo[0, k] - reach * half**k) / half**k
+            most = np.fmin(jet.hi[1, k], jet.hi[0, k] + reach * half**k) / half**k
+            ranges.append(Interval(np.min(least, -1), np.max(most, -1)).widened())
+        return ranges
 
     return found
 
@@ -497,10 +505,12 @@ def _wide(x: Jet, shape: tuple[int, ...]) -> Jet:
         return x
 
     def wide(part: Jet, more: tuple[int, ...]) -> Jet:
-        ends = (
-            end.reshape(*end.shape[:2], *(1,) * (len(shape) - len(x.shape)), *part.shape) for end in (part.lo, part.hi)
+        ones = (1,) * (len(shape) - len(x.shape))
+        lo, hi = (
+            np.broadcast_to(end.reshape(*end.shape[:2], *ones, *part.shape), (*end.shape[:2], *shape, *more))
+            for end in (part.lo, part.hi)
         )
-        return Jet(*(np.broadcast_to(end, (*part.lo.shape[:2], *shape, *more)) for end in ends))
+        return Jet(lo, hi)
 
     return _alike(x, lambda part: wide(part, part.shape[len(x.shape) :]))
 
@@ -508,7 +518,9 @@ def _wide(x: Jet, shape: tuple[int, ...]) -> Jet:
 def _alike(x: Jet, move: Callable[[Jet], Jet]) -> Jet:
     """A move of entries, of what they came from too."""
     found = move(x)
-    return found if x.origin is None else Jet(found.lo, found.hi, (x.origin[0], move(x.origin[1])))
+    if x.origin is None or x.origin[1].origin is not None:
+        return found
+    return Jet(found.lo, found.hi, (x.origin[0], move(x.origin[1])))
 
 
 def _div(balls: Balls, params, x: Form, y: Form) -> Form:

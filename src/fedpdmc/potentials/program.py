@@ -138,6 +138,17 @@ class Program(Potential):
         program = self._program(flips)
         return jax.vmap(lambda one, other: _fitted(program, rotating, usual, one, other))(a, v)
 
+    def check(self, rotating: bool, flips: bool) -> None:
+        """Walk through the program once, without computing anything.
+
+        Raises
+        ------
+        NoEnclosure
+            At a primitive without a rule.
+        """
+        state = jax.ShapeDtypeStruct((self.dim,), jnp.float64)
+        jax.eval_shape(lambda a, v: _rates(self._program(flips), rotating, a, v, jnp.ones(())), state, state)
+
     def paced(self, rotating: bool, flips: bool) -> Program:
         """The same with its usual cell length: the median of the best at points spread about the origin.
 
