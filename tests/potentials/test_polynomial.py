@@ -71,7 +71,7 @@ def test_a_bound_scaled_down_is_caught():
 def test_monomials_come_in_the_order_of_the_table():
     b = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
     exponents = monomials(3, 4).exponents
-    np.testing.assert_allclose(powers(b, 4), np.prod(np.asarray(b)[:, None] ** exponents, -1), rtol=1e-12)
+    np.testing.assert_allclose(powers(b, 4).T, np.prod(np.asarray(b)[:, None] ** exponents, -1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4, 5])

@@ -133,6 +133,9 @@ class PolynomialClock(Clock[PolynomialWalk]):
     def _near(self, state: PolynomialWalk, path: Path, keys) -> PolynomialWalk:
         """Look until no chain searches, or most wait for the program; then one pass."""
         hazard, far = self._hazard(path)
+        # For every segment the first far one from there on, or one beyond the last.
+        places = jnp.where(far, jnp.arange(far.shape[1]), far.shape[1])
+        stops = jax.lax.cummin(places, 1, reverse=True)
 
         def searching(carry):
             looks, now, over = carry
@@ -141,25 +144,26 @@ class PolynomialClock(Clock[PolynomialWalk]):
 
         def look(carry):
             looks, now, over = carry
-            following, blocked = self._look(now, path, hazard, far, over, keys)
+            following, blocked = self._look(now, path, hazard, stops, over, keys)
             return looks + 1, following, over | blocked
 
         start = (jnp.array(0), state, jnp.zeros_like(state.pending))
         _, state, _ = jax.lax.while_loop(searching, look, look(start))
         return self._inspect(state, path)
 
-    def _look(self, state: PolynomialWalk, path: Path, hazard: Hazard, far, waits, keys):
+    def _look(self, state: PolynomialWalk, path: Path, hazard: Hazard, stops, waits, keys):
         """One candidate of the constants, put to the polynomial; or the start of a far segment, where the walk waits.
 
-        Uniforms are drawn two by two, as `ThinnedClock` draws them: draws of one plan must not overlap.
+        A look takes four uniforms where `ThinnedClock` takes two: it counts as two draws and begins at an even one, so that
+        draws of one plan never overlap.
         """
         walk = state.cells.walk
-        u = jnp.concatenate([uniforms(keys, path.number, walk.draws + i, 2) for i in range(2)])
+        draw = (walk.draws + 1) // 2
+        u = uniforms(keys, path.number, draw, 4)
         level = state.level + exponentials(u[0])
         segment, offset, over = hazard.where(level)
-        ahead = far & (jnp.arange(far.shape[1]) >= walk.segment[:, None])
-        stop = jnp.where(jnp.any(ahead, 1), jnp.argmax(ahead, 1), far.shape[1])
-        blocked = stop < jnp.minimum(segment, far.shape[1])
+        stop = pick(stops, jnp.minimum(walk.segment, path.last))
+        blocked = stop < jnp.minimum(segment, path.last + 1)
         segment = jnp.where(blocked, stop, segment)
         within = jnp.minimum(segment, path.last)
         offset, level = jnp.where(blocked, 0.0, offset), jnp.where(blocked, _before(hazard, within), level)
@@ -174,7 +178,7 @@ class PolynomialClock(Clock[PolynomialWalk]):
         moved = eqx.tree_at(
             lambda c: (c.walk.segment, c.walk.offset, c.walk.draws, c.walk.done, c.walk.time, c.walk.fault, c.anchored),
             state.cells,
-            (segment, offset, walk.draws + 2, over | (fault != FINE), path.horizon, fault, jnp.zeros_like(hit)),
+            (segment, offset, 2 * draw + 2, over | (fault != FINE), path.horizon, fault, jnp.zeros_like(hit)),
         )
         moved = eqx.tree_at(lambda c: c.candidate, moved, jnp.zeros_like(hit))
         still = walk.done | state.pending | waits

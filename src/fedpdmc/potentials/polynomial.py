@@ -59,7 +59,7 @@ class PolynomialRemainder(eqx.Module):
 
     def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``∇P(b)``."""
-        return powers(b, self.order - 1) @ self.coefficients
+        return (self.coefficients.T @ powers(b, self.order - 1)).T
 
     def error(self, size: Float[Array, "*C"]) -> Float[Array, "*C"]:
         """``E(|b|)``, infinite beyond the last ball."""
@@ -75,16 +75,21 @@ class PolynomialRemainder(eqx.Module):
         return jnp.where(known, self.hazards[jnp.where(known, above, 0)], jnp.inf)
 
 
-def powers(b: Float[Array, "C d"], degree: int) -> Float[Array, "C K"]:
-    """All monomials of b up to a degree, in the order of `monomials`: ``b_i`` times those that begin at i or later."""
-    dim = b.shape[-1]
-    found, last, starts = [jnp.ones_like(b[:, :1])], jnp.ones_like(b[:, :1]), [0] * dim
-    for _ in range(degree):
-        parts = [b[:, i : i + 1] * last[:, starts[i] :] for i in range(dim)]
-        starts = np.cumsum([0] + [part.shape[1] for part in parts[:-1]]).tolist()
-        last = jnp.concatenate(parts, 1)
-        found.append(last)
-    return jnp.concatenate(found, 1)
+def powers(b: Float[Array, "C d"], degree: int) -> Float[Array, "K C"]:
+    """All monomials of b up to a degree, in the order of `monomials`, each a coordinate times one that came before.
+
+    Written out one by one, chains last: several times faster than slices of arrays.
+    """
+    table = monomials(b.shape[-1], degree)
+    found: dict[tuple[int, ...], Array] = {}
+    for alpha in map(tuple, table.exponents.tolist()):
+        first = next((i for i, power in enumerate(alpha) if power), None)
+        if first is None:
+            found[alpha] = jnp.ones_like(b[:, 0])
+            continue
+        before = tuple(power - (i == first) for i, power in enumerate(alpha))
+        found[alpha] = b[:, first] if sum(before) == 0 else b[:, first] * found[before]
+    return jnp.stack(list(found.values()))
 
 
 def polynomial_remainder(program: Program, center: np.ndarray, rounding: float) -> PolynomialRemainder | None:
