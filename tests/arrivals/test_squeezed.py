@@ -63,6 +63,15 @@ def test_arrivals_have_the_law_of_thinning_on_the_records(name, offset):
     assert (one[2].mean() < 0.2 * other[2].mean()) if offset[0] > -1 else (one[2].mean() >= 0.5)
 
 
+def test_arrivals_where_covariates_are_collinear():
+    records, prior = predictor("logistic", seed=2, n=300, d=3), Quadratic(0.01 * jnp.eye(3), jnp.zeros(3))
+    alike = dataclasses.replace(records, design=jnp.repeat(records.design[:, :1], 3, 1)).with_cubic()
+    squeezed = clock_for(Sum((alike, prior)), ZIGZAG)
+    assert isinstance(squeezed, SqueezedClock)
+    route = plan(squeezed.expansion.center, [9.0, -12.0, 3.0])
+    assert min(agree(heard(squeezed, route, 1), heard(ThinnedClock(squeezed.potential, ZIGZAG), route, 2))) > 1e-3
+
+
 def test_a_wrong_polynomial_gives_other_arrivals():
     squeezed = clock()
     known = squeezed.expansion

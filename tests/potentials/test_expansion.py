@@ -62,6 +62,22 @@ def test_errors_are_bounded(name, with_prior, spread):
         assert np.mean(tilt) < 90 * np.mean(np.abs(slope.T - known.slope(powers, b, v.T)))
 
 
+@pytest.mark.parametrize("columns", [[1.0, 1.0, 1.0], [1.0, 0.7, -0.2]])
+def test_bounds_hold_where_covariates_are_collinear(columns):
+    """Where ``|u_n|`` is far below ``|b|`` the monomials of the bound cancel."""
+    records, rng = predictor("logistic", seed=3, n=400, d=3), np.random.default_rng(6)
+    design = records.design[:, :1] * jnp.asarray(columns)
+    potential = type(records).from_records(design, records.response, records.loss)
+    known, across = expanded(potential), np.linalg.svd(np.asarray([columns]))[2][1:]
+    b = 10 * rng.normal(size=(2000, 2)) @ across + 1e-3 * rng.normal(size=(2000, 3))
+    powers = monomials(jnp.asarray(b.T), DEGREE + 1)
+    bound = np.asarray(known.error(powers))
+    off = np.abs(jax.vmap(potential.gradient)(known.center + jnp.asarray(b)).T - known.gradient(powers))
+    assert np.any(np.asarray(known.rest @ powers[DEGREE + 1]) < 0)
+    assert np.all(bound >= 0) and np.all(off <= bound + known.slip(jnp.asarray(b.T)))
+    assert np.all(np.isfinite(known.slope_error(known.error(powers), jnp.ones((3, 2000)))))
+
+
 def test_a_bound_without_its_records_is_too_small():
     records = predictor("logistic", seed=3, n=400, d=3, scale=0.7)
     known, half = expanded(records), expanded(predictor("logistic", seed=3, n=400, d=3, scale=0.3))
@@ -75,9 +91,25 @@ def test_it_applies_to_many_records_of_uniform_losses_alone():
     assert expansion(many) is not None
     assert expansion(predictor("poisson", seed=0, n=400, d=3)) is None
     assert expansion(predictor("logistic", seed=0, n=200, d=3)) is None
+    assert expansion(predictor("logistic", seed=0, n=200, d=3).padded(256)) is None
     assert expansion(predictor("logistic", seed=0, n=400, d=9)) is None
     assert expansion(many.expanded_at(jnp.zeros(3), 2)) is None
     assert expansion(Quadratic(jnp.eye(3), jnp.zeros(3))) is None
+
+
+def test_derivatives_that_overflow_are_declined():
+    records = predictor("student_t", seed=0, n=400, d=3)
+    assert (
+        expansion(type(records).from_records(records.design, records.response.at[0].set(1e120), records.loss)) is None
+    )
+
+
+def test_records_beyond_a_block_are_counted(monkeypatch):
+    records = predictor("logistic", seed=0, n=400, d=3)
+    whole = expanded(records)
+    monkeypatch.setattr("fedpdmc.potentials.expansion.BLOCK", 150)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(expanded(records)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_separable_records_have_a_center_too():

@@ -13,7 +13,7 @@ from fedpdmc.arrivals.lanes import gathered, scattered
 from fedpdmc.arrivals.thinning import ThinnedClock, ThinnedWalk, cell_length, draw, pick_mark
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import LinearPredictor, Potential, Sum
+from fedpdmc.potentials import LinearPredictor, Potential
 from fedpdmc.potentials.base import Field
 from fedpdmc.potentials.expansion import DEGREE, Expansion, expansion, monomials, usual_points
 
@@ -87,8 +87,9 @@ class SqueezedClock(Clock[SqueezedWalk]):
         lanes = min(chains, max(LEAST_LANES, min(MOST_LANES, chains // LEAST_LANES)))
 
         def due(now):
-            waiting, done = now.waiting, now.thinned.walk.done
-            return (jnp.sum(waiting) >= lanes) | (jnp.any(waiting) & jnp.all(waiting | done))
+            # Where other sites hold up most chains, few are left to wait for.
+            moving = jnp.sum(~(now.waiting | now.thinned.walk.done))
+            return jnp.sum(now.waiting) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
 
         return jax.lax.while_loop(due, lambda now: self._pass(now, path, lanes), state)
 
@@ -128,12 +129,17 @@ class SqueezedClock(Clock[SqueezedWalk]):
         field = Field(gradient.T, slope.T, curve, jnp.full(a.shape[0], jnp.inf), jnp.max(slip, 0))
         bound, speed = certified(self.dynamics, field, a, v), jnp.abs(v)
         value, tilt = speed * error.T, speed * self.expansion.slope_error(error, v.T).T
-        return bound._replace(value=bound.value + value, slope=bound.slope + tilt), jnp.sum(value, -1)
+        bound = bound._replace(value=bound.value + value, slope=bound.slope + tilt)
+        # Not finite where the bound is not.
+        extra = jnp.sum(value + speed * slip.T + 0.0 * (bound.value + bound.slope), -1)
+        return bound, extra
 
     def _pass(self, state: SqueezedWalk, path: Path, lanes: int) -> SqueezedWalk:
-        """One pass over the records for some of the chains that wait for it."""
+        """One pass over the records for those of the waiting chains that had the fewest."""
         chains = state.waiting.shape[0]
-        index = jnp.nonzero(state.waiting, size=lanes, fill_value=chains)[0]
+        passes = state.thinned.walk.passes
+        _, index = jax.lax.top_k(jnp.where(state.waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
+        index = jnp.where(state.waiting[index], index, chains)
         some, own = gathered(index, (state, path))
         some = eqx.tree_at(lambda s: s.waiting, some, some.waiting & (index < chains))
         return scattered(index, state, self._inspect(some, own))
@@ -167,7 +173,8 @@ class SqueezedClock(Clock[SqueezedWalk]):
 
 def squeezed_clock(potential: Potential, dynamics: Dynamics) -> SqueezedClock | None:
     """Such a clock, where it applies and where the polynomial is good enough around the site's own mode."""
-    if not dynamics.flips or dynamics.flow.rotating or not isinstance(potential, LinearPredictor | Sum):
+    records = [t for t in getattr(potential, "terms", (potential,)) if isinstance(t, LinearPredictor)]
+    if not dynamics.flips or dynamics.flow.rotating or not all(t.cubic is not None for t in records):
         return None
     known = expansion(potential)
     if known is None:

@@ -19,7 +19,9 @@ from fedpdmc.potentials.remainder import ROOM, quartic_bound
 # Degree of the polynomial, and of what bounds the rest of it.
 DEGREE = 3
 # An expansion pays where it has this many times fewer monomials than there are records, of which there are not few.
-FEWER, LEAST_RECORDS = 2, 256
+FEWER, LEAST_RECORDS, MOST_MONOMIALS = 2, 256, 5000
+# Records whose monomials are held at a time.
+BLOCK = 4096
 # Newton steps to the site's own mode, halvings of each, and the ridge that makes one where the records have none.
 STEPS, HALVINGS, RIDGE = 50, 12, 1e-3
 
@@ -41,28 +43,32 @@ class Expansion(eqx.Module):
         Coefficients of the bound by monomial of degree four.
     spread : (d,)
         ``w/6 (24/w)^{¾} Q_i^{¼}``: times ``error^{¾} |v|`` it bounds the error of the slope.
-    rounding : (d, 4)
-        Bounds of the rounding of P by degree, for ``|b|_∞ = 1``.
+    rounding : (d, 5)
+        Bounds of the rounding by degree, for ``|b|_∞ = 1``: of P, and last of ``rest``.
     """
 
     center: Float[Array, " d"]
     terms: Float[Array, "d m"]
     rest: Float[Array, "d q"]
     spread: Float[Array, " d"]
-    rounding: Float[Array, "d 4"]
+    rounding: Float[Array, "d 5"]
 
     def gradient(self, powers: Sequence[Float[Array, "_ C"]]) -> Float[Array, "d C"]:
         """``P`` from the monomials by degree."""
         return self.terms @ jnp.concatenate(list(powers[: DEGREE + 1]))
 
     def error(self, powers: Sequence[Float[Array, "_ C"]]) -> Float[Array, "d C"]:
-        """A bound of ``|∇U − P|``, its rounding not counted."""
-        return ROOM * (self.rest @ powers[DEGREE + 1])
+        """A bound of ``|∇U − P|``, the rounding of P not counted.
+
+        A sum of even powers, but of monomials that cancel where many of the ``u_n`` are small.
+        """
+        lost = self.rounding[:, DEGREE + 1 :] * jnp.max(jnp.abs(powers[1]), 0) ** (DEGREE + 1)
+        return ROOM * jnp.maximum(self.rest @ powers[DEGREE + 1], 0.0) + lost
 
     def slip(self, b: Float[Array, "d C"]) -> Float[Array, "d C"]:
         """A bound of the rounding of ``P``."""
         size = jnp.max(jnp.abs(b), 0)
-        return self.rounding @ jnp.stack([size**k for k in range(DEGREE + 1)])
+        return self.rounding[:, : DEGREE + 1] @ jnp.stack([size**k for k in range(DEGREE + 1)])
 
     def slope(self, powers, b: Float[Array, "d C"], v: Float[Array, "d C"]) -> Float[Array, "d C"]:
         """``d/ds P(b + v s)`` at zero."""
@@ -117,35 +123,51 @@ def expansion(potential: Potential) -> Expansion | None:
     part, dim = records[0], potential.dim
     if part.diagonal or not part.loss.uniform or part.control is not None:
         return None
-    if part.design.shape[0] < max(FEWER * math.comb(dim + DEGREE + 1, dim), LEAST_RECORDS):
+    count = math.comb(dim + DEGREE + 1, dim)
+    if count > MOST_MONOMIALS or FEWER * count > part.design.shape[0] or _present(part) < LEAST_RECORDS:
         return None
     center = _mode(potential)
-    return None if center is None else _expanded(part, quadratics, center)
+    if center is None:
+        return None
+    known = _expanded(part, quadratics, center)
+    return known if all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(known)) else None
+
+
+def _present(part: LinearPredictor) -> int:
+    """Records that are not padding."""
+    return int(np.count_nonzero(np.any(np.asarray(part.design) != 0, 1)))
 
 
 def _expanded(part: LinearPredictor, quadratics: Sequence[Quadratic], center: np.ndarray) -> Expansion:
-    design = np.asarray(part.design)
+    design, dim = np.asarray(part.design), part.dim
     derivatives = np.asarray(_derivatives(part, jnp.asarray(center)))
     width = float(np.max(np.asarray(part.loss.fifth(part.offset, part.response)), initial=0.0))
-    powers = [np.asarray(x) for x in monomials(jnp.asarray(design.T), DEGREE + 1)]
-    scaled = [x / f[:, None] for x, f in zip(powers, factorials(design.shape[1], DEGREE + 1), strict=True)]
-    terms = [(derivatives[k][:, None] * design).T @ scaled[k].T for k in range(DEGREE + 1)]
-    sizes = [np.abs(derivatives[k][:, None] * design).T @ np.abs(scaled[k]).T for k in range(DEGREE + 1)]
+    weights = [*derivatives, np.full(len(design), width)]
+    counts = [math.comb(dim + k - 1, k) for k in range(DEGREE + 2)]
+    terms, sizes = [np.zeros((dim, m)) for m in counts], [np.zeros((dim, m)) for m in counts]
+    for first in range(0, len(design), BLOCK):
+        rows = slice(first, first + BLOCK)
+        powers = monomials(jnp.asarray(design[rows].T), DEGREE + 1)
+        for k, (power, factorial) in enumerate(zip(powers, factorials(dim, DEGREE + 1), strict=True)):
+            scaled = np.asarray(power).T / factorial
+            slopes = weights[k][rows, None] * (design[rows] if k <= DEGREE else np.abs(design[rows]))
+            terms[k] += slopes.T @ scaled
+            sizes[k] += np.abs(slopes).T @ np.abs(scaled)
     for quadratic in quadratics:
         precision, linear = np.asarray(quadratic.precision), np.asarray(quadratic.linear)
-        terms[0] = terms[0] + (precision @ center + linear)[:, None]
-        terms[1] = terms[1] + precision
-        sizes[0] = sizes[0] + (np.abs(precision) @ np.abs(center) + np.abs(linear))[:, None]
-        sizes[1] = sizes[1] + np.abs(precision)
+        terms[0] += (precision @ center + linear)[:, None]
+        terms[1] += precision
+        sizes[0] += (np.abs(precision) @ np.abs(center) + np.abs(linear))[:, None]
+        sizes[1] += np.abs(precision)
     quartic = np.array([quartic_bound(design, np.abs(column)) for column in design.T])
     # w/6 q^{¾} Q^{¼} with q = 24 error/w.
     spread = width / 6 * (24 / width) ** 0.75 * (ROOM * quartic) ** 0.25 if width > 0 else np.zeros_like(quartic)
     return Expansion(
         jnp.asarray(center),
-        jnp.asarray(np.concatenate(terms, 1)),
-        jnp.asarray(width * np.abs(design).T @ scaled[DEGREE + 1].T),
+        jnp.asarray(np.concatenate(terms[: DEGREE + 1], 1)),
+        jnp.asarray(terms[DEGREE + 1]),
         jnp.asarray(spread),
-        jnp.asarray((64 + design.shape[0]) * EPSILON * np.stack([x.sum(1) for x in sizes], 1)),
+        jnp.asarray((64 + len(design)) * EPSILON * np.stack([x.sum(1) for x in sizes], 1)),
     )
 
 
