@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import Agent
-from fedpdmc.federation.journal import Entry, Kind, read_log
+from fedpdmc.federation.journal import Entry, Kind, read_log, sealed_log
 from fedpdmc.federation.keepsakes import SEED, SUM_KEY
 from fedpdmc.federation.opening import open_agent
 from fedpdmc.federation.software import differences
@@ -165,10 +165,13 @@ def _alike(data: bytes, given: Any) -> bool:
 
 
 def show(store: str | Path) -> Iterator[str]:
-    """An audit log, a line for each entry."""
-    for entry in read_log(store):
+    """An audit log, a line for each entry, and at its end the last seal: nobody who knows it can be shown a shorter log."""
+    count, last = 0, b""
+    for entry, seal in sealed_log(store):
+        count, last = count + 1, seal
         when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).isoformat(timespec="milliseconds")
         yield f"{when}  {entry.kind.name.lower():<8}{_describe(entry)}"
+    yield f"{count} entries, seal {last.hex()}"
 
 
 def _describe(entry: Entry) -> str:

@@ -272,7 +272,9 @@ def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_
     agent.journal.close()
     first = next(read_log(store)).note
     assert first["event"] == "software" and first["jax"] == jax.__version__ and first["numpy"] == np.__version__
-    assert any(f"software fedpdmc={fedpdmc.__version__}" in line for line in show(store))
+    lines = list(show(store))
+    assert f"software fedpdmc={fedpdmc.__version__}" in lines[0]
+    assert lines[-1] == f"{len(lines) - 1} entries, seal {agent.journal._seal.hex()}"
     found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
     assert (found.same, found.different, found.software) == (2, [], [])
     here = software.present()

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import logging
 import queue
 import shutil
@@ -194,6 +195,26 @@ def says(address, credentials, *messages, wait=5.0):
 
 def hello(folder, site="north", study=None):
     return wire.encode(wire.Hello(site, study or folder.study.digest, "test"))
+
+
+def test_a_site_holds_one_stream_and_says_in_time_who_it_is(folder, door, monkeypatch):
+    """However many it opens: the coordinator's threads are there for all sites."""
+    monkeypatch.setattr(streams, "HELLO", 0.3)
+    own, silence = read_credentials(folder.keys("north")), queue.SimpleQueue()
+    secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
+    with grpc.secure_channel(door.address, secret, [("grpc.ssl_target_name_override", "coordinator")]) as channel:
+
+        def opened(*messages):
+            return channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+                itertools.chain(messages, iter(silence.get, None)), timeout=20
+            )
+
+        assert opened().code() is grpc.StatusCode.CANCELLED
+        first = opened(hello(folder))
+        assert isinstance(wire.decode(next(first)), wire.Welcome)
+        second = opened(hello(folder))
+        assert isinstance(wire.decode(next(second)), wire.Welcome)
+        assert first.code() is grpc.StatusCode.CANCELLED and second.is_active()
 
 
 def test_a_good_certificate_is_welcome(folder, door):

@@ -133,10 +133,12 @@ class Agent:
 
     def progress(self) -> str:
         """How much of what the contract allows has been asked."""
-        study = self.study
+        study, spent = self.study, ""
+        if self._private is not None:
+            spent = f"; {100 * self._private.spent:.3g} % of the privacy budget spent"
         return (
             f"answered {self.journal.answers:,} of at most {study.rounds:,} requests; observed process time "
-            f"{self.observed_time:,.4g} of at most {study.observed_time:,.4g}"
+            f"{self.observed_time:,.4g} of at most {study.observed_time:,.4g}{spent}"
         )
 
     def hello(self) -> bytes:

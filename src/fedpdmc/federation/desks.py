@@ -6,9 +6,14 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fedpdmc.federation.remote import Request
+
+
+def _nothing() -> None:
+    pass
 
 
 class Round:
@@ -47,6 +52,7 @@ class Desk:
         self._lock = threading.Lock()
         self._asked: Asked | None = None
         self._inbox: queue.SimpleQueue | None = None
+        self._hang_up: Callable[[], object] = _nothing
         self.since, self.round_trip = time.monotonic(), 0.0
 
     @property
@@ -61,16 +67,27 @@ class Desk:
             if self._inbox is not None:
                 self._inbox.put(asked)
 
-    def arrive(self) -> queue.SimpleQueue:
-        """A new stream, which replaces any older one: what it is to send, None at its end."""
+    def arrive(self, hang_up: Callable[[], object]) -> queue.SimpleQueue:
+        """A new stream, which replaces any older one: what it is to send, None at its end.
+
+        ``hang_up`` ends it when another replaces it, so that a site never holds more than one.
+        """
         with self._lock:
+            before, self._hang_up = self._hang_up, hang_up
             if self._inbox is not None:
                 self._inbox.put(None)
             inbox = self._inbox = queue.SimpleQueue()
             self.since = time.monotonic()
             if self._asked is not None:
                 inbox.put(self._asked)
-            return inbox
+        before()
+        return inbox
+
+    def close(self) -> None:
+        """Let a stream that is open come to its end."""
+        with self._lock:
+            if self._inbox is not None:
+                self._inbox.put(None)
 
     def leave(self, inbox: queue.SimpleQueue) -> bool:
         """A stream has ended; returns whether it was the site's present one."""
@@ -78,7 +95,7 @@ class Desk:
             inbox.put(None)
             present = inbox is self._inbox
             if present:
-                self._inbox, self.since = None, time.monotonic()
+                self._inbox, self._hang_up, self.since = None, _nothing, time.monotonic()
             return present
 
     def give(self, asked: Asked, answer: bytes, seconds: float) -> None:

@@ -143,7 +143,12 @@ class Journal:
 
 def read_log(folder: str | Path) -> Iterator[Entry]:
     """All entries of a log that nobody need have open, their seals checked."""
-    return (entry for _, _, entry in _entries(Path(folder) / "audit.log"))
+    return (entry for entry, _ in sealed_log(folder))
+
+
+def sealed_log(folder: str | Path) -> Iterator[tuple[Entry, bytes]]:
+    """All entries, each with its seal: the hash of itself and all before it."""
+    return ((entry, seal) for _, seal, entry in _entries(Path(folder) / "audit.log"))
 
 
 def _entries(path: Path) -> Iterator[tuple[int, bytes, Entry]]:

@@ -44,6 +44,8 @@ PARTING, HANGING_UP = 60.0, 5.0
 LAST_DIALS = 3
 # Seconds between two lines on how far a site has come.
 PROGRESS = 30.0
+# Seconds in which a stream must say who it is.
+HELLO = 20.0
 CHANNEL = [
     ("grpc.max_receive_message_length", wire.MOST_BYTES),
     ("grpc.max_send_message_length", wire.MOST_BYTES),
@@ -143,23 +145,28 @@ class StreamTransport(Transport):
         """Stop listening; streams that are open end."""
         self._closed = True
         for desk in self._desks.values():
-            desk.arrive()
+            desk.close()
         self._server.stop(1.0).wait()
 
     def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One stream of one site, from its hello to its end."""
+        late = threading.Timer(HELLO, context.cancel)
+        late.daemon = True
+        late.start()
         try:
             hello = wire.decode(next(incoming))
-        except (WireError, StopIteration) as error:
-            logger.warning("a connection from %s said no hello: %s", context.peer(), error)
+        except (WireError, StopIteration, grpc.RpcError) as error:
+            logger.warning("a connection from %s said no hello: %s", context.peer(), str(error) or "nothing came")
             yield self._no("MALFORMED")
             return
+        finally:
+            late.cancel()
         code, desk = self._admit(hello, context)
         if desk is None:
             logger.warning("a connection from %s was refused: %s", context.peer(), code)
             yield self._no(code)
             return
-        inbox, certificates = desk.arrive(), _certificates(context)
+        inbox, certificates = desk.arrive(context.cancel), _certificates(context)
         lost = functools.partial(self._lost, desk, inbox)
         if not context.add_callback(lost):
             lost()
