@@ -119,9 +119,10 @@ def test_the_remainder_of_a_control_variate_in_dense_coordinates(kind):
     )
     for seed, spread in enumerate((1e-9, 1e-3, 1.0)):
         a, v = states(seed, CHAINS, DIM, dynamics, spread=spread)
-        top, rates, own, other, _ = _bounds(rest, expanded, dynamics, a, v)
+        top, rates, own, other, loads = _bounds(rest, expanded, dynamics, a, v)
         assert np.all(rates <= top)
         np.testing.assert_allclose(own, other, rtol=1e-9, atol=1e-9)
+        assert loads[0] <= 1.2 * loads[1], float(loads[0] / loads[1])
 
 
 def test_a_bound_from_a_rule_that_is_too_narrow_is_broken(monkeypatch):
