@@ -38,7 +38,6 @@ REFRESH = 1.2
 # Segments of a plan: enough refreshments to last until an objection where objections are rare, else few. Objections fall
 # like one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
-SEGMENTS_OF_FUNCTIONS = 16
 SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
 REDISTRIBUTED = "redistributed"
 # What is left of a sum relative to its largest term when it is rounding only.
@@ -232,10 +231,7 @@ def _usual_segments(sites, chains: int) -> int:
     most = max(SEGMENTS_FEW_OBJECTIONS, min(MOST_SEGMENTS, MOST_PLANNED // chains))
     told = sum(site.records for site in sites if site.budget is None)
     wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(told) if told else most
-    # Users' functions of few records are far from their quadratics: they object often, and long plans are thrown away.
-    written = all(getattr(site, "model", None) is not None for site in sites)
-    least = SEGMENTS_OF_FUNCTIONS if written else SEGMENTS_FEW_OBJECTIONS
-    return int(np.clip(2 ** np.ceil(np.log2(wanted)), least, most))
+    return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_OBJECTIONS, most))
 
 
 def _usual_chains(few_rounds: bool, ess: float | None) -> int:

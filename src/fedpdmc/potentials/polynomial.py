@@ -15,7 +15,7 @@ from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.program import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
-ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8), 4: (4, 6), 5: (4, 5), 6: (4, 5), 7: (4,), 8: (4,), 9: (4,), 10: (4,)}
+ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8)}
 # Balls beside the point, nodes of the tables, and how far the last ball reaches where a state of the reference seldom is.
 RADII, NODES, BEYOND = 12, 256, 3.5
 # Numbers in a jet of all records above which it is not made.
