@@ -37,6 +37,7 @@ def test_the_default_says_when_the_reference_is_far_off(site):
             fp.sample([site()], WIDE, seed=1, progress=False)
 
 
+@pytest.mark.long
 def test_a_poor_yield_in_a_given_time_is_said_when_it_shows():
     """A run to a process time does not look at the effective sample size; whoever asks for it is told."""
     post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), chains=4, duration=10.0, seed=1, progress=False)

@@ -196,6 +196,7 @@ def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
     Ledger.open(tmp_path / "ledger.db").close()
 
 
+@pytest.mark.long
 def test_a_private_site_is_replayed_from_its_ledger_and_says_what_it_cannot_without(folder, tmp_path):
     """Its randomness is the ledger's own: with a copy of it as it was before the run the same answers come out."""
     ledger, store = tmp_path / "ledger.db", tmp_path / "run"

@@ -55,9 +55,8 @@ def check(name, count):
     return used
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "probit" else pytest.mark.long) for n in CASES if CASES[n].dim <= 3]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].dim <= 3])
 def test_what_the_polynomial_leaves_is_within_its_bound(name):
     # A bound of which hardly anything was needed would say little.
     assert check(name, 3000) > 1e-4

@@ -168,6 +168,7 @@ def test_a_rate_that_is_not_finite_is_a_fault():
     assert walk.fault[0] == NOT_FINITE and not walk.rang[0]
 
 
+@pytest.mark.long
 def test_a_cell_is_cut_where_a_longer_one_has_no_finite_bound():
     """Where the scale underflows beside the noise the rate is flat, and far ahead ``exp`` overflows."""
 
@@ -182,6 +183,7 @@ def test_a_cell_is_cut_where_a_longer_one_has_no_finite_bound():
         assert np.all(np.isfinite(bound.curve)) and np.all(bound.reach > 0)
 
 
+@pytest.mark.long
 def test_whole_powers_written_as_floats_have_finite_bounds_at_negative_values():
     """``x**2.0`` is differentiated to ``x**(2.0 - 1.0)``, an exponent that is known only if constants are folded."""
     program = Program(lambda x, data: jnp.sum(jnp.log1p((data - x[0]) ** 2.0 / 4.0)), jnp.asarray([-3.0, 0.5]), 1)

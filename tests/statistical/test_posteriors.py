@@ -34,9 +34,9 @@ ALIKE = (
 
 
 def everyday(model, sites, dynamics):
-    """Every third pair of dynamics and model runs every day with one number of sites; the rest in the long run."""
+    """Every fourth pair of dynamics and model runs every day with one number of sites; the rest in the long run."""
     place = next(k for k, models in enumerate(ALIKE) if model in models) + list(DYNAMICS).index(dynamics)
-    return place % 3 == 0 and sites == list(SIZES)[place // 3 % 3]
+    return place % 4 == 0 and sites == list(SIZES)[place // 4 % 3]
 
 
 CASES = [

@@ -33,7 +33,10 @@ COMPILED = {
 
 @pytest.mark.parametrize(
     ("dynamics", "model", "diagonal"),
-    [(*pair, diagonal) for pair, diagonal in zip(COMPILED.items(), itertools.cycle([False, True]), strict=False)],
+    [
+        pytest.param(*pair, diagonal, marks=pytest.mark.long if pair[0] in ("bouncy", "factorised") else ())
+        for pair, diagonal in zip(COMPILED.items(), itertools.cycle([False, True]), strict=False)
+    ],
 )
 def test_references(dynamics, model, diagonal):
     found = truth(model, 3)
@@ -67,7 +70,9 @@ def test_control_variates_on_the_laplace_reference(control, model, dynamics):
     assert_exact(post, truth(model, 3), least_ess=500)
 
 
-@pytest.mark.parametrize(("prior_at", "dynamics"), [("sites", "zigzag"), ("extra", "bouncy")])
+@pytest.mark.parametrize(
+    ("prior_at", "dynamics"), [("sites", "zigzag"), pytest.param("extra", "bouncy", marks=pytest.mark.long)]
+)
 def test_the_prior_may_sit_anywhere(prior_at, dynamics):
     """With the coordinator it sits in all other tests."""
     assert_exact(sampled("logistic", 3, dynamics, prior_at=prior_at), truth("logistic", 3), least_ess=500)

@@ -43,6 +43,7 @@ def test_asking_only_those_that_must_be_asked_is_exact():
     assert_exact(post, grid()[1], least_ess=5000)
 
 
+@pytest.mark.long
 def test_excess_flips_are_the_coordinators_too():
     target, truth = grid()
     post = fp.sample(

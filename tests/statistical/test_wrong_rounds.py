@@ -126,6 +126,7 @@ def confused(party: Party, state, until):
     return eqx.tree_at(lambda s: s.number, settled, state.number + 1)
 
 
+@pytest.mark.long
 def test_sending_the_same_plan_again_passes():
     comparison = against_truth(looked_at(party(LINES), patient))
     assert comparison.exact, str(comparison)
