@@ -36,8 +36,12 @@ def assert_plausible(post, center, sd):
 
 @pytest.mark.parametrize(
     "design, y",
-    [(NONE, np.zeros(0)), (X[:1], MIXED[:1]), (X, SEPARATED), (X, MIXED)],
-    ids=["no records", "one record", "separable", "not separable"],
+    [
+        pytest.param(NONE, np.zeros(0), id="no records"),
+        pytest.param(X[:1], MIXED[:1], id="one record"),
+        pytest.param(X, SEPARATED, id="separable"),
+        pytest.param(X, MIXED, id="not separable", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("dynamics", [None, ZIGZAG], ids=["default", "zigzag"])
 def test_few_or_separable_records_under_a_proper_prior(design, y, dynamics):

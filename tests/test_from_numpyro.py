@@ -14,7 +14,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.variables import coordinate_names, variables
 
-QUICK = ("weibull", "mixture")
+QUICK = ("weibull",)
 SLOW = pytest.mark.long
 
 

@@ -98,7 +98,7 @@ def test_intervals_hold_their_values_and_smaller_intervals(table, seed):
     ("table", "rotating"),
     [
         pytest.param("elementwise", True, id="elementwise-rotation"),
-        pytest.param("usual", False, id="usual-line"),
+        pytest.param("usual", False, id="usual-line", marks=pytest.mark.long),
         pytest.param("arrays", False, id="arrays-line", marks=pytest.mark.long),
         pytest.param("elementwise", False, id="elementwise-line", marks=pytest.mark.long),
         pytest.param("arrays", True, id="arrays-rotation", marks=pytest.mark.long),

@@ -39,7 +39,7 @@ CASES = {
     "student_t": outliers(KAPPA),
     "poisson": counts(KAPPA),
 }
-DAILY = ("label", "replace, rotating", "student_t")
+DAILY = ("label", "replace, rotating")
 
 
 def account(site, cap=CAP, delta=DELTA):
