@@ -106,9 +106,8 @@ def test_rates_are_those_of_the_built_in_model_and_the_bound_holds_and_is_as_tig
         assert loads[0] <= 1.2 * loads[1], float(loads[0] / loads[1])
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "boomerang" else pytest.mark.long) for k in DYNAMICS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", DYNAMICS)
 def test_the_remainder_of_a_control_variate_in_dense_coordinates(kind):
     (program, built), dynamics = pair("logistic"), DYNAMICS[kind]
     control = taylor_quadratic(built, jnp.asarray(POINT), 2)
