@@ -60,9 +60,12 @@ def test_every_command_is_one(line):
 
 
 def test_every_code_a_site_can_send_is_explained():
-    source = (Path(__file__).parents[1] / "src/fedpdmc/federation/agent.py").read_text()
-    for code in set(re.findall(r'_No\("([A-Z_]+)"', source)):
-        assert f"`{code}`" in PAGE, code
+    folder = Path(__file__).parents[1] / "src/fedpdmc/federation"
+    source = "".join((folder / name).read_text() for name in ("agent.py", "checks.py"))
+    codes = set(re.findall(r'\bNo\("([A-Z_]+)"', source)) | set(re.findall(r'"([A-Z]+_[A-Z_]+)"', source))
+    assert len(codes) > 20
+    for code in codes:
+        assert re.search(rf"\b{code}`", PAGE), code
 
 
 def test_the_python_examples_run(tmp_path, monkeypatch):

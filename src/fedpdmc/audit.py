@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
-from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.agent import REFUSED_REQUEST, Agent
 from fedpdmc.federation.journal import Entry, Kind, read_log, sealed_log
 from fedpdmc.federation.keepsakes import SEED, SUM_KEY
 from fedpdmc.federation.opening import open_agent
@@ -44,11 +44,21 @@ class Replay(NamedTuple):
     software: list[str]
 
 
+class Excerpt(NamedTuple):
+    """A request of which the log has only the hash."""
+
+    digest: bytes
+
+
+Request = bytes | Excerpt
 NO_SECRET = (
     "they were drawn with a secret that is not here: the seed in the store or, under a privacy budget, the ledger"
 )
 KEYS = "they agree on the keys of secure sums, which do not depend on the records"
+# Hexadecimal digits of the beginning of a refused request.
+SHOWN = 32
 STORAGE = "they were refused for want of space on the disk"
+EXCERPT = "they were refused, and of the long request only its hash and its beginning were kept"
 
 
 def replay(
@@ -80,11 +90,13 @@ def replay(
     found = Replay(0, [], {}, differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
         agent, secret = _again(study, name, source, Path(store), query, ledger, Path(folder))
-        request = b""
+        request: Request = b""
         try:
             for entry in read_log(store):
                 if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
                     agent.join(wire.encode(wire.Welcome(bytes.fromhex(entry.note["run"]), study.digest)))
+                elif entry.kind is Kind.NOTE and entry.note["event"] == REFUSED_REQUEST:
+                    request = Excerpt(bytes.fromhex(entry.note["sha256"]))
                 elif entry.kind is Kind.REQUEST:
                     request = entry.payload
                 elif entry.kind in (Kind.ANSWER, Kind.REFUSAL):
@@ -116,18 +128,22 @@ def _run_of(store: Path) -> str | None:
     return next((note["run"] for note in notes if note["event"] == "joined"), None)
 
 
-def _compare(agent: Agent, request: bytes, entry: Entry, secret: bool, found: Replay) -> Replay:
+def _compare(agent: Agent, request: Request, entry: Entry, secret: bool, found: Replay) -> Replay:
     """One answer more: made again, or taken as it is logged with the reason why."""
     given: Any = _read(entry.payload, found)
-    if given.request != wire.digest(request):
+    whole = b"" if isinstance(request, Excerpt) else request
+    asked = request.digest if isinstance(request, Excerpt) else wire.digest(request)
+    if given.request != asked or isinstance(request, Excerpt) and entry.kind is Kind.ANSWER:
         return found._replace(different=[*found.different, given.sequence])
-    why = _unrepeatable(request, given, secret)
+    why = EXCERPT if isinstance(request, Excerpt) else _unrepeatable(whole, given, secret)
     if why is None:
-        if _alike(agent.answer(request), given):
+        # However many in a row: nobody is there who would have to be stopped.
+        agent.refusals = 0
+        if _alike(agent.answer(whole), given):
             return found._replace(same=found.same + 1)
         return found._replace(different=[*found.different, given.sequence])
     if entry.kind is Kind.ANSWER:
-        agent.adopt(request, entry.payload)
+        agent.adopt(whole, entry.payload)
     return found._replace(unchecked=found.unchecked | {why: found.unchecked.get(why, 0) + 1})
 
 
@@ -177,6 +193,8 @@ def show(store: str | Path) -> Iterator[str]:
 def _describe(entry: Entry) -> str:
     if entry.kind is Kind.NOTE:
         note = entry.note
+        if "begins" in note:
+            note["begins"] = f"{note['begins'][:SHOWN]}..."
         return " ".join([note.pop("event"), *(f"{key}={value}" for key, value in note.items())])
     try:
         message = wire.decode(entry.payload)

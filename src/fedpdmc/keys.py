@@ -58,12 +58,16 @@ class Revocations:
 
 
 class Credentials(NamedTuple):
-    """A party's private key, its certificate and the authority's certificate, as PEM; and whom it no longer takes."""
+    """A party's private key, its certificate and the authority's certificate, as PEM; and whom it no longer takes.
+
+    ``folder`` is where they were read, and where renewed ones are put.
+    """
 
     key: bytes
     certificate: bytes
     authority: bytes
     revoked: Revocations | None = None
+    folder: Path | None = None
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -144,13 +148,31 @@ def read_credentials(folder: str | Path) -> Credentials:
         key, certificate, authority = (
             (folder / name).read_bytes() for name in ("key.pem", "certificate.pem", "authority.pem")
         )
-        return Credentials(key, certificate, authority, Revocations(folder / REVOKED))
+        return Credentials(key, certificate, authority, Revocations(folder / REVOKED), folder)
     except OSError as error:
         raise InputError(
             "keys",
             f"{error.strerror}: {error.filename}",
             "Give a party's folder with key.pem, certificate.pem, authority.pem.",
         ) from error
+
+
+def renewed(credentials: Credentials) -> Credentials:
+    """The same party's credentials as they are in its folder now; those that are known if there are none to be read."""
+    if credentials.folder is None:
+        return credentials
+    try:
+        found = read_credentials(credentials.folder)
+        same = certificate_name(found.certificate) == certificate_name(credentials.certificate)
+    except (InputError, ValueError, IndexError):
+        # Renewed file by file, by someone who has not done yet.
+        return credentials
+    return found._replace(revoked=credentials.revoked) if same else credentials
+
+
+def expiry(certificate: bytes) -> float:
+    """When a certificate ends, in seconds since 1970."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
 
 
 def certificate_name(certificate: bytes) -> str:

@@ -150,6 +150,7 @@ def test_rounds_and_observed_time_end(tmp_path):
         ({"center": np.ones(DIM)}, "NOT_IN_CONTRACT"),
         ({"scale": np.full(DIM, 0.5)}, "NOT_IN_CONTRACT"),
         ({"segments": 10**6}, "NOT_IN_CONTRACT"),
+        ({"scale": np.full((DIM, DIM), 1e308)}, "NOT_IN_CONTRACT"),
         ({"order": 2, "precision": np.eye(DIM), "linear": np.ones(DIM), "point": np.ones(DIM)}, "NOT_IN_CONTRACT"),
     ],
 )
@@ -171,7 +172,8 @@ def test_derivatives_are_those_of_the_site_and_end_with_the_opening(few_rounds, 
     np.testing.assert_array_equal(found.hessian, hessian)
     assert ask(agent, opening(2)).code == "NOT_IN_CONTRACT"
     control = {"order": 2, "precision": found.hessian, "linear": found.gradient, "point": x}
-    assert ask(agent, opening(2, scale=np.zeros((DIM, DIM)), **control)).code == "SINGULAR_REFERENCE"
+    for scale in (np.zeros((DIM, DIM)), np.full((DIM, DIM), 1e308)):
+        assert ask(agent, opening(2, scale=scale, **control)).code == "SINGULAR_REFERENCE"
     assert isinstance(ask(agent, opening(2, scale=np.eye(DIM), **control)), wire.Opened)
     assert ask(agent, wire.encode(wire.Derive(RUN, 3, x))).code == "ALREADY_OPEN"
     agent.journal.close()
@@ -193,10 +195,93 @@ def test_another_contract_run_or_site_is_refused_at_the_door(zigzag, few_rounds,
         zigzag.agent("north", tmp_path, seed=6)
 
 
-def test_a_hostile_coordinator_does_not_fill_the_disk(agent):
-    with pytest.raises(Refused, match="TOO_MANY_REFUSALS"):
-        for _ in range(MOST_REFUSALS + 1):
-            agent.answer(b"x")
+LONG = {
+    "no message": (lambda: b"x" * 2**20, "MALFORMED", "unknown"),
+    "another run": (lambda: plans(run=b"x" * 16, **wide()), "OTHER_RUN", "Plans"),
+    "other shape": (lambda: plans(**wide()), "WRONG_SHAPE", "Plans"),
+    "more rounds": (lambda: wire.encode(wire.Agree(RUN, 2, (b"x" * 2**16,) * 9)), "DERIVATIVES_NOT_ALLOWED", "Agree"),
+}
+
+
+def wide(segments=2**13):
+    return {"duration": np.zeros((CHAINS, segments)), "velocity": np.ones((CHAINS, segments, DIM))}
+
+
+@pytest.mark.parametrize(("request_", "code", "kind"), LONG.values(), ids=LONG)
+def test_of_a_long_request_that_is_refused_the_log_has_what_it_was(zigzag, agent, request_, code, kind):
+    """Its hash and its beginning; the log stays whole, is the site's memory still, and replays."""
+    data, path = request_(), agent.journal.path
+    answer, size = agent.answer(plans(3)), path.stat().st_size
+    for _ in range(3):
+        assert ask(agent, data).code == code
+    assert len(data) > 500_000 and path.stat().st_size - size < 3 * 4096
+    assert wire.decode(answer).code == "OUT_OF_ORDER"
+    note = list(agent.journal.entries())[-2].note
+    assert note["sha256"] == wire.digest(data).hex() and note["bytes"] == len(data)
+    assert note["code"] == code and note["kind"] == kind and bytes.fromhex(note["begins"]) == data[:1024]
+    line = list(show(agent.journal.folder))[-3]
+    assert "refused request" in line and note["sha256"] in line and len(line) < 300
+    arrivals = agent.answer(plans())
+    store = agent.journal.folder
+    agent.journal.close()
+    again = zigzag.agent("north", store)
+    assert again.answer(plans()) == arrivals and again.refusals == 0
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different) == (3, []) and list(found.unchecked.values()) == [3]
+    agent.journal = again.journal
+
+
+def test_a_refusal_of_another_long_request_than_the_log_tells_of_is_found(zigzag, agent):
+    agent.answer(b"x" * 5000)
+    other = wire.Refusal(RUN, 0, wire.digest(b"y" * 5000), "MALFORMED", 0)
+    agent.journal.note("refused request", sha256=wire.digest(b"x" * 5000).hex())
+    agent.journal.append(Kind.REFUSAL, wire.encode(other))
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=agent.journal.folder)
+    assert len(found.different) == 1 and list(found.unchecked.values()) == [1]
+
+
+def test_a_coordinator_that_is_refused_again_and_again_does_not_fill_the_disk(zigzag, agent):
+    """The site stops and writes nothing more, started again too; a coordinator that was mended is answered."""
+    for _ in range(MOST_REFUSALS - 1):
+        agent.answer(plans(3))
+    # A new answer shows that it can do what is right: only refusals in a row count.
+    assert isinstance(ask(agent, plans()), wire.Arrivals)
+    for _ in range(MOST_REFUSALS):
+        assert ask(agent, b"x").code == "MALFORMED"
+    size, store = agent.journal.path.stat().st_size, agent.journal.folder
+    with pytest.raises(Refused, match=r"TOO_MANY_REFUSALS.*20 times.*MALFORMED.*audit show .*start the site again"):
+        agent.answer(b"x")
+    agent.journal.close()
+    for _ in range(2):
+        again = zigzag.agent("north", store)
+        with pytest.raises(Refused, match="TOO_MANY_REFUSALS"):
+            again.answer(bytes(2**20))
+        again.journal.close()
+    assert (store / "audit.log").stat().st_size == size
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different) == (2 * MOST_REFUSALS + 1, [])
+    again = zigzag.agent("north", store)
+    assert isinstance(ask(again, plans(3, 1)), wire.Arrivals)
+    assert ask(again, b"x").code == "MALFORMED"
+    agent.journal = again.journal
+
+
+def test_who_asks_the_same_for_ever_does_not_fill_the_disk(agent):
+    first = agent.answer(plans())
+    size = agent.journal.path.stat().st_size
+    assert all(agent.answer(plans()) == first for _ in range(100))
+    times = [e.note["times"] for e in agent.journal.entries() if e.kind is Kind.NOTE and e.note["event"] == "again"]
+    assert times == [1, 2, 4, 8, 16, 32, 64] and agent.journal.path.stat().st_size - size < 1000
+
+
+def test_the_log_leaves_room_on_its_disk(agent, monkeypatch):
+    """However much a contract lets be asked: what else is on the disk goes on."""
+    disk = os.statvfs(agent.journal.folder)
+    monkeypatch.setattr("fedpdmc.federation.journal.LEAST_FREE", disk.f_bavail * disk.f_frsize)
+    monkeypatch.setattr("fedpdmc.federation.journal.STRIDE", 0)
+    assert ask(agent, plans()).code == "STORAGE"
+    monkeypatch.undo()
+    assert isinstance(ask(agent, plans()), wire.Arrivals)
 
 
 def test_a_full_disk_stops_the_answer_and_nothing_is_lost(agent):

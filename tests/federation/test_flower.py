@@ -30,6 +30,31 @@ def test_signatures_name_the_party_and_nothing_else_does(tmp_path):
     assert (tmp_path / "a/sites/north/node").stat().st_mode & 0o077 == 0
 
 
+def test_what_is_wrong_at_a_site_stays_there(tmp_path, caplog):
+    """Flower passes on what an exception says: a record that cannot be used would leave the site with it."""
+    pytest.importorskip("flwr")
+    from tests.federation.grids import GridHere
+
+    from fedpdmc.federation.flower import GridTransport
+
+    folder = Folder(tmp_path)
+    with open(folder.data["north"], "a") as file:
+        file.write("yes,verum,123456,A\n")
+    names = ("study", "policy")
+    node = {"name": "north", "data": str(folder.data["north"]), "keys": str(folder.keys("north"))}
+    node |= {name: str(tmp_path / f"{name}.toml") for name in names} | {"store": str(tmp_path / "store")}
+    grid = GridHere({1: node})
+    told = []
+    carried = grid.send_and_receive
+    grid.send_and_receive = lambda messages: told.extend(carried(messages)) or told
+    transport = GridTransport(grid, folder.study, bytes(16), read_credentials(folder.keys("coordinator")))
+    assert transport._send({1: b""}) == {}
+    (reply,) = told
+    assert reply.has_error() and "NOT_ANSWERED" in reply.error.reason
+    assert "123456" not in reply.error.reason and "row" not in reply.error.reason
+    assert any("row 13" in record.message and "123456" in record.message for record in caplog.records)
+
+
 class Flower:
     """A SuperLink and the SuperNodes of a study on loopback."""
 

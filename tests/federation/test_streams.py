@@ -1,6 +1,7 @@
 """gRPC with real TLS: the same bits as in process, whatever the network does, and nobody in who should not be."""
 
 import contextlib
+import dataclasses
 import datetime
 import itertools
 import logging
@@ -16,7 +17,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from tests.federation.proxy import Proxy
-from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
+from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
 import fedpdmc.keys
@@ -178,14 +179,14 @@ def door(folder):
         yield connection
 
 
-def says(address, credentials, *messages, wait=5.0):
+def says(address, credentials, *messages, wait=5.0, compression=None):
     """Dial, say something, and return the first answer."""
     outgoing = queue.SimpleQueue()
     for message in messages:
         outgoing.put(message)
     options = [("grpc.ssl_target_name_override", "coordinator"), ("grpc.max_send_message_length", 2**30)]
     secret = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-    with grpc.secure_channel(address, secret, options=options) as channel:
+    with grpc.secure_channel(address, secret, options, compression) as channel:
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(outgoing.get, None), timeout=wait)
         try:
             return wire.decode(next(call))
@@ -231,18 +232,25 @@ def foreign_authority(folder, tmp_path):
     return own._replace(authority=read_credentials(folder.keys("north")).authority)
 
 
-def expired(folder, tmp_path):
-    authority = folder.path / "keys" / "authority"
+def dated(authority, certificate, begin, end):
+    """The same certificate with other dates, in seconds from now."""
     key = serialization.load_pem_private_key((authority / "key.pem").read_bytes(), None)
-    own = read_credentials(folder.keys("north"))
-    old = x509.load_pem_x509_certificate(own.certificate)
-    now = datetime.datetime.now(datetime.UTC)
+    old, now = x509.load_pem_x509_certificate(certificate), datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(
-        now - datetime.timedelta(days=1)
+    builder = builder.not_valid_before(now + datetime.timedelta(seconds=begin)).not_valid_after(
+        now + datetime.timedelta(seconds=end)
     )
-    certificate = builder.sign(key, hashes.SHA256())
-    return own._replace(certificate=certificate.public_bytes(serialization.Encoding.PEM))
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+DAY = 86400
+
+
+def expired(folder, tmp_path):
+    own = read_credentials(folder.keys("north"))
+    return own._replace(certificate=dated(folder.path / "keys" / "authority", own.certificate, -9 * DAY, -DAY))
 
 
 @pytest.mark.parametrize("who", [no_certificate, foreign_authority, expired])
@@ -319,6 +327,79 @@ def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp
     assert same_bits(post, expected)
 
 
+@pytest.mark.parametrize("whose", ["south", pytest.param("coordinator", marks=pytest.mark.long)])
+def test_a_certificate_that_expires_ends_the_stream_and_a_renewed_one_goes_on(
+    folder, tmp_path, expected, caplog, monkeypatch, whose
+):
+    """In the middle of a run, over real handshakes: the run waits, and comes to the same bits."""
+    caplog.set_level(logging.INFO, "fedpdmc")
+    monkeypatch.setattr(streams, "LONGEST_WAIT", 0.25)
+    shutil.copytree(folder.path / "keys", tmp_path / "keys")
+    place = tmp_path / "keys" / ("coordinator" if whose == "coordinator" else "sites/south")
+    written, good = place / "certificate.pem", (place / "certificate.pem").read_bytes()
+    agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+    south = agents.pop("south")
+    answer, rounds, waits = south.answer, [], []
+
+    def outlive(data):
+        rounds.append(data)
+        if len(rounds) == 9:
+            time.sleep(max(fedpdmc.keys.expiry(written.read_bytes()) - time.time() + 0.05, 0.0))
+        return answer(data)
+
+    def wait(pause):
+        # The third time that there is no connection, someone renews the certificate.
+        waits.append(pause)
+        if len(rounds) >= 9 and len(waits) == 3:
+            written.write_bytes(good)
+        return stop.wait(pause)
+
+    south.answer, stop = outlive, threading.Event()
+    written.write_bytes(dated(tmp_path / "keys" / "authority", good, -600, 3))
+    with folder.listening(keys=tmp_path / "keys" / "coordinator") as connection, folder.sites(connection, agents):
+        own = read_credentials(tmp_path / "keys" / "sites" / "south")
+        worker = threading.Thread(target=serve, args=(south, connection.address, own, wait), daemon=True)
+        worker.start()
+        post = fp.sample(connection, progress=False)
+        connection.finish()
+        stop.set()
+        worker.join(20)
+        assert not worker.is_alive()
+    south.journal.close()
+    assert len(rounds) > 20 and len(waits) >= 3
+    said = [record.message for record in caplog.records]
+    party = "the coordinator" if whose == "coordinator" else "site south"
+    assert any(
+        f"the certificate of {party} expired at" in line and "stream of site south is closed" in line for line in said
+    )
+    assert any(
+        line.startswith("no connection") and ("this site expired" if whose == "south" else "UNAVAILABLE") in line
+        for line in said
+    )
+    assert same_bits(post, expected)
+
+
+def test_a_site_dials_anew_in_time_for_a_handshake_to_check_the_coordinator(folder, expected, fresh, monkeypatch):
+    """What it cannot see on a stream that is open."""
+    monkeypatch.setattr(streams, "MOST_AGE", 0.2)
+    monkeypatch.setattr(streams, "LONGEST_WAIT", 0.0)
+    agents, joined = fresh(), []
+    join = agents["south"].join
+    agents["south"].join = lambda data: joined.append(data) or join(data)
+    with folder.listening() as connection, folder.sites(connection, agents):
+        post = fp.sample(connection, progress=False)
+    assert len(joined) > 1
+    assert same_bits(post, expected)
+
+
+def test_a_message_that_would_unpack_to_more_is_not_taken(folder, door):
+    """A small message could be a large one: nothing is unpacked, at either end."""
+    own = read_credentials(folder.keys("north"))
+    with pytest.raises(grpc.RpcError) as error:
+        says(door.address, own, hello(folder), compression=grpc.Compression.Gzip)
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_a_message_above_the_limit_ends_the_stream(folder, door):
     with pytest.raises(grpc.RpcError) as error:
         says(door.address, read_credentials(folder.keys("north")), bytes(wire.MOST_BYTES + 1))
@@ -329,7 +410,7 @@ def test_a_site_does_not_talk_to_whoever_is_not_the_coordinator(folder, tmp_path
     """Another site's certificate, of the same authority, behind the coordinator's address."""
     from fedpdmc.federation import streams
 
-    monkeypatch.setattr(streams, "_check_party", lambda credentials, name: None)
+    monkeypatch.setattr(streams, "check_party", lambda credentials, name: None)
     impostor = streams.StreamTransport(folder.study, bytes(16), "127.0.0.1:0", read_credentials(folder.keys("south")))
     tries = []
     agent = folder.agent("north", tmp_path)
@@ -416,6 +497,22 @@ def test_a_bad_answer_stops_the_run_and_names_the_site(folder, fresh, change):
         with pytest.raises(BadAnswer) as error:
             fp.sample(connection, progress=False)
     assert error.value.site == "south"
+
+
+@pytest.mark.parametrize("change", [lambda h: h * 1e200, lambda h: h + np.triu(np.ones_like(h), 1)])
+def test_a_hessian_that_cannot_be_one_stops_the_run_and_names_the_site(tmp_path, change):
+    few = Folder(tmp_path, FEW_ROUNDS)
+
+    def changed(data, request):
+        message = wire.decode(data)
+        if not isinstance(message, wire.Derivatives):
+            return data
+        return wire.encode(dataclasses.replace(message, hessian=change(message.hessian)))
+
+    with fp.connect(few.study, data=few.data, seed=SEED) as connection:
+        altered(connection.transport.agents[1], changed)
+        with pytest.raises(BadAnswer, match="'south': a Hessian"):
+            fp.sample(connection, progress=False)
 
 
 def test_duplicates_and_echoes_of_earlier_rounds_change_nothing(folder, expected, tmp_path, caplog):

@@ -5,9 +5,8 @@ An agent turns one message into another and knows nothing of how messages travel
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,16 +15,9 @@ from fedpdmc import __version__
 from fedpdmc.arrivals import VIOLATED
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import (
-    BudgetSpent,
-    InputError,
-    LedgerError,
-    NotFinite,
-    PrivacyError,
-    Refused,
-    WireError,
-)
+from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import software, wire
+from fedpdmc.federation.checks import ROUNDING, No, Progress, charging, check
 from fedpdmc.federation.journal import Journal, Kind
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.sums import Party, Unproved
@@ -40,12 +32,11 @@ from fedpdmc.study import Study
 
 logger = logging.getLogger("fedpdmc.site")
 SOFTWARE = f"fedpdmc {__version__}"
-MOST_SEGMENTS = 4096
-# A coordinator that is refused this often is not mistaken but hostile: the agent stops.
-MOST_REFUSALS = 1000
-# A horizon may exceed what is left of the observed time by rounding.
-ROUNDING = 1e-9
-SPEED = 1e-12
+# A coordinator stops when it is refused. One that is refused so often, with no new answer in between, is broken or hostile.
+MOST_REFUSALS = 20
+# Of a longer request that is refused unseen, the log has no more than its hash and how it begins.
+MOST_KEPT, BEGINNING = 4096, 1024
+REFUSED_REQUEST = "refused request"
 
 REQUESTS = (wire.Derive, wire.Open, wire.Plans, wire.Offer, wire.Agree)
 
@@ -54,31 +45,6 @@ REQUESTS = (wire.Derive, wire.Open, wire.Plans, wire.Offer, wire.Agree)
 def _answer(clock, keys, *plan):
     """A site's answer; the plan's arrays are taken as they came, which is faster than giving them to JAX one by one."""
     return answer(clock, keys, Plan(*plan))
-
-
-class _No(Exception):
-    """A request that is refused, with its code and, for faults of a walk, the chain."""
-
-    def __init__(self, code: str, chain: int = 0):
-        self.code, self.chain = code, chain
-
-
-@contextlib.contextmanager
-def _charging() -> Iterator[None]:
-    """Refuse in one word what the ledger or the guarantee refuses; the site's own log has the rest."""
-    try:
-        yield
-    except BudgetSpent as error:
-        logger.error("%s", error)
-        raise _No("BUDGET_SPENT") from error
-    except NotFinite as error:
-        raise _No("NOT_FINITE", error.chain + 1) from error
-    except InputError as error:
-        logger.error("%s", error)
-        raise _No("NOT_COVERED") from error
-    except PrivacyError as error:
-        logger.error("%s", error)
-        raise _No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
 
 
 class Agent:
@@ -104,7 +70,9 @@ class Agent:
         self._private: PrivateSite | None = None
         self._shape = (0, 0, len(study.names))
         self._next = np.zeros(0, dtype=np.int64)
-        self.observed_time, self.finished, self.refusals = 0.0, False, 0
+        self.observed_time, self.finished = 0.0, False
+        # Since the last new answer: refusals, and answers given again.
+        self.refusals, self._again = 0, 0
         self.passes, self._charged, self._points = 0, 0.0, 0
         # The hash of a request that is in the log while its answer is not.
         self._working_on: bytes | None = None
@@ -126,7 +94,10 @@ class Agent:
                 self.run = bytes.fromhex(entry.note["run"])
             elif entry.kind is Kind.REQUEST:
                 request = entry.payload
+            elif entry.kind is Kind.REFUSAL:
+                self.refusals += 1
             elif entry.kind is Kind.ANSWER and request is not None:
+                self.refusals = 0
                 self.absorb(*(software.logged(data, last) for data in (request, entry.payload)))
         if last != (present := software.present()):
             self.journal.note(software.EVENT, **present)
@@ -178,47 +149,65 @@ class Agent:
             return stored if stored is not None else self._fresh(message, data, asked)
         except WireError as error:
             logger.warning("refused a message of the coordinator: %s", error)
-            return self._refuse(data, asked, sequence, _No("MALFORMED"))
-        except _No as no:
+            return self._refuse(data, asked, sequence, No("MALFORMED"))
+        except No as no:
             logger.warning("refused request %d of the coordinator: %s", sequence, no.code)
             return self._refuse(data, asked, sequence, no)
 
-    def _refuse(self, data: bytes, asked: bytes, sequence: int, no: _No) -> bytes:
+    def _refuse(self, data: bytes, asked: bytes, sequence: int, no: No) -> bytes:
         """Log a request that is refused, and the refusal."""
-        self.refusals += 1
-        if self.refusals > MOST_REFUSALS:
-            raise Refused(self.site.name, "TOO_MANY_REFUSALS", "The coordinator asks what it may not: look at the log.")
+        if self.refusals >= MOST_REFUSALS:
+            # What the log ends with is enough to see why: a coordinator that goes on like this cannot fill the disk.
+            raise Refused(
+                self.site.name,
+                "TOO_MANY_REFUSALS",
+                f"The coordinator was refused {MOST_REFUSALS} times with no answer in between, the last time for {no.code}: "
+                f"this site stops. `fedpdmc audit show {self.journal.folder}` shows what it asked; start the site again, "
+                "with the same store, when whoever runs the coordinator has mended it.",
+            )
         refusal = wire.encode(wire.Refusal(self.run or bytes(wire.RUN_BYTES), sequence, asked, no.code, no.chain))
         try:
             if self._working_on != asked:
-                self.journal.append(Kind.REQUEST, data)
+                self._keep_refused(data, asked, no.code)
             self.journal.append(Kind.REFUSAL, refusal)
+            self.refusals += 1
         except OSError as error:
             logger.error("the audit log cannot be written: %s", error)
         self._working_on = None
         return refusal
 
+    def _keep_refused(self, data: bytes, asked: bytes, code: str) -> None:
+        """A request on which nothing was done: whole if it is short, else what it was and how it begins."""
+        if len(data) <= MOST_KEPT:
+            self.journal.append(Kind.REQUEST, data)
+            return
+        claimed = wire.KINDS.get(data[wire.HEADER.size - 1]) if data.startswith(wire.MAGIC) else None
+        kind, begins = "unknown" if claimed is None else claimed.__name__, data[:BEGINNING].hex()
+        self.journal.note(REFUSED_REQUEST, code=code, kind=kind, bytes=len(data), sha256=asked.hex(), begins=begins)
+
     def _stored(self, message: wire.Message, asked: bytes) -> bytes | None:
         """The answer given before to this very request; None if it is new."""
         if not isinstance(message, (*REQUESTS, wire.Farewell)):
-            raise _No("NOT_A_REQUEST")
+            raise No("NOT_A_REQUEST")
         if message.run != self.run:
-            raise _No("OTHER_RUN")
+            raise No("OTHER_RUN")
         if isinstance(message, wire.Farewell):
             return self._part(message, asked)
         if message.sequence < 1 or message.sequence > self.journal.answers + 1:
-            raise _No("OUT_OF_ORDER")
+            raise No("OUT_OF_ORDER")
         if message.sequence == self.journal.answers + 1:
             return None
         stored = self.journal.answer(message.sequence - 1)
         if wire.decode(stored).request != asked:  # type: ignore[attr-defined]
-            raise _No("SAME_ROUND_OTHER_PLAN")
-        self.journal.note("again", sequence=message.sequence)
+            raise No("SAME_ROUND_OTHER_PLAN")
+        self._again += 1
+        if not self._again & (self._again - 1):
+            # The first, second, fourth, ... since the last new answer: who asks for ever does not fill the disk.
+            self.journal.note("again", sequence=message.sequence, times=self._again)
         return stored
 
     def _fresh(self, message: wire.Message, data: bytes, asked: bytes) -> bytes:
-        if message.sequence > self.study.rounds:  # type: ignore[attr-defined]
-            raise _No("TOO_MANY_ROUNDS")
+        check(self.study, message, self._progress())
         handlers = (self._derive, self._open, self._plans, self._offer, self._agree)
         work: dict[type, Callable[..., wire.Message]] = dict(zip(REQUESTS, handlers, strict=True))
         # Written down before anything is done about it: a request that breaks the site is in the log too.
@@ -227,80 +216,57 @@ class Agent:
         answer = work[type(message)](message, asked)
         out = wire.encode(answer)
         self._store(Kind.ANSWER, out)
-        self._working_on = None
+        self._working_on, self.refusals, self._again = None, 0, 0
         self.absorb(message, answer)
         return out
+
+    def _progress(self) -> Progress:
+        party, clock = self.party, self._clock
+        shape, unit_speed = (None, False) if clock is None else (self._shape, clock.dynamics.unit_speed)
+        agreed = party is not None and party.agreed
+        return Progress(party is not None, agreed, self._points, shape, unit_speed, self._next, self.observed_time)
 
     def _store(self, kind: Kind, data: bytes) -> None:
         try:
             self.journal.append(kind, data)
         except OSError as error:
             logger.error("the audit log cannot be written, so no answer is given: %s", error)
-            raise _No("STORAGE") from error
+            raise No("STORAGE") from error
 
     def _offer(self, message: wire.Offer, asked: bytes) -> wire.Offered:
-        return self._partner().offer(message, asked)
+        assert self.party is not None
+        return self.party.offer(message, asked)
 
     def _agree(self, message: wire.Agree, asked: bytes) -> wire.Opened:
+        assert self.party is not None
         try:
-            self._partner().check(message)
+            self.party.check(message)
         except Unproved as error:
             logger.error("secure sums: %s", error)
-            raise _No("KEY_NOT_PROVED") from error
+            raise No("KEY_NOT_PROVED") from error
         return wire.Opened(message.run, message.sequence, asked)
 
-    def _partner(self) -> Party:
-        if self.party is None:
-            raise _No("DERIVATIVES_NOT_ALLOWED")
-        if self.party.agreed:
-            raise _No("ALREADY_AGREED")
-        return self.party
-
     def _derive(self, message: wire.Derive, asked: bytes) -> wire.Derivatives | wire.Masked:
-        if self.study.derivatives == "none":
-            raise _No("DERIVATIVES_NOT_ALLOWED")
-        if self._clock is not None:
-            raise _No("ALREADY_OPEN")
-        if message.x.shape != (len(self.study.names),):
-            raise _No("WRONG_SHAPE")
-        if self._points >= self.study.most_derivatives:
-            raise _No("TOO_MANY_DERIVATIVES")
-        if self.party is not None and not self.party.agreed:
-            raise _No("NOT_AGREED")
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
-            with _charging():
+            with charging():
                 gradient, hessian, _ = noisy_derivatives(self.site, message.x, self._points)
             return wire.Derivatives(message.run, message.sequence, asked, 0.0, gradient, hessian)
         value, gradient, hessian = self.site.derivatives(message.x)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
-            raise _No("NOT_FINITE")
+            raise No("NOT_FINITE")
         if self.party is None:
             return wire.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
         try:
             return self.party.masked(message, asked, value, gradient, hessian)
         except OutOfRange as error:
             logger.error("%s Declare the columns with a center and a scale.", error)
-            raise _No("OUT_OF_RANGE") from error
+            raise No("OUT_OF_RANGE") from error
 
     def _open(self, message: wire.Open, asked: bytes) -> wire.Opened:
-        study, dim = self.study, len(self.study.names)
-        order = {"none": 0, "linear": 1, "quadratic": 2}[study.control]
-        if self._clock is not None:
-            raise _No("ALREADY_OPEN")
-        if message.center.shape != (dim,) or message.chains != study.chains:
-            raise _No("WRONG_SHAPE")
-        own = bool(order) and not message.linear.size
-        if not 1 <= message.segments <= MOST_SEGMENTS or message.order != order or own != bool(order and self.party):
-            raise _No("NOT_IN_CONTRACT")
-        plain = np.array_equal(message.scale, np.ones(dim)) and not message.center.any()
-        if study.reference == "none" and not plain:
-            raise _No("NOT_IN_CONTRACT")
-        if message.scale.ndim == 2 and np.linalg.cond(message.scale) > 1e14 or not message.scale.any(-1).all():
-            raise _No("SINGULAR_REFERENCE")
         if self.site.budget is None:
             return wire.Opened(message.run, message.sequence, asked)
-        with _charging():
+        with charging():
             guard = self._guard(message)
         account = np.append(guard.standing.numbers(), guard.spent)
         return wire.Opened(message.run, message.sequence, asked, guard.terms.remaining, account)
@@ -324,38 +290,21 @@ class Agent:
         return Opening(reference, self.study.dynamics(), control)
 
     def _plans(self, message: wire.Plans, asked: bytes) -> wire.Arrivals:
-        clock, keys = self._clock, self._keys
-        if clock is None or keys is None:
-            raise _No("NOT_OPEN")
+        clock, keys, chain = self._clock, self._keys, message.chain
+        assert clock is not None and keys is not None
         chains, segments, dim = self._shape
-        chain, (rows, longest, own) = message.chain, message.velocity.shape
-        if not rows or chain[-1] >= chains or longest > segments or own != dim:
-            raise _No("WRONG_SHAPE")
-        # A number that was used is never used again: two plans under one draw would tell more than two arrivals.
-        if (message.number < self._next[chain]).any() or (message.number >= 2**31).any():
-            raise _No("PLAN_NUMBER_USED")
-        if clock.dynamics.unit_speed:
-            used = message.duration > 0
-            if (np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any():
-                raise _No("NOT_UNIT_SPEED")
-        most = self.study.observed_time * (1 + ROUNDING)
-        if message.duration.sum() > most:
-            raise _No("HORIZON_TOO_LONG")
-        if self.observed_time >= most:
-            raise _No("OBSERVED_TIME_SPENT")
         plan = _whole(message, chains, segments)
         if self._private is not None:
             return self._privately(message, Plan(*(jnp.asarray(x) for x in plan)), asked)
         arrival, walk = _answer(clock, keys, *plan)
         faults = np.flatnonzero(np.asarray(walk.fault))
         if faults.size:
-            chain = int(faults[0])
-            code = "BOUND_VIOLATED" if int(walk.fault[chain]) == VIOLATED else "NOT_FINITE"
-            raise _No(code, chain + 1)
+            first = int(faults[0])
+            raise No("BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE", first + 1)
         horizon = message.duration.sum(-1)
         time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
-        if self.observed_time + np.minimum(time, horizon).sum() > most:
-            raise _No("OBSERVED_TIME_SPENT")
+        if self.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
+            raise No("OBSERVED_TIME_SPENT")
         flips = clock.dynamics.flips
         coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)
         passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
@@ -364,7 +313,7 @@ class Agent:
     def _privately(self, message: wire.Plans, plan: Plan, asked: bytes) -> wire.Arrivals:
         """An arrival that the ledger has charged, and what the budget still covers."""
         assert self._private is not None
-        with _charging():
+        with charging():
             arrival = self._private.answer(plan, message.sequence)
         found = (np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark))
         time, rang, mark = (x[message.chain] for x in found)

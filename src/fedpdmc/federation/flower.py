@@ -149,7 +149,16 @@ def _signer(own: Credentials, record: ConfigRecord, data: bytes) -> str | None:
 
 @client_app.query()
 def answer(message: Message, context: Context) -> Message:
-    """The site's part: check who asks, come back from the log, answer, sign."""
+    """The site's part; Flower tells the other side what an exception says, so that of this site's it is one word."""
+    try:
+        return _answer(message, context)
+    except Exception as error:
+        logger.error("%s", error)
+    raise Refused(str(context.node_config.get("name")), "NOT_ANSWERED", "The site's own log says why.")
+
+
+def _answer(message: Message, context: Context) -> Message:
+    """Check who asks, come back from the log, answer, sign."""
     from fedpdmc.federation.opening import open_agent
 
     options = context.node_config

@@ -8,6 +8,7 @@ it, and a torn last entry is cut off when the log is opened again.
 from __future__ import annotations
 
 import enum
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,8 @@ SEAL = 32
 OFFSET = struct.Struct("<Q")
 # No entry is longer than the longest message and a little.
 MOST_ENTRY = 65 * 2**20
+# The log never takes the last of its disk; bytes after which the free ones are looked at again.
+LEAST_FREE, STRIDE = 256 * 2**20, 16 * 2**20
 
 
 class Kind(enum.IntEnum):
@@ -76,6 +79,7 @@ class Journal:
             raise InputError("store", f"{self.folder}, which is in use", "Stop the other process first.") from error
         # Where the n-th answer is, on disk: a run of any length needs no memory for it.
         self._index = os.open(self.folder / "audit.index", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._unlooked = STRIDE
         self._seal, self._end, self.answers = hashlib.sha256(TITLE).digest(), len(TITLE), 0
         try:
             self._recover()
@@ -107,6 +111,7 @@ class Journal:
         seal = hashlib.sha256(self._seal + head + payload).digest()
         begin = self._end
         data = head + payload + seal
+        self._leave_room(len(data))
         try:
             written = os.pwrite(self._file, data, begin)
             while written < len(data):
@@ -117,6 +122,15 @@ class Journal:
             os.ftruncate(self._file, begin)
             raise
         self._seal, self._end = seal, begin + len(data)
+
+    def _leave_room(self, size: int) -> None:
+        """Raise `OSError` for what would take the last of the disk."""
+        self._unlooked += size
+        if self._unlooked > STRIDE:
+            disk = os.fstatvfs(self._file)
+            if disk.f_bavail * disk.f_frsize < LEAST_FREE + size:
+                raise OSError(errno.ENOSPC, f"less than {LEAST_FREE >> 20} MiB would be left", str(self.path))
+            self._unlooked = 0
 
     def note(self, event: str, **details) -> None:
         """Write down something that is neither request nor answer."""

@@ -22,6 +22,8 @@ from fedpdmc.standing import Standing
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
+# Of a Hessian: its entries, and how far it may be from symmetric by rounding.
+LARGEST, SYMMETRIC = 1e150, 1e-6
 LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT")
 # The name under which all sites together go where only sums are known; no site can have it.
 SUM = "/sum"
@@ -131,6 +133,9 @@ class RemoteFederation(Federation):
             for name, message in zip(self.names, found, strict=True):
                 if message.gradient.shape != x.shape:
                     raise BadAnswer(name, "derivatives of another number of parameters")
+                skew, size = (float(np.abs(a).max()) for a in (message.hessian - message.hessian.T, message.hessian))
+                if size > LARGEST or skew > SYMMETRIC * size:
+                    raise BadAnswer(name, "a Hessian that is not symmetric, or too large to be added to others")
             self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
             self._point = np.array(x)
         return self._derived

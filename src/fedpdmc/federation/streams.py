@@ -2,14 +2,14 @@
 
 Messages are opaque bytes here (see `fedpdmc.federation.wire`). A stream carries one request at a time and its answer. The
 name in a site's certificate is the name it may speak as. When a stream breaks, the request that was under way stays on
-the site's desk and goes out again, the same bytes, on the next stream.
+the site's desk and goes out again, the same bytes, on the next stream. A stream ends when a certificate that it was opened
+with expires; both sides read a renewed one from their folder of keys when they dial and when they are dialled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import logging
 import math
 import queue
@@ -22,13 +22,14 @@ from typing import Any
 
 import grpc
 
-from fedpdmc import keys
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import SOFTWARE, Agent
+from fedpdmc.federation.answers import Answers
 from fedpdmc.federation.desks import Asked, Desk, Round
+from fedpdmc.federation.doors import Outlived, Pass, check_loopback, check_party, expired, split_address
 from fedpdmc.federation.remote import Request, Transport
-from fedpdmc.keys import COORDINATOR, Credentials, certificate_name
+from fedpdmc.keys import COORDINATOR, Credentials, expiry, renewed
 from fedpdmc.study.contract import Study
 
 logger = logging.getLogger("fedpdmc.coordinator")
@@ -42,13 +43,17 @@ MOST_STRAYS = 16
 PARTING, HANGING_UP = 60.0, 5.0
 # How often a site whose stream broke during the farewell dials again.
 LAST_DIALS = 3
-# Seconds between two lines on how far a site has come.
-PROGRESS = 30.0
 # Seconds in which a stream must say who it is.
 HELLO = 20.0
+# Seconds after which a site dials anew: it cannot see when the other side's certificate ends, but a handshake checks it.
+MOST_AGE = 3600.0
 CHANNEL = [
     ("grpc.max_receive_message_length", wire.MOST_BYTES),
     ("grpc.max_send_message_length", wire.MOST_BYTES),
+    # A compressed message is unpacked before its size is looked at: none is taken.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Every dialling is a handshake of its own.
+    ("grpc.use_local_subchannel_pool", 1),
     # Pings find a peer that is gone without a word.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -79,8 +84,7 @@ class StreamTransport(Transport):
 
     def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):
         host, _ = split_address(listen, "listen")
-        self.study, self.run, self._secure, self._closed = study, run, credentials is not None, False
-        self._revoked = None if credentials is None else credentials.revoked
+        self.study, self.run, self._credentials, self._closed = study, run, credentials, False
         self._desks = {name: Desk(name) for name in study.sites}
         streams = 2 * len(study.sites) + 8
         self._server = grpc.server(
@@ -93,11 +97,9 @@ class StreamTransport(Transport):
                 check_loopback(host, "listen")
                 port = self._server.add_insecure_port(listen)
             else:
-                _check_party(credentials, COORDINATOR)
-                pair = [(credentials.key, credentials.certificate)]
-                port = self._server.add_secure_port(
-                    listen, grpc.ssl_server_credentials(pair, credentials.authority, require_client_auth=True)
-                )
+                check_party(credentials, COORDINATOR)
+                secrets = grpc.dynamic_ssl_server_credentials(_shown(credentials), self._renewed, True)
+                port = self._server.add_secure_port(listen, secrets)
         except RuntimeError as error:
             raise InputError(
                 "listen", f"{listen}, which cannot be bound", "Give a free address of this host."
@@ -166,7 +168,8 @@ class StreamTransport(Transport):
             logger.warning("a connection from %s was refused: %s", context.peer(), code)
             yield self._no(code)
             return
-        inbox, certificates = desk.arrive(context.cancel), _certificates(context)
+        admission = self._pass(desk.name, context)
+        inbox = desk.arrive(context.cancel)
         lost = functools.partial(self._lost, desk, inbox)
         if not context.add_callback(lost):
             lost()
@@ -176,16 +179,14 @@ class StreamTransport(Transport):
             logger.warning("site %s runs %s, and this is %s: use one version", desk.name, hello.software, SOFTWARE)
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
-            looked = -math.inf
             while (asked := inbox.get()) is not None:
                 began = time.monotonic()
-                if began - looked > keys.SECONDS:
-                    looked = began
-                    if self._is_revoked(certificates):
-                        logger.warning("the certificate of site %s has been revoked: its stream is closed", desk.name)
-                        return
+                if self._shut(desk, admission, context):
+                    return
                 yield asked.request.data
                 answer = _matching(incoming, asked.request.digest, desk.name)
+                if self._shut(desk, admission, context):
+                    return
                 desk.give(asked, answer, time.monotonic() - began)
         except StopIteration:
             pass
@@ -201,11 +202,12 @@ class StreamTransport(Transport):
     def _admit(self, hello: wire.Message, context: grpc.ServicerContext) -> tuple[str, Desk | None]:
         if not isinstance(hello, wire.Hello):
             return "MALFORMED", None
-        if self._secure:
+        if self._credentials is not None:
             names = context.auth_context().get("x509_common_name", [])
             if [hello.site.encode()] != list(names):
                 return "NAME_NOT_IN_CERTIFICATE", None
-            if self._is_revoked(_certificates(context)):
+            revoked = self._credentials.revoked
+            if revoked is not None and any(certificate in revoked for certificate in _certificates(context)):
                 return "REVOKED", None
         if hello.site not in self._desks:
             return "UNKNOWN_SITE", None
@@ -213,9 +215,27 @@ class StreamTransport(Transport):
             return "OTHER_CONTRACT", None
         return "", self._desks[hello.site]
 
-    def _is_revoked(self, certificates: Sequence[bytes]) -> bool:
-        """Whether the certificate of a stream is no longer taken; asked again and again, for that may change."""
-        return self._revoked is not None and any(certificate in self._revoked for certificate in certificates)
+    def _pass(self, name: str, context: grpc.ServicerContext) -> Pass:
+        """The certificates of both sides of a stream."""
+        if self._credentials is None:
+            return Pass({})
+        shown = {f"site {name}": certificate for certificate in _certificates(context)}
+        return Pass(shown | {"the coordinator": self._credentials.certificate}, self._credentials.revoked)
+
+    def _shut(self, desk: Desk, admission: Pass, context: grpc.ServicerContext) -> bool:
+        """End the stream of a site, with the reason, if a certificate is no longer good."""
+        fault = admission.fault()
+        if fault is not None:
+            logger.warning("%s; the stream of site %s is closed", fault, desk.name)
+            context.set_code(grpc.StatusCode.UNAUTHENTICATED)
+            context.set_details(fault)
+        return fault is not None
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration:
+        """What is shown in a handshake from now on."""
+        assert self._credentials is not None
+        self._credentials = renewed(self._credentials)
+        return _shown(self._credentials)
 
     def _no(self, code: str) -> bytes:
         return wire.encode(wire.Refusal(bytes(wire.RUN_BYTES), 0, wire.NOTHING_ASKED, code, 0))
@@ -237,28 +257,9 @@ def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:
     return answer
 
 
-def split_address(address: str, argument: str) -> tuple[str, int]:
-    """Host and port, neither of them left out."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 <= int(port) < 2**16:
-        raise InputError(argument, repr(address), "Give host:port, such as 192.0.2.7:4433.")
-    return host, int(port)
-
-
-def check_loopback(host: str, argument: str) -> None:
-    """Refuse plain connections that leave this machine."""
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
-        raise InputError(argument, repr(host), "Plain connections stay on 127.0.0.1 or ::1: give keys for any other.")
-
-
-def _check_party(credentials: Credentials, name: str) -> None:
-    found = certificate_name(credentials.certificate)
-    if found != name:
-        raise InputError("keys", f"the certificate of {found!r}", f"Give the keys of {name!r}.")
+def _shown(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    pair = [(credentials.key, credentials.certificate)]
+    return grpc.ssl_server_certificate_configuration(pair, credentials.authority)
 
 
 def serve(
@@ -290,15 +291,18 @@ def serve(
     if credentials is None:
         check_loopback(host, "coordinator")
     else:
-        _check_party(credentials, agent.site.name)
+        check_party(credentials, agent.site.name)
     delay, last = FIRST_WAIT, 0
     while True:
         began = time.monotonic()
         try:
+            credentials = None if credentials is None else renewed(credentials)
             _session(agent, coordinator, credentials)
             if agent.finished:
                 return
             reason = "the coordinator ended the stream"
+        except Outlived as error:
+            reason = str(error)
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
         last += agent.finished
@@ -314,67 +318,13 @@ def serve(
             return
 
 
-class _Answers:
-    """What a site sends on one stream: its hello, then the answer to each request as it comes.
-
-    Answers are made in the thread of gRPC that sends them: handing them from thread to thread costs more than most of
-    them take to make. Whoever opened the stream waits on ``ended``, and `close` before the agent is used elsewhere.
-    """
-
-    def __init__(self, agent: Agent, coordinator: str):
-        self.agent, self.coordinator = agent, coordinator
-        self.calls: queue.SimpleQueue = queue.SimpleQueue()
-        self.ended: queue.SimpleQueue = queue.SimpleQueue()
-        self.error: BaseException | None = None
-        # Held from waiting for a request to having its answer.
-        self._busy, self._closed = threading.Lock(), False
-
-    def messages(self) -> Iterator[bytes]:
-        """The messages, in the order in which they are sent."""
-        yield self.agent.hello()
-        call = self.calls.get()
-        if not self._next(call, self._join):
-            return
-        told = time.monotonic()
-        while (answer := self._next(call, self.agent.answer)) is not None:
-            yield answer
-            if self.agent.finished:
-                self.ended.put(None)
-                return
-            if time.monotonic() - told > PROGRESS:
-                told = time.monotonic()
-                site_logger.info("%s", self.agent.progress())
-
-    def close(self) -> None:
-        """Answer nothing more; waits for the answer that is being made."""
-        with self._busy:
-            self._closed = True
-
-    def _next(self, call: Iterator[bytes], work: Callable[[bytes], Any]) -> Any:
-        """What is made of the next message; None at the end of the stream."""
-        with self._busy:
-            if self._closed:
-                return None
-            try:
-                return work(next(call))
-            except (StopIteration, grpc.RpcError):
-                # Whoever waits sees the same end of the same stream.
-                return None
-            except BaseException as error:
-                self.error = error
-                self.ended.put(None)
-                return None
-
-    def _join(self, welcome: bytes) -> bool:
-        self.agent.join(welcome)
-        site_logger.info("joined the run at %s", self.coordinator)
-        return True
-
-
 def _session(agent: Agent, coordinator: str, credentials: Credentials | None) -> None:
     """One stream: hello, welcome, then requests and answers until it ends."""
+    until, over = _end(credentials)
+    if time.time() >= until:
+        raise Outlived(over)
     with _channel(coordinator, credentials) as channel:
-        answers = _Answers(agent, coordinator)
+        answers = Answers(agent, coordinator, until, over)
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(answers.messages())
         answers.calls.put(call)
         try:
@@ -393,6 +343,14 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None) ->
         if broken:
             # Raises what broke it.
             next(call)
+
+
+def _end(credentials: Credentials | None) -> tuple[float, str]:
+    """When a stream that a site opens now is to end, and why."""
+    if credentials is None:
+        return math.inf, ""
+    own, old = expiry(credentials.certificate), time.time() + MOST_AGE
+    return (own, expired("this site", own)) if own < old else (old, "certificates are looked at anew after an hour")
 
 
 def _channel(coordinator: str, credentials: Credentials | None) -> grpc.Channel:

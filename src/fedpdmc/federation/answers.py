@@ -1,0 +1,78 @@
+"""What a site says on one stream, made as it is sent."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.doors import Outlived
+
+logger = logging.getLogger("fedpdmc.site")
+# Seconds between two lines on how far a site has come.
+PROGRESS = 30.0
+
+
+class Answers:
+    """What a site sends on one stream: its hello, then the answer to each request as it comes.
+
+    Answers are made in the thread of gRPC that sends them: handing them from thread to thread costs more than most of
+    them take to make. Whoever opened the stream waits on ``ended``, and `close` before the agent is used elsewhere.
+    After ``until``, by the clock, nothing is answered, for the reason ``over``.
+    """
+
+    def __init__(self, agent: Agent, coordinator: str, until: float, over: str):
+        self.agent, self.coordinator, self.until, self.over = agent, coordinator, until, over
+        self.calls: queue.SimpleQueue = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        # Held from waiting for a request to having its answer.
+        self._busy, self._closed = threading.Lock(), False
+
+    def messages(self) -> Iterator[bytes]:
+        """The messages, in the order in which they are sent."""
+        yield self.agent.hello()
+        call = self.calls.get()
+        if not self._next(call, self._join):
+            return
+        told = time.monotonic()
+        while (answer := self._next(call, self.agent.answer)) is not None:
+            yield answer
+            if self.agent.finished:
+                self.ended.put(None)
+                return
+            if time.monotonic() - told > PROGRESS:
+                told = time.monotonic()
+                logger.info("%s", self.agent.progress())
+
+    def close(self) -> None:
+        """Answer nothing more; waits for the answer that is being made."""
+        with self._busy:
+            self._closed = True
+
+    def _next(self, call: Iterator[bytes], work: Callable[[bytes], Any]) -> Any:
+        """What is made of the next message; None at the end of the stream."""
+        with self._busy:
+            if self._closed:
+                return None
+            try:
+                message = next(call)
+                if time.time() >= self.until:
+                    raise Outlived(self.over)
+                return work(message)
+            except StopIteration:
+                # Whoever waits sees the same end of the same stream.
+                return None
+            except BaseException as error:
+                self.error = error
+                self.ended.put(None)
+                return None
+
+    def _join(self, welcome: bytes) -> bool:
+        self.agent.join(welcome)
+        logger.info("joined the run at %s", self.coordinator)
+        return True
