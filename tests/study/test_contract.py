@@ -31,6 +31,8 @@ def test_a_contract_says_everything():
     ("old", "new", "where"),
     [
         ("format = 1", "format = 2", "format"),
+        ('"two hospitals"', r'"two \u001b[8mhospitals"', "study.toml: name: found 'two \\x1b"),
+        ('"verum"]', r'"verum\u202e"]', "drug: levels"),
         ("[limits]", '[coordinates]\nnorth = ["age"]\n[limits]', "coordinates: found Boomerang"),
         ("[limits]", '[coordinates]\nnorth = ["weight"]\n[limits]', "coordinates: north: found ['weight']"),
         ("[limits]", '[coordinates]\neast = ["age"]\n[limits]', "coordinates: east"),

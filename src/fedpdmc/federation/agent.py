@@ -99,6 +99,7 @@ class Agent:
             elif entry.kind is Kind.ANSWER and request is not None:
                 self.refusals = 0
                 self.absorb(*(software.logged(data, last) for data in (request, entry.payload)))
+            self._working_on = wire.digest(entry.payload) if entry.kind is Kind.REQUEST else None
         if last != (present := software.present()):
             self.journal.note(software.EVENT, **present)
 
@@ -211,7 +212,8 @@ class Agent:
         handlers = (self._derive, self._open, self._plans, self._offer, self._agree)
         work: dict[type, Callable[..., wire.Message]] = dict(zip(REQUESTS, handlers, strict=True))
         # Written down before anything is done about it: a request that breaks the site is in the log too.
-        self._store(Kind.REQUEST, data)
+        if self._working_on != asked:
+            self._store(Kind.REQUEST, data)
         self._working_on = asked
         answer = work[type(message)](message, asked)
         out = wire.encode(answer)

@@ -67,8 +67,10 @@ class Table:
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value
-        if not isinstance(value, str) or not value or (among is not None and value not in among):
-            raise self._wrong(key, "Give a text." if among is None else f"Give one of {', '.join(map(repr, among))}.")
+        if not _is_text(value) or (among is not None and value not in among):
+            raise self._wrong(
+                key, "Give a printable text." if among is None else f"Give one of {', '.join(map(repr, among))}."
+            )
         return value
 
     def texts(self, key: str, default: Any = REQUIRED, least: int = 1) -> tuple[str, ...]:
@@ -76,9 +78,9 @@ class Table:
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value
-        good = isinstance(value, list) and len(value) >= least and all(isinstance(x, str) and x for x in value)
+        good = isinstance(value, list) and len(value) >= least and all(map(_is_text, value))
         if not good or len(set(value)) != len(value):
-            raise self._wrong(key, f"Give a list of at least {least} different texts.")
+            raise self._wrong(key, f"Give a list of at least {least} different printable texts.")
         return tuple(value)
 
     def number(self, key: str, default: Any = REQUIRED, least: float = -math.inf, most: float = math.inf) -> float:
@@ -126,6 +128,11 @@ class Table:
         if unknown:
             known = ", ".join(sorted(self._taken))
             raise InputError(f"{self.where}: {unknown[0]}", "a key that is not known", f"Known here: {known}.")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is text that shows as it is: no control character can hide a part of a contract on a terminal."""
+    return isinstance(value, str) and bool(value) and value.replace("\n", " ").isprintable()
 
 
 def is_number(value: Any) -> bool:
