@@ -266,6 +266,30 @@ def test_a_coordinator_that_is_refused_again_and_again_does_not_fill_the_disk(zi
     agent.journal = again.journal
 
 
+def test_nor_with_requests_that_are_refused_when_they_have_been_worked_on(tmp_path):
+    """They are in the log whole, until there are too many of them."""
+    contract = ZIGZAG.replace("observed_time = 1000.0", "observed_time = 0.5")
+    folder = Folder(tmp_path / "study", contract)
+    agent = joined(folder, tmp_path / "store")
+
+    def tell(sequence, length, seed):
+        return ask(agent, plans(sequence, sequence - 2, seed, duration=np.full((CHAINS, 1), length)))
+
+    ask(agent, opening())
+    assert isinstance(tell(2, 0.1, 0), wire.Arrivals) and agent.observed_time > 0.1
+    for seed in range(MOST_REFUSALS):
+        assert tell(3, 0.12, seed).code == "OBSERVED_TIME_SPENT"
+    size = agent.journal.path.stat().st_size
+    for seed in range(3):
+        with pytest.raises(Refused, match="TOO_MANY_REFUSALS"):
+            tell(3, 0.12, seed)
+    assert agent.journal.path.stat().st_size == size
+    assert isinstance(tell(3, 1e-3, 0), wire.Arrivals)
+    agent.journal.close()
+    found = replay(folder.study, "north", folder.data["north"], store=tmp_path / "store")
+    assert (found.same, found.different) == (MOST_REFUSALS + 3, [])
+
+
 def test_who_asks_the_same_for_ever_does_not_fill_the_disk(agent):
     first = agent.answer(plans())
     size = agent.journal.path.stat().st_size

@@ -211,12 +211,16 @@ class Agent:
         check(self.study, message, self._progress())
         handlers = (self._derive, self._open, self._plans, self._offer, self._agree)
         work: dict[type, Callable[..., wire.Message]] = dict(zip(REQUESTS, handlers, strict=True))
-        # Written down before anything is done about it: a request that breaks the site is in the log too.
-        if self._working_on != asked:
+        # Written down before anything is done about it: a request that breaks the site is in the log too. Of a coordinator
+        # that was refused too often only what is answered is written down.
+        suspect = self.refusals >= MOST_REFUSALS
+        if self._working_on != asked and not suspect:
             self._store(Kind.REQUEST, data)
         self._working_on = asked
         answer = work[type(message)](message, asked)
         out = wire.encode(answer)
+        if suspect:
+            self._store(Kind.REQUEST, data)
         self._store(Kind.ANSWER, out)
         self._working_on, self.refusals, self._again = None, 0, 0
         self.absorb(message, answer)
