@@ -321,6 +321,7 @@ def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp
         post = fp.sample(connection, progress=False)
         assert says(connection.address, old, hello(folder, "south")).code == "REVOKED"
         connection.finish()
+        connection.close()
         stop.set()
         worker.join(20)
     south.journal.close()
@@ -347,24 +348,26 @@ def test_a_certificate_that_expires_ends_the_stream_and_a_renewed_one_goes_on(
     def outlive(data):
         rounds.append(data)
         if len(rounds) == 9:
-            time.sleep(max(fedpdmc.keys.expiry(written.read_bytes()) - time.time() + 0.05, 0.0))
+            time.sleep(max(end - time.time() + 0.05, 0.0))
         return answer(data)
 
     def wait(pause):
         # The third time that there is no connection, someone renews the certificate.
         waits.append(pause)
-        if len(rounds) >= 9 and len(waits) == 3:
+        if time.time() > end and len(waits) >= 3:
             written.write_bytes(good)
         return stop.wait(pause)
 
     south.answer, stop = outlive, threading.Event()
     written.write_bytes(dated(tmp_path / "keys" / "authority", good, -600, 3))
+    end = fedpdmc.keys.expiry(written.read_bytes())
     with folder.listening(keys=tmp_path / "keys" / "coordinator") as connection, folder.sites(connection, agents):
         own = read_credentials(tmp_path / "keys" / "sites" / "south")
         worker = threading.Thread(target=serve, args=(south, connection.address, own, wait), daemon=True)
         worker.start()
         post = fp.sample(connection, progress=False)
         connection.finish()
+        connection.close()
         stop.set()
         worker.join(20)
         assert not worker.is_alive()
