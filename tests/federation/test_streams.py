@@ -387,11 +387,19 @@ def test_a_certificate_that_expires_ends_the_stream_and_a_renewed_one_goes_on(
 
 def test_a_site_dials_anew_in_time_for_a_handshake_to_check_the_coordinator(folder, expected, fresh, monkeypatch):
     """What it cannot see on a stream that is open."""
-    monkeypatch.setattr(streams, "MOST_AGE", 0.2)
+    monkeypatch.setattr(streams, "MOST_AGE", 1.0)
     monkeypatch.setattr(streams, "LONGEST_WAIT", 0.0)
-    agents, joined = fresh(), []
-    join = agents["south"].join
-    agents["south"].join = lambda data: joined.append(data) or join(data)
+    agents, joined, rounds = fresh(), [], []
+    south = agents["south"]
+    join, answer = south.join, south.answer
+
+    def slow(data):
+        rounds.append(data)
+        if len(rounds) == 9:
+            time.sleep(1.1)
+        return answer(data)
+
+    south.join, south.answer = lambda data: joined.append(data) or join(data), slow
     with folder.listening() as connection, folder.sites(connection, agents):
         post = fp.sample(connection, progress=False)
     assert len(joined) > 1
