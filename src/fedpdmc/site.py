@@ -15,7 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from fedpdmc.arrivals import AdaptiveClock, Clock, PolynomialClock, StagedClock, Walk, clock_for, follow, holding
+from fedpdmc.arrivals import (
+    AdaptiveClock,
+    Clock,
+    FlippingClock,
+    PolynomialClock,
+    StagedClock,
+    Walk,
+    clock_for,
+    flipping_clock,
+    follow,
+    holding,
+)
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError, PrivacyError
@@ -297,16 +308,18 @@ def _staged_clock(site: Site, opening: Opening, potential: Potential) -> StagedC
     return clock if clock.usual_passes() <= MOST_STAGED_PASSES else None
 
 
-def _polynomial_clock(opening: Opening, program: Program) -> PolynomialClock | None:
+def _polynomial_clock(opening: Opening, program: Program) -> PolynomialClock | FlippingClock | None:
     """A clock that thins on a polynomial first, where the program's derivatives can be enclosed well enough."""
     dynamics, control = opening.dynamics, opening.control
-    if dynamics.flips or not dynamics.flow.rotating or program.noise is None:
+    if dynamics.flips == dynamics.flow.rotating or program.noise is None:
         return None
     whole = control is not None and control.point.shape == opening.reference.center.shape
     center = opening.reference.to_a(control.point) if control is not None and whole else jnp.zeros(program.dim)
-    remainder = polynomial_remainder(program, np.asarray(center), float(program.noise))
+    remainder = polynomial_remainder(program, np.asarray(center), float(program.noise), dynamics.flow.rotating)
     if remainder is None:
         return None
+    if dynamics.flips:
+        return flipping_clock(program, remainder, dynamics)
     clock = PolynomialClock(potential=program, remainder=remainder, dynamics=dynamics)
     return clock if clock.usual_cost() < MOST_COST else None
 

@@ -5,6 +5,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.arrivals.adaptive import AdaptiveClock
 from fedpdmc.arrivals.clocks import AffineClock, Clock, ExponentialClock, is_exponential
+from fedpdmc.arrivals.flips import FlippingClock, flipping_clock
 from fedpdmc.arrivals.polynomial import PolynomialClock
 from fedpdmc.arrivals.squeezed import squeezed_clock
 from fedpdmc.arrivals.staged import StagedClock
@@ -20,11 +21,13 @@ __all__ = [
     "AdaptiveClock",
     "AffineClock",
     "Clock",
+    "FlippingClock",
     "Path",
     "PolynomialClock",
     "StagedClock",
     "Walk",
     "clock_for",
+    "flipping_clock",
     "follow",
     "holding",
     "pick",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -25,6 +29,15 @@ LEAST_LANES, MOST_LANES = 8, 64
 TRIALS, MOSTLY = 256, 0.75
 
 
+class Known(NamedTuple):
+    """A polynomial at some positions: its values, bounds of its error with rounding, and what else it is made of."""
+
+    position: Float[Array, "C d"]
+    gradient: Float[Array, "C d"]
+    error: Float[Array, "C d"]
+    parts: Any
+
+
 class SqueezedWalk(eqx.Module):
     """A thinned walk that may wait for a pass over the records.
 
@@ -45,25 +58,26 @@ class SqueezedWalk(eqx.Module):
     most: Float[Array, " C"]
 
 
-class SqueezedClock(Clock[SqueezedWalk]):
-    """Flips on lines, for records whose gradient is nearly a polynomial where the process goes.
+class Squeezing(Clock[SqueezedWalk]):
+    """Flips on lines, for gradients that are nearly a polynomial where the process goes.
 
     A candidate of mark i comes from the chord bound, as in `ThinnedClock`, of ``v_i P_i + |v_i| e_i`` with ``e_i`` a bound
     of the polynomial's error. It is accepted if its threshold is below ``v_i P_i − |v_i| e_i``, rejected if above
     ``v_i P_i + |v_i| e_i``, and decided by the records in between: what is drawn is what thinning on the records alone would
     give under the same bound. Where the polynomial is of no use (far from where it was expanded) the records give the bound
     as well; which of the two it is depends on the anchor's position alone.
-
-    Attributes
-    ----------
-    cell : ()
-        The usual length of a cell, by which the polynomial's error is judged.
     """
 
-    potential: Potential
-    expansion: Expansion
-    dynamics: Dynamics
-    cell: Float[Array, ""]
+    potential: eqx.AbstractVar[Potential]
+    dynamics: eqx.AbstractVar[Dynamics]
+
+    @abc.abstractmethod
+    def known(self, a: Float[Array, "C d"]) -> Known:
+        """What the polynomial says of the gradient."""
+
+    @abc.abstractmethod
+    def bounded(self, known: Known, v: Float[Array, "C d"]) -> tuple[RateBound, Bool[Array, " C"]]:
+        """The bound with this velocity from there on, and whether it is of use."""
 
     def idle(self, chains):
         """A walk that waits for plans."""
@@ -83,31 +97,42 @@ class SqueezedClock(Clock[SqueezedWalk]):
         """Draw where the rates are bounded, survey where they are not, and pass over the records when enough chains wait."""
         state = eqx.tree_at(lambda s: s.thinned, state, draw(state.thinned, path, keys))
         state = self._survey(state, path)
+        return self._served(state, path, lambda now: now.waiting, self._inspect)
+
+    def _served(self, state: SqueezedWalk, path: Path, which: Callable, inspect: Callable) -> SqueezedWalk:
+        """``inspect`` some of the chains that are of this kind and wait, for as long as there are enough of them."""
         chains = state.waiting.shape[0]
         lanes = min(chains, max(LEAST_LANES, min(MOST_LANES, chains // LEAST_LANES)))
 
         def due(now):
             # Where other sites hold up most chains, few are left to wait for.
             moving = jnp.sum(~(now.waiting | now.thinned.walk.done))
-            return jnp.sum(now.waiting) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
+            return jnp.sum(which(now)) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
 
-        return jax.lax.while_loop(due, lambda now: self._pass(now, path, lanes), state)
+        def serve(now):
+            # Those that had the fewest passes.
+            passes, waiting = now.thinned.walk.passes, which(now)
+            _, index = jax.lax.top_k(jnp.where(waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
+            index = jnp.where(waiting[index], index, chains)
+            some, own = gathered(index, (now, path))
+            some = eqx.tree_at(lambda s: s.waiting, some, some.waiting & (index < chains))
+            return scattered(index, now, inspect(some, own))
+
+        return jax.lax.while_loop(due, serve, state)
 
     def _survey(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
         """What the polynomial says of a candidate, and the bound from there on, with the velocity that it leaves."""
         thinned, walk = state.thinned, state.thinned.walk
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        b = (a - self.expansion.center).T
-        powers = monomials(b, DEGREE + 1)
-        gradient, error, slip = self.expansion.gradient(powers), self.expansion.error(powers), self.expansion.slip(b)
-        rate, doubt = pick_mark(v * gradient.T, walk.mark), pick_mark(jnp.abs(v) * (error + slip).T, walk.mark)
+        known = self.known(a)
+        rate, doubt = pick_mark(v * known.gradient, walk.mark), pick_mark(jnp.abs(v) * known.error, walk.mark)
         doubt = doubt + RELATIVE_SLACK * jnp.abs(rate)
         least, most = rate - doubt, rate + doubt
         accepted = thinned.candidate & (thinned.threshold < least)
         undecided = thinned.candidate & ~accepted & ~(thinned.threshold >= most)
         ahead = self.dynamics.jump(v, jnp.where(accepted, walk.mark, -1))
-        bound, extra = self._bound(a, ahead, b, powers, gradient, error, slip)
-        poor = ~(extra * self.cell <= MOST_DOUBT)
+        bound, useful = self.bounded(known, ahead)
+        poor = ~useful
         waiting = undecided | poor
         fault = jnp.where(thinned.candidate & ~waiting & ~(least <= thinned.ceiling), VIOLATED, FINE)
         accepted &= ~waiting & (fault == FINE)
@@ -120,29 +145,6 @@ class SqueezedClock(Clock[SqueezedWalk]):
         )  # fmt: skip
         surveyed = SqueezedWalk(new, waiting, poor, least, most)
         return keep_done(walk.done | thinned.anchored | state.waiting, state, surveyed)
-
-    def _bound(self, a, v, b, powers, gradient, error, slip) -> tuple[RateBound, Float[Array, " C"]]:
-        """The bound from ``(a, v)`` on, and how much the polynomial's error adds to the rates."""
-        slope = self.expansion.slope(powers, b, v.T)
-        records = next(t for t in getattr(self.potential, "terms", (self.potential,)) if isinstance(t, LinearPredictor))
-        curve = records.curve_on_line(v)
-        field = Field(gradient.T, slope.T, curve, jnp.full(a.shape[0], jnp.inf), jnp.max(slip, 0))
-        bound, speed = certified(self.dynamics, field, a, v), jnp.abs(v)
-        value, tilt = speed * error.T, speed * self.expansion.slope_error(error, v.T).T
-        bound = bound._replace(value=bound.value + value, slope=bound.slope + tilt)
-        # Not finite where the bound is not.
-        extra = jnp.sum(value + speed * slip.T + 0.0 * (bound.value + bound.slope), -1)
-        return bound, extra
-
-    def _pass(self, state: SqueezedWalk, path: Path, lanes: int) -> SqueezedWalk:
-        """One pass over the records for those of the waiting chains that had the fewest."""
-        chains = state.waiting.shape[0]
-        passes = state.thinned.walk.passes
-        _, index = jax.lax.top_k(jnp.where(state.waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
-        index = jnp.where(state.waiting[index], index, chains)
-        some, own = gathered(index, (state, path))
-        some = eqx.tree_at(lambda s: s.waiting, some, some.waiting & (index < chains))
-        return scattered(index, state, self._inspect(some, own))
 
     def _inspect(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
         """Decide by the records; where the polynomial is of no use, start a cell with them as `ThinnedClock` does."""
@@ -171,6 +173,47 @@ class SqueezedClock(Clock[SqueezedWalk]):
         return keep_done(~state.waiting, state, SqueezedWalk(new, none, none, state.least, state.most))
 
 
+class SqueezedClock(Squeezing):
+    """Flips of many records with a loss whose derivatives are bounded (`Expansion`).
+
+    Attributes
+    ----------
+    cell : ()
+        The usual length of a cell, by which the polynomial's error is judged.
+    """
+
+    potential: Potential
+    expansion: Expansion
+    dynamics: Dynamics
+    cell: Float[Array, ""]
+
+    def known(self, a):
+        """From the monomials of the distance."""
+        b = (a - self.expansion.center).T
+        powers = monomials(b, DEGREE + 1)
+        error, slip = self.expansion.error(powers), self.expansion.slip(b)
+        return Known(a, self.expansion.gradient(powers).T, (error + slip).T, (b, powers, error, slip))
+
+    def bounded(self, known, v):
+        """Of use where the error adds few candidates."""
+        bound, extra = self._bound(known, v)
+        return bound, extra * self.cell <= MOST_DOUBT
+
+    def _bound(self, known: Known, v) -> tuple[RateBound, Float[Array, " C"]]:
+        """The bound, and how much the polynomial's error adds to the rates."""
+        a, (b, powers, error, slip) = known.position, known.parts
+        slope = self.expansion.slope(powers, b, v.T)
+        records = next(t for t in getattr(self.potential, "terms", (self.potential,)) if isinstance(t, LinearPredictor))
+        curve = records.curve_on_line(v)
+        field = Field(known.gradient, slope.T, curve, jnp.full(a.shape[0], jnp.inf), jnp.max(slip, 0))
+        bound, speed = certified(self.dynamics, field, a, v), jnp.abs(v)
+        value, tilt = speed * error.T, speed * self.expansion.slope_error(error, v.T).T
+        bound = bound._replace(value=bound.value + value, slope=bound.slope + tilt)
+        # Not finite where the bound is not.
+        extra = jnp.sum(value + speed * slip.T + 0.0 * (bound.value + bound.slope), -1)
+        return bound, extra
+
+
 def squeezed_clock(potential: Potential, dynamics: Dynamics) -> SqueezedClock | None:
     """Such a clock, where it applies and where the polynomial is good enough around the site's own mode."""
     records = [t for t in getattr(potential, "terms", (potential,)) if isinstance(t, LinearPredictor)]
@@ -187,9 +230,7 @@ def squeezed_clock(potential: Potential, dynamics: Dynamics) -> SqueezedClock | 
 @eqx.filter_jit
 def _tried(potential, known: Expansion, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """The median cell, and the share of points at which the polynomial is good."""
-    b = (a - known.center).T
-    powers = monomials(b, DEGREE + 1)
     clock = SqueezedClock(potential=potential, expansion=known, dynamics=dynamics, cell=jnp.ones(()))
-    bound, extra = clock._bound(a, v, b, powers, known.gradient(powers), known.error(powers), known.slip(b))
+    bound, extra = clock._bound(clock.known(a), v)
     cell = jnp.median(cell_length(bound))
     return cell, jnp.mean(extra * cell <= MOST_DOUBT)

@@ -15,6 +15,8 @@ from fedpdmc.potentials.program import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
 ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8)}
+# On lines more parameters pay.
+ORDERS_ON_LINES = ORDERS | dict.fromkeys(range(4, 11), (4,))
 # Balls beside the point, nodes of the tables, and how far the last ball reaches where a state of the reference seldom is.
 RADII, NODES, BEYOND = 12, 256, 3.5
 # Numbers in a product of jets of all records above which it is not made.
@@ -46,6 +48,8 @@ class PolynomialRemainder(eqx.Module):
         At the same places bounds of ``sup |v| (|∇P(b)| + E(|b|))`` over ``|b|² + |v|² ≤ ρ²``.
     rounding : ()
         Bound of the rounding error of the program's rate, per unit of velocity and of ``1 + |b|``.
+    sizes : (n, d)
+        Bounds of the rounding of ``∇P`` by degree, for ``|b|_∞ = 1``.
     """
 
     center: Float[Array, " d"]
@@ -55,10 +59,17 @@ class PolynomialRemainder(eqx.Module):
     errors: Float[Array, " nodes"]
     hazards: Float[Array, " nodes"]
     rounding: Float[Array, ""]
+    sizes: Float[Array, "n d"]
 
     def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``∇P(b)``."""
         return (self.coefficients.T @ powers(b, self.order - 1)).T
+
+    def slip(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """A bound of the rounding of ``∇P`` and of the program's gradient."""
+        size = jnp.max(jnp.abs(b), -1)
+        terms = jnp.stack([size**k for k in range(self.order)], -1) @ self.sizes
+        return terms + (self.rounding * (1 + jnp.linalg.norm(b, axis=-1) + jnp.linalg.norm(self.center)))[:, None]
 
     def error(self, size: Float[Array, "*C"]) -> Float[Array, "*C"]:
         """``E(|b|)``, infinite beyond the last ball."""
@@ -75,26 +86,28 @@ class PolynomialRemainder(eqx.Module):
 
 
 def powers(b: Float[Array, "C d"], degree: int) -> Float[Array, "K C"]:
-    """All monomials of b up to a degree, in the order of `monomials`, each a coordinate times one that came before.
+    """All monomials of b up to a degree, in the order of `monomials`, chains last: products of rows of a small table."""
+    exponents, rows = monomials(b.shape[-1], degree).exponents, b.T
+    if degree > b.shape[-1]:
+        table = [jnp.ones_like(rows)]
+        for _ in range(degree):
+            table.append(table[-1] * rows)
+        found = jnp.stack(table)
+        return math.prod(found[column, i] for i, column in enumerate(exponents.T))  # type: ignore[return-value]
+    table = jnp.concatenate([jnp.ones_like(rows[:1]), rows])
+    places = np.zeros((len(exponents), max(degree, 1)), int)
+    for place, alpha in zip(places, exponents, strict=True):
+        factors = np.repeat(np.arange(1, len(alpha) + 1), alpha)
+        place[: len(factors)] = factors
+    return math.prod(table[column] for column in places.T)  # type: ignore[return-value]
 
-    Written out one by one, chains last: several times faster than slices of arrays.
-    """
-    table = monomials(b.shape[-1], degree)
-    found: dict[tuple[int, ...], Array] = {}
-    for alpha in map(tuple, table.exponents.tolist()):
-        first = next((i for i, power in enumerate(alpha) if power), None)
-        if first is None:
-            found[alpha] = jnp.ones_like(b[:, 0])
-            continue
-        before = tuple(power - (i == first) for i, power in enumerate(alpha))
-        found[alpha] = b[:, first] if sum(before) == 0 else b[:, first] * found[before]
-    return jnp.stack(list(found.values()))
 
-
-def polynomial_remainder(program: Program, center: np.ndarray, rounding: float) -> PolynomialRemainder | None:
+def polynomial_remainder(
+    program: Program, center: np.ndarray, rounding: float, rotating: bool = True
+) -> PolynomialRemainder | None:
     """The lowest order that knows a program well, or the best; None where its derivatives cannot be enclosed."""
     best, least = None, np.inf
-    for order in ORDERS.get(program.dim, ()):
+    for order in (ORDERS if rotating else ORDERS_ON_LINES).get(program.dim, ()):
         found = _of_order(program, np.asarray(center), order, rounding)
         if found is None:
             break
@@ -159,7 +172,14 @@ def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float
         jnp.asarray(ROOM * errors),
         jnp.asarray(ROOM * _hazards(r, size)),
         jnp.asarray(rounding),
+        jnp.asarray(_sizes(table, coefficients)),
     )
+
+
+def _sizes(table: Monomials, coefficients: np.ndarray) -> np.ndarray:
+    """Of sums of so many terms, by degree."""
+    degree, unit = table.degree[: len(coefficients)], (64 + len(coefficients)) * np.finfo(float).eps
+    return unit * np.stack([np.abs(coefficients[degree == k]).sum(0) for k in range(table.order)])
 
 
 def _integrated(radii: np.ndarray, omega: np.ndarray, r: np.ndarray, order: int) -> np.ndarray:

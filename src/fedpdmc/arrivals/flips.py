@@ -1,0 +1,140 @@
+"""Flips of a program on lines, thinned on its Taylor polynomial; the program is asked only where that leaves a doubt."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpdmc.arrivals.bounds import RELATIVE_SLACK, RateBound
+from fedpdmc.arrivals.clocks import keep_done
+from fedpdmc.arrivals.squeezed import Known, SqueezedWalk, Squeezing
+from fedpdmc.arrivals.thinning import ThinnedWalk, draw, pick_mark
+from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import PolynomialRemainder, Program
+
+# A cell in which the error adds more candidates than this is bounded through the program, which costs as much as many of them.
+MOST_DOUBT = 4.0
+# Points at which it is tried out, the lengths of cells that are tried, and the share of points at which it must be of use.
+TRIALS, LENGTHS, MOSTLY = 512, 2.0 ** np.arange(2, -7, -1), 0.8
+
+
+@functools.cache
+def bernstein(degree: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Nodes on [0, 1], the matrix from values there to Bernstein coefficients, and the largest sum of a row of it."""
+    nodes = 0.5 - 0.5 * np.cos(np.pi * np.arange(degree + 1) / degree)
+    k = np.arange(degree + 1)
+    choose = np.array([math.comb(degree, i) for i in k])
+    matrix = np.linalg.inv(choose * nodes[:, None] ** k * (1 - nodes[:, None]) ** (degree - k))
+    return nodes, matrix, float(np.abs(matrix).sum(1).max())
+
+
+class FlippingClock(Squeezing):
+    """Flips of a program whose gradient is known as a polynomial with a proved error on balls (`PolynomialRemainder`).
+
+    Along a line ``v_i P_i(b + v s)`` is a polynomial of s; with Bernstein coefficients ``β_k`` on a cell of length h it lies
+    below ``β_0 + c s`` for ``c = max_k (β_k − β_0) m/(k h)``, since a straight line has the coefficients ``β_0 + c k h/m``.
+    ``E(|b + v s|)`` is convex in s, so that it lies below its chord.
+
+    Attributes
+    ----------
+    cell : ()
+        The length of a cell.
+    """
+
+    potential: Program
+    remainder: PolynomialRemainder
+    dynamics: Dynamics
+    cell: Float[Array, ""]
+
+    def known(self, a):
+        """``∇P`` with ``E`` and the rounding."""
+        b = a - self.remainder.center
+        gradient, error = self.remainder.gradient(b), self.remainder.error(jnp.linalg.norm(b, axis=-1))
+        slip = self.remainder.slip(b)
+        return Known(a, gradient, error[:, None] * (1 + RELATIVE_SLACK) + slip, (b, error, slip))
+
+    def bounded(self, known, v):
+        """Of use where the error adds few candidates to a cell."""
+        bound, extra = self._bound(known, v)
+        return bound, extra * self.cell <= MOST_DOUBT
+
+    def _bound(self, known: Known, v) -> tuple[RateBound, Float[Array, " C"]]:
+        """The bound, and how much the error adds to the rates."""
+        (b, error, slip), chains, h = known.parts, v.shape[0], self.cell
+        nodes, matrix, worst = bernstein(self.remainder.order - 1)
+        there = b[:, None] + (h * nodes[1:, None]) * v[:, None]
+        others = self.remainder.gradient(there.reshape(-1, v.shape[1])).reshape(chains, len(nodes) - 1, -1)
+        rates = v[:, None] * jnp.concatenate([known.gradient[:, None], others], 1)
+        # By mark and chain.
+        beta = jnp.einsum("kj,cji->kci", matrix, rates)
+        steps = np.arange(1, len(nodes))[:, None, None] / (len(nodes) - 1)
+        rise = jnp.max((beta[1:] - rates[:, 0]) / steps, 0)
+        end = self.remainder.error(jnp.linalg.norm(there[:, -1], axis=-1))
+        far = self.remainder.slip(there[:, -1])
+        speed, size = jnp.abs(v), jnp.max(jnp.abs(rates), 1)
+        room = worst * (RELATIVE_SLACK * size + speed * (slip + far))
+        doubt = speed * (1 + RELATIVE_SLACK)
+        value = rates[:, 0] + doubt * error[:, None] + room
+        slope = (rise + doubt * (end - error)[:, None] + room) / h
+        extra = jnp.sum(speed, -1) * 0.5 * (error + end) + jnp.sum(room, -1) + 0.0 * jnp.sum(value + slope, -1)
+        return RateBound(value, slope, jnp.zeros_like(value), jnp.full(chains, h)), extra
+
+    def step(self, state, path, keys):
+        """Draw where the rates are bounded, survey where they are not, ask the program where enough chains are in doubt."""
+        state = eqx.tree_at(lambda s: s.thinned, state, draw(state.thinned, path, keys))
+        state = self._survey(state, path)
+        state = self._served(state, path, lambda now: now.waiting & ~now.poor, self._decide)
+        return self._served(state, path, lambda now: now.waiting & now.poor, self._inspect)
+
+    def _decide(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
+        """The program's gradient at candidates; the next survey starts a cell."""
+        thinned, walk = state.thinned, state.thinned.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        gradient = self.potential.gradients(a)
+        rate = pick_mark(v * gradient, walk.mark)
+        known = (rate >= state.least) & (rate <= state.most) & (rate <= thinned.ceiling)
+        fault = jnp.where(jnp.all(jnp.isfinite(gradient), -1), jnp.where(known, FINE, VIOLATED), NOT_FINITE)
+        accepted = (thinned.threshold < rate) & (fault == FINE)
+        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
+        inspected = eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.passes, w.fault),
+            walk,
+            (accepted | (fault != FINE), accepted, time, walk.passes + 1, fault),
+        )
+        none = jnp.zeros_like(accepted)
+        new = ThinnedWalk(
+            inspected, none, none, thinned.ceiling, thinned.threshold, thinned.bound, jnp.full_like(a, jnp.nan), v
+        )  # fmt: skip
+        return keep_done(~state.waiting, state, SqueezedWalk(new, none, none, state.least, state.most))
+
+
+def flipping_clock(program: Program, remainder: PolynomialRemainder, dynamics: Dynamics) -> FlippingClock | None:
+    """Such a clock with the length of cells that takes the fewest, where the polynomial is good enough to be of use."""
+    rng = np.random.default_rng(0)
+    a = jnp.asarray(rng.standard_normal((TRIALS, program.dim)))
+    v = jnp.asarray(np.sign(rng.standard_normal((TRIALS, program.dim))))
+    made = FlippingClock(potential=program, remainder=remainder, dynamics=dynamics, cell=jnp.ones(()))
+    found = [_tried(eqx.tree_at(lambda c: c.cell, made, jnp.asarray(h)), a, v) for h in LENGTHS]
+    advance, useful = (np.asarray(x) for x in zip(*found, strict=True))
+    best = int(np.argmax(advance))
+    return eqx.tree_at(lambda c: c.cell, made, jnp.asarray(LENGTHS[best])) if useful[best] >= MOSTLY else None
+
+
+@eqx.filter_jit
+def _tried(clock: FlippingClock, a: Float[Array, "n d"], v: Float[Array, "n d"]):
+    """How far a survey reaches on average, nowhere where it is of no use, and the share of points at which it is."""
+    known = clock.known(a)
+    bound, useful = clock.bounded(known, v)
+    h = clock.cell
+    # Of the positive part of an affine function.
+    one, other = jnp.maximum(bound.value, 0.0), jnp.maximum(bound.value + bound.slope * h, 0.0)
+    rising = jnp.maximum(jnp.maximum(one, other), 1e-300)
+    load = jnp.sum(0.5 * h * jnp.where((one > 0) & (other > 0), one + other, rising**2 / jnp.abs(bound.slope * h)), -1)
+    reach = jnp.where(useful, h * -jnp.expm1(-load) / jnp.maximum(load, 1e-300), 0.0)
+    return jnp.mean(reach), jnp.mean(useful)
