@@ -19,9 +19,10 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import PolynomialRemainder, Program
 
 # A cell in which the error adds more candidates than this is bounded through the program, which costs as much as many of them.
-MOST_DOUBT = 4.0
+MOST_DOUBT = 30.0
+SHORTEST = 1 / 16
 # Points at which it is tried out, the lengths of cells that are tried, and the share of points at which it must be of use.
-TRIALS, LENGTHS, MOSTLY = 512, 2.0 ** np.arange(2, -7, -1), 0.8
+TRIALS, LENGTHS, MOSTLY = 512, 2.0 ** np.arange(2, -7, -1), 0.5
 
 
 @functools.cache
@@ -44,13 +45,16 @@ class FlippingClock(Squeezing):
     Attributes
     ----------
     cell : ()
-        The length of a cell.
+        The usual length of a cell.
+    far : ()
+        How far from the centre a cell should not reach: it is shorter there, down to a `SHORTEST` part.
     """
 
     potential: Program
     remainder: PolynomialRemainder
     dynamics: Dynamics
     cell: Float[Array, ""]
+    far: Float[Array, ""]
 
     def known(self, a):
         """``∇P`` with ``E`` and the rounding."""
@@ -66,9 +70,11 @@ class FlippingClock(Squeezing):
 
     def _bound(self, known: Known, v) -> tuple[RateBound, Float[Array, " C"]]:
         """The bound, and how much the error adds to the rates."""
-        (b, error, slip), chains, h = known.parts, v.shape[0], self.cell
+        (b, error, slip), chains = known.parts, v.shape[0]
         nodes, matrix, worst = bernstein(self.remainder.order - 1)
-        there = b[:, None] + (h * nodes[1:, None]) * v[:, None]
+        room = (self.far - jnp.linalg.norm(b, axis=-1)) / jnp.maximum(jnp.linalg.norm(v, axis=-1), 1e-300)
+        h = jnp.clip(room, SHORTEST * self.cell, self.cell)
+        there = b[:, None] + h[:, None, None] * nodes[1:, None] * v[:, None]
         others = self.remainder.gradient(there.reshape(-1, v.shape[1])).reshape(chains, len(nodes) - 1, -1)
         rates = v[:, None] * jnp.concatenate([known.gradient[:, None], others], 1)
         # By mark and chain.
@@ -78,12 +84,12 @@ class FlippingClock(Squeezing):
         end = self.remainder.error(jnp.linalg.norm(there[:, -1], axis=-1))
         far = self.remainder.slip(there[:, -1])
         speed, size = jnp.abs(v), jnp.max(jnp.abs(rates), 1)
-        room = worst * (RELATIVE_SLACK * size + speed * (slip + far))
+        slack = worst * (RELATIVE_SLACK * size + speed * (slip + far))
         doubt = speed * (1 + RELATIVE_SLACK)
-        value = rates[:, 0] + doubt * error[:, None] + room
-        slope = (rise + doubt * (end - error)[:, None] + room) / h
-        extra = jnp.sum(speed, -1) * 0.5 * (error + end) + jnp.sum(room, -1) + 0.0 * jnp.sum(value + slope, -1)
-        return RateBound(value, slope, jnp.zeros_like(value), jnp.full(chains, h)), extra
+        value = rates[:, 0] + doubt * error[:, None] + slack
+        slope = (rise + doubt * (end - error)[:, None] + slack) / h[:, None]
+        extra = jnp.sum(speed, -1) * 0.5 * (error + end) + jnp.sum(slack, -1) + 0.0 * jnp.sum(value + slope, -1)
+        return RateBound(value, slope, jnp.zeros_like(value), h), extra
 
     def step(self, state, path, keys):
         """Draw where the rates are bounded, survey where they are not, ask the program where enough chains are in doubt."""
@@ -119,11 +125,17 @@ def flipping_clock(program: Program, remainder: PolynomialRemainder, dynamics: D
     rng = np.random.default_rng(0)
     a = jnp.asarray(rng.standard_normal((TRIALS, program.dim)))
     v = jnp.asarray(np.sign(rng.standard_normal((TRIALS, program.dim))))
-    made = FlippingClock(potential=program, remainder=remainder, dynamics=dynamics, cell=jnp.ones(()))
-    found = [_tried(eqx.tree_at(lambda c: c.cell, made, jnp.asarray(h)), a, v) for h in LENGTHS]
-    advance, useful = (np.asarray(x) for x in zip(*found, strict=True))
+    nodes = np.asarray(remainder.spacing) * np.arange(len(remainder.errors))
+
+    def made(h: float) -> FlippingClock:
+        near = program.dim * h * np.asarray(remainder.errors) <= 0.5 * MOST_DOUBT
+        far = jnp.asarray(np.max(nodes, initial=0.0, where=near))
+        return FlippingClock(potential=program, remainder=remainder, dynamics=dynamics, cell=jnp.asarray(h), far=far)
+
+    clocks = [made(h) for h in LENGTHS]
+    advance, useful = (np.asarray(x) for x in zip(*(_tried(clock, a, v) for clock in clocks), strict=True))
     best = int(np.argmax(advance))
-    return eqx.tree_at(lambda c: c.cell, made, jnp.asarray(LENGTHS[best])) if useful[best] >= MOSTLY else None
+    return clocks[best] if useful[best] >= MOSTLY else None
 
 
 @eqx.filter_jit
@@ -131,10 +143,10 @@ def _tried(clock: FlippingClock, a: Float[Array, "n d"], v: Float[Array, "n d"])
     """How far a survey reaches on average, nowhere where it is of no use, and the share of points at which it is."""
     known = clock.known(a)
     bound, useful = clock.bounded(known, v)
-    h = clock.cell
+    h = bound.reach[:, None]
     # Of the positive part of an affine function.
     one, other = jnp.maximum(bound.value, 0.0), jnp.maximum(bound.value + bound.slope * h, 0.0)
     rising = jnp.maximum(jnp.maximum(one, other), 1e-300)
     load = jnp.sum(0.5 * h * jnp.where((one > 0) & (other > 0), one + other, rising**2 / jnp.abs(bound.slope * h)), -1)
-    reach = jnp.where(useful, h * -jnp.expm1(-load) / jnp.maximum(load, 1e-300), 0.0)
+    reach = jnp.where(useful, bound.reach * -jnp.expm1(-load) / jnp.maximum(load, 1e-300), 0.0)
     return jnp.mean(reach), jnp.mean(useful)
