@@ -114,13 +114,14 @@ def polynomial_remainder(
         work = usual_error(found)
         if work < least:
             best, least = found, work
-        if least < ENOUGH:
+        if least < (ENOUGH if rotating else ENOUGH_ON_LINES):
             break
     return best
 
 
-# Error of the rate at a usual state, in events per unit of time, below which a higher order is not tried.
-ENOUGH = 0.1
+# Error of the rate at a usual state, in events per unit of time, below which a higher order is not tried: on lines the
+# polynomial is looked at in several places at a time.
+ENOUGH, ENOUGH_ON_LINES = 0.1, 0.5
 
 
 def usual_error(remainder: PolynomialRemainder) -> float:
