@@ -40,6 +40,7 @@ from fedpdmc.potentials import (
     Shared,
     Sum,
     cubic_remainder,
+    polynomial_on_lines,
     polynomial_remainder,
     taylor_quadratic,
 )
@@ -315,11 +316,12 @@ def _polynomial_clock(opening: Opening, program: Program) -> PolynomialClock | F
         return None
     whole = control is not None and control.point.shape == opening.reference.center.shape
     center = opening.reference.to_a(control.point) if control is not None and whole else jnp.zeros(program.dim)
-    remainder = polynomial_remainder(program, np.asarray(center), float(program.noise), dynamics.flow.rotating)
+    if dynamics.flips:
+        known = polynomial_on_lines(program, np.asarray(center), float(program.noise))
+        return None if known is None else flipping_clock(program, known, dynamics)
+    remainder = polynomial_remainder(program, np.asarray(center), float(program.noise))
     if remainder is None:
         return None
-    if dynamics.flips:
-        return flipping_clock(program, remainder, dynamics)
     clock = PolynomialClock(potential=program, remainder=remainder, dynamics=dynamics)
     return clock if clock.usual_cost() < MOST_COST else None
 

@@ -16,7 +16,7 @@ from fedpdmc.arrivals.squeezed import Known, SqueezedWalk, Squeezing
 from fedpdmc.arrivals.thinning import ThinnedWalk, draw, pick_mark
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import PolynomialRemainder, Program
+from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program
 
 # A cell in which the error adds more candidates than this is bounded through the program, which costs as much as many of them.
 MOST_DOUBT = 30.0
@@ -51,17 +51,16 @@ class FlippingClock(Squeezing):
     """
 
     potential: Program
-    remainder: PolynomialRemainder
+    remainder: PolynomialRemainder | PolynomialCover
     dynamics: Dynamics
     cell: Float[Array, ""]
     far: Float[Array, ""]
 
     def known(self, a):
         """``∇P`` with ``E`` and the rounding."""
-        b = a - self.remainder.center
-        gradient, error = self.remainder.gradient(b), self.remainder.error(jnp.linalg.norm(b, axis=-1))
-        slip = self.remainder.slip(b)
-        return Known(a, gradient, error[:, None] * (1 + RELATIVE_SLACK) + slip, (b, error, slip))
+        local = self.remainder.about(a)
+        gradient, error = local.gradients(a[None])[0], local.error(a)
+        return Known(a, gradient, error[:, None] * (1 + RELATIVE_SLACK) + local.slip(a), error)
 
     def bounded(self, known, v):
         """Of use where the error adds few candidates to a cell."""
@@ -69,27 +68,30 @@ class FlippingClock(Squeezing):
         return bound, extra * self.cell <= MOST_DOUBT
 
     def _bound(self, known: Known, v) -> tuple[RateBound, Float[Array, " C"]]:
-        """The bound, and how much the error adds to the rates."""
-        (b, error, slip), chains = known.parts, v.shape[0]
-        nodes, matrix, worst = bernstein(self.remainder.order - 1)
-        room = (self.far - jnp.linalg.norm(b, axis=-1)) / jnp.maximum(jnp.linalg.norm(v, axis=-1), 1e-300)
-        h = jnp.clip(room, SHORTEST * self.cell, self.cell)
-        there = b[:, None] + h[:, None, None] * nodes[1:, None] * v[:, None]
-        others = self.remainder.gradient(there.reshape(-1, v.shape[1])).reshape(chains, len(nodes) - 1, -1)
-        rates = v[:, None] * jnp.concatenate([known.gradient[:, None], others], 1)
-        # By mark and chain.
-        beta = jnp.einsum("kj,cji->kci", matrix, rates)
+        """The bound, and how much the error adds to the rates; from the polynomial that is best in the middle of the cell."""
+        a, (nodes, matrix, worst) = known.position, bernstein(self.remainder.order - 1)
+        h = self._length(a, v)
+        there = a + nodes[:, None, None] * (h[:, None] * v)
+        local = self.remainder.about(a + 0.5 * h[:, None] * v)
+        rates = v * local.gradients(there)
+        beta = jnp.einsum("kj,jci->kci", matrix, rates)
         steps = np.arange(1, len(nodes))[:, None, None] / (len(nodes) - 1)
-        rise = jnp.max((beta[1:] - rates[:, 0]) / steps, 0)
-        end = self.remainder.error(jnp.linalg.norm(there[:, -1], axis=-1))
-        far = self.remainder.slip(there[:, -1])
-        speed, size = jnp.abs(v), jnp.max(jnp.abs(rates), 1)
-        slack = worst * (RELATIVE_SLACK * size + speed * (slip + far))
+        rise = jnp.max((beta[1:] - rates[0]) / steps, 0)
+        start, end = local.error(there[0]), local.error(there[-1])
+        speed, size = jnp.abs(v), jnp.max(jnp.abs(rates), 0)
+        slack = worst * (RELATIVE_SLACK * size + speed * (local.slip(there[0]) + local.slip(there[-1])))
         doubt = speed * (1 + RELATIVE_SLACK)
-        value = rates[:, 0] + doubt * error[:, None] + slack
-        slope = (rise + doubt * (end - error)[:, None] + slack) / h[:, None]
-        extra = jnp.sum(speed, -1) * 0.5 * (error + end) + jnp.sum(slack, -1) + 0.0 * jnp.sum(value + slope, -1)
+        value = rates[0] + doubt * start[:, None] + slack
+        slope = (rise + doubt * (end - start)[:, None] + slack) / h[:, None]
+        extra = jnp.sum(speed, -1) * 0.5 * (start + end) + jnp.sum(slack, -1) + 0.0 * jnp.sum(value + slope, -1)
         return RateBound(value, slope, jnp.zeros_like(value), h), extra
+
+    def _length(self, a, v):
+        """Of a cell: the usual one, or shorter where it would reach too far."""
+        if isinstance(self.remainder, PolynomialCover):
+            return jnp.broadcast_to(self.cell, a.shape[:1])
+        room = self.far - jnp.linalg.norm(a - self.remainder.center, axis=-1)
+        return jnp.clip(room / jnp.maximum(jnp.linalg.norm(v, axis=-1), 1e-300), SHORTEST * self.cell, self.cell)
 
     def step(self, state, path, keys):
         """Draw where the rates are bounded, survey where they are not, ask the program where enough chains are in doubt."""
@@ -120,15 +122,16 @@ class FlippingClock(Squeezing):
         return keep_done(~state.waiting, state, SqueezedWalk(new, none, none, state.least, state.most))
 
 
-def flipping_clock(program: Program, remainder: PolynomialRemainder, dynamics: Dynamics) -> FlippingClock | None:
+def flipping_clock(program: Program, remainder: PolynomialRemainder | PolynomialCover, dynamics: Dynamics) -> FlippingClock | None:
     """Such a clock with the length of cells that takes the fewest, where the polynomial is good enough to be of use."""
     rng = np.random.default_rng(0)
     a = jnp.asarray(rng.standard_normal((TRIALS, program.dim)))
     v = jnp.asarray(np.sign(rng.standard_normal((TRIALS, program.dim))))
     nodes = np.asarray(remainder.spacing) * np.arange(len(remainder.errors))
+    errors = np.asarray(remainder.errors).reshape(len(nodes), -1).max(1)
 
     def made(h: float) -> FlippingClock:
-        near = program.dim * h * np.asarray(remainder.errors) <= 0.5 * MOST_DOUBT
+        near = program.dim * h * errors <= 0.5 * MOST_DOUBT
         far = jnp.asarray(np.max(nodes, initial=0.0, where=near))
         return FlippingClock(potential=program, remainder=remainder, dynamics=dynamics, cell=jnp.asarray(h), far=far)
 

@@ -4,7 +4,12 @@ from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
 from fedpdmc.potentials.control import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
-from fedpdmc.potentials.polynomial import PolynomialRemainder, polynomial_remainder
+from fedpdmc.potentials.polynomial import (
+    PolynomialCover,
+    PolynomialRemainder,
+    polynomial_on_lines,
+    polynomial_remainder,
+)
 from fedpdmc.potentials.program import Program
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic
 from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
@@ -19,6 +24,7 @@ __all__ = [
     "Logistic",
     "Loss",
     "Poisson",
+    "PolynomialCover",
     "PolynomialRemainder",
     "Potential",
     "Program",
@@ -28,6 +34,7 @@ __all__ = [
     "StudentT",
     "Sum",
     "cubic_remainder",
+    "polynomial_on_lines",
     "polynomial_remainder",
     "taylor_quadratic",
 ]

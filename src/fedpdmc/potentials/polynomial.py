@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -21,8 +22,96 @@ ORDERS_ON_LINES = ORDERS | dict.fromkeys(range(4, 11), (4,))
 RADII, NODES, BEYOND = 12, 256, 3.5
 # Numbers in a product of jets of all records above which it is not made.
 LARGEST = 2**25
+# A lattice of points of expansion: how many on a side and how far apart, and the order, balls and reach of each. It is made
+# for few parameters and records, where one point knows the gradient only up to this error (as in `usual_error`).
+SIDE, STRIDE, COVER_ORDER, COVER_RADII, COVER_REACH = 5, 1.7, 4, 7, 3.2
+MOST_COVERED, MOST_RECORDS, UNSURE = 3, 1000, 0.05
+# How often a ball is doubled that tells all: with an error below this even at its rim.
+DOUBLINGS, TELLING = 5, 1e-6
 # Relative room for the rounding of norms and integrals.
 ROOM = 1 + 1e-9
+
+
+class Local(eqx.Module):
+    """What is known of the gradient about a point of each chain.
+
+    Attributes
+    ----------
+    center : (C, d) or (d,)
+    coefficients : (K, d, C) or (K, d)
+    errors, sizes : as in `PolynomialRemainder`, chains last
+    """
+
+    center: Float[Array, "*C d"]
+    coefficients: Float[Array, "K d *C"]
+    order: int = eqx.field(static=True)
+    spacing: Float[Array, ""]
+    errors: Float[Array, "nodes *C"]
+    sizes: Float[Array, "n d *C"]
+    rounding: Float[Array, ""]
+
+    def gradients(self, a: Float[Array, "m C d"]) -> Float[Array, "m C d"]:
+        """``∇P`` at some positions of every chain."""
+        b = a - self.center
+        found = powers(b.reshape(-1, b.shape[-1]), self.order - 1)
+        if self.coefficients.ndim == 2:
+            return (self.coefficients.T @ found).T.reshape(b.shape)
+        shaped = found.reshape(-1, *b.shape[:2])
+        return jnp.moveaxis(jnp.sum(self.coefficients[:, :, None] * shaped[:, None], 0), 0, -1)
+
+    def error(self, a: Float[Array, "C d"]) -> Float[Array, " C"]:
+        """``E``, infinite beyond the last ball."""
+        return interpolated(jnp.linalg.norm(a - self.center, axis=-1) / self.spacing, self.errors)
+
+    def slip(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """A bound of the rounding of ``∇P`` and of the program's gradient."""
+        size = jnp.max(jnp.abs(a - self.center), -1)
+        terms = jnp.stack([size**k for k in range(self.order)])
+        if self.sizes.ndim == 2:
+            rounding = terms.T @ self.sizes
+        else:
+            rounding = jnp.sum(terms[:, None] * self.sizes, 0).T
+        return rounding + (self.rounding * (1 + jnp.linalg.norm(a, axis=-1)))[:, None]
+
+
+def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "nodes *M"]) -> Float[Array, "*C"]:
+    """Between nodes of one table, or of a table for each chain; infinite beyond the last."""
+    below = jnp.minimum(jnp.floor(place), nodes.shape[0] - 2).astype(int)
+    if nodes.ndim == 1:
+        one, other = nodes[below], nodes[below + 1]
+    else:
+        one, other = (jnp.take_along_axis(nodes, index[None], 0)[0] for index in (below, below + 1))
+    return jnp.where(place <= nodes.shape[0] - 1, one + (place - below) * (other - one), jnp.inf)
+
+
+class PolynomialCover(eqx.Module):
+    """`PolynomialRemainder` about every point of a lattice: the nearest one knows best.
+
+    Attributes
+    ----------
+    origin : (d,)
+        The middle of the lattice, in whitened coordinates; its side has `SIDE` points that are `STRIDE` apart.
+    coefficients, errors, sizes
+        As in `PolynomialRemainder`, points of the lattice last.
+    """
+
+    origin: Float[Array, " d"]
+    coefficients: Float[Array, "K d M"]
+    order: int = eqx.field(static=True)
+    spacing: Float[Array, ""]
+    errors: Float[Array, "nodes M"]
+    sizes: Float[Array, "n d M"]
+    rounding: Float[Array, ""]
+
+    def about(self, a: Float[Array, "C d"]) -> Local:
+        """The point of the lattice that is nearest to each chain."""
+        half = SIDE // 2
+        steps = jnp.clip(jnp.round((a - self.origin) / STRIDE), -half, half)
+        index = (steps.astype(int) + half) @ (SIDE ** np.arange(a.shape[-1]))
+        tables = (x[..., index] for x in (self.coefficients, self.errors, self.sizes))
+        coefficients, errors, sizes = tables
+        center = self.origin + STRIDE * steps
+        return Local(center, coefficients, self.order, self.spacing, errors, sizes, self.rounding)
 
 
 class PolynomialRemainder(eqx.Module):
@@ -65,18 +154,15 @@ class PolynomialRemainder(eqx.Module):
         """``∇P(b)``."""
         return (self.coefficients.T @ powers(b, self.order - 1)).T
 
-    def slip(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
-        """A bound of the rounding of ``∇P`` and of the program's gradient."""
-        size = jnp.max(jnp.abs(b), -1)
-        terms = jnp.stack([size**k for k in range(self.order)], -1) @ self.sizes
-        return terms + (self.rounding * (1 + jnp.linalg.norm(b, axis=-1) + jnp.linalg.norm(self.center)))[:, None]
+    def about(self, a: Float[Array, "C d"]) -> Local:
+        """The same for all chains."""
+        return Local(
+            self.center, self.coefficients, self.order, self.spacing, self.errors, self.sizes, self.rounding
+        )  # fmt: skip
 
     def error(self, size: Float[Array, "*C"]) -> Float[Array, "*C"]:
         """``E(|b|)``, infinite beyond the last ball."""
-        place = size / self.spacing
-        below = jnp.minimum(jnp.floor(place), self.errors.shape[0] - 2).astype(int)
-        one, other = self.errors[below], self.errors[below + 1]
-        return jnp.where(place <= self.errors.shape[0] - 1, one + (place - below) * (other - one), jnp.inf)
+        return interpolated(size / self.spacing, self.errors)
 
     def hazard(self, reach: Float[Array, "*C"]) -> Float[Array, "*C"]:
         """A bound of the rate on a rotation with ``|b|² + |v|² ≤ reach²``; infinite beyond the last ball."""
@@ -132,19 +218,56 @@ def usual_error(remainder: PolynomialRemainder) -> float:
     return float(np.mean(np.minimum(np.nan_to_num(found, nan=np.inf), 10.0)))
 
 
-def _of_order(program: Program, center: np.ndarray, order: int, rounding: float) -> PolynomialRemainder | None:
+def polynomial_on_lines(program: Program, center: np.ndarray, rounding: float):
+    """What is known of a program for flips on lines: about one point, or about many where one is not enough."""
+    found = polynomial_remainder(program, center, rounding, False)
+    if program.dim > MOST_COVERED or program.records > MOST_RECORDS:
+        return found
+    if found is not None and usual_error(found) < UNSURE:
+        return found
+    return _cover(program, np.asarray(center), rounding) or found
+
+
+def _cover(program: Program, center: np.ndarray, rounding: float) -> PolynomialCover | None:
+    dim, steps = program.dim, np.arange(SIDE) - SIDE // 2
+    places = np.stack(np.meshgrid(*[steps] * dim, indexing="ij"), -1).reshape(-1, dim)[:, ::-1]
+    radii = COVER_REACH * np.linspace(0.0, 1.0, COVER_RADII) ** 1.5
+    parts = [_of_order(program, center + STRIDE * place, COVER_ORDER, rounding, radii) for place in places]
+    made = [part for part in parts if part is not None]
+    if not made:
+        return None
+    blank = jax.tree.map(jnp.zeros_like, made[0])
+    unknown = eqx.tree_at(lambda p: p.errors, blank, jnp.full_like(blank.errors, jnp.inf))
+    parts = [unknown if part is None else part for part in parts]
+    stacked = [jnp.stack([getattr(part, name) for part in parts], -1) for name in ("coefficients", "errors", "sizes")]
+    coefficients, errors, sizes = stacked
+    return PolynomialCover(
+        jnp.asarray(center), coefficients, COVER_ORDER, made[0].spacing, errors, sizes, jnp.asarray(rounding)
+    )  # fmt: skip
+
+
+def _of_order(
+    program: Program, center: np.ndarray, order: int, rounding: float, radii: np.ndarray | None = None
+) -> PolynomialRemainder | None:
+    """The remainder on balls of these radii; by default as far as the process goes, or further where they tell all."""
     dim = program.dim
     table = monomials(dim, order)
     if (RADII + 1) * math.comb(2 * dim + order, order) * max(program.records, 1) > LARGEST:
         return None
-    farthest = math.sqrt(2 * dim) + BEYOND + float(np.linalg.norm(center))
-    balls = Balls(farthest * np.linspace(0.0, 1.0, RADII + 1) ** 1.5, table)
-    try:
-        jet = enclose(program._likelihood, balls)(identity(balls, center))
-    except Exception:
-        # Balls only save work: a program that they cannot follow, for whatever reason, is walked in cells.
-        return None
-    return None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)
+    usual = (math.sqrt(2 * dim) + BEYOND + float(np.linalg.norm(center))) * np.linspace(0.0, 1.0, RADII + 1) ** 1.5
+    best = None
+    for doubling in range(1 if radii is not None else DOUBLINGS + 1):
+        balls = Balls(2.0**doubling * (usual if radii is None else radii), table)
+        try:
+            jet = enclose(program._likelihood, balls)(identity(balls, center))
+        except Exception:
+            # Balls only save work: a program that they cannot follow, for whatever reason, is walked in cells.
+            return best
+        found = None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)
+        best = best if found is None else found
+        if found is None or not float(found.errors[-1]) < TELLING:
+            return best
+    return best
 
 
 def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float) -> PolynomialRemainder | None:
