@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fedpdmc.enclosures import enclose
 from fedpdmc.enclosures.jets import Balls, Jet, Monomials, identity, monomials
@@ -24,7 +25,7 @@ RADII, NODES, BEYOND = 12, 256, 3.5
 LARGEST = 2**25
 # A lattice of points of expansion: how many on a side and how far apart, and the order, balls and reach of each. It is made
 # for few parameters and records, where one point knows the gradient only up to this error (as in `usual_error`).
-SIDE, STRIDE, COVER_ORDER, COVER_RADII, COVER_REACH = 5, 1.7, 4, 7, 3.2
+SIDE, STRIDE, COVER_ORDER, COVER_RADII, COVER_REACH = 5, 1.7, 5, 7, 3.2
 MOST_COVERED, MOST_RECORDS, UNSURE = 3, 1000, 0.05
 # How often a ball is doubled that tells all: with an error below this even at its rim.
 DOUBLINGS, TELLING = 5, 1e-6
@@ -39,29 +40,34 @@ class Local(eqx.Module):
     ----------
     center : (C, d) or (d,)
     coefficients : (K, d, C) or (K, d)
-    errors, sizes : as in `PolynomialRemainder`, chains last
+    errors : (nodes,) or (nodes, M)
+    index : (C,) or None
+        Which of the M tables is the chain's.
+    sizes : (n, d, C) or (n, d)
     """
 
     center: Float[Array, "*C d"]
     coefficients: Float[Array, "K d *C"]
     order: int = eqx.field(static=True)
     spacing: Float[Array, ""]
-    errors: Float[Array, "nodes *C"]
+    errors: Float[Array, "nodes *M"]
+    index: Int[Array, " C"] | None
     sizes: Float[Array, "n d *C"]
     rounding: Float[Array, ""]
 
     def gradients(self, a: Float[Array, "m C d"]) -> Float[Array, "m C d"]:
         """``∇P`` at some positions of every chain."""
         b = a - self.center
-        found = powers(b.reshape(-1, b.shape[-1]), self.order - 1)
         if self.coefficients.ndim == 2:
+            found = powers(b.reshape(-1, b.shape[-1]), self.order - 1)
             return (self.coefficients.T @ found).T.reshape(b.shape)
-        shaped = found.reshape(-1, *b.shape[:2])
-        return jnp.moveaxis(jnp.sum(self.coefficients[:, :, None] * shaped[:, None], 0), 0, -1)
+        # Term by term: one loop over positions and chains.
+        terms = zip(self.coefficients, products(b, self.order - 1), strict=True)
+        return jnp.moveaxis(functools.reduce(jnp.add, (c[:, None] * power for c, power in terms)), 0, -1)
 
     def error(self, a: Float[Array, "C d"]) -> Float[Array, " C"]:
         """``E``, infinite beyond the last ball."""
-        return interpolated(jnp.linalg.norm(a - self.center, axis=-1) / self.spacing, self.errors)
+        return interpolated(jnp.linalg.norm(a - self.center, axis=-1) / self.spacing, self.errors, self.index)
 
     def slip(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """A bound of the rounding of ``∇P`` and of the program's gradient."""
@@ -74,13 +80,10 @@ class Local(eqx.Module):
         return rounding + (self.rounding * (1 + jnp.linalg.norm(a, axis=-1)))[:, None]
 
 
-def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "nodes *M"]) -> Float[Array, "*C"]:
-    """Between nodes of one table, or of a table for each chain; infinite beyond the last."""
+def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "nodes *M"], index=None) -> Float[Array, "*C"]:
+    """Between nodes of a table, of several one for each chain; infinite beyond the last."""
     below = jnp.minimum(jnp.floor(place), nodes.shape[0] - 2).astype(int)
-    if nodes.ndim == 1:
-        one, other = nodes[below], nodes[below + 1]
-    else:
-        one, other = (jnp.take_along_axis(nodes, index[None], 0)[0] for index in (below, below + 1))
+    one, other = (nodes[at] if index is None else nodes[at, index] for at in (below, below + 1))
     return jnp.where(place <= nodes.shape[0] - 1, one + (place - below) * (other - one), jnp.inf)
 
 
@@ -92,15 +95,15 @@ class PolynomialCover(eqx.Module):
     origin : (d,)
         The middle of the lattice, in whitened coordinates; its side has `SIDE` points that are `STRIDE` apart.
     coefficients, errors, sizes
-        As in `PolynomialRemainder`, points of the lattice last.
+        As in `PolynomialRemainder`, points of the lattice first, last for the errors.
     """
 
     origin: Float[Array, " d"]
-    coefficients: Float[Array, "K d M"]
+    coefficients: Float[Array, "M K d"]
     order: int = eqx.field(static=True)
     spacing: Float[Array, ""]
     errors: Float[Array, "nodes M"]
-    sizes: Float[Array, "n d M"]
+    sizes: Float[Array, "M n d"]
     rounding: Float[Array, ""]
 
     def about(self, a: Float[Array, "C d"]) -> Local:
@@ -108,10 +111,9 @@ class PolynomialCover(eqx.Module):
         half = SIDE // 2
         steps = jnp.clip(jnp.round((a - self.origin) / STRIDE), -half, half)
         index = (steps.astype(int) + half) @ (SIDE ** np.arange(a.shape[-1]))
-        tables = (x[..., index] for x in (self.coefficients, self.errors, self.sizes))
-        coefficients, errors, sizes = tables
+        coefficients, sizes = (jnp.moveaxis(x[index], 0, -1) for x in (self.coefficients, self.sizes))
         center = self.origin + STRIDE * steps
-        return Local(center, coefficients, self.order, self.spacing, errors, sizes, self.rounding)
+        return Local(center, coefficients, self.order, self.spacing, self.errors, index, sizes, self.rounding)
 
 
 class PolynomialRemainder(eqx.Module):
@@ -157,7 +159,7 @@ class PolynomialRemainder(eqx.Module):
     def about(self, a: Float[Array, "C d"]) -> Local:
         """The same for all chains."""
         return Local(
-            self.center, self.coefficients, self.order, self.spacing, self.errors, self.sizes, self.rounding
+            self.center, self.coefficients, self.order, self.spacing, self.errors, None, self.sizes, self.rounding
         )  # fmt: skip
 
     def error(self, size: Float[Array, "*C"]) -> Float[Array, "*C"]:
@@ -169,6 +171,19 @@ class PolynomialRemainder(eqx.Module):
         above = jnp.ceil(reach / self.spacing).astype(int)
         known = above < self.hazards.shape[0]
         return jnp.where(known, self.hazards[jnp.where(known, above, 0)], jnp.inf)
+
+
+def products(b: Float[Array, "*C d"], degree: int) -> list[Float[Array, "*C"]]:
+    """All monomials of b up to a degree, in the order of `monomials`, each a coordinate times one that came before."""
+    found: dict[tuple[int, ...], Array] = {}
+    for alpha in map(tuple, monomials(b.shape[-1], degree).exponents.tolist()):
+        first = next((i for i, power in enumerate(alpha) if power), None)
+        if first is None:
+            found[alpha] = jnp.ones(b.shape[:-1], b.dtype)
+        else:
+            before = tuple(power - (i == first) for i, power in enumerate(alpha))
+            found[alpha] = b[..., first] * found[before]
+    return list(found.values())
 
 
 def powers(b: Float[Array, "C d"], degree: int) -> Float[Array, "K C"]:
@@ -239,8 +254,8 @@ def _cover(program: Program, center: np.ndarray, rounding: float) -> PolynomialC
     blank = jax.tree.map(jnp.zeros_like, made[0])
     unknown = eqx.tree_at(lambda p: p.errors, blank, jnp.full_like(blank.errors, jnp.inf))
     parts = [unknown if part is None else part for part in parts]
-    stacked = [jnp.stack([getattr(part, name) for part in parts], -1) for name in ("coefficients", "errors", "sizes")]
-    coefficients, errors, sizes = stacked
+    coefficients, sizes = (jnp.stack([getattr(part, name) for part in parts]) for name in ("coefficients", "sizes"))
+    errors = jnp.stack([part.errors for part in parts], -1)
     return PolynomialCover(
         jnp.asarray(center), coefficients, COVER_ORDER, made[0].spacing, errors, sizes, jnp.asarray(rounding)
     )  # fmt: skip
