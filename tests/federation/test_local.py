@@ -7,6 +7,7 @@ from tests.federation.rounds import KINDS, assert_same_path, compiled, method, o
 from tests.support import hospitals, logistic_site
 
 import fedpdmc as fp
+from fedpdmc.arrivals import FlippingClock
 from fedpdmc.arrivals.squeezed import SqueezedClock
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.federation import inverted, local
@@ -76,6 +77,23 @@ def test_polynomials_do_what_plain_rounds_do(kind):
     init = None if kind == "zigzag" else 6 * np.random.default_rng(0).normal(size=(16, 2))
     chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=init)
     assert all(isinstance(group.clock, SqueezedClock) for group in start(chosen).federation.groups)
+    skeleton, run = compiled(chosen, ENDS)
+    other, rounds = plain(chosen, ENDS)
+    for one, two in zip(skeleton, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert 0 < run.passes.sum() and run.rounds == rounds.rounds
+
+
+def skewed(x, data):
+    u = jnp.exp(0.4 * x[1]) * (data - 0.3 * x[0])
+    return jnp.sum(jnp.exp(u) - 0.4 * x[1] - u)
+
+
+def test_polynomials_of_programs_do_what_plain_rounds_do():
+    """The program gives the same bits whether it is asked for one chain or for several that wait, or gives the bound."""
+    sites = [fp.Site(skewed, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
+    chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=3 * np.random.default_rng(0).normal(size=(16, 2)))
+    assert all(isinstance(group.clock, FlippingClock) for group in start(chosen).federation.groups)
     skeleton, run = compiled(chosen, ENDS)
     other, rounds = plain(chosen, ENDS)
     for one, two in zip(skeleton, other, strict=True):

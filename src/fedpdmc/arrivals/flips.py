@@ -98,7 +98,13 @@ class FlippingClock(Squeezing):
         state = eqx.tree_at(lambda s: s.thinned, state, draw(state.thinned, path, keys))
         state = self._survey(state, path)
         state = self._served(state, path, lambda now: now.waiting & ~now.poor, self._decide)
-        return self._served(state, path, lambda now: now.waiting & now.poor, self._inspect)
+        return self._served(state, path, lambda now: now.waiting & now.poor, self._started)
+
+    def _started(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
+        """A cell through the program. A plan that starts where it did looks anew: the velocity decides what is of use."""
+        found = self._inspect(state, path)
+        anchor = jnp.where(state.waiting[:, None], jnp.nan, found.thinned.anchor_a)
+        return eqx.tree_at(lambda s: s.thinned.anchor_a, found, anchor)
 
     def _decide(self, state: SqueezedWalk, path: Path) -> SqueezedWalk:
         """The program's gradient at candidates; the next survey starts a cell."""
