@@ -128,7 +128,9 @@ class FlippingClock(Squeezing):
         return keep_done(~state.waiting, state, SqueezedWalk(new, none, none, state.least, state.most))
 
 
-def flipping_clock(program: Program, remainder: PolynomialRemainder | PolynomialCover, dynamics: Dynamics) -> FlippingClock | None:
+def flipping_clock(
+    program: Program, remainder: PolynomialRemainder | PolynomialCover, dynamics: Dynamics
+) -> FlippingClock | None:
     """Such a clock with the length of cells that takes the fewest, where the polynomial is good enough to be of use."""
     rng = np.random.default_rng(0)
     a = jnp.asarray(rng.standard_normal((TRIALS, program.dim)))
