@@ -18,7 +18,7 @@ from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program
 
-# A cell in which the error adds more candidates than this is bounded through the program, which costs as much as many of them.
+# A cell to which the error adds more candidates than this is bounded through the program, which costs as much as many.
 MOST_DOUBT = 30.0
 SHORTEST = 1 / 16
 # Points at which it is tried out, the lengths of cells that are tried, and the share of points at which it must be of use.
@@ -68,7 +68,7 @@ class FlippingClock(Squeezing):
         return bound, extra * self.cell <= MOST_DOUBT
 
     def _bound(self, known: Known, v) -> tuple[RateBound, Float[Array, " C"]]:
-        """The bound, and how much the error adds to the rates; from the polynomial that is best in the middle of the cell."""
+        """The bound, and how much the error adds to the rates; by the polynomial that is best half way through the cell."""
         a, (nodes, matrix, worst) = known.position, bernstein(self.remainder.order - 1)
         h = self._length(a, v)
         there = a + nodes[:, None, None] * (h[:, None] * v)

@@ -50,7 +50,7 @@ class Local(eqx.Module):
     coefficients: Float[Array, "K d *C"]
     order: int = eqx.field(static=True)
     spacing: Float[Array, ""]
-    errors: Float[Array, "nodes *M"]
+    errors: Float[Array, "n ..."]
     index: Int[Array, " C"] | None
     sizes: Float[Array, "n d *C"]
     rounding: Float[Array, ""]
@@ -80,7 +80,7 @@ class Local(eqx.Module):
         return rounding + (self.rounding * (1 + jnp.linalg.norm(a, axis=-1)))[:, None]
 
 
-def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "nodes *M"], index=None) -> Float[Array, "*C"]:
+def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "n ..."], index=None) -> Float[Array, "*C"]:
     """Between nodes of a table, of several one for each chain; infinite beyond the last."""
     below = jnp.minimum(jnp.floor(place), nodes.shape[0] - 2).astype(int)
     one, other = (nodes[at] if index is None else nodes[at, index] for at in (below, below + 1))
