@@ -50,7 +50,7 @@ class Local(eqx.Module):
     coefficients: Float[Array, "K d *C"]
     order: int = eqx.field(static=True)
     spacing: Float[Array, ""]
-    errors: Float[Array, "n ..."]
+    errors: Float[Array, "nodes ..."]
     index: Int[Array, " C"] | None
     sizes: Float[Array, "n d *C"]
     rounding: Float[Array, ""]
@@ -80,11 +80,12 @@ class Local(eqx.Module):
         return rounding + (self.rounding * (1 + jnp.linalg.norm(a, axis=-1)))[:, None]
 
 
-def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "n ..."], index=None) -> Float[Array, "*C"]:
+def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "nodes ..."], index=None) -> Float[Array, "*C"]:
     """Between nodes of a table, of several one for each chain; infinite beyond the last."""
     below = jnp.minimum(jnp.floor(place), nodes.shape[0] - 2).astype(int)
     one, other = (nodes[at] if index is None else nodes[at, index] for at in (below, below + 1))
-    return jnp.where(place <= nodes.shape[0] - 1, one + (place - below) * (other - one), jnp.inf)
+    known = (place <= nodes.shape[0] - 1) & jnp.isfinite(other)
+    return jnp.where(known, one + (place - below) * (other - one), jnp.inf)
 
 
 class PolynomialCover(eqx.Module):
@@ -287,7 +288,8 @@ def _of_order(
 
 def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float) -> PolynomialRemainder | None:
     table, order = balls.table, balls.table.order
-    middle = 0.5 * (jet.lo[0] + jet.hi[0])
+    with np.errstate(invalid="ignore"):
+        middle = 0.5 * (jet.lo[0] + jet.hi[0])
     if not np.all(np.isfinite(middle)):
         return None
     off = np.maximum(jet.hi[0] - middle, middle - jet.lo[0])
