@@ -18,7 +18,7 @@ MODELS = (
 )  # fmt: skip
 # Zig-Zag on lines, whose flips a polynomial decides, but where the posterior is so far from its Laplace approximation that
 # no polynomial knows it and cells are needed.
-METHODS = {"eight_schools": "bouncy", "hierarchical_logistic": "bouncy"}
+METHODS = {"eight_schools": "default", "hierarchical_logistic": "bouncy"}
 KINDS = ("zigzag", "boomerang")
 DURATION, EVENTS, QUICK = 200.0, 2000, 10
 # The package is faster with many chains; the rival walks its chains one after the other, so that it makes no difference.
