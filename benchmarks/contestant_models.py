@@ -20,7 +20,7 @@ from effective import effective_sizes, rates
 from pinning import pin_to_one_core
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-BURN_IN = 10.0
+BURN_IN = 100.0
 
 
 def methods() -> dict:
