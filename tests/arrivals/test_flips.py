@@ -8,21 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+from tests.arrivals.laws import agree, answered, heard
 from tests.support import DYNAMICS
 
 from fedpdmc.arrivals import VIOLATED, FlippingClock, flipping_clock
 from fedpdmc.arrivals.thinning import ThinnedClock
-from fedpdmc.compilation import compiled
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program, polynomial_on_lines
 from fedpdmc.randomness import chain_keys
-from fedpdmc.site import answer
 
 pytestmark = pytest.mark.usefixtures("double")
 
 CHAINS, ZIGZAG = 4000, DYNAMICS["zigzag"]
-answered = compiled(answer)
 
 
 def skewed(x, data):
@@ -102,19 +99,6 @@ def plan(offset, dim, length=0.7):
     start = jnp.broadcast_to(jnp.asarray(offset, float), (CHAINS, dim))
     v = jnp.broadcast_to(jnp.asarray([1.0, -1.0, 1.0, 1.0][:dim]), (CHAINS, dim))
     return Plan(jnp.zeros(CHAINS, int), start, jnp.full((CHAINS, 2), length), jnp.stack([v, -v], 1))
-
-
-def heard(clock, plan, seed):
-    arrival, walk = answered(clock, chain_keys(jax.random.key(seed), CHAINS), plan)
-    assert not np.any(walk.fault)
-    return np.asarray(arrival.time), np.asarray(arrival.mark), np.asarray(walk.passes)
-
-
-def agree(one, other):
-    """p values of the times, and of the marks."""
-    table = np.asarray([np.bincount(x[1], minlength=4) for x in (one, other)])
-    table = table[:, table.sum(0) > 0]
-    return stats.ks_2samp(one[0], other[0]).pvalue, stats.chi2_contingency(table).pvalue
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+from tests.arrivals.laws import agree, answered, heard
 from tests.support import DYNAMICS, predictor
 
 from fedpdmc.arrivals import VIOLATED, clock_for
 from fedpdmc.arrivals.squeezed import SqueezedClock
 from fedpdmc.arrivals.thinning import ThinnedClock
-from fedpdmc.compilation import compiled
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
 from fedpdmc.randomness import chain_keys
-from fedpdmc.site import answer
 
 pytestmark = pytest.mark.usefixtures("double")
 
 CHAINS, ZIGZAG = 4000, DYNAMICS["zigzag"]
-answered = compiled(answer)
 
 
 def clock(name="logistic") -> SqueezedClock:
@@ -36,19 +33,6 @@ def plan(center, offset, length=0.6):
     start = jnp.broadcast_to(center + jnp.asarray(offset), (CHAINS, 3))
     v = jnp.broadcast_to(jnp.asarray([1.0, -1.0, 1.0]), (CHAINS, 3))
     return Plan(jnp.zeros(CHAINS, int), start, jnp.full((CHAINS, 2), length), jnp.stack([v, -v], 1))
-
-
-def heard(clock, plan, seed):
-    arrival, walk = answered(clock, chain_keys(jax.random.key(seed), CHAINS), plan)
-    assert not np.any(walk.fault)
-    return np.asarray(arrival.time), np.asarray(arrival.mark), np.asarray(walk.passes)
-
-
-def agree(one, other):
-    """p values of the times, and of the marks."""
-    table = np.asarray([np.bincount(x[1], minlength=3) for x in (one, other)])
-    table = table[:, table.sum(0) > 0]
-    return stats.ks_2samp(one[0], other[0]).pvalue, stats.chi2_contingency(table).pvalue
 
 
 @pytest.mark.parametrize("name", ["logistic", pytest.param("student_t", marks=pytest.mark.long)])

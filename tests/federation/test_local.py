@@ -70,6 +70,15 @@ def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at, dense):
     assert run.rounds == rounds.rounds
 
 
+def assert_same_bits(chosen):
+    """The compiled loop and plain rounds, in some of which the records are asked."""
+    skeleton, run = compiled(chosen, ENDS)
+    other, rounds = plain(chosen, ENDS)
+    for one, two in zip(skeleton, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert 0 < run.passes.sum() and run.rounds == rounds.rounds
+
+
 @pytest.mark.parametrize("kind", ["zigzag", pytest.param("far", marks=pytest.mark.long)])
 def test_polynomials_do_what_plain_rounds_do(kind):
     """The records give the same bits whether they are asked for one chain or for several that wait."""
@@ -77,11 +86,7 @@ def test_polynomials_do_what_plain_rounds_do(kind):
     init = None if kind == "zigzag" else 6 * np.random.default_rng(0).normal(size=(16, 2))
     chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=init)
     assert all(isinstance(group.clock, SqueezedClock) for group in start(chosen).federation.groups)
-    skeleton, run = compiled(chosen, ENDS)
-    other, rounds = plain(chosen, ENDS)
-    for one, two in zip(skeleton, other, strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert 0 < run.passes.sum() and run.rounds == rounds.rounds
+    assert_same_bits(chosen)
 
 
 def skewed(x, data):
@@ -94,11 +99,7 @@ def test_polynomials_of_programs_do_what_plain_rounds_do():
     sites = [fp.Site(skewed, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
     chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=3 * np.random.default_rng(0).normal(size=(16, 2)))
     assert all(isinstance(group.clock, FlippingClock) for group in start(chosen).federation.groups)
-    skeleton, run = compiled(chosen, ENDS)
-    other, rounds = plain(chosen, ENDS)
-    for one, two in zip(skeleton, other, strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert 0 < run.passes.sum() and run.rounds == rounds.rounds
+    assert_same_bits(chosen)
 
 
 def cells(*owned):

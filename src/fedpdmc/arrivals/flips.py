@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.arrivals.bounds import RELATIVE_SLACK, RateBound
 from fedpdmc.arrivals.clocks import keep_done
-from fedpdmc.arrivals.squeezed import Known, SqueezedWalk, Squeezing
+from fedpdmc.arrivals.squeezed import Known, SqueezedWalk, Squeezing, decided
 from fedpdmc.arrivals.thinning import ThinnedWalk, draw, pick_mark
 from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
 from fedpdmc.dynamics import Dynamics
@@ -20,6 +20,7 @@ from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program
 
 # A cell to which the error adds more candidates than this is bounded through the program, which costs as much as many.
 MOST_DOUBT = 30.0
+# How much shorter than usual a cell may be.
 SHORTEST = 1 / 16
 # Points at which it is tried out, the lengths of cells that are tried, and the share of points at which it must be of use.
 TRIALS, LENGTHS, MOSTLY = 512, 2.0 ** np.arange(2, -7, -1), 0.5
@@ -59,8 +60,8 @@ class FlippingClock(Squeezing):
     def known(self, a):
         """``∇P`` with ``E`` and the rounding."""
         local = self.remainder.about(a)
-        gradient, error = local.gradients(a[None])[0], local.error(a)
-        return Known(a, gradient, error[:, None] * (1 + RELATIVE_SLACK) + local.slip(a), error)
+        error = local.error(a)[:, None] * (1 + RELATIVE_SLACK) + local.slip(a)
+        return Known(a, local.gradients(a[None])[0], error)
 
     def bounded(self, known, v):
         """Of use where the error adds few candidates to a cell."""
@@ -114,14 +115,7 @@ class FlippingClock(Squeezing):
         rate = pick_mark(v * gradient, walk.mark)
         known = (rate >= state.least) & (rate <= state.most) & (rate <= thinned.ceiling)
         fault = jnp.where(jnp.all(jnp.isfinite(gradient), -1), jnp.where(known, FINE, VIOLATED), NOT_FINITE)
-        accepted = (thinned.threshold < rate) & (fault == FINE)
-        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
-        inspected = eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.passes, w.fault),
-            walk,
-            (accepted | (fault != FINE), accepted, time, walk.passes + 1, fault),
-        )
-        none = jnp.zeros_like(accepted)
+        inspected, none = decided(thinned, path, rate, fault), jnp.zeros_like(known)
         new = ThinnedWalk(
             inspected, none, none, thinned.ceiling, thinned.threshold, thinned.bound, jnp.full_like(a, jnp.nan), v
         )  # fmt: skip

@@ -15,7 +15,7 @@ from fedpdmc.arrivals.bounds import RELATIVE_SLACK, RateBound, certified, look
 from fedpdmc.arrivals.clocks import Clock, keep_done
 from fedpdmc.arrivals.lanes import gathered, scattered
 from fedpdmc.arrivals.thinning import ThinnedClock, ThinnedWalk, cell_length, draw, pick_mark
-from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path
+from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor, Potential
 from fedpdmc.potentials.base import Field
@@ -35,7 +35,7 @@ class Known(NamedTuple):
     position: Float[Array, "C d"]
     gradient: Float[Array, "C d"]
     error: Float[Array, "C d"]
-    parts: Any
+    parts: Any = None
 
 
 class SqueezedWalk(eqx.Module):
@@ -65,7 +65,7 @@ class Squeezing(Clock[SqueezedWalk]):
     of the polynomial's error. It is accepted if its threshold is below ``v_i P_i − |v_i| e_i``, rejected if above
     ``v_i P_i + |v_i| e_i``, and decided by the records in between: what is drawn is what thinning on the records alone would
     give under the same bound. Where the polynomial is of no use (far from where it was expanded) the records give the bound
-    as well; which of the two it is depends on the anchor's position alone.
+    as well; which of the two it is depends on the anchor alone.
     """
 
     potential: eqx.AbstractVar[Potential]
@@ -157,20 +157,25 @@ class Squeezing(Clock[SqueezedWalk]):
         violated = thinned.candidate & (~(rate <= thinned.ceiling) | outside)
         broken = ~jnp.all(jnp.isfinite(gradient), -1) | ~jnp.all(jnp.isfinite(bound.curve), -1)
         fault = jnp.where(broken, NOT_FINITE, jnp.where(violated, VIOLATED, FINE))
-        accepted = thinned.candidate & (thinned.threshold < rate) & (fault == FINE)
-        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
-        inspected = eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.passes, w.fault),
-            walk,
-            (accepted | (fault != FINE), accepted, time, walk.passes + 1, fault),
-        )
-        none = jnp.zeros_like(accepted)
+        inspected, none = decided(thinned, path, rate, fault), jnp.zeros_like(violated)
         # Where the polynomial is good, the next survey starts the cell, as it would if the plan began here.
         from_here = jnp.where(state.poor[:, None], a, jnp.nan)
         new = ThinnedWalk(
             inspected, state.poor & ~thinned.candidate, none, thinned.ceiling, thinned.threshold, bound, from_here, ahead
         )  # fmt: skip
         return keep_done(~state.waiting, state, SqueezedWalk(new, none, none, state.least, state.most))
+
+
+def decided(thinned: ThinnedWalk, path: Path, rate: Float[Array, " C"], fault) -> Walk:
+    """The walk after a pass: over where its candidate is accepted, with this rate, and where there is a fault."""
+    walk = thinned.walk
+    accepted = thinned.candidate & (thinned.threshold < rate) & (fault == FINE)
+    time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
+    return eqx.tree_at(
+        lambda w: (w.done, w.rang, w.time, w.passes, w.fault),
+        walk,
+        (accepted | (fault != FINE), accepted, time, walk.passes + 1, fault),
+    )
 
 
 class SqueezedClock(Squeezing):
