@@ -93,3 +93,20 @@ def test_the_remainder_shrinks_to_the_second_derivative():
 def test_a_value_that_may_be_infinite_has_no_finite_bound():
     found = enclose(lambda x: jnp.where(jnp.isfinite(1 / x), 1.0, 0.0))(Interval(-jnp.ones(2), jnp.ones(2)))
     assert not np.any(np.isfinite(found.hi))
+
+
+def test_a_scan_is_walked_with_what_it_closes_over_carries_and_reads():
+    data = jnp.array([1.0, -2.0, 0.5])
+
+    def walk(x):
+        last, steps = lax.scan(lambda c, y: (0.5 * c + jnp.sin(x[1]) * y, c * y), x[0], data, reverse=True)
+        return jnp.append(steps, last)
+
+    a, v, s = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0]), jnp.linspace(0.0, 0.2, 9)[:, None]
+    found = enclose(walk, Cell(0.2))(Series(a, jnp.zeros(2), v))
+    value, slope = jax.jvp(walk, (a,), (v,))
+    np.testing.assert_allclose(found.value, value, rtol=1e-12)
+    np.testing.assert_allclose(found.slope, slope, rtol=1e-12)
+    rest = jax.vmap(walk)(a + v * s) - value - slope * s
+    assert np.all((found.low * s * s - found.error <= rest) & (rest <= found.high * s * s + found.error))
+    assert np.all(found.high - found.low < 20)

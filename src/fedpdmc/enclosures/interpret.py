@@ -203,7 +203,7 @@ def _cond(cell: Cell, equation, forms) -> list[Form]:
 def _scan(cell: Cell, equation, forms) -> list[Form]:
     """A loop of fixed length: what is carried becomes a full series where it may vary."""
     params = equation.params
-    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    n_consts, n_carry = _lengths(params)
     consts, carry, xs = forms[:n_consts], list(forms[n_consts : n_consts + n_carry]), forms[n_consts + n_carry :]
     inner = params["jaxpr"]
 
@@ -225,6 +225,14 @@ def _scan(cell: Cell, equation, forms) -> list[Form]:
 
     last, ys = lax.scan(step, carry, list(xs), params["length"], params["reverse"])
     return [*last, *ys]
+
+
+def _lengths(params: dict[str, Any]) -> tuple[int, int]:
+    """How many constants and carried values a scan has; as of JAX 0.11 a tree of (constants, carried, scanned) says it."""
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
 
 
 def _while(cell: Cell, equation, forms) -> list[Form]:
