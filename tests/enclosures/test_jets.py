@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedpdmc.enclosures import Interval, enclose
-from fedpdmc.enclosures.jets import Balls, Jet, identity, monomials
+from fedpdmc.enclosures.jets import Balls, Jet, identity
+from fedpdmc.enclosures.monomials import monomials
 from fedpdmc.enclosures.smooth import softplus
 from fedpdmc.enclosures.taylor import TAYLOR, integer_power, real_power
 

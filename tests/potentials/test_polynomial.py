@@ -9,7 +9,7 @@ import pytest
 from tests.potentials.test_zoo_bounds import whitened
 from tests.zoo import CASES
 
-from fedpdmc.enclosures.jets import monomials
+from fedpdmc.enclosures.monomials import monomials
 from fedpdmc.potentials import Program, polynomial_remainder
 from fedpdmc.potentials.polynomial import form_norm, powers
 

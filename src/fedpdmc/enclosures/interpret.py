@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from fedpdmc.enclosures import arithmetic, jets, linear
+from fedpdmc.enclosures import arithmetic, jet_rules, linear
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
 from fedpdmc.enclosures.jets import Balls, Jet
 from fedpdmc.enclosures.patterns import INNER, largest_of, log_erfc_of, name_of_call, sigmoid_of
@@ -94,7 +94,7 @@ def run(cell: Any, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
         parts = sigmoid_of(producers, equation)
         tail = log_erfc_of(producers, equation) if _on_balls(cell) else None
         if tail is not None and isinstance(read(tail[0]), Jet) and is_point(read(tail[1])):
-            found = [jets.log_erfc(cell, read(tail[0]), read(tail[1]))]
+            found = [jet_rules.log_erfc(cell, read(tail[0]), read(tail[1]))]
         elif parts is not None and not all(is_point(read(atom)) for atom in parts) and not _on_balls(cell):
             one, other = (settled(cell, read(atom)) for atom in parts)
             found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
@@ -142,7 +142,7 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
         return _evaluate(cell, equation, [settled(cell, form) for form in forms])
     if isinstance(cell, Balls):
         try:
-            return jets.evaluate(cell, equation, forms)
+            return jet_rules.evaluate(cell, equation, forms)
         except NotImplementedError as error:
             raise NoEnclosure(name, where(equation), str(error)) from error
     if name in CONTROL:
@@ -174,7 +174,9 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
         known = [settled(cell, form) for form in forms]
-        return [jets.rule(cell, called, {}, *known) if isinstance(cell, Balls) else CALLS[called](cell, {}, *known)]
+        return [
+            jet_rules.rule(cell, called, {}, *known) if isinstance(cell, Balls) else CALLS[called](cell, {}, *known)
+        ]
     try:
         return run(cell, jaxpr, consts, forms)
     except NoEnclosure as error:

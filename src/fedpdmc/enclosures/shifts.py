@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.enclosures import jets
+from fedpdmc.enclosures import jet_rules
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, fields, is_point, poisoned
+from fedpdmc.enclosures.jets import Balls, Jet
 from fedpdmc.enclosures.registry import RULES
 
 _SYMBOLS = itertools.count()
@@ -63,7 +64,7 @@ def shifted(cell: Cell, x: Form, among: Form = None, axes: tuple[int, ...] = ())
     ``Σ exp(x − M)`` move least, and their sum not at all to first order.
     """
     form: Form = np.zeros(x.shape, x.dtype)
-    if isinstance(x, jets.Jet):
+    if isinstance(x, Jet):
         # The number at the centre; what it is elsewhere is not known, and must cancel.
         form, anything = 0.5 * (x.lo[0, 0] + x.hi[0, 0]), jnp.full(x.shape, jnp.inf)
         return Shifted(form, Interval(-anything, anything), 1, False, next(_SYMBOLS))
@@ -79,7 +80,7 @@ def settled(cell: Cell, x: Form) -> Form:
     """The form that a shifted one is."""
     if not isinstance(x, Shifted):
         return x
-    if isinstance(cell, jets.Balls):
+    if isinstance(cell, Balls):
         raise NotImplementedError("stop_gradient of a value that does not cancel")
     times = _by(cell, "mul", x.shift, np.asarray(float(x.count), x.dtype))
     return _by(cell, "mul", x.form, _by(cell, "exp", times)) if x.factor else _by(cell, "add", x.form, times)
@@ -89,8 +90,8 @@ def _by(cell: Cell, name: str, *forms: Form, **params) -> Form:
     """A rule, or the operation itself on points."""
     if all(is_point(form) for form in forms):
         return PLAIN[name](*forms, **params)
-    if isinstance(cell, jets.Balls):
-        return jets.rule(cell, name, params, *forms)
+    if isinstance(cell, Balls):
+        return jet_rules.rule(cell, name, params, *forms)
     return RULES[name](cell, params, *forms)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpdmc.enclosures import enclose
-from fedpdmc.enclosures.jets import Balls, Jet, Monomials, identity, monomials
+from fedpdmc.enclosures.jets import Balls, Jet, identity
+from fedpdmc.enclosures.monomials import Monomials, monomials
 from fedpdmc.potentials.program import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
