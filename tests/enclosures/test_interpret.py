@@ -58,6 +58,18 @@ def test_what_cannot_be_bounded_is_refused(function, reason):
         enclose(function)(box())
 
 
+@jax.jit
+def log_ndtr(x):
+    return 2 * x
+
+
+def test_a_function_that_is_called_like_one_of_jax_is_not_taken_for_it():
+    found = enclose(log_ndtr)(box())
+    np.testing.assert_allclose(found.hi, [0.6, 1.8], rtol=1e-9)
+    known = enclose(jax.scipy.special.log_ndtr)(box())
+    np.testing.assert_allclose(known.hi, jax.scipy.special.log_ndtr(box().hi), rtol=1e-9)
+
+
 def test_points_stay_points():
     found = enclose(lambda x, y: (jnp.exp(y), x + y))(box(), jnp.ones(2))
     assert isinstance(found[0], jax.Array) and isinstance(found[1], Interval)

@@ -31,9 +31,8 @@ def in_balls(rng, count, dim, radius):
     return jnp.asarray(b / np.linalg.norm(b, axis=1, keepdims=True) * radius * share[:, None])
 
 
-def check(name, count):
+def check(program, remainder, count):
     """Error and constants against the program's own gradient; returns the largest share of the bound that is used."""
-    program, remainder = known(name)
 
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def found(b):
@@ -59,23 +58,44 @@ def check(name, count):
 @pytest.mark.parametrize("name", [n for n in CASES if CASES[n].dim <= 3])
 def test_what_the_polynomial_leaves_is_within_its_bound(name):
     # A bound of which hardly anything was needed would say little.
-    assert check(name, 3000) > 1e-4
+    assert check(*known(name), 3000) > 1e-4
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, data: -jnp.sum(jax.nn.log_softmax(data @ jnp.diag(x), axis=-1)[:, 0]) + x @ x,
-        lambda x, data: jnp.sum(jnp.where(x[0] > -100, data @ x, data @ x * 2) ** 2),
-        lambda x, data: jnp.sum(jax.nn.logsumexp(data * x, b=jnp.asarray([1.0, 2.0, 0.5]), axis=-1)),
-    ],
-    ids=["log_softmax", "where of a scalar", "weighted logsumexp"],
-)
-def test_a_program_that_balls_cannot_follow_is_left_to_the_cells(function):
+def top_by_hand(z):
+    return (top := z.max()) + jnp.log(jnp.sum(jnp.exp(z - top)))
+
+
+FOLLOWED = {
+    "log_softmax": lambda x, data: -jnp.sum(jax.nn.log_softmax(data * x, axis=-1)[:, 0]),
+    "where of a scalar": lambda x, data: jnp.sum(jnp.where(x[0] > -100, data @ x, data @ x * 2) ** 2),
+    "weighted log-sum-exp": lambda x, data: jnp.sum(
+        jax.nn.logsumexp(data * x, b=jnp.asarray([1.0, 2.0, 0.5]), where=data > -1, axis=-1)
+    ),
+    "log-sum-exp by hand": lambda x, data: top_by_hand(data @ x) + jnp.sum(jax.vmap(top_by_hand)(data * x)),
+    "normal with a scale": lambda x, data: (
+        -jnp.sum(jax.scipy.stats.norm.logpdf(data[:, 0], x[0], 4 * jnp.exp(0.1 * x[1])))
+    ),
+    "custom derivative": lambda x, data: jnp.sum(jax.nn.relu(data @ x + 90.0) * 0.1 + jax.nn.silu(data @ x)),
+}
+
+
+def program_of(function):
     data = jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)))
-    program = Program(function, data, 3, records=20)
-    found = polynomial_remainder(program, np.zeros(3), NOISE)
-    assert found is None or np.isfinite(found.errors[1])
+    return Program(function, data, 3, scale=jnp.full(3, 0.1), center=jnp.full(3, 0.1), records=20)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_ordinary_ways_to_write_a_model_are_followed_on_balls(name):
+    program = program_of(FOLLOWED[name])
+    remainder = polynomial_remainder(program, np.zeros(3), NOISE)
+    assert remainder is not None and remainder.errors[64] < 1
+    used = check(program, remainder, 500)
+    assert used > 1e-3 or name == "where of a scalar"
+
+
+def test_a_program_that_balls_cannot_follow_is_left_to_the_cells():
+    program = program_of(lambda x, data: jnp.sum(jax.lax.stop_gradient(data @ x) * (data @ x)))
+    assert polynomial_remainder(program, np.zeros(3), NOISE) is None
 
 
 def test_a_bound_scaled_down_is_caught():

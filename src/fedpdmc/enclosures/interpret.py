@@ -14,8 +14,8 @@ from jax.interpreters import partial_eval
 
 from fedpdmc.enclosures import arithmetic, jet_rules, linear
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
-from fedpdmc.enclosures.jets import Balls, Jet
-from fedpdmc.enclosures.patterns import INNER, largest_of, log_erfc_of, name_of_call, sigmoid_of
+from fedpdmc.enclosures.jets import Balls, Jet, rearranged, stacked
+from fedpdmc.enclosures.patterns import INNER, largest_of, name_of_call, sigmoid_of
 from fedpdmc.enclosures.registry import CALLS, RULES
 from fedpdmc.enclosures.shifts import Shifted, settled, shifted, shifted_rule
 from fedpdmc.enclosures.smooth import FUNCTIONS, apply
@@ -83,6 +83,8 @@ def run(cell: Any, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     """Evaluate a program equation by equation."""
     known: dict[Any, Form] = {}
     producers: dict[Any, Any] = {}
+    made: dict[Any, list[Any]] = {}
+    same: dict[Any, Any] = {}
 
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else known[atom]
@@ -92,23 +94,45 @@ def run(cell: Any, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
     for equation in jaxpr.eqns:
         forms = [read(atom) for atom in equation.invars]
         parts = sigmoid_of(producers, equation)
-        tail = log_erfc_of(producers, equation) if _on_balls(cell) else None
-        if tail is not None and isinstance(read(tail[0]), Jet) and is_point(read(tail[1])):
-            found = [jet_rules.log_erfc(cell, read(tail[0]), read(tail[1]))]
+        key = _signature(same, equation) if _on_balls(cell) else None
+        if key is not None and key in made:
+            # Written twice, meant once: what is to cancel must be one and the same.
+            found = [known[variable] for variable in made[key]]
+            same.update(zip(equation.outvars, made[key], strict=True))
         elif parts is not None and not all(is_point(read(atom)) for atom in parts) and not _on_balls(cell):
             one, other = (settled(cell, read(atom)) for atom in parts)
             found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
         elif equation.primitive.name == "stop_gradient":
             found = [_stopped(cell, equation, forms[0], producers, read)]
+        elif equation.primitive.name in ("reduce_max", "reduce_min") and isinstance(forms[0], Jet):
+            # The largest of values has kinks; where it is only taken off and put back they do not matter.
+            found = [shifted(cell, *_evaluate(cell, equation, forms), stopped=False)]
         else:
             found = _evaluate(cell, equation, forms)
+        if key is not None:
+            made.setdefault(key, equation.outvars)
         producers.update((variable, equation) for variable in equation.outvars)
         known.update(zip(equation.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def _signature(same: dict[Any, Any], equation) -> Any:
+    """Equal for equations that compute the same; None where programs within would have to be compared."""
+    name, params = equation.primitive.name, equation.params
+    if name in INNER or name in CONTROL or any(isinstance(x, (np.ndarray, jax.Array)) for x in params.values()):
+        return None
+    atoms = [_constant(x) if isinstance(x, core.Literal) else same.get(x, x) for x in equation.invars]
+    return (name, *atoms, str(sorted(params.items())))
+
+
+def _constant(literal: core.Literal) -> Any:
+    value = np.asarray(literal.val)
+    return str(value.dtype), value.shape, value.tobytes()
+
+
 def _stopped(cell: Cell, equation, form: Form, producers, read) -> Form:
     """A value that is not differentiated stands for itself: as a shift, it may cancel."""
+    form = settled(cell, form) if _on_balls(cell) else form
     if is_point(form) or not isinstance(form, (Interval, Jet, Series)):
         return form
     source = largest_of(producers, equation.invars[0])
@@ -139,14 +163,14 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
         carried = shifted_rule(cell, name, params, forms)
         if carried is not None:
             return [carried]
-        return _evaluate(cell, equation, [settled(cell, form) for form in forms])
+        return _evaluate(cell, equation, [_settled(cell, equation, form) for form in forms])
+    if name in CONTROL:
+        return CONTROL[name](cell, equation, forms)
     if isinstance(cell, Balls):
         try:
             return jet_rules.evaluate(cell, equation, forms)
         except NotImplementedError as error:
             raise NoEnclosure(name, where(equation), str(error)) from error
-    if name in CONTROL:
-        return CONTROL[name](cell, equation, forms)
     if name not in RULES and name not in linear.MOVES:
         raise NoEnclosure(name, where(equation))
     try:
@@ -156,6 +180,13 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
     except NotImplementedError as error:
         raise NoEnclosure(name, where(equation), str(error)) from error
     return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _settled(cell: Cell, equation, form: Form) -> Form:
+    try:
+        return settled(cell, form)
+    except NotImplementedError as error:
+        raise NoEnclosure("stop_gradient", where(equation), str(error)) from error
 
 
 def where(equation) -> str:
@@ -173,10 +204,13 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     called = name_of_call(equation)
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
-        known = [settled(cell, form) for form in forms]
-        return [
-            jet_rules.rule(cell, called, {}, *known) if isinstance(cell, Balls) else CALLS[called](cell, {}, *known)
-        ]
+        known = [_settled(cell, equation, form) for form in forms]
+        if not isinstance(cell, Balls):
+            return [CALLS[called](cell, {}, *known)]
+        try:
+            return [jet_rules.rule(cell, called, {}, *known)]
+        except NotImplementedError as error:
+            raise NoEnclosure(called, where(equation), str(error)) from error
     try:
         return run(cell, jaxpr, consts, forms)
     except NoEnclosure as error:
@@ -195,6 +229,9 @@ def _cond(cell: Cell, equation, forms) -> list[Form]:
     if not is_point(index):
         raise NoEnclosure("cond", where(equation), "its condition depends on the parameters")
     branches = equation.params["branches"]
+    if isinstance(cell, Balls):
+        branch = branches[min(max(int(index), 0), len(branches) - 1)]
+        return run(cell, branch.jaxpr, branch.consts, operands)
     outs = [[settled(cell, form) for form in run(cell, branch.jaxpr, branch.consts, operands)] for branch in branches]
     chosen = []
     for cases in zip(*outs, strict=True):
@@ -213,6 +250,8 @@ def _scan(cell: Cell, equation, forms) -> list[Form]:
         out = [settled(cell, form) for form in run(cell, inner.jaxpr, inner.consts, [*consts, *carry, *x])]
         return out[:n_carry], out[n_carry:]
 
+    if isinstance(cell, Balls):
+        return _unrolled(cell, body, carry, xs, params["length"], params["reverse"])
     first = [arithmetic.entry(x, 0) for x in xs]
     for _ in range(len(carry) + 1):
         after = body(carry, first)[0]
@@ -227,6 +266,16 @@ def _scan(cell: Cell, equation, forms) -> list[Form]:
 
     last, ys = lax.scan(step, carry, list(xs), params["length"], params["reverse"])
     return [*last, *ys]
+
+
+def _unrolled(balls: Balls, body: Callable, carry: list[Form], xs, length: int, reverse: bool) -> list[Form]:
+    """A loop on jets, step by step."""
+    steps = []
+    for i in range(length)[:: -1 if reverse else 1]:
+        now = [rearranged(x, lambda part, i=i: part[i]) if isinstance(x, Jet) else np.asarray(x)[i] for x in xs]
+        carry, ys = body(carry, now)
+        steps.append(ys)
+    return [*carry, *(stacked(balls, list(ys)) for ys in zip(*steps[:: -1 if reverse else 1], strict=True))]
 
 
 def _lengths(params: dict[str, Any]) -> tuple[int, int]:

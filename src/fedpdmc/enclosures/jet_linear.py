@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.extend.core import primitives
 
 from fedpdmc.enclosures import linear
 from fedpdmc.enclosures.forms import Form, Interval, is_point
-from fedpdmc.enclosures.jets import Balls, Jet, broadcast, contracted, lifted, multiplied, with_origin
+from fedpdmc.enclosures.jets import Balls, Jet, broadcast, contracted, lifted, multiplied, picked
 from fedpdmc.enclosures.registry import RULES
 
 
@@ -30,15 +31,25 @@ def add(balls: Balls, params, x: Form, y: Form) -> Jet:
     exponent = next((e for e in exponents if e is not None and e.shape[-1] == 1), None)
     if points and exponent is not None:
         return Jet(found.lo, found.hi, ("raised", Jet(exponent.lo, exponent.hi, ("by", lifted(balls, points[0])))))
-    root = next((r for r in squares if r is not None), None)
-    if points and np.all(points[0] == 1.0) and root is not None:
-        return Jet(found.lo, found.hi, ("one more", root))
+    if points and np.all(points[0] == 1.0):
+        root = next((r for r in squares if r is not None), None)
+        if root is not None:
+            return Jet(found.lo, found.hi, ("one more", root))
+        odd = next((z for z in (x.of("erf"), y.of("erf")) if z is not None), None)
+        if odd is not None:
+            return tail(balls, found, neg(balls, params, odd), np.ones(()))
     return found
 
 
 def neg(balls: Balls, params, x: Jet) -> Jet:
     """``−x``."""
-    return Jet(-x.hi, -x.lo)
+    odd = x.of("erf")
+    return Jet(-x.hi, -x.lo, None if odd is None else ("erf", Jet(-odd.hi, -odd.lo)))
+
+
+def tail(balls: Balls, value: Jet, z: Jet, factor: np.ndarray) -> Jet:
+    """A value that is ``factor erfc(z)``."""
+    return Jet(value.lo, value.hi, ("tail", Jet(z.lo, z.hi, ("by", lifted(balls, factor)))))
 
 
 def sub(balls: Balls, params, x: Form, y: Form) -> Jet:
@@ -46,14 +57,19 @@ def sub(balls: Balls, params, x: Form, y: Form) -> Jet:
     return add(balls, params, x, -y if is_point(y) else neg(balls, params, y))
 
 
-def scaled(x: Jet, factor: np.ndarray) -> Jet:
+def scaled(balls: Balls, x: Jet, factor: np.ndarray) -> Jet:
     """Times a point."""
     x = broadcast(x, np.broadcast_shapes(x.shape, np.shape(factor)))
     one, other = x.lo * factor, x.hi * factor
     found = Jet(np.minimum(one, other), np.maximum(one, other))
-    found, root = found.widened(found.magnitude), x.of("square")
-    if root is not None and np.all(factor > 0):
-        return Jet(found.lo, found.hi, ("square", scaled(root, np.sqrt(factor))))
+    found, (kind, inner) = found.widened(found.magnitude), x.origin or ("", x)
+    if kind == "square" and np.all(factor > 0):
+        return Jet(found.lo, found.hi, ("square", scaled(balls, inner, np.sqrt(factor))))
+    if kind == "exp" and np.all(factor >= 0):
+        return Jet(found.lo, found.hi, ("exp", add(balls, {}, inner, np.log(np.asarray(factor, float))[..., None])))
+    by = inner.of("by")
+    if kind == "tail" and by is not None and np.all(factor > 0):
+        return tail(balls, found, inner, by.lo[0, 0] * factor)
     return found
 
 
@@ -130,7 +146,7 @@ def moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form
     if primitive.multiple_results or primitive.name == "optimization_barrier":
         raise NotImplementedError(f"{primitive.name} on balls")
     jets = [lifted(balls, form) for form in data]
-    starts = np.cumsum([0] + [int(np.prod(jet.shape)) for jet in jets])
+    starts = np.cumsum([0] + [math.prod(jet.shape) for jet in jets])
     numbers = [
         jnp.arange(start, end, dtype=float).reshape(jet.shape)
         for start, end, jet in zip(starts[:-1], starts[1:], jets, strict=True)
@@ -138,16 +154,7 @@ def moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form
     place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params))
     if np.any(np.isnan(place)):
         raise NotImplementedError(f"{primitive.name} beyond the end of an array")
-
-    def move(*parts: Jet) -> Jet:
-        more = parts[0].shape[len(jets[0].shape) :]
-        lo, hi = (
-            np.concatenate([end.reshape(*end.shape[:2], -1, *more) for end in ends], 2)[:, :, place.astype(int)]
-            for ends in ([part.lo for part in parts], [part.hi for part in parts])
-        )
-        return Jet(lo, hi)
-
-    return with_origin(jets[0], move) if len(jets) == 1 else move(*jets)
+    return picked(jets, place.astype(int))
 
 
 def _scatter_add(balls: Balls, params, operand: Form, indices: Form, updates: Form) -> Jet:

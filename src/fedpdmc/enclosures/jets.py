@@ -10,13 +10,14 @@ the next degree, so that an affine function of y has the range that it has on a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
 
-from fedpdmc.enclosures.forms import Form, Interval, unit
+from fedpdmc.enclosures.forms import Form, Interval, is_point, unit
 from fedpdmc.enclosures.monomials import Monomials, monomials
 from fedpdmc.enclosures.taylor import Taylor
 
@@ -48,7 +49,8 @@ class Jet(eqx.Module):
 
     ``origin`` says how it came about where a function of it is better known than the steps to it: ``("exp", e)`` is
     ``Σ exp(e)`` over the last axis of e, ``("raised", e)`` is ``y + exp(e)`` with e from ``("by", y)``, ``("square", r)``
-    is ``r²``, and ``("one more", r)`` is ``1 + r²``.
+    is ``r²``, ``("one more", r)`` is ``1 + r²``, ``("erf", z)`` is ``erf(z)``, and ``("tail", z)`` is ``c erfc(z)`` with z
+    from ``("by", c)``.
     """
 
     lo: np.ndarray
@@ -80,8 +82,8 @@ class Jet(eqx.Module):
         return Interval(self.lo[:, 0], self.hi[:, 0])
 
     def widened(self, size: np.ndarray) -> Jet:
-        """With room for the rounding of values of this size."""
-        room = unit(self.lo) * size
+        """With room for the rounding of values of this size; what is infinite for certain has none."""
+        room = np.where(np.isinf(self.lo) & (self.lo == self.hi), 0.0, unit(self.lo) * size)
         return Jet(self.lo - room, self.hi + room)
 
 
@@ -207,6 +209,34 @@ def broadcast(x: Jet, shape: tuple[int, ...]) -> Jet:
         return Jet(lo, hi)
 
     return with_origin(x, lambda part: wide(part, part.shape[len(x.shape) :]))
+
+
+def rearranged(x: Jet, move: Callable[[np.ndarray], Any]) -> Jet:
+    """A move of entries, given as what it does to an array of their numbers."""
+    return picked([x], np.asarray(move(np.arange(math.prod(x.shape)).reshape(x.shape))))
+
+
+def picked(jets: list[Jet], place: np.ndarray) -> Jet:
+    """The entries at these places among those of all jets, one after the other."""
+    more = len(jets[0].shape)
+
+    def pick(*parts: Jet) -> Jet:
+        rest = parts[0].shape[more:]
+        lo, hi = (
+            np.concatenate([end.reshape(*end.shape[:2], -1, *rest) for end in ends], 2)[:, :, place]
+            for ends in ([part.lo for part in parts], [part.hi for part in parts])
+        )
+        return Jet(lo, hi)
+
+    return with_origin(jets[0], pick) if len(jets) == 1 else pick(*jets)
+
+
+def stacked(balls: Balls, forms: list[Form]) -> Form:
+    """Values of one shape along a new first axis."""
+    if all(is_point(form) for form in forms):
+        return np.stack(forms)
+    jets = [lifted(balls, form) for form in forms]
+    return Jet(np.stack([jet.lo for jet in jets], 2), np.stack([jet.hi for jet in jets], 2))
 
 
 def with_origin(x: Jet, move: Callable[[Jet], Jet]) -> Jet:

@@ -19,10 +19,11 @@ INNER = {
 
 
 def name_of_call(equation) -> str:
-    """The name of the function that a call came from."""
+    """The name of the function of JAX that a call came from; none of a user's function, whatever it is called."""
     inner = equation.params[INNER[equation.primitive.name]]
     jaxpr = inner.jaxpr if hasattr(inner, "jaxpr") else inner
-    return str(equation.params.get("name") or getattr(jaxpr.debug_info, "func_name", ""))
+    name, _, place = str(jaxpr.debug_info.func_src_info).partition(" at ")
+    return name if place.startswith(tuple(jax.__path__)) else ""
 
 
 def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
@@ -50,18 +51,6 @@ def largest_of(producers: dict[Any, Any], atom: Any) -> tuple[Any, tuple[int, ..
     if made.primitive.name not in ("max", "select_n", "broadcast_in_dim", "reshape", "squeeze", "copy"):
         return None
     return next((found for other in made.invars if (found := largest_of(producers, other)) is not None), None)
-
-
-def log_erfc_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
-    """Atoms (x, c) if the equation is ``log(c erfc(x))``."""
-    scaled = producers.get(_key(equation.invars[0])) if equation.primitive.name == "log" else None
-    if scaled is None or scaled.primitive.name != "mul":
-        return None
-    for factor, tail in (scaled.invars, scaled.invars[::-1]):
-        made = producers.get(_key(tail))
-        if made is not None and made.primitive.name == "erfc":
-            return made.invars[0], factor
-    return None
 
 
 def _unguarded(producers: dict[Any, Any], atom: Any) -> Any:

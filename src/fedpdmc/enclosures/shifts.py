@@ -18,7 +18,7 @@ import numpy as np
 
 from fedpdmc.enclosures import jet_rules
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, fields, is_point, poisoned
-from fedpdmc.enclosures.jets import Balls, Jet
+from fedpdmc.enclosures.jets import Balls, Jet, rearranged
 from fedpdmc.enclosures.registry import RULES
 
 _SYMBOLS = itertools.count()
@@ -44,30 +44,33 @@ class Shifted(eqx.Module):
         return jnp.result_type(self.form) if is_point(self.form) else self.form.dtype
 
     def like(self, form: Form, count: int | None = None, shift: Form | None = None) -> Form:
-        """The same shift on another form; none where it cancels."""
-        count = self.count if count is None else count
-        return (
-            form
-            if count == 0
-            else Shifted(form, self.shift if shift is None else shift, count, self.factor, self.symbol)
-        )
+        """The same shift on another form, in an array of as many axes; none where it cancels."""
+        count, moved = self.count if count is None else count, self.shift if shift is None else shift
+        if count == 0:
+            return form
+        more = (jnp.ndim(form) if is_point(form) else len(form.shape)) - len(moved.shape)
+        if more > 0:
+            wide = (*(1,) * more, *moved.shape)
+            moved = _rearranged(lambda part: jnp.reshape(part, wide), moved)
+        return Shifted(form, moved, count, self.factor, self.symbol)
 
     def same(self, other: Form) -> bool:
         """Whether the other carries the same symbol in the same way."""
         return isinstance(other, Shifted) and self.symbol == other.symbol and self.factor == other.factor
 
 
-def shifted(cell: Cell, x: Form, among: Form = None, axes: tuple[int, ...] = ()) -> Shifted:
+def shifted(cell: Cell, x: Form, among: Form = None, axes: tuple[int, ...] = (), stopped: bool = True) -> Shifted:
     """A form as a symbol of its own, split into a smooth part and the shift that remains.
 
     Of the maximum of ``among`` the smooth part is the mean with the weights of the softmax at the start: by it the terms of
-    ``Σ exp(x − M)`` move least, and their sum not at all to first order.
+    ``Σ exp(x − M)`` move least, and their sum not at all to first order. Of a jet it is the number at the centre; a jet
+    that is stopped must cancel, since its derivatives are not those that the program has.
     """
     form: Form = np.zeros(x.shape, x.dtype)
     if isinstance(x, Jet):
-        # The number at the centre; what it is elsewhere is not known, and must cancel.
         form, anything = 0.5 * (x.lo[0, 0] + x.hi[0, 0]), jnp.full(x.shape, jnp.inf)
-        return Shifted(form, Interval(-anything, anything), 1, False, next(_SYMBOLS))
+        shift = Interval(-anything, anything) if stopped else _by(cell, "sub", x, form)
+        return Shifted(form, shift, 1, False, next(_SYMBOLS))
     if isinstance(among, Series):
         weights = jax.nn.softmax(among.value, axes)
         mean = _by(cell, "reduce_sum", _by(cell, "mul", among, weights), axes=axes)
@@ -80,10 +83,15 @@ def settled(cell: Cell, x: Form) -> Form:
     """The form that a shifted one is."""
     if not isinstance(x, Shifted):
         return x
-    if isinstance(cell, Balls):
+    if isinstance(cell, Balls) and not isinstance(x.shift, Jet):
         raise NotImplementedError("stop_gradient of a value that does not cancel")
     times = _by(cell, "mul", x.shift, np.asarray(float(x.count), x.dtype))
     return _by(cell, "mul", x.form, _by(cell, "exp", times)) if x.factor else _by(cell, "add", x.form, times)
+
+
+def _rearranged(move: Callable, x: Form) -> Form:
+    """A move of entries."""
+    return rearranged(x, move) if isinstance(x, Jet) else fields(move, x)
 
 
 def _by(cell: Cell, name: str, *forms: Form, **params) -> Form:
@@ -188,7 +196,8 @@ def _reduce_sum(cell: Cell, params, x: Shifted) -> Form | None:
     if not x.factor or any(x.shift.shape[axis] != 1 for axis in axes):
         return None
     kept = tuple(n for axis, n in enumerate(x.shift.shape) if axis not in axes)
-    return x.like(_by(cell, "reduce_sum", x.form, axes=axes), None, fields(lambda part: part.reshape(kept), x.shift))
+    shift = _rearranged(lambda part: part.reshape(kept), x.shift)
+    return x.like(_by(cell, "reduce_sum", x.form, axes=axes), None, shift)
 
 
 def _broadcast(cell: Cell, params, x: Shifted) -> Form:
@@ -199,15 +208,15 @@ def _broadcast(cell: Cell, params, x: Shifted) -> Form:
     wide = [1] * len(shape)
     for axis, place in enumerate(places):
         wide[place] = x.shape[axis]
-    form = fields(lambda part: jnp.broadcast_to(jnp.reshape(part, wide), shape), x.form)
-    return x.like(form, None, fields(lambda part: jnp.reshape(part, narrow), x.shift))
+    form = _rearranged(lambda part: jnp.broadcast_to(jnp.reshape(part, wide), shape), x.form)
+    return x.like(form, None, _rearranged(lambda part: jnp.reshape(part, narrow), x.shift))
 
 
 def _squeeze(cell: Cell, params, x: Shifted) -> Form:
     def squeezed(part):
         return jnp.squeeze(part, params["dimensions"])
 
-    return x.like(fields(squeezed, x.form), None, fields(squeezed, x.shift))
+    return x.like(_rearranged(squeezed, x.form), None, _rearranged(squeezed, x.shift))
 
 
 def _reshape(cell: Cell, params, x: Shifted) -> Form | None:
@@ -219,15 +228,26 @@ def _reshape(cell: Cell, params, x: Shifted) -> Form | None:
     def reshaped(part):
         return jnp.reshape(part, new)
 
-    return x.like(fields(reshaped, x.form), None, fields(reshaped, x.shift))
+    return x.like(_rearranged(reshaped, x.form), None, _rearranged(reshaped, x.shift))
+
+
+def _larger(cell: Cell, params, x: Form, y: Form) -> Form | None:
+    """Than nothing."""
+    for one, other in ((x, y), (y, x)):
+        if isinstance(other, (float, np.generic, np.ndarray)) and np.all(other == -np.inf):
+            return one
+    return None
 
 
 def _select(cell: Cell, params, which: Form, *cases: Form) -> Form | None:
     if isinstance(which, Assumed):
         chosen = cases[which.value]
-        if isinstance(chosen, Shifted):
-            return chosen.like(poisoned(cell, chosen.form, which.witness))
-        return poisoned(cell, chosen, which.witness)
+        form = chosen.form if isinstance(chosen, Shifted) else chosen
+        if isinstance(cell, Balls):
+            form = _by(cell, "select_n", which, *(form,) * len(cases))
+        else:
+            form = poisoned(cell, form, which.witness)
+        return chosen.like(form) if isinstance(chosen, Shifted) else form
     if isinstance(which, Shifted):
         return None
     carrier = next(case for case in cases if isinstance(case, Shifted))
@@ -239,12 +259,12 @@ def _select(cell: Cell, params, which: Form, *cases: Form) -> Form | None:
     forms = [case.form if isinstance(case, Shifted) else np.broadcast_to(case, carrier.shape) for case in cases]
     if is_point(which) and all(is_point(form) for form in forms):
         return None
-    return carrier.like(RULES["select_n"](cell, params, which, *forms))
+    return carrier.like(_by(cell, "select_n", which, *forms))
 
 
 CARRIED: dict[str, Callable[..., Form | None]] = {
     "add": _add(1), "add_any": _add(1), "sub": _add(-1), "neg": _neg, "mul": _mul, "div": _div, "exp": _exp,
     "log": _log, "abs": _abs, "sign": _sign, "ge": _compare("ge"), "gt": _compare("gt"), "le": _compare("le"),
     "lt": _compare("lt"), "reduce_sum": _reduce_sum, "broadcast_in_dim": _broadcast, "squeeze": _squeeze,
-    "reshape": _reshape, "copy": lambda cell, params, x: x, "select_n": _select,
+    "reshape": _reshape, "copy": lambda cell, params, x: x, "max": _larger, "select_n": _select,
 }  # fmt: skip
