@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
 from fedpdmc.enclosures import Cell, Interval, Series, enclose
-from fedpdmc.enclosures.smooth import FUNCTIONS, Smooth, falling
+from fedpdmc.enclosures.ranges import falling
+from fedpdmc.enclosures.smooth import FUNCTIONS, Smooth
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 
 # Primitives that call a program of their own, and the parameter that holds it.
@@ -23,7 +24,9 @@ def name_of_call(equation) -> str:
     inner = equation.params[INNER[equation.primitive.name]]
     jaxpr = inner.jaxpr if hasattr(inner, "jaxpr") else inner
     name, _, place = str(jaxpr.debug_info.func_src_info).partition(" at ")
-    return name if place.startswith(tuple(jax.__path__)) else ""
+    # A series of another length than usual is another function.
+    other = name == "log_ndtr" and sum(inside.primitive.name == "div" for inside in jaxpr.eqns) != 3
+    return name if place.startswith(tuple(jax.__path__)) and not other else ""
 
 
 def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
@@ -87,9 +90,10 @@ class _Node:
 
 
 def smoothed(function: Callable) -> Callable:
-    """The same function with ``max(x, 0) + log1p(exp(−|x|))`` written as the one smooth function that it is.
+    """The same function with ``max(x, 0) + log1p(exp(−|x|))`` and ``2 Φ`` written as the smooth functions that they are.
 
-    Its pieces have kinks that cancel; their derivatives, looked at one by one, jump at zero.
+    The pieces of the one have kinks that cancel; JAX chooses among formulas for the other, whose derivatives, looked at one
+    by one, jump where the choice does.
     """
 
     def rewritten(*args):
@@ -97,7 +101,8 @@ def smoothed(function: Callable) -> Callable:
         closed, shape = jax.make_jaxpr(
             lambda *values: function(*jax.tree.unflatten(structure, values)), return_shape=True
         )(*leaves)
-        if not {"abs", "log1p", "max"} <= _primitives(closed.jaxpr):
+        names = _primitives(closed.jaxpr)
+        if not any(pattern <= names for pattern in PATTERNS):
             return function(*args)
         found = _rewritten(closed.jaxpr, closed.consts, [_Node(leaf) for leaf in leaves])
         return jax.tree.unflatten(jax.tree.structure(shape), [node.value for node in found])
@@ -115,6 +120,7 @@ def _primitives(jaxpr) -> set[str]:
 
 
 INLINED = {"jit", "pjit"}
+PATTERNS = ({"abs", "log1p", "max"}, {"abs", "erf", "erfc", "select_n"})
 
 
 def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
@@ -131,8 +137,11 @@ def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
             known.update(zip(equation.outvars, _rewritten(inner.jaxpr, inner.consts, nodes), strict=True))
             continue
         inside = _softplus_argument(nodes) if name == "add" else None
+        below = _normal_argument(nodes) if name == "select_n" else None
         if inside is not None:
             values = [jnp.logaddexp(inside.value, jnp.zeros((), jnp.result_type(inside.value)))]
+        elif below is not None:
+            values = [lax.erfc(-below.value)]
         else:
             values = _bound(equation, [node.value for node in nodes])
         for variable, value in zip(equation.outvars, values, strict=True):
@@ -162,6 +171,26 @@ def _softplus_argument(nodes: list[_Node]) -> _Node | None:
             ):
                 return chain
     return None
+
+
+def _normal_argument(nodes: list[_Node]) -> _Node | None:
+    """``x`` if this is the choice between ``1 + erf(x)`` and, by the sign of x, ``2 − erfc(|x|)`` and ``erfc(|x|)``."""
+    which, far, near = nodes
+    if [node.name for node in nodes] != ["lt", "select_n", "add"] or near.inputs[1].name != "erf":
+        return None
+    x, (sign, below, above) = near.inputs[1].inputs[0], far.inputs
+    size = which.inputs[0]
+    found = (
+        (size.name, below.name, above.name, sign.name) == ("abs", "erfc", "sub", "gt")
+        and size.inputs[0] is x and sign.inputs[0] is x and _is(0.0, sign.inputs[1])
+        and below.inputs[0] is size and _is(1.0, near.inputs[0]) and _is(2.0, above.inputs[0])
+        and above.inputs[1].name == "erfc" and above.inputs[1].inputs[0] is size
+    )  # fmt: skip
+    return x if found else None
+
+
+def _is(number: float, node: _Node) -> bool:
+    return node.name == "literal" and bool(np.all(node.value == number))
 
 
 def _is_zero(node: _Node) -> bool:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedpdmc.enclosures import normal
 from fedpdmc.enclosures.forms import (
     TINY,
     Cell,
@@ -32,6 +33,17 @@ from fedpdmc.enclosures.forms import (
     times,
     unit,
 )  # fmt: skip
+from fedpdmc.enclosures.ranges import (
+    apart_from_zero,
+    cosine,
+    falling,
+    negated,
+    on_positive,
+    power_range,
+    rising,
+    sine,
+    with_peaks,
+)  # fmt: skip
 
 
 class Smooth(NamedTuple):
@@ -45,6 +57,8 @@ class Smooth(NamedTuple):
         Ranges of ``f`` and of ``f''`` on an interval.
     noise : float
         How many times more than one operation its rounding is, and an absolute error of as many units.
+    lost : callable, optional
+        Bounds on an interval of what ``value`` and ``first`` are off by beyond rounding.
     """
 
     value: Callable[[Any], Any]
@@ -52,17 +66,27 @@ class Smooth(NamedTuple):
     range: Callable[[Interval], Interval]
     second: Callable[[Interval], Interval]
     noise: float = 0.0
+    lost: Callable[[Interval], tuple[Any, Any]] | None = None
+
+    def on(self, x: Interval) -> Interval:
+        """The range with room for rounding and for what is lost, by the ends of it and by a program in between."""
+        found = self.range(x)
+        found = found.widened(found.magnitude * (1 + self.noise) + self.noise)
+        if self.lost is None:
+            return found
+        off = 2 * self.lost(x)[0]
+        return Interval(found.lo - off, found.hi + off)
 
 
 def apply(cell: Cell, f: Smooth, w: Form) -> Form:
     """``f`` of an interval or a series."""
     if isinstance(w, Interval):
-        found = f.range(w)
-        return found.widened(found.magnitude * (1 + f.noise) + f.noise)
+        return f.on(w)
     value, first = f.value(w.value), f.first(w.value)
     if w.slope is None and w.turn is None and w.low is None:
         return _steady(cell, f, w)
-    move, second = drift(cell, w), f.second(span(cell, w).widened())
+    move, where = drift(cell, w), span(cell, w).widened()
+    second = f.second(where)
     remainder = product(by_point(second, 0.5), squared(move))  # type: ignore[arg-type]
     own = by_point(bent(cell, w), first)
     h = cell.length
@@ -70,6 +94,9 @@ def apply(cell: Cell, f: Smooth, w: Form) -> Form:
     error = steep * w.error + 0.5 * second.magnitude * w.error * (2 * reach + w.error)
     made = jnp.abs(value) + steep * reach + h * h * remainder.magnitude
     error = error + unit(value) * ((1 + f.noise) * made + f.noise) + TINY
+    if f.lost is not None:
+        off, tilt = f.lost(where)
+        error = error + 2 * off + tilt * reach
     return Series(
         value,
         error,
@@ -82,8 +109,7 @@ def apply(cell: Cell, f: Smooth, w: Form) -> Form:
 
 def _steady(cell: Cell, f: Smooth, w: Series) -> Series:
     """A value that does not move but has an error: the range decides."""
-    found = f.range(span(cell, w))
-    return lifted(found.widened(found.magnitude * (1 + f.noise) + f.noise))
+    return lifted(f.on(span(cell, w)))
 
 
 def multiplied(cell: Cell, w: Form, u: Form) -> Form:
@@ -120,98 +146,7 @@ def scaled(cell: Cell, w: Form, factor: Any) -> Form:
     )
 
 
-# Ranges ---------------------------------------------------------------------------------------------------------------
-
-
-def rising(f: Callable) -> Callable[[Interval], Interval]:
-    """The range of a function that does not fall."""
-    return lambda x: Interval(f(x.lo), f(x.hi))
-
-
-def falling(f: Callable) -> Callable[[Interval], Interval]:
-    """The range of a function that does not rise."""
-    return lambda x: Interval(f(x.hi), f(x.lo))
-
-
-def with_peaks(f: Callable, *peaks: tuple[float, float]) -> Callable[[Interval], Interval]:
-    """The range of a function monotone between its extremes, each given as ``(where, value)``."""
-
-    def found(x: Interval) -> Interval:
-        one, other = f(x.lo), f(x.hi)
-        lo, hi = jnp.minimum(one, other), jnp.maximum(one, other)
-        for where, value in peaks:
-            inside = (x.lo <= where) & (where <= x.hi)
-            lo = jnp.where(inside, jnp.minimum(lo, value), lo)
-            hi = jnp.where(inside, jnp.maximum(hi, value), hi)
-        return Interval(lo, hi)
-
-    return found
-
-
-def on_positive(inner: Callable[[Interval], Interval], least: float = 0.0) -> Callable[[Interval], Interval]:
-    """A range that is everything unless the argument is above ``least``."""
-
-    def found(x: Interval) -> Interval:
-        good = x.lo > least
-        inside = inner(Interval(jnp.where(good, x.lo, least + 1.0), jnp.where(good, x.hi, least + 1.0)))
-        return Interval(jnp.where(good, inside.lo, -jnp.inf), jnp.where(good, inside.hi, jnp.inf))
-
-    return found
-
-
-def apart_from_zero(inner: Callable[[Interval], Interval], x: Interval) -> Interval:
-    """A range on either side of zero; everything if zero is inside."""
-    good = (x.lo > 0) | (x.hi < 0)
-    inside = inner(Interval(jnp.where(good, x.lo, 1.0), jnp.where(good, x.hi, 1.0)))
-    return Interval(jnp.where(good, inside.lo, -jnp.inf), jnp.where(good, inside.hi, jnp.inf))
-
-
-def _negated(inner: Callable[[Interval], Interval]) -> Callable[[Interval], Interval]:
-    def found(x: Interval) -> Interval:
-        y = inner(x)
-        return Interval(-y.hi, -y.lo)
-
-    return found
-
-
-def _sine(x: Interval) -> Interval:
-    """Peaks at ``π/2 + 2πk``, troughs at ``−π/2 + 2πk``; very wide or far intervals give everything."""
-
-    def holds(at):
-        return jnp.floor((x.hi - at) / (2 * jnp.pi) + 1e-9) >= jnp.ceil((x.lo - at) / (2 * jnp.pi) - 1e-9)
-
-    far = x.magnitude > 1e6
-    one, other = jnp.sin(x.lo), jnp.sin(x.hi)
-    hi = jnp.where(holds(jnp.pi / 2) | far, 1.0, jnp.maximum(one, other))
-    lo = jnp.where(holds(-jnp.pi / 2) | far, -1.0, jnp.minimum(one, other))
-    return Interval(lo, hi)
-
-
-def _cosine(x: Interval) -> Interval:
-    shift = jnp.pi / 2
-    return _sine(Interval(x.lo + shift, x.hi + shift)).widened(1.0)
-
-
-def power_range(n: int) -> Callable[[Interval], Interval]:
-    """The range of ``x**n`` for an integer n."""
-
-    def inverse(x: Interval) -> Interval:
-        apart = (x.lo > 0) | (x.hi < 0)
-        found = power_range(-n)(Interval(jnp.where(apart, x.lo, 1.0), jnp.where(apart, x.hi, 1.0)))
-        return Interval(jnp.where(apart, 1 / found.hi, -jnp.inf), jnp.where(apart, 1 / found.lo, jnp.inf))
-
-    if n < 0:
-        return inverse
-    if n == 0:
-        return lambda x: Interval(jnp.ones_like(x.lo), jnp.ones_like(x.hi))
-    if n % 2:
-        return rising(lambda x: lax.integer_pow(x, n))
-
-    def even(x: Interval) -> Interval:
-        least, most = jnp.maximum(jnp.maximum(x.lo, -x.hi), 0.0), x.magnitude
-        return Interval(lax.integer_pow(least, n), lax.integer_pow(most, n))
-
-    return even
+# Powers ---------------------------------------------------------------------------------------------------------------
 
 
 def integer_power(n: int) -> Smooth:
@@ -271,27 +206,6 @@ def _of_sigmoid(inner: Callable[[Interval], Interval]) -> Callable[[Interval], I
 def softplus(x):
     """``log(1 + e^x)``."""
     return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-
-def _mills(x):
-    """``φ(x)/Φ(x)``."""
-    return jnp.exp(-0.5 * x * x - jax.scipy.special.log_ndtr(x) - 0.5 * math.log(2 * math.pi))
-
-
-def _mills_bend(x):
-    """``(log Φ)''(x) = −m(m + x)``, which rises from −1 to 0."""
-    m = _mills(x)
-    exact = -m * (m + x)
-    # Far below, m + x cancels: there −1 < (log Φ)'' < −1 + 1/x² · 3.
-    return exact
-
-
-def _log_normal_second(x: Interval) -> Interval:
-    far = x.lo < -15.0
-    lo = jnp.where(far, -1.0, _mills_bend(jnp.maximum(x.lo, -15.0)))
-    far = x.hi < -15.0
-    hi = jnp.where(far, _mills_bend(-15.0), _mills_bend(jnp.maximum(x.hi, -15.0)))
-    return Interval(lo - 1e-12, jnp.minimum(hi + 1e-12, 0.0))
 
 
 def _density(x):
@@ -361,7 +275,12 @@ FUNCTIONS: dict[str, Smooth] = {
     ),
     "softplus": Smooth(softplus, lax.logistic, rising(softplus), _of_sigmoid(with_peaks(_bump, (0.5, 0.25)))),
     "log_ndtr": Smooth(
-        jax.scipy.special.log_ndtr, _mills, rising(jax.scipy.special.log_ndtr), _log_normal_second, 256.0
+        jax.scipy.special.log_ndtr,
+        normal.slope,
+        rising(jax.scipy.special.log_ndtr),
+        normal.derivative_range(2),
+        256.0,
+        normal.series_error,
     ),
     "ndtr": Smooth(
         jax.scipy.special.ndtr,
@@ -421,10 +340,10 @@ FUNCTIONS: dict[str, Smooth] = {
         rising(lambda x: 2 * lax.erf_inv(x) * jnp.exp(2 * lax.erf_inv(x) ** 2) / _ROOT**2),
         1024.0,
     ),
-    "sin": Smooth(jnp.sin, jnp.cos, _sine, _negated(_sine)),
-    "cos": Smooth(jnp.cos, lambda x: -jnp.sin(x), _cosine, _negated(_cosine)),
+    "sin": Smooth(jnp.sin, jnp.cos, sine, negated(sine)),
+    "cos": Smooth(jnp.cos, lambda x: -jnp.sin(x), cosine, negated(cosine)),
     "erf": Smooth(lax.erf, lambda x: _ROOT * jnp.exp(-x * x), rising(lax.erf), _erf_second),
-    "erfc": Smooth(lax.erfc, lambda x: -_ROOT * jnp.exp(-x * x), falling(lax.erfc), _negated(_erf_second), 4.0),
+    "erfc": Smooth(lax.erfc, lambda x: -_ROOT * jnp.exp(-x * x), falling(lax.erfc), negated(_erf_second), 4.0),
     "lgamma": Smooth(
         lax.lgamma,
         lax.digamma,

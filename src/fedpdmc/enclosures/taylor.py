@@ -11,19 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedpdmc.enclosures import normal
 from fedpdmc.enclosures.forms import Interval, by_point
-from fedpdmc.enclosures.smooth import (
-    FUNCTIONS,
-    LGAMMA_LEAST,
-    _mills,
-    _polygamma,
-    falling,
-    on_positive,
-    power_range,
-    rising,
-    softplus,
-    with_peaks,
-)  # fmt: skip
+from fedpdmc.enclosures.ranges import falling, on_positive, power_range, rising, with_peaks
+from fedpdmc.enclosures.smooth import FUNCTIONS, LGAMMA_LEAST, _polygamma, softplus
 
 Taylor = Callable[[Interval, int], list[Interval]]
 
@@ -138,37 +129,16 @@ _ROOT = 2 / math.sqrt(math.pi)
 _NORMAL = 1 / math.sqrt(2 * math.pi)
 
 
-def _mills_derivatives(x):
-    """``(log Φ)^{(k)}`` for k = 1 … 4."""
-    m = _mills(x)
-    q = m + x
-    second = -m * q
-    third = -(second * q + m * (1 + second))
-    return m, second, third, -(third * q + 2 * second * (1 + second) + m * third)
-
-
-# (log Φ)''' is positive with one peak, (log Φ)'''' rises to a peak and falls to a trough; beyond −15 both are near zero.
-NEAR = -15.0
-THIRD_PEAK = (1.0023693422683706, 0.2957188191931231)
-FOURTH_PEAKS = ((-0.029833620926059145, 0.11483629895508604), (2.071288938808874, -0.18895683512084606))
-
-
 def _log_normal(k: int) -> Callable[[Interval], Interval]:
-    if k == 0:
-        return rising(jax.scipy.special.log_ndtr)
-    if k == 1:
-        return falling(_mills)
-    if k == 2:
-        return FUNCTIONS["log_ndtr"].second
     if k > 4:
         raise NotImplementedError("log_ndtr to more than four derivatives")
-    inside = with_peaks(lambda x: _mills_derivatives(x)[k - 1], *(FOURTH_PEAKS if k == 4 else (THIRD_PEAK,)))
+    if k > 1:
+        return normal.derivative_range(k)
+    inside = rising(jax.scipy.special.log_ndtr) if k == 0 else falling(normal.slope)
 
     def found(x: Interval) -> Interval:
-        near = inside(Interval(jnp.maximum(x.lo, NEAR), jnp.maximum(x.hi, NEAR)))
-        # Both are positive and rise up to there.
-        lo = jnp.where(x.lo < NEAR, jnp.minimum(near.lo, 0.0), near.lo)
-        return Interval(lo - 1e-10, near.hi + 1e-10)
+        y, off = inside(x), 2 * normal.series_error(x)[k]
+        return Interval(y.lo - off, y.hi + off)
 
     return found
 
