@@ -1,5 +1,6 @@
 """A program's polynomial and the bound of what it leaves, on balls, for users' models."""
 
+import dataclasses
 import functools
 
 import jax
@@ -99,10 +100,11 @@ def test_a_program_that_balls_cannot_follow_is_left_to_the_cells():
 
 
 def test_a_bound_scaled_down_is_caught():
-    program, remainder = known("probit")
-    b = in_balls(np.random.default_rng(4), 3000, program.dim, 2.0)
-    error = np.linalg.norm(program.gradients(b) - remainder.gradient(b), axis=1)
-    assert np.any(error > 0.2 * np.asarray(remainder.error(jnp.linalg.norm(b, axis=1))))
+    program = program_of(FOLLOWED["normal with a scale"])
+    remainder = polynomial_remainder(program, np.zeros(3), NOISE)
+    assert check(program, remainder, 500) > 0.2
+    with pytest.raises(AssertionError):
+        check(program, dataclasses.replace(remainder, errors=0.2 * remainder.errors), 500)
 
 
 def test_monomials_come_in_the_order_of_the_table():
