@@ -10,9 +10,9 @@ import pytest
 from tests.potentials.test_zoo_bounds import whitened
 from tests.zoo import CASES
 
-from fedpdmc.enclosures.monomials import monomials
+from fedpdmc.enclosures.monomials import monomials, powers, products
 from fedpdmc.potentials import Program, polynomial_remainder
-from fedpdmc.potentials.polynomial import form_norm, powers
+from fedpdmc.potentials.polynomial import form_norm
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -107,10 +107,12 @@ def test_a_bound_scaled_down_is_caught():
         check(program, dataclasses.replace(remainder, errors=0.2 * remainder.errors), 500)
 
 
-def test_monomials_come_in_the_order_of_the_table():
+@pytest.mark.parametrize("degree", [2, 4])
+def test_monomials_come_in_the_order_of_the_table(degree):
     b = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
-    exponents = monomials(3, 4).exponents
-    np.testing.assert_allclose(powers(b, 4).T, np.prod(np.asarray(b)[:, None] ** exponents, -1), rtol=1e-12)
+    expected = np.prod(np.asarray(b)[:, None] ** monomials(3, degree).exponents, -1).T
+    np.testing.assert_allclose(powers(b.T, degree), expected, rtol=1e-12)
+    np.testing.assert_allclose(products(b, degree), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4, 5])

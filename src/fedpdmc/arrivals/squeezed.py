@@ -19,7 +19,7 @@ from fedpdmc.arrivals.walk import FINE, NOT_FINITE, VIOLATED, Path, Walk
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor, Potential
 from fedpdmc.potentials.base import Field
-from fedpdmc.potentials.expansion import DEGREE, Expansion, expansion, monomials, usual_points
+from fedpdmc.potentials.expansion import Expansion, expansion, usual_points
 
 # Where the error adds more candidates than this to a cell the records are asked at once.
 MOST_DOUBT = 0.25
@@ -195,9 +195,8 @@ class SqueezedClock(Squeezing):
     def known(self, a):
         """From the monomials of the distance."""
         b = (a - self.expansion.center).T
-        powers = monomials(b, DEGREE + 1)
-        error, slip = self.expansion.error(powers), self.expansion.slip(b)
-        return Known(a, self.expansion.gradient(powers).T, (error + slip).T, (b, powers, error, slip))
+        error, slip = self.expansion.error(b), self.expansion.slip(b)
+        return Known(a, self.expansion.gradient(b).T, (error + slip).T, (b, error, slip))
 
     def bounded(self, known, v):
         """Of use where the error adds few candidates."""
@@ -206,8 +205,8 @@ class SqueezedClock(Squeezing):
 
     def _bound(self, known: Known, v) -> tuple[RateBound, Float[Array, " C"]]:
         """The bound, and how much the polynomial's error adds to the rates."""
-        a, (b, powers, error, slip) = known.position, known.parts
-        slope = self.expansion.slope(powers, b, v.T)
+        a, (b, error, slip) = known.position, known.parts
+        slope = self.expansion.slope(b, v.T)
         records = next(t for t in getattr(self.potential, "terms", (self.potential,)) if isinstance(t, LinearPredictor))
         curve = records.curve_on_line(v)
         field = Field(known.gradient, slope.T, curve, jnp.full(a.shape[0], jnp.inf), jnp.max(slip, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc.enclosures.monomials import exponents, factorials, powers
 from fedpdmc.potentials.base import Potential, Sum
 from fedpdmc.potentials.linear_predictor import EPSILON, LinearPredictor
 from fedpdmc.potentials.quadratic import Quadratic
@@ -53,64 +55,31 @@ class Expansion(eqx.Module):
     spread: Float[Array, " d"]
     rounding: Float[Array, "d 5"]
 
-    def gradient(self, powers: Sequence[Float[Array, "_ C"]]) -> Float[Array, "d C"]:
-        """``P`` from the monomials by degree."""
-        return self.terms @ jnp.concatenate(list(powers[: DEGREE + 1]))
+    def gradient(self, b: Float[Array, "d C"]) -> Float[Array, "d C"]:
+        """``P(b)``."""
+        return self.terms @ powers(b, DEGREE)
 
-    def error(self, powers: Sequence[Float[Array, "_ C"]]) -> Float[Array, "d C"]:
+    def error(self, b: Float[Array, "d C"]) -> Float[Array, "d C"]:
         """A bound of ``|∇U − P|``, the rounding of P not counted.
 
         A sum of even powers, but of monomials that cancel where many of the ``u_n`` are small.
         """
-        lost = self.rounding[:, DEGREE + 1 :] * jnp.max(jnp.abs(powers[1]), 0) ** (DEGREE + 1)
-        return ROOM * jnp.maximum(self.rest @ powers[DEGREE + 1], 0.0) + lost
+        lost = self.rounding[:, DEGREE + 1 :] * jnp.max(jnp.abs(b), 0) ** (DEGREE + 1)
+        return ROOM * jnp.maximum(self.rest @ powers(b, DEGREE + 1, DEGREE + 1), 0.0) + lost
 
     def slip(self, b: Float[Array, "d C"]) -> Float[Array, "d C"]:
         """A bound of the rounding of ``P``."""
         size = jnp.max(jnp.abs(b), 0)
         return self.rounding[:, : DEGREE + 1] @ jnp.stack([size**k for k in range(DEGREE + 1)])
 
-    def slope(self, powers, b: Float[Array, "d C"], v: Float[Array, "d C"]) -> Float[Array, "d C"]:
+    def slope(self, b: Float[Array, "d C"], v: Float[Array, "d C"]) -> Float[Array, "d C"]:
         """``d/ds P(b + v s)`` at zero."""
-        return self.terms @ jnp.concatenate(differentials(powers[: DEGREE + 1], b, v))
+        return self.terms @ jax.jvp(lambda x: powers(x, DEGREE), (b,), (v,))[1]
 
     def slope_error(self, error: Float[Array, "d C"], v: Float[Array, "d C"]) -> Float[Array, "d C"]:
         """A bound of how far the slope of ``∇U`` is from that of P, given `error`."""
         root = jnp.sqrt(error)
         return ROOM * root * jnp.sqrt(root) * self.spread[:, None] * jnp.linalg.norm(v, axis=0)
-
-
-def monomials(b: Float[Array, "d C"], degree: int) -> list[Float[Array, "_ C"]]:
-    """All monomials of each degree up to ``degree``.
-
-    Those of degree k in the first i + 1 variables come first, ``C(i + k, k)`` of them, so that the next degree is made of
-    prefixes: ``b_i`` times every monomial in the variables up to i.
-    """
-    powers = [jnp.ones_like(b[:1])]
-    for k in range(degree):
-        powers.append(jnp.concatenate([b[i] * powers[k][: math.comb(i + k, k)] for i in range(b.shape[0])]))
-    return powers
-
-
-def differentials(powers, b: Float[Array, "d C"], v: Float[Array, "d C"]) -> list[Float[Array, "_ C"]]:
-    """The derivatives of the monomials in the direction v."""
-    found = [jnp.zeros_like(b[:1])]
-    for k in range(len(powers) - 1):
-        prefixes = [math.comb(i + k, k) for i in range(b.shape[0])]
-        found.append(
-            jnp.concatenate([v[i] * powers[k][:m] + b[i] * found[k][:m] for i, m in enumerate(prefixes)])
-        )  # fmt: skip
-    return found
-
-
-def factorials(dim: int, degree: int) -> list[np.ndarray]:
-    """``α!`` of the same monomials."""
-    exponents = [np.zeros((1, dim), int)]
-    for k in range(degree):
-        more = [exponents[k][: math.comb(i + k, k)] + np.eye(dim, dtype=int)[i] for i in range(dim)]
-        exponents.append(np.concatenate(more))
-    factorial = np.array([math.factorial(k) for k in range(degree + 1)])
-    return [factorial[e].prod(1) for e in exponents]
 
 
 def expansion(potential: Potential) -> Expansion | None:
@@ -147,9 +116,8 @@ def _expanded(part: LinearPredictor, quadratics: Sequence[Quadratic], center: np
     terms, sizes = [np.zeros((dim, m)) for m in counts], [np.zeros((dim, m)) for m in counts]
     for first in range(0, len(design), BLOCK):
         rows = slice(first, first + BLOCK)
-        powers = monomials(jnp.asarray(design[rows].T), DEGREE + 1)
-        for k, (power, factorial) in enumerate(zip(powers, factorials(dim, DEGREE + 1), strict=True)):
-            scaled = np.asarray(power).T / factorial
+        for k in range(DEGREE + 2):
+            scaled = np.asarray(_powers(jnp.asarray(design[rows].T), k)).T / factorials(exponents(dim, k, k))
             slopes = weights[k][rows, None] * (design[rows] if k <= DEGREE else np.abs(design[rows]))
             terms[k] += slopes.T @ scaled
             sizes[k] += np.abs(slopes).T @ np.abs(scaled)
@@ -169,6 +137,12 @@ def _expanded(part: LinearPredictor, quadratics: Sequence[Quadratic], center: np
         jnp.asarray(spread),
         jnp.asarray((64 + len(design)) * EPSILON * np.stack([x.sum(1) for x in sizes], 1)),
     )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _powers(b: Float[Array, "d C"], degree: int) -> Float[Array, "_ C"]:
+    """The monomials of one degree, without those on the way to them."""
+    return powers(b, degree, degree)
 
 
 @eqx.filter_jit
@@ -224,4 +198,4 @@ def usual_points(potential: Potential, center: Float[Array, " d"], count: int) -
     return a, np.sign(rng.standard_normal(a.shape))
 
 
-__all__ = ["DEGREE", "Expansion", "expansion", "monomials", "usual_points"]
+__all__ = ["DEGREE", "Expansion", "expansion", "usual_points"]

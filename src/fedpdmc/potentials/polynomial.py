@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc.enclosures import enclose
 from fedpdmc.enclosures.jets import Balls, Jet, identity
-from fedpdmc.enclosures.monomials import Monomials, monomials
+from fedpdmc.enclosures.monomials import Monomials, factorials, monomials, powers, products
 from fedpdmc.potentials.program import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
@@ -60,7 +60,7 @@ class Local(eqx.Module):
         """``∇P`` at some positions of every chain."""
         b = a - self.center
         if self.coefficients.ndim == 2:
-            found = powers(b.reshape(-1, b.shape[-1]), self.order - 1)
+            found = powers(b.reshape(-1, b.shape[-1]).T, self.order - 1)
             return (self.coefficients.T @ found).T.reshape(b.shape)
         # Term by term: one loop over positions and chains.
         terms = zip(self.coefficients, products(b, self.order - 1), strict=True)
@@ -156,7 +156,7 @@ class PolynomialRemainder(eqx.Module):
 
     def gradient(self, b: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``∇P(b)``."""
-        return (self.coefficients.T @ powers(b, self.order - 1)).T
+        return (self.coefficients.T @ powers(b.T, self.order - 1)).T
 
     def about(self, a: Float[Array, "C d"]) -> Local:
         """The same for all chains."""
@@ -173,36 +173,6 @@ class PolynomialRemainder(eqx.Module):
         above = jnp.ceil(reach / self.spacing).astype(int)
         known = above < self.hazards.shape[0]
         return jnp.where(known, self.hazards[jnp.where(known, above, 0)], jnp.inf)
-
-
-def products(b: Float[Array, "*C d"], degree: int) -> list[Float[Array, "*C"]]:
-    """All monomials of b up to a degree, in the order of `monomials`, each a coordinate times one that came before."""
-    found: dict[tuple[int, ...], Array] = {}
-    for alpha in map(tuple, monomials(b.shape[-1], degree).exponents.tolist()):
-        first = next((i for i, power in enumerate(alpha) if power), None)
-        if first is None:
-            found[alpha] = jnp.ones(b.shape[:-1], b.dtype)
-        else:
-            before = tuple(power - (i == first) for i, power in enumerate(alpha))
-            found[alpha] = b[..., first] * found[before]
-    return list(found.values())
-
-
-def powers(b: Float[Array, "C d"], degree: int) -> Float[Array, "K C"]:
-    """All monomials of b up to a degree, in the order of `monomials`, chains last: products of rows of a small table."""
-    exponents, rows = monomials(b.shape[-1], degree).exponents, b.T
-    if degree > b.shape[-1]:
-        table = [jnp.ones_like(rows)]
-        for _ in range(degree):
-            table.append(table[-1] * rows)
-        found = jnp.stack(table)
-        return math.prod(found[column, i] for i, column in enumerate(exponents.T))  # type: ignore[return-value]
-    table = jnp.concatenate([jnp.ones_like(rows[:1]), rows])
-    places = np.zeros((len(exponents), max(degree, 1)), int)
-    for place, alpha in zip(places, exponents, strict=True):
-        factors = np.repeat(np.arange(1, len(alpha) + 1), alpha)
-        place[: len(factors)] = factors
-    return math.prod(table[column] for column in places.T)  # type: ignore[return-value]
 
 
 def polynomial_remainder(
@@ -347,10 +317,6 @@ def _hazards(r: np.ndarray, size: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(found), np.inf, found)
 
 
-def _factorials(exponents: np.ndarray) -> np.ndarray:
-    return np.asarray([math.prod(math.factorial(k) for k in alpha) for alpha in exponents], float)
-
-
 def form_norm(table: Monomials, coefficients: np.ndarray, degree: int) -> float:
     """A bound of ``|D^k[u, …, u]|`` over unit vectors, for a form with Taylor coefficients ``c_α``.
 
@@ -361,9 +327,9 @@ def form_norm(table: Monomials, coefficients: np.ndarray, degree: int) -> float:
         return 0.0 if degree == 0 else np.inf
     place = {tuple(alpha): k for k, alpha in enumerate(table.exponents)}
     sides = [table.exponents[table.degree == part] for part in ((degree + 1) // 2, degree // 2)]
-    weights = [np.sqrt(math.factorial(side[0].sum()) / _factorials(side)) for side in sides]
+    weights = [np.sqrt(math.factorial(side[0].sum()) / factorials(side)) for side in sides]
     index = np.asarray([[place[tuple(one + other)] for other in sides[1]] for one in sides[0]])
-    entries = (coefficients * _factorials(table.exponents))[index]
+    entries = (coefficients * factorials(table.exponents))[index]
     return float(np.linalg.norm(weights[0][:, None] * weights[1] * entries, 2))
 
 
