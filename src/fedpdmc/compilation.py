@@ -8,7 +8,7 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Shaped
 
 T = TypeVar("T")
 
@@ -24,12 +24,12 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
     return eqx.filter_jit(function, compiler_options=OPTIONS)  # type: ignore[call-overload]
 
 
-def apart(function: Callable[..., T], *args: Array, number: Int[Array, " C"]) -> T:
+def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"]) -> T:
     """``function(*args)`` computed in a loop nest of its own, not inside whatever uses it.
 
     The CPU compiler fuses a chain of elementwise work into the reduction that consumes it and then no longer vectorises
-    it: half the speed. It does not fuse across the border of a loop, so this is a loop of one turn; that plan numbers are
-    never negative is what the compiler does not know.
+    it: half the speed. It does not fuse across the border of a loop, so this is a loop of one turn; that plan numbers, or
+    whatever else is given in their place, are never negative is what the compiler does not know.
     """
     if number.shape[0] < FEW_CHAINS:
         return function(*args)

@@ -23,6 +23,7 @@ from fedpdmc.arrivals import (
     StagedClock,
     Walk,
     clock_for,
+    curve_clock,
     flipping_clock,
     follow,
     holding,
@@ -291,7 +292,7 @@ def open_site(site: Site, opening: Opening) -> Clock:
         return AdaptiveClock(whitened, opening.dynamics)
     prepared = _prepared(whitened, opening.dynamics)
     if isinstance(prepared, Program):
-        staged = _polynomial_clock(opening, prepared)
+        staged = _polynomial_clock(opening, prepared) or curve_clock(prepared, opening.dynamics)
     else:
         staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged

@@ -5,6 +5,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.arrivals.adaptive import AdaptiveClock
 from fedpdmc.arrivals.clocks import AffineClock, Clock, ExponentialClock, is_exponential
+from fedpdmc.arrivals.curves import CurveClock, curve_clock
 from fedpdmc.arrivals.flips import FlippingClock, flipping_clock
 from fedpdmc.arrivals.polynomial import PolynomialClock
 from fedpdmc.arrivals.squeezed import squeezed_clock
@@ -21,12 +22,14 @@ __all__ = [
     "AdaptiveClock",
     "AffineClock",
     "Clock",
+    "CurveClock",
     "FlippingClock",
     "Path",
     "PolynomialClock",
     "StagedClock",
     "Walk",
     "clock_for",
+    "curve_clock",
     "flipping_clock",
     "follow",
     "holding",

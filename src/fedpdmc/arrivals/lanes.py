@@ -12,6 +12,8 @@ from jaxtyping import Array, Int
 
 # Chains whose records are passed over together.
 MOST_LANES, LEAST_LANES = 16, 8
+# Chains that are served together: an eighth of them, within these limits.
+MOST_SERVED = 64
 
 S = TypeVar("S")
 
@@ -50,3 +52,36 @@ def gathered(index: Int[Array, " L"], rows: S) -> S:
 def scattered(index: Int[Array, " L"], old: S, new: S) -> S:
     """The old rows with the new ones in their places."""
     return jax.tree.map(lambda before, after: before.at[index].set(after, mode="drop"), old, new)
+
+
+def served(
+    walk: Callable[[S], Any],
+    state: S,
+    path: Any,
+    which: Callable[[S], Any],
+    inspect: Callable[[S, Any], S],
+    in_rows: Callable[[S], S] = lambda state: state,
+) -> S:
+    """``inspect`` some of the chains that are of a kind that waits, for as long as there are enough of them.
+
+    ``inspect`` keeps the rows of chains that do not wait; ``in_rows`` is its own inverse and gives a state with a row for
+    each chain.
+    """
+    chains = walk(state).done.shape[0]
+    lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))
+
+    def due(now):
+        # Where other sites hold up most chains, few are left to wait for.
+        moving = jnp.sum(~(which(now) | walk(now).done))
+        return jnp.sum(which(now)) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
+
+    def serve(now):
+        # Those that had the fewest passes.
+        passes, waiting = walk(now).passes, which(now)
+        _, index = jax.lax.top_k(jnp.where(waiting, -passes, jnp.iinfo(passes.dtype).min), lanes)
+        index = jnp.where(waiting[index], index, chains)
+        rows = in_rows(now)
+        some, own = gathered(index, (rows, path))
+        return in_rows(scattered(index, rows, inspect(some, own)))
+
+    return jax.lax.while_loop(due, serve, state)

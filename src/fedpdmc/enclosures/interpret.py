@@ -12,7 +12,8 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from fedpdmc.enclosures import arithmetic, jet_rules, linear
+from fedpdmc.enclosures import arithmetic, curves, jet_rules, linear
+from fedpdmc.enclosures.curves import Curve, Stretch
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
 from fedpdmc.enclosures.jets import Balls, Jet, rearranged, stacked
 from fedpdmc.enclosures.patterns import INNER, largest_of, name_of_call, sigmoid_of
@@ -26,15 +27,15 @@ _LOADED = (arithmetic, linear)
 FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 
 
-def enclose(function: Callable, cell: Cell | Balls | None = None) -> Callable:
+def enclose(function: Callable, cell: Cell | Balls | Stretch | None = None) -> Callable:
     """``function`` on forms: where it is given intervals it returns intervals that hold all its values.
 
     Parameters
     ----------
     function : callable
         Of any pytrees of arrays, to a pytree of arrays.
-    cell : Cell or Balls, optional
-        The times that `Series` among the arguments speak of, or the balls of a `Jet`.
+    cell : Cell, Balls or Stretch, optional
+        The times that `Series` among the arguments speak of, the balls of a `Jet`, or the stretch of a `Curve`.
 
     Returns
     -------
@@ -66,7 +67,7 @@ def enclose(function: Callable, cell: Cell | Balls | None = None) -> Callable:
 
 
 def _is_form(x: Any) -> bool:
-    return isinstance(x, (Assumed, Interval, Jet, Series, Truth))
+    return isinstance(x, (Assumed, Curve, Interval, Jet, Series, Truth))
 
 
 def _on_balls(cell: Any) -> bool:
@@ -101,7 +102,7 @@ def run(cell: Any, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
             same.update(zip(equation.outvars, made[key], strict=True))
         elif parts is not None and not all(is_point(read(atom)) for atom in parts) and not _on_balls(cell):
             one, other = (settled(cell, read(atom)) for atom in parts)
-            found = [apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))]
+            found = [_logistic_of_difference(cell, one, other)]
         elif equation.primitive.name == "stop_gradient":
             found = [_stopped(cell, equation, forms[0], producers, read)]
         elif equation.primitive.name in ("reduce_max", "reduce_min") and isinstance(forms[0], Jet):
@@ -128,6 +129,12 @@ def _signature(same: dict[Any, Any], equation) -> Any:
 def _constant(literal: core.Literal) -> Any:
     value = np.asarray(literal.val)
     return str(value.dtype), value.shape, value.tobytes()
+
+
+def _logistic_of_difference(cell: Any, one: Form, other: Form) -> Form:
+    if isinstance(cell, Stretch):
+        return curves.rule(cell, "logistic", {}, curves.rule(cell, "sub", {}, one, other))
+    return apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))
 
 
 def _stopped(cell: Cell, equation, form: Form, producers, read) -> Form:
@@ -164,6 +171,11 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
         if carried is not None:
             return [carried]
         return _evaluate(cell, equation, [_settled(cell, equation, form) for form in forms])
+    if isinstance(cell, Stretch):
+        try:
+            return curves.evaluate(cell, equation, forms)
+        except NotImplementedError as error:
+            raise NoEnclosure(name, where(equation), str(error)) from error
     if name in CONTROL:
         return CONTROL[name](cell, equation, forms)
     if isinstance(cell, Balls):
@@ -205,10 +217,11 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
         known = [_settled(cell, equation, form) for form in forms]
-        if not isinstance(cell, Balls):
+        own = jet_rules if isinstance(cell, Balls) else curves if isinstance(cell, Stretch) else None
+        if own is None:
             return [CALLS[called](cell, {}, *known)]
         try:
-            return [jet_rules.rule(cell, called, {}, *known)]
+            return [own.rule(cell, called, {}, *known)]
         except NotImplementedError as error:
             raise NoEnclosure(called, where(equation), str(error)) from error
     try:

@@ -194,6 +194,16 @@ def triangular_solve(cell: Cell, params: Any, a: Form, b: Form) -> Form:
     """``A⁻¹ b`` for a constant triangular matrix: linear in b; the error as that of substitution, ``|A⁻¹||A||x|``."""
     if not is_point(a):
         raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
+    solve, absolute, loss = substitution(params, a)
+    found = mapped(cell, b, solve, absolute, a.shape[-1])
+    room = loss(size(cell, found))
+    if isinstance(found, Interval):
+        return Interval(found.lo - room, found.hi + room)
+    return Series(found.value, found.error + room, found.slope, found.turn, found.low, found.high)
+
+
+def substitution(params: Any, a: Any) -> tuple[Callable, Callable, Callable]:
+    """The solution for a triangular matrix, a bound of its absolute values, and one of its rounding from its size."""
     n = a.shape[-1]
     solve = functools.partial(primitives.triangular_solve_p.bind, **params)
     side = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
@@ -202,17 +212,15 @@ def triangular_solve(cell: Cell, params: Any, a: Form, b: Form) -> Form:
     if params["unit_diagonal"]:
         triangle = jnp.where(jnp.eye(n, dtype=bool), 1.0, triangle)
     triangle = jnp.swapaxes(triangle, -1, -2) if params["transpose_a"] else triangle
-    if params["left_side"]:
-        absolute = lambda part: inverse @ part  # noqa: E731
-        loss = lambda part: inverse @ (triangle @ part)  # noqa: E731
-    else:
-        absolute = lambda part: part @ inverse  # noqa: E731
-        loss = lambda part: (part @ triangle) @ inverse  # noqa: E731
-    found = mapped(cell, b, lambda part: solve(a, part), absolute, n)
-    room = (n + 2) * unit(a) * loss(size(cell, found))
-    if isinstance(found, Interval):
-        return Interval(found.lo - room, found.hi + room)
-    return Series(found.value, found.error + room, found.slope, found.turn, found.low, found.high)
+
+    def absolute(part):
+        return inverse @ part if params["left_side"] else part @ inverse
+
+    def loss(part):
+        lost = inverse @ (triangle @ part) if params["left_side"] else (part @ triangle) @ inverse
+        return (n + 2) * unit(a) * lost
+
+    return functools.partial(solve, a), absolute, loss
 
 
 # Extremes and products over axes --------------------------------------------------------------------------------------

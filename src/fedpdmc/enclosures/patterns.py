@@ -85,15 +85,16 @@ def _same(one: Any, other: Any) -> bool:
 class _Node:
     """A value of a program with the operation that made it."""
 
-    def __init__(self, value: Any, name: str = "", inputs: tuple[_Node, ...] = ()):
-        self.value, self.name, self.inputs = value, name, inputs
+    def __init__(self, value: Any, name: str = "", inputs: tuple[_Node, ...] = (), params: dict | None = None):
+        self.value, self.name, self.inputs, self.params = value, name, inputs, params or {}
 
 
 def smoothed(function: Callable) -> Callable:
-    """The same function with ``max(x, 0) + log1p(exp(−|x|))`` and ``2 Φ`` written as the smooth functions that they are.
+    """The same function with formulas of the softplus and with ``2 Φ`` written as the smooth functions that they are.
 
-    The pieces of the one have kinks that cancel; JAX chooses among formulas for the other, whose derivatives, looked at one
-    by one, jump where the choice does.
+    The pieces of ``max(x, 0) + log1p(exp(−|x|))`` have kinks that cancel; those of ``log(1 + c exp(x)^n)`` grow without end
+    where the whole is nearly linear; and JAX chooses among formulas for the normal distribution function, whose derivatives,
+    looked at one by one, jump where the choice does.
     """
 
     def rewritten(*args):
@@ -120,7 +121,7 @@ def _primitives(jaxpr) -> set[str]:
 
 
 INLINED = {"jit", "pjit"}
-PATTERNS = ({"abs", "log1p", "max"}, {"abs", "erf", "erfc", "select_n"})
+PATTERNS = ({"exp", "log1p"}, {"exp", "log"}, {"abs", "erf", "erfc", "select_n"})
 
 
 def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
@@ -136,7 +137,7 @@ def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
             inner = equation.params["jaxpr"]
             known.update(zip(equation.outvars, _rewritten(inner.jaxpr, inner.consts, nodes), strict=True))
             continue
-        inside = _softplus_argument(nodes) if name == "add" else None
+        inside = _softplus_argument(nodes) if name == "add" else _exponent_of_one_more(name, nodes)
         below = _normal_argument(nodes) if name == "select_n" else None
         if inside is not None:
             values = [jnp.logaddexp(inside.value, jnp.zeros((), jnp.result_type(inside.value)))]
@@ -145,7 +146,7 @@ def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
         else:
             values = _bound(equation, [node.value for node in nodes])
         for variable, value in zip(equation.outvars, values, strict=True):
-            known[variable] = _Node(value, name, tuple(nodes))
+            known[variable] = _Node(value, name, tuple(nodes), equation.params)
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -193,7 +194,44 @@ def _is(number: float, node: _Node) -> bool:
     return node.name == "literal" and bool(np.all(node.value == number))
 
 
-def _is_zero(node: _Node) -> bool:
+def _exponent_of_one_more(name: str, nodes: list[_Node]) -> _Node | None:
+    """``x`` if this is ``log1p(e^x)`` or ``log(1 + e^x)``."""
+    if name == "log1p":
+        return _exponent(nodes[0])
+    if name != "log" or nodes[0].name != "add":
+        return None
+    for one, other in (nodes[0].inputs, nodes[0].inputs[::-1]):
+        if (number := _literal(one)) is not None and np.all(number == 1.0):
+            return _exponent(other)
+    return None
+
+
+def _exponent(node: _Node) -> _Node | None:
+    """``x`` if the value is ``e^x``: an exponential, a whole power of one, a product of two or with a positive number."""
+    if node.name == "exp":
+        return _Node(node.inputs[0].value)
+    if node.name in ("square", "integer_pow"):
+        power, base = node.params.get("y", 2), _exponent(node.inputs[0])
+        return None if base is None else _Node(power * base.value)
+    if node.name not in ("mul", "div"):
+        return None
+    one, other = (_exponent(part) or _log_of_literal(part) for part in node.inputs)
+    if one is None or other is None:
+        return None
+    return _Node(one.value + other.value if node.name == "mul" else one.value - other.value)
+
+
+def _log_of_literal(node: _Node) -> _Node | None:
+    number = _literal(node)
+    return _Node(np.log(number)) if number is not None and np.all(number > 0) else None
+
+
+def _literal(node: _Node) -> Any:
+    """The number that a constant of the program is."""
     while node.name in ("convert_element_type", "broadcast_in_dim"):
         node = node.inputs[0]
-    return node.name == "literal" and not np.any(node.value)
+    return node.value if node.name == "literal" else None
+
+
+def _is_zero(node: _Node) -> bool:
+    return (number := _literal(node)) is not None and not np.any(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.enclosures import Cell, Series, enclose, smoothed, span
+from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose, smoothed, span
 from fedpdmc.potentials.base import Field, Potential, RateBound
 from fedpdmc.potentials.quadratic import Quadratic
 
@@ -138,6 +139,15 @@ class Program(Potential):
         program = self._program(flips)
         return jax.vmap(lambda one, other: _fitted(program, rotating, usual, one, other))(a, v)
 
+    def curves(self, rotating: bool, flips: bool, a: Float[Array, "d C"], v: Float[Array, "d C"], h, order: int):
+        """The signed rates on stretches of these lengths as polynomials, lowest power first, and their error; by columns."""
+        found = enclose(self._program(flips), Stretch(order))(*curved_path(rotating, a, v, h, order))
+        found = found if isinstance(found, Curve) else Curve((found[:, None],), jnp.zeros((*found.shape, 1)))
+        shape = (found.shape[0], a.shape[1])
+        parts = (*found.parts, *[None] * (order + 1 - len(found.parts)))
+        error = jnp.broadcast_to(found.error, shape)
+        return tuple(jnp.zeros(shape) if part is None else jnp.broadcast_to(part, shape) for part in parts), error
+
     def check(self, rotating: bool, flips: bool) -> None:
         """Walk through the program once, without computing anything.
 
@@ -207,6 +217,21 @@ def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[
         both = here + there
         return Series(a, both, v, -a), Series(v, both, -a, -v)
     return Series(a, here, v), Series(v, there)
+
+
+def curved_path(rotating: bool, a, v, length, order: int) -> tuple[Curve, Curve]:
+    """Position and velocity on stretches, from columns of them, as curves; on a rotation without high powers of the angle."""
+    half = 0.5 * length
+    largest = 1 + jnp.max(jnp.abs(a), 0, initial=0.0) + (1 + length) * jnp.max(jnp.abs(v), 0, initial=0.0)
+    slack = jnp.broadcast_to(POSITION_SLACK * largest, a.shape)
+    if not rotating:
+        return Curve((a + half * v, half * v), slack), Curve((v,), slack)
+    ends = (a * jnp.cos(half) + v * jnp.sin(half), v * jnp.cos(half) - a * jnp.sin(half))
+    turns = [ends[0], ends[1], -ends[0], -ends[1]]
+    parts = [turns[k % 4] * (half**k / math.factorial(k)) for k in range(order + 1)]
+    slack = slack + jnp.hypot(a, v) * (ROOM * half ** (order + 1) / math.factorial(order + 1))
+    faster = [turns[(k + 1) % 4] * (half**k / math.factorial(k)) for k in range(order + 1)]
+    return Curve(tuple(parts), slack), Curve(tuple(faster), slack)
 
 
 def _rates(program, rotating: bool, a, v, length) -> Series:
