@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from fedpdmc.enclosures import arithmetic, curves, jet_rules, linear
+from fedpdmc.enclosures import arithmetic, curve_rules, jet_rules, linear
 from fedpdmc.enclosures.curves import Curve, Stretch
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
 from fedpdmc.enclosures.jets import Balls, Jet, rearranged, stacked
@@ -105,7 +105,7 @@ def run(cell: Any, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
             found = [_logistic_of_difference(cell, one, other)]
         elif equation.primitive.name == "stop_gradient":
             found = [_stopped(cell, equation, forms[0], producers, read)]
-        elif equation.primitive.name in ("reduce_max", "reduce_min") and isinstance(forms[0], Jet):
+        elif equation.primitive.name in ("reduce_max", "reduce_min") and isinstance(forms[0], (Curve, Jet)):
             # The largest of values has kinks; where it is only taken off and put back they do not matter.
             found = [shifted(cell, *_evaluate(cell, equation, forms), stopped=False)]
         else:
@@ -133,7 +133,7 @@ def _constant(literal: core.Literal) -> Any:
 
 def _logistic_of_difference(cell: Any, one: Form, other: Form) -> Form:
     if isinstance(cell, Stretch):
-        return curves.rule(cell, "logistic", {}, curves.rule(cell, "sub", {}, one, other))
+        return curve_rules.rule(cell, "logistic", {}, curve_rules.rule(cell, "sub", {}, one, other))
     return apply(cell, FUNCTIONS["logistic"], arithmetic.sub(cell, {}, one, other))
 
 
@@ -171,9 +171,9 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
         if carried is not None:
             return [carried]
         return _evaluate(cell, equation, [_settled(cell, equation, form) for form in forms])
-    if isinstance(cell, Stretch):
+    if isinstance(cell, Stretch) and name != "custom_linear_solve":
         try:
-            return curves.evaluate(cell, equation, forms)
+            return curve_rules.evaluate(cell, equation, forms)
         except NotImplementedError as error:
             raise NoEnclosure(name, where(equation), str(error)) from error
     if name in CONTROL:
@@ -217,11 +217,11 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
     varies = not all(is_point(form) for form in forms)
     if varies and called in CALLS and len(jaxpr.outvars) == 1:
         known = [_settled(cell, equation, form) for form in forms]
-        own = jet_rules if isinstance(cell, Balls) else curves if isinstance(cell, Stretch) else None
-        if own is None:
-            return [CALLS[called](cell, {}, *known)]
         try:
-            return [own.rule(cell, called, {}, *known)]
+            if isinstance(cell, Balls):
+                return [jet_rules.rule(cell, called, {}, *known)]
+            own = curve_rules.rule(cell, called, {}, *known) if isinstance(cell, Stretch) else None
+            return [CALLS[called](cell, {}, *known) if own is None else own]
         except NotImplementedError as error:
             raise NoEnclosure(called, where(equation), str(error)) from error
     try:

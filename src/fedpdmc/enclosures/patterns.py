@@ -151,10 +151,13 @@ def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
 
 
 def _bound(equation, values) -> list[Any]:
-    """An equation evaluated as it stands."""
+    """An equation evaluated as it stands, where it stands."""
+    from jax._src import source_info_util
+
     params = equation.primitive.get_bind_params(equation.params)
     functions, params = params if isinstance(params, tuple) else ((), params)
-    found = equation.primitive.bind(*functions, *values, **params)
+    with source_info_util.user_context(equation.source_info.traceback):
+        found = equation.primitive.bind(*functions, *values, **params)
     return list(found) if equation.primitive.multiple_results else [found]
 
 

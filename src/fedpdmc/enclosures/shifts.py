@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.enclosures import jet_rules
+from fedpdmc.enclosures import curve_rules, curves, jet_rules
+from fedpdmc.enclosures.curves import Curve, Stretch
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, fields, is_point, poisoned
 from fedpdmc.enclosures.jets import Balls, Jet, rearranged
 from fedpdmc.enclosures.registry import RULES
@@ -63,14 +64,17 @@ def shifted(cell: Cell, x: Form, among: Form = None, axes: tuple[int, ...] = (),
     """A form as a symbol of its own, split into a smooth part and the shift that remains.
 
     Of the maximum of ``among`` the smooth part is the mean with the weights of the softmax at the start: by it the terms of
-    ``Σ exp(x − M)`` move least, and their sum not at all to first order. Of a jet it is the number at the centre; a jet
-    that is stopped must cancel, since its derivatives are not those that the program has.
+    ``Σ exp(x − M)`` move least, and their sum not at all to first order. Of a jet or a curve it is the number at the
+    centre; a jet that is stopped must cancel, since its derivatives are not those that the program has.
     """
     form: Form = np.zeros(x.shape, x.dtype)
     if isinstance(x, Jet):
         form, anything = 0.5 * (x.lo[0, 0] + x.hi[0, 0]), jnp.full(x.shape, jnp.inf)
         shift = Interval(-anything, anything) if stopped else _by(cell, "sub", x, form)
         return Shifted(form, shift, 1, False, next(_SYMBOLS))
+    if isinstance(x, Curve):
+        form = Curve(x.parts[:1], jnp.zeros_like(x.error))
+        return Shifted(form, _by(cell, "sub", x, form), 1, False, next(_SYMBOLS))
     if isinstance(among, Series):
         weights = jax.nn.softmax(among.value, axes)
         mean = _by(cell, "reduce_sum", _by(cell, "mul", among, weights), axes=axes)
@@ -91,6 +95,8 @@ def settled(cell: Cell, x: Form) -> Form:
 
 def _rearranged(move: Callable, x: Form) -> Form:
     """A move of entries."""
+    if isinstance(x, Curve):
+        return curves.fields(move, x)
     return rearranged(x, move) if isinstance(x, Jet) else fields(move, x)
 
 
@@ -100,6 +106,8 @@ def _by(cell: Cell, name: str, *forms: Form, **params) -> Form:
         return PLAIN[name](*forms, **params)
     if isinstance(cell, Balls):
         return jet_rules.rule(cell, name, params, *forms)
+    if isinstance(cell, Stretch):
+        return curve_rules.rule(cell, name, params, *forms)
     return RULES[name](cell, params, *forms)
 
 
@@ -243,7 +251,7 @@ def _select(cell: Cell, params, which: Form, *cases: Form) -> Form | None:
     if isinstance(which, Assumed):
         chosen = cases[which.value]
         form = chosen.form if isinstance(chosen, Shifted) else chosen
-        if isinstance(cell, Balls):
+        if isinstance(cell, (Balls, Stretch)):
             form = _by(cell, "select_n", which, *(form,) * len(cases))
         else:
             form = poisoned(cell, form, which.witness)

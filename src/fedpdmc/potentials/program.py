@@ -220,7 +220,7 @@ def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[
 
 
 def curved_path(rotating: bool, a, v, length, order: int) -> tuple[Curve, Curve]:
-    """Position and velocity on stretches, from columns of them, as curves; on a rotation without high powers of the angle."""
+    """Position and velocity on stretches as curves, from columns; on a rotation high powers of the angle are left out."""
     half = 0.5 * length
     largest = 1 + jnp.max(jnp.abs(a), 0, initial=0.0) + (1 + length) * jnp.max(jnp.abs(v), 0, initial=0.0)
     slack = jnp.broadcast_to(POSITION_SLACK * largest, a.shape)
