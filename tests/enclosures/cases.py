@@ -103,6 +103,7 @@ ARRAYS = {
     "softmax": (jax.grad(lambda x: special.logsumexp(x)), -3, 3),
     "log_softmax": (jax.nn.log_softmax, -3, 3),
     "gather": (lambda x: x[INDEX], -3, 3),
+    "tile": (lambda x: jnp.tile(x, (2, 3)), -3, 3),
     "scatter-add": (lambda x: jnp.zeros(3).at[np.array([0, 2, 2, 1])].add(x), -3, 3),
     "scatter": (lambda x: jnp.ones(6).at[np.array([0, 5, 2, 1])].set(x), -3, 3),
     "pad, rev, concatenate": (lambda x: jnp.concatenate([jnp.pad(x, 1), x[::-1]]), -3, 3),

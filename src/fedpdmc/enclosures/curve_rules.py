@@ -77,8 +77,6 @@ def _moved(primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Fo
         before, after, between = map(int, params["padding_config"][0])
         if before >= 0 and after >= 0 and between == 0:
             return [Placed(((before, data[0]),), before + data[0].shape[0] + after)]
-    if primitive.name == "broadcast_in_dim" and FEW < np.prod(data[0].shape) < np.prod(params["shape"]):
-        data = held(data)
     if not primitive.multiple_results:
         return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
     samples = [jax.ShapeDtypeStruct(_shape(form), form.dtype) for form in data]
@@ -121,12 +119,6 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
     return Curve(joined.parts, joined.error + (unit(size) + terms * float(jnp.finfo(size.dtype).eps)) * size + TINY)
 
 
-def held(curves: list[Curve]) -> list[Curve]:
-    """The same, computed before what uses them, which would compute them again or without vectors."""
-    arrays, structure = jax.tree.flatten(curves)
-    return jax.tree.unflatten(structure, apart(lambda *same: same, *arrays, number=curves[0].error.reshape(-1)))
-
-
 class Placed(eqx.Module):
     """A vector of zeros but for pieces that start at these places: the gradient of slices, before it is added up."""
 
@@ -155,9 +147,11 @@ class Placed(eqx.Module):
         return Placed(tuple((start, own[start, end - start]) for start, end in ends), self.length)
 
     def whole(self) -> Curve:
-        """The vector."""
+        """The vector; its pieces are computed first: in what puts them together the compiler does not make vectors."""
+        arrays, structure = jax.tree.flatten([piece for _, piece in self.pieces])
+        held = apart(lambda *same: same, *arrays, number=self.pieces[0][1].error.reshape(-1))
         there, row = [], 0
-        for (start, _), piece in zip(self.pieces, held([piece for _, piece in self.pieces]), strict=True):
+        for (start, _), piece in zip(self.pieces, jax.tree.unflatten(structure, held), strict=True):
             there += [np.zeros(start - row, self.dtype), piece]
             row = start + piece.shape[0]
         there.append(np.zeros(self.length - row, self.dtype))

@@ -38,7 +38,7 @@ from fedpdmc.enclosures.smooth import FUNCTIONS, apply, multiplied
 # Primitives that only move entries, so that every part of a form moves alike: how many leading arguments are data (None:
 # all), the others being indices, which must be points.
 MOVES: dict[str, int | None] = {
-    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
+    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1, "tile": 1,
     "concatenate": None, "stack": None, "unstack": 1, "split": 1, "pad": 2, "gather": 1, "dynamic_slice": 1,
     "dynamic_update_slice": 2, "optimization_barrier": None,
 }  # fmt: skip
