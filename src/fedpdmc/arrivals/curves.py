@@ -29,7 +29,7 @@ TRIALS, LENGTHS, ORDER = 256, 2.0 ** np.arange(2, -8, -0.5), 3
 # How far from the centre they are, in units of the reference.
 SPREADS = (1.0, 2.0)
 # The share of them at which it must be of use.
-MOSTLY = 0.5
+MOSTLY = 0.25
 
 
 @functools.cache
@@ -45,13 +45,13 @@ def bernstein(degree: int) -> np.ndarray:
 class Stretched(eqx.Module):
     """The signed rates on a stretch: polynomials of ``τ = 2s/length − 1``, their error, and affine bounds of them in s.
 
-    In columns, one for each chain.
+    In columns, one for each chain; in rows as `_turned` has it.
     """
 
-    parts: tuple[Float[Array, "k C"], ...]
-    error: Float[Array, "k C"]
-    value: Float[Array, "k C"]
-    slope: Float[Array, "k C"]
+    parts: tuple[Float[Array, ...], ...]
+    error: Float[Array, ...]
+    value: Float[Array, ...]
+    slope: Float[Array, ...]
     length: Float[Array, " C"]
 
 
@@ -203,7 +203,7 @@ class CurveClock(Clock[CurveWalk]):
             (segment, offset, walk.draws + 1, over | accepted | (fault != FINE), accepted, time, mark, fault),
         )
         drawn = CurveWalk(
-            moved, rates, since, hit, waiting, state.poor, state.length, ceiling, threshold, least, most
+            moved, rates, since, hit, waiting & ~over, state.poor, state.length, ceiling, threshold, least, most
         )  # fmt: skip
         return _kept(walk.done | ~state.standing | state.waiting, state, drawn)
 
@@ -262,7 +262,7 @@ def _kept(done: Bool[Array, " C"], old: CurveWalk, new: CurveWalk) -> CurveWalk:
     return eqx.tree_at(lambda s: s.rates, rest, rates, is_leaf=lambda x: x is None)
 
 
-def _of(rates: Float[Array, "k C"], mark) -> Float[Array, " C"]:
+def _of(rates: Float[Array, ...], mark) -> Float[Array, " C"]:
     """Each chain's entry for its mark."""
     return jnp.take_along_axis(rates, mark[None], 0)[0]
 
@@ -303,6 +303,7 @@ def _tried(clock: CurveClock, a: Float[Array, "n d"], v: Float[Array, "n d"], le
         rising = jnp.maximum(jnp.maximum(start, end), 1e-300)
         part = jnp.where((start > 0) & (end > 0), start + end, rising**2 / jnp.abs(rates.slope * length))
         load = jnp.sum(0.5 * length * part, 0)
-        return jnp.where(doubt <= MOST_DOUBT, length * -jnp.expm1(-load) / jnp.maximum(load, 1e-300), 0.0)
+        share = jnp.where(load > 1e-6, -jnp.expm1(-load) / jnp.maximum(load, 1e-6), 1.0)
+        return jnp.where(doubt <= MOST_DOUBT, length * share, 0.0)
 
     return jax.lax.map(one, lengths)

@@ -45,7 +45,7 @@ FEW = 32
 def evaluate(stretch: Stretch, equation: Any, forms: list[Form]) -> list[Form]:
     """One equation on curves; raises ``NotImplementedError`` where there is no rule."""
     name, params = equation.primitive.name, equation.params
-    if name not in ("add", "add_any"):
+    if name in linear.MOVES:
         forms = [form.whole() if isinstance(form, Placed) else form for form in forms]
     if name in linear.MOVES and not (name == "gather" and _is_few(params, forms)):
         return _moved(equation.primitive, params, forms)
@@ -54,13 +54,23 @@ def evaluate(stretch: Stretch, equation: Any, forms: list[Form]) -> list[Form]:
 
 def rule(stretch: Stretch, name: str, params: dict[str, Any], *forms: Form) -> Form:
     """The result of a primitive with one value."""
+    if name not in ("add", "add_any"):
+        forms = tuple(form.whole() if isinstance(form, Placed) else form for form in forms)
     if name in SPECIAL:
         return SPECIAL[name](stretch, params, *forms)
     if name in LOCAL:
         return composed(stretch, LOCAL[name], forms[0])
     if name in ("lt", "le", "gt", "ge"):
         return RULES[name](stretch, params, *map(_range, forms))
+    if name in ("and", "or", "xor", "not"):
+        return RULES[name](stretch, params, *map(_truth, forms))
     raise NotImplementedError(f"no rule for {name!r} on curves")
+
+
+def _truth(x: Form) -> Truth:
+    if isinstance(x, Assumed):
+        return Truth(jnp.full(x.witness.size.shape, x.value), jnp.isfinite(x.witness.size))
+    return x if isinstance(x, Truth) else Truth(wide(x), jnp.ones_like(wide(x), bool))
 
 
 def _range(x: Form) -> Interval:
@@ -69,6 +79,7 @@ def _range(x: Form) -> Interval:
 
 def _moved(primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
     """A primitive that moves entries."""
+    linear.refuse_fill(params)
     count = linear.MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
     if not all(isinstance(form, Curve) or is_point(form) for form in data) or not all(map(is_point, rest)):
@@ -106,6 +117,7 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
         raise NotImplementedError("scatter-add at a place that depends on the parameters")
     old, new, numbers = lifted(operand), lifted(updates), params["dimension_numbers"]
     plain = numbers.inserted_window_dims == (0,) and not numbers.update_window_dims and len(new.shape) == 1
+    plain &= params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
     if plain and len(old.shape) == 1 and old.shape[0] <= FEW:
         ones = jnp.asarray(index[..., 0] == np.arange(old.shape[0])[:, None], new.dtype)
         added = _mapped(new, lambda part: ones @ part, lambda part: ones @ part, new.shape[0])
@@ -252,6 +264,8 @@ def _logaddexp(stretch: Stretch, params, x: Form, y: Form) -> Form:
 
 
 def _convert(stretch: Stretch, params, x: Form) -> Form:
+    if isinstance(x, (Truth, Assumed)) and jnp.issubdtype(params["new_dtype"], jnp.floating):
+        return steady(RULES["convert_element_type"](stretch, params, _truth(x)))
     if not isinstance(x, Curve) or params["new_dtype"] != x.dtype:
         raise NotImplementedError("a value as another type of number")
     return x
@@ -348,6 +362,12 @@ def _extreme(name: str) -> Callable[..., Form]:
 
 
 def _select(stretch: Stretch, params, which: Form, *cases: Form) -> Form:
+    if any(isinstance(case, (Truth, Assumed)) for case in cases):
+        if not is_point(which):
+            raise NotImplementedError("a choice between comparisons by a comparison")
+        truths = [_truth(case) for case in cases]
+        pick = functools.partial(jnp.where, wide(which))
+        return Truth(*(pick(getattr(truths[1], part), getattr(truths[0], part)) for part in ("value", "known")))
     if is_point(which):
         shape = next(case.shape for case in cases if isinstance(case, Curve))
         return fields(lambda *parts: lax.select_n(jnp.asarray(which), *parts),
@@ -364,7 +384,9 @@ def _equal(same: bool) -> Callable[..., Form]:
     def found(stretch: Stretch, params, x: Form, y: Form) -> Form:
         if x is y or (is_static(y) and np.ndim(y) == 0 and np.isinf(y)):
             return Assumed((x is y) == same, x)
-        raise NotImplementedError("whether values that vary are equal")
+        if any(isinstance(form, (Truth, Assumed)) for form in (x, y)):
+            raise NotImplementedError("whether comparisons are equal")
+        return RULES["eq" if same else "ne"](stretch, params, _range(x), _range(y))
 
     return found
 
@@ -381,8 +403,13 @@ def _abs(stretch: Stretch, params, x: Curve) -> Form:
     return _chosen(rule(stretch, "ge", params, x, zero), _neg(stretch, params, x), x)
 
 
-def _not(stretch: Stretch, params, x: Form) -> Form:
-    return RULES["not"](stretch, params, x)
+def _sign(stretch: Stretch, params, x: Curve) -> Form:
+    return steady(Interval(jnp.sign(x.range.lo), jnp.sign(x.range.hi)))
+
+
+def _clamp(stretch: Stretch, params, least: Form, x: Form, most: Form) -> Form:
+    above = jnp.maximum(x, least) if is_point(x) and is_point(least) else rule(stretch, "max", params, x, least)
+    return jnp.minimum(above, most) if is_point(above) and is_point(most) else rule(stretch, "min", params, above, most)
 
 
 SPECIAL: dict[str, Callable[..., Form]] = {
@@ -390,7 +417,7 @@ SPECIAL: dict[str, Callable[..., Form]] = {
     "integer_pow": _integer_pow, "polygamma": _polygamma, "logaddexp": _logaddexp, "convert_element_type": _convert,
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve, "gather": _gather,
     "scatter-add": _scatter_add, "scatter_add": _scatter_add, "select_n": _select, "eq": _equal(True), "ne": _equal(False),
-    "max": _either("ge"), "min": _either("le"), "abs": _abs, "not": _not,
+    "max": _either("ge"), "min": _either("le"), "abs": _abs, "sign": _sign, "clamp": _clamp,
     "reduce_max": _extreme("max"), "reduce_min": _extreme("min"),
     "is_finite": lambda stretch, params, x: Assumed(True, x), "copy": lambda stretch, params, x: x,
 }  # fmt: skip

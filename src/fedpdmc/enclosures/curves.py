@@ -205,7 +205,7 @@ def _exact(values: list[Any], noise: float, absolute: float, beyond: Any) -> Kno
 def exp(x, far, order: int) -> Known:
     """``e^x/k!``."""
     value = jnp.exp(x)
-    beyond = value * jnp.exp(far) * (ROOM / math.factorial(order + 1))
+    beyond = jnp.exp(x + far) * ((1 + 1e-9) / math.factorial(order + 1))
     return _exact([value / math.factorial(k) for k in range(order + 1)], 4.0, 0.0, beyond)
 
 
@@ -227,7 +227,11 @@ def reciprocal(x, far, order: int) -> Known:
 
 @functools.cache
 def _logistic_derivatives(order: int) -> tuple[list[np.ndarray], list[float]]:
-    """``σ^{(k)}/k!`` as polynomials in σ, lowest power first, and the largest absolute value of each."""
+    """``σ^{(k)}/k!`` as polynomials in σ, lowest power first, and a bound of the absolute value of each.
+
+    From a grid of step 1e-4 on [0, 1]: at an extreme within, the slope is zero and by Markov's inequality the second
+    derivative at most ``4 k⁴/3`` times the largest value, so that the grid misses a share of less than ``2e-9 k⁴``.
+    """
     p, found, largest = np.polynomial.Polynomial([0.0, 1.0]), [], []
     for k in range(order + 1):
         scaled = p / math.factorial(k)

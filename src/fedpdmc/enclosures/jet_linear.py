@@ -139,6 +139,7 @@ def _dot(balls: Balls, params, x: Form, y: Form) -> Jet:
 
 def moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form]) -> Jet:
     """A primitive that moves entries, found by moving their numbers."""
+    linear.refuse_fill(params)
     count = linear.MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
     if not all(isinstance(form, Jet) or is_point(form) for form in data) or not all(is_point(form) for form in rest):

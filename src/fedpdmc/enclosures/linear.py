@@ -38,7 +38,8 @@ from fedpdmc.enclosures.smooth import FUNCTIONS, apply, multiplied
 # Primitives that only move entries, so that every part of a form moves alike: how many leading arguments are data (None:
 # all), the others being indices, which must be points.
 MOVES: dict[str, int | None] = {
-    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1, "tile": 1,
+    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
+    "tile": 1,
     "concatenate": None, "stack": None, "unstack": 1, "split": 1, "pad": 2, "gather": 1, "dynamic_slice": 1,
     "dynamic_update_slice": 2, "optimization_barrier": None,
 }  # fmt: skip
@@ -46,6 +47,7 @@ MOVES: dict[str, int | None] = {
 
 def move(cell: Cell, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
     """The results of a primitive that moves entries."""
+    refuse_fill(params)
     count = MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
     if not all(is_point(form) for form in rest):
@@ -55,6 +57,13 @@ def move(cell: Cell, primitive: Any, params: dict[str, Any], forms: list[Form]) 
         return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
     count = len(jax.eval_shape(lambda *parts: primitive.bind(*parts, *rest, **params), *map(_sample, data)))
     return [fields(lambda *parts, i=i: primitive.bind(*parts, *rest, **params)[i], *data) for i in range(count)]
+
+
+def refuse_fill(params: dict[str, Any]) -> None:
+    """A number in place of entries that are not there is a value, and no part of one."""
+    fill = params.get("fill_value")
+    if fill is not None and not np.isnan(fill) and fill != 0:
+        raise NotImplementedError(f"with fill_value={fill}")
 
 
 def _sample(form: Form) -> Any:

@@ -218,8 +218,9 @@ def _exponent(node: _Node) -> _Node | None:
         return None if base is None else _Node(power * base.value)
     if node.name not in ("mul", "div"):
         return None
-    one, other = (_exponent(part) or _log_of_literal(part) for part in node.inputs)
-    if one is None or other is None:
+    exponents = [_exponent(part) for part in node.inputs]
+    one, other = (found or _log_of_literal(part) for found, part in zip(exponents, node.inputs, strict=True))
+    if one is None or other is None or not any(exponents):
         return None
     return _Node(one.value + other.value if node.name == "mul" else one.value - other.value)
 
