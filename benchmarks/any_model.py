@@ -16,9 +16,7 @@ MODELS = (
     "probit", "negative_binomial", "weibull", "piecewise_exponential", "eight_schools", "hierarchical_logistic", "softmax",
     "gaussian_process", "mixture", "michaelis_menten", "banana", "zero_inflated_poisson",
 )  # fmt: skip
-# Zig-Zag on lines, whose flips a polynomial decides, but where the posterior is so far from its Laplace approximation that
-# no polynomial knows it and cells are needed.
-METHODS = {"eight_schools": "default", "hierarchical_logistic": "bouncy"}
+METHOD = "zigzag"
 KINDS = ("zigzag", "boomerang")
 DURATION, EVENTS, QUICK = 200.0, 2000, 10
 # The package is faster with many chains; the rival walks its chains one after the other, so that it makes no difference.
@@ -32,8 +30,7 @@ def time_all(ours: Run, rival: Run, quick: bool) -> Iterator[dict]:
         with tempfile.TemporaryDirectory() as folder:
             common = {"model": model, "reference": str(Path(folder) / "reference.npz"), **sizes}
             duration, events = (DURATION / QUICK, EVENTS // QUICK) if quick else (DURATION, EVENTS)
-            method = METHODS.get(model, "zigzag")
-            yield ours(OURS, {**common, "chains": CHAINS["ours"], "method": method, "duration": duration})
+            yield ours(OURS, {**common, "chains": CHAINS["ours"], "method": METHOD, "duration": duration})
             for kind in KINDS:
                 yield rival(RIVAL, {**common, "chains": CHAINS["rival"], "kind": kind, "events": events})
 

@@ -7,7 +7,7 @@ from tests.federation.rounds import KINDS, assert_same_path, compiled, method, o
 from tests.support import hospitals, logistic_site
 
 import fedpdmc as fp
-from fedpdmc.arrivals import FlippingClock
+from fedpdmc.arrivals import CurveClock, FlippingClock
 from fedpdmc.arrivals.squeezed import SqueezedClock
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.federation import inverted, local
@@ -99,6 +99,19 @@ def test_polynomials_of_programs_do_what_plain_rounds_do():
     sites = [fp.Site(skewed, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
     chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=3 * np.random.default_rng(0).normal(size=(16, 2)))
     assert all(isinstance(group.clock, FlippingClock) for group in start(chosen).federation.groups)
+    assert_same_bits(chosen)
+
+
+def kinked(x, data):
+    return jnp.sum(jnp.abs(data - x[0] - 0.5 * x[1])) + 0.2 * jnp.sum(jnp.exp(0.3 * x) + jnp.exp(-0.4 * x))
+
+
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
+def test_curves_of_programs_do_what_plain_rounds_do(kind):
+    """Stretches are cut, and the program is asked, in the same places whoever walks."""
+    sites = [fp.Site(kinked, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
+    chosen = method(KINDS[kind], sites=sites, chains=16, init=np.random.default_rng(0).normal(size=(16, 2)))
+    assert all(isinstance(group.clock, CurveClock) for group in start(chosen).federation.groups)
     assert_same_bits(chosen)
 
 

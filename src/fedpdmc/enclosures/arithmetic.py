@@ -19,6 +19,7 @@ from fedpdmc.enclosures.forms import (
     fields,
     hull,
     is_point,
+    is_static,
     lifted,
     plus,
     poisoned,
@@ -82,11 +83,6 @@ def add(cell: Cell, params: Any, x: Form, y: Form) -> Form:
             for name in ("slope", "turn", "low", "high")
         ),
     )  # fmt: skip
-
-
-def is_static(x: Form) -> bool:
-    """Whether its value is known while tracing."""
-    return isinstance(x, (bool, int, float, np.generic, np.ndarray))
 
 
 def _is_zero(x: Form) -> bool:

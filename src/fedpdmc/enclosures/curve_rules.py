@@ -16,7 +16,6 @@ from jax.extend.core import primitives
 
 from fedpdmc.compilation import apart
 from fedpdmc.enclosures import linear
-from fedpdmc.enclosures.arithmetic import is_static
 from fedpdmc.enclosures.curves import (
     LOCAL,
     Curve,
@@ -34,7 +33,7 @@ from fedpdmc.enclosures.curves import (
     total,
     wide,
 )
-from fedpdmc.enclosures.forms import TINY, Assumed, Form, Interval, Truth, hull, is_point, unit
+from fedpdmc.enclosures.forms import TINY, Assumed, Form, Interval, Truth, hull, is_point, is_static, unit
 from fedpdmc.enclosures.registry import RULES
 from fedpdmc.enclosures.taylor import integer_power, polygamma, real_power
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 # Smallest number that rounding to zero may have hidden.
@@ -128,6 +129,11 @@ Form = Any  # an array, an Interval, a Series, a Truth or an Assumed
 def is_point(x: Form) -> bool:
     """Whether nothing varies."""
     return not isinstance(x, eqx.Module)
+
+
+def is_static(x: Form) -> bool:
+    """Whether its value is known while tracing."""
+    return isinstance(x, (bool, int, float, np.generic, np.ndarray))
 
 
 def centred(x: Interval) -> Series:

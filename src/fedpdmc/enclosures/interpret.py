@@ -14,7 +14,7 @@ from jax.interpreters import partial_eval
 
 from fedpdmc.enclosures import arithmetic, curve_rules, jet_rules, linear
 from fedpdmc.enclosures.curves import Curve, Stretch
-from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, span
+from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, is_static, span
 from fedpdmc.enclosures.jets import Balls, Jet, rearranged, stacked
 from fedpdmc.enclosures.patterns import INNER, largest_of, name_of_call, sigmoid_of
 from fedpdmc.enclosures.registry import CALLS, RULES
@@ -161,7 +161,7 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
     if name in INNER:
         return _call(cell, equation, forms)
     if all(is_point(form) for form in forms):
-        if name in FOLDED and all(arithmetic.is_static(form) for form in forms):
+        if name in FOLDED and all(is_static(form) for form in forms):
             with jax.ensure_compile_time_eval():
                 return [np.asarray(equation.primitive.bind(*forms, **params))]
         found = equation.primitive.bind(*forms, **params)

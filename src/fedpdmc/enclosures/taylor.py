@@ -52,12 +52,7 @@ def integer_power(n: int) -> Taylor:
 
 def real_power(y: Any) -> Taylor:
     """``binom(y, k) x^{y−k}`` of positive x, with a point y; a whole one that is known while tracing is `integer_power`."""
-    if (
-        isinstance(y, (int, float, np.generic, np.ndarray))
-        and np.ndim(y) == 0
-        and float(y).is_integer()
-        and abs(float(y)) < 64
-    ):
+    if is_static(y) and np.ndim(y) == 0 and float(y).is_integer() and abs(float(y)) < 64:
         return integer_power(int(y))
 
     def found(x: Interval, order: int) -> list[Interval]:
