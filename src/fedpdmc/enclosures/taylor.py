@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from fedpdmc.enclosures import normal
-from fedpdmc.enclosures.forms import Interval, by_point
+from fedpdmc.enclosures.forms import Interval, by_point, is_static
 from fedpdmc.enclosures.ranges import falling, on_positive, power_range, rising, with_peaks
 from fedpdmc.enclosures.smooth import FUNCTIONS, LGAMMA_LEAST, _polygamma, softplus
 
