@@ -310,7 +310,11 @@ def _dot(stretch: Stretch, params, x: Form, y: Form) -> Curve:
 
 def _reduce_sum(stretch: Stretch, params, x: Curve) -> Curve:
     axes = params["axes"]
-    summed = functools.partial(jnp.sum, axis=axes)
+
+    def summed(part):
+        # A product with ones: the compiler does not fuse its argument into it, which would be slow.
+        return jnp.tensordot(jnp.ones([x.shape[i] for i in axes], x.dtype), part, (tuple(range(len(axes))), axes))
+
     return _mapped(x, summed, summed, int(np.prod([x.shape[i] for i in axes], initial=1)))
 
 
