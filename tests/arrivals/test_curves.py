@@ -156,8 +156,8 @@ def test_arrivals_have_the_law_of_the_rates(name, offset, kind):
 @pytest.mark.parametrize("most", [pytest.param("always cut", marks=pytest.mark.long), "cells"])
 def test_stretches_that_are_cut_and_cells_give_the_same_law(most, monkeypatch):
     """No error is small enough, so that stretches are cut to nothing and the program is bounded in cells; or nearly so."""
-    monkeypatch.setattr(arrivals, "MOST_DOUBT", 1e-4 if most == "always cut" else 0.0)
     made, route = clock("funnel", "zigzag"), plan([0.9, 0.8, -0.3, 1.2], "zigzag")
+    monkeypatch.setattr(arrivals, "MOST_DOUBT", 1e-4 if most == "always cut" else 0.0)
     # Of another order, so that it is compiled anew.
     again = dataclasses.replace(made, usual=2.0 * made.usual, order=2 if most == "cells" else 4)
     one = heard(again, route, 3)

@@ -37,7 +37,8 @@ from fedpdmc.enclosures.forms import TINY, Assumed, Form, Interval, Truth, hull,
 from fedpdmc.enclosures.registry import RULES
 from fedpdmc.enclosures.taylor import integer_power, polygamma, real_power
 
-# An index into so few entries is a product with a matrix of zeros and ones, which is faster than to fetch them.
+# An index into so few entries is a product with a matrix of zeros and ones, which is faster than to fetch them; a sum of
+# more is a product with ones.
 FEW = 32
 
 
@@ -309,13 +310,15 @@ def _dot(stretch: Stretch, params, x: Form, y: Form) -> Curve:
 
 
 def _reduce_sum(stretch: Stretch, params, x: Curve) -> Curve:
-    axes = params["axes"]
+    axes, terms = params["axes"], int(np.prod([x.shape[i] for i in params["axes"]], initial=1))
 
     def summed(part):
+        if terms <= FEW:
+            return jnp.sum(part, axes)
         # A product with ones: the compiler does not fuse its argument into it, which would be slow.
         return jnp.tensordot(jnp.ones([x.shape[i] for i in axes], x.dtype), part, (tuple(range(len(axes))), axes))
 
-    return _mapped(x, summed, summed, int(np.prod([x.shape[i] for i in axes], initial=1)))
+    return _mapped(x, summed, summed, terms)
 
 
 def _cumsum(stretch: Stretch, params, x: Curve) -> Curve:
