@@ -29,7 +29,6 @@ class Display:
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
-            TextColumn("t = {task.completed:.4g} of {task.total:.4g}"),
             TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -56,10 +55,11 @@ class Display:
             self._bar.reset(self._task, total=tick.until - tick.began)
         rate = (tick.events - self._events) / max(tick.seconds, 1e-9)
         self._events = tick.events
-        detail = f"{rate:,.0f} events/s, {tick.rounds:,} rounds{self._quality}"
+        gone, length = tick.time - self._began, tick.until - self._began
+        detail = f"t = {gone:.4g} of {length:.4g}, {rate:,.0f} events/s, {tick.rounds:,} rounds{self._quality}"
         if self._status is not None and self.visible:
             detail += f"; {self._status()}"
-        self._bar.update(self._task, completed=tick.time - self._began, total=tick.until - self._began, detail=detail)
+        self._bar.update(self._task, completed=gone, total=length, detail=detail)
 
     def quality(self, worst_ess: float, worst_rhat: float) -> None:
         """Show the worst effective sample size and R-hat so far."""
