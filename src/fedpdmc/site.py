@@ -28,6 +28,7 @@ from fedpdmc.arrivals import (
     follow,
     holding,
 )
+from fedpdmc.compilation_cache import use_compilation_cache
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError, PrivacyError
@@ -49,6 +50,8 @@ from fedpdmc.privacy.budget import Budget
 from fedpdmc.randomness import ChainKeys
 from fedpdmc.records import hold_to_bounds
 from fedpdmc.written import Written, written
+
+use_compilation_cache()
 
 # Passes over the records per unit of process time above which cells, which need a few, are the better way.
 MOST_STAGED_PASSES = 8.0
