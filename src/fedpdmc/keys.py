@@ -6,6 +6,7 @@ certificate named ``coordinator`` is taken for the coordinator's. The keys are o
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import math
@@ -28,6 +29,8 @@ AUTHORITY_DAYS, DAYS = 3650, 365
 MOST_NAME = 64
 
 
+# What a party's folder has.
+FILES = ("key.pem", "certificate.pem", "authority.pem")
 REVOKED = "revoked.txt"
 # Between two looks at it.
 SECONDS = 1.0
@@ -145,9 +148,7 @@ def read_credentials(folder: str | Path) -> Credentials:
     """What `make_keys` wrote for one party."""
     folder = Path(folder)
     try:
-        key, certificate, authority = (
-            (folder / name).read_bytes() for name in ("key.pem", "certificate.pem", "authority.pem")
-        )
+        key, certificate, authority = ((folder / name).read_bytes() for name in FILES)
         return Credentials(key, certificate, authority, Revocations(folder / REVOKED), folder)
     except OSError as error:
         raise InputError(
@@ -157,6 +158,18 @@ def read_credentials(folder: str | Path) -> Credentials:
         ) from error
 
 
+def stamp(credentials: Credentials) -> tuple:
+    """What changes when a file in the folder of some credentials is written or replaced, without reading it."""
+    if credentials.folder is None:
+        return ()
+    found = []
+    for name in FILES:
+        with contextlib.suppress(OSError):
+            status = (credentials.folder / name).stat()
+            found.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
 def renewed(credentials: Credentials) -> Credentials:
     """The same party's credentials as they are in its folder now; those that are known if there are none to be read."""
     if credentials.folder is None:
@@ -164,8 +177,10 @@ def renewed(credentials: Credentials) -> Credentials:
     try:
         found = read_credentials(credentials.folder)
         same = certificate_name(found.certificate) == certificate_name(credentials.certificate)
-    except (InputError, ValueError, IndexError):
+        key = serialization.load_pem_private_key(found.key, None).public_key()
         # Renewed file by file, by someone who has not done yet.
+        same = same and key == x509.load_pem_x509_certificate(found.certificate).public_key()
+    except (InputError, ValueError, IndexError, TypeError):
         return credentials
     return found._replace(revoked=credentials.revoked) if same else credentials
 

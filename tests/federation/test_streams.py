@@ -68,6 +68,24 @@ def test_bits_do_not_depend_on_a_network_that_delays_and_cuts(folder, expected, 
     assert any("is lost; the run waits for it" in record.message for record in caplog.records)
 
 
+def test_a_site_that_stalls_is_named_in_a_line(folder, fresh, caplog, monkeypatch):
+    monkeypatch.setattr(streams, "STALLED", 0.2)
+    agents, slow = fresh(), []
+    answer = agents["south"].answer
+
+    def late(data):
+        slow.append(data)
+        if len(slow) == 9:
+            time.sleep(1.0)
+        return answer(data)
+
+    agents["south"].answer = late
+    with folder.listening() as connection, folder.sites(connection, agents):
+        fp.sample(connection, progress=False)
+    lines = [record.message for record in caplog.records if "has not answered" in record.message]
+    assert any("site south has not answered for 0 s; it is connected" in line for line in lines), lines
+
+
 @pytest.mark.parametrize("returns", [True, False])
 def test_when_the_answer_to_the_farewell_is_lost_both_sides_end(folder, fresh, caplog, monkeypatch, returns):
     """A site that knows that the run is over dials again to say so; one that does not come back is not waited for."""

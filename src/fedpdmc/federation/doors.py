@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import math
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from fedpdmc import keys
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import wire
 from fedpdmc.keys import Credentials, Revocations, certificate_name
+from fedpdmc.study.contract import Study
 
 
 class Outlived(Exception):
@@ -44,6 +49,102 @@ class Pass:
                 if certificate in self.revoked:
                     return f"the certificate of {party} has been revoked"
         return None
+
+
+class Caller(NamedTuple):
+    """What the other side of a stream has shown: the common names and the certificates; nothing on a plain connection."""
+
+    names: tuple[bytes, ...]
+    certificates: tuple[bytes, ...]
+
+
+class Door:
+    """Whom a coordinator lets in: certificates first, and then what is said.
+
+    Parameters
+    ----------
+    study : Study
+    credentials : Credentials or None
+        The coordinator's; None on plain connections.
+    """
+
+    def __init__(self, study: Study, credentials: Credentials | None):
+        self.study, self.credentials = study, credentials
+        self._stamp = () if credentials is None else keys.stamp(credentials)
+
+    def fault(self, caller: Caller) -> str:
+        """Why the certificate of a stream is not taken, if so: known before the stream has said anything."""
+        if self.credentials is None:
+            return ""
+        revoked = self.credentials.revoked
+        if revoked is not None and any(certificate in revoked for certificate in caller.certificates):
+            return "REVOKED"
+        return "" if any(name.decode() in self.study.sites for name in caller.names) else "UNKNOWN_SITE"
+
+    def hello(self, caller: Caller, data: bytes) -> wire.Hello | str:
+        """The hello of one of the study's sites, or why it is refused."""
+        try:
+            hello = wire.decode(data)
+        except WireError:
+            return "MALFORMED"
+        if not isinstance(hello, wire.Hello):
+            return "MALFORMED"
+        if self.credentials is not None and (hello.site.encode(),) != caller.names:
+            return "NAME_NOT_IN_CERTIFICATE"
+        if hello.site not in self.study.sites:
+            return "UNKNOWN_SITE"
+        return hello if hello.study == self.study.digest else "OTHER_CONTRACT"
+
+    def admit(self, caller: Caller) -> Pass:
+        """The certificates of both sides of a stream that is let in."""
+        if self.credentials is None:
+            return Pass({})
+        shown = {f"site {caller.names[0].decode()}": certificate for certificate in caller.certificates}
+        return Pass(shown | {"the coordinator": self.credentials.certificate}, self.credentials.revoked)
+
+    def renew(self) -> bool:
+        """Take over renewed files from the coordinator's folder of keys; returns whether there were any."""
+        if self.credentials is None or (now := keys.stamp(self.credentials)) == self._stamp:
+            return False
+        found = keys.renewed(self.credentials)
+        if found == self.credentials:
+            return False
+        self.credentials, self._stamp = found, now
+        return True
+
+
+class Waiting:
+    """Streams that are not admitted yet: one for each certificate, and a few for all that no site of the study has.
+
+    Parameters
+    ----------
+    strangers : int
+        How many of the latter at a time; the oldest gives way.
+    """
+
+    def __init__(self, strangers: int):
+        self.strangers, self._lock = strangers, threading.Lock()
+        self._sites: dict[object, Callable[[], object]] = {}
+        self._strangers: dict[object, Callable[[], object]] = {}
+
+    @contextlib.contextmanager
+    def place(self, who: object, known: bool, hang_up: Callable[[], object]) -> Iterator[None]:
+        """A place for a stream of ``who``, which ends, with ``hang_up``, the one that it had before."""
+        places, over = (self._sites if known else self._strangers), []
+        with self._lock:
+            if who in places:
+                over.append(places.pop(who))
+            places[who] = hang_up
+            if not known and len(places) > self.strangers:
+                over.append(places.pop(next(iter(places))))
+        for end in over:
+            end()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if places.get(who) is hang_up:
+                    del places[who]
 
 
 def expired(party: str, end: float) -> str:

@@ -12,22 +12,37 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
-import grpc
+# gRPC has a line for every handshake that fails: whoever reaches the port could fill the disk with them.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from fedpdmc.errors import InputError, WireError
+import grpc  # noqa: E402
+
+from fedpdmc.errors import InputError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import SOFTWARE, Agent
 from fedpdmc.federation.answers import Answers
 from fedpdmc.federation.desks import Asked, Desk, Round
-from fedpdmc.federation.doors import Outlived, Pass, check_loopback, check_party, expired, split_address
+from fedpdmc.federation.doors import (
+    Caller,
+    Door,
+    Outlived,
+    Pass,
+    Waiting,
+    check_loopback,
+    check_party,
+    expired,
+    split_address,
+)
+from fedpdmc.federation.gate import Bucket, Gate, Limits, Lines, most_connections, split_peer
 from fedpdmc.federation.remote import Request, Transport
 from fedpdmc.keys import COORDINATOR, Credentials, expiry, renewed
 from fedpdmc.study.contract import Study
@@ -43,8 +58,15 @@ MOST_STRAYS = 16
 PARTING, HANGING_UP = 60.0, 5.0
 # How often a site whose stream broke during the farewell dials again.
 LAST_DIALS = 3
-# Seconds in which a stream must say who it is.
-HELLO = 20.0
+# Seconds in which a handshake must be done, and a stream must say who it is or have read that it is refused.
+HANDSHAKE, HELLO = 10.0, 20.0
+# Streams at a time of those that no site of the study has; streams that are refused, at once and a second, of one address.
+STRANGERS, REFUSALS, REFUSALS_A_SECOND = 4, 20.0, 1.0
+# Seconds without an answer after which a line says so; the next one after twice as long.
+STALLED = 60.0
+# gRPC uses what it shows in handshakes without a lock while it is replaced. For so long none begins before that: those
+# that had begun are done with it.
+SETTLING = 0.25
 # Seconds after which a site dials anew: it cannot see when the other side's certificate ends, but a handshake checks it.
 MOST_AGE = 3600.0
 CHANNEL = [
@@ -65,6 +87,9 @@ SERVER = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_metadata_size", 8192),
+    ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
+    # A site has one, and another while it dials anew.
+    ("grpc.max_concurrent_streams", 4),
 ]
 
 
@@ -84,12 +109,15 @@ class StreamTransport(Transport):
 
     def __init__(self, study: Study, run: bytes, listen: str, credentials: Credentials | None):
         host, _ = split_address(listen, "listen")
-        self.study, self.run, self._credentials, self._closed = study, run, credentials, False
+        self.study, self.run, self._door, self._closed = study, run, Door(study, credentials), False
         self._desks = {name: Desk(name) for name in study.sites}
-        streams = 2 * len(study.sites) + 8
-        self._server = grpc.server(
-            futures.ThreadPoolExecutor(streams, "fedpdmc-stream"), options=SERVER, maximum_concurrent_rpcs=streams
-        )
+        sites = len(study.sites)
+        self._waiting, self._refusals = Waiting(STRANGERS), Bucket(REFUSALS, REFUSALS_A_SECOND)
+        self._lines, self._gate = Lines(), None
+        # For each site a stream and one that is not admitted yet, and for strangers; who is beyond that waits in line.
+        threads = futures.ThreadPoolExecutor(2 * sites + 2 * STRANGERS, "fedpdmc-stream")
+        options = [*SERVER, ("grpc.max_allowed_incoming_connections", most_connections(sites))]
+        self._server = grpc.server(threads, options=options)
         handler = grpc.stream_stream_rpc_method_handler(self._stream)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         try:
@@ -105,6 +133,7 @@ class StreamTransport(Transport):
                 "listen", f"{listen}, which cannot be bound", "Give a free address of this host."
             ) from error
         self.address = f"{host}:{port}"
+        self._gate = Gate(port, Limits.of(sites), self._lines)
         self._server.start()
         logger.info("listening on %s for %s", self.address, ", ".join(study.sites))
 
@@ -132,8 +161,18 @@ class StreamTransport(Transport):
         # While the sites are at work: it is not needed before they answer.
         for request in asked.values():
             _ = request.digest
-        answers = this.wait(seconds)
+        answers = this.wait(seconds) if seconds is not None else self._patiently(this, asked)
         return [answers.get(name) for name in self.names]
+
+    def _patiently(self, this: Round, asked: Mapping[str, Request]) -> dict[str, bytes]:
+        """All answers, however long they take; a line now and then says who is waited for."""
+        pause, waited = STALLED, 0.0
+        while len(answers := this.wait(pause)) < len(asked):
+            waited, pause = waited + pause, 2 * pause
+            for name in (name for name in asked if name not in answers):
+                state = "connected" if self._desks[name].connected else "not connected"
+                logger.warning("site %s has not answered for %.0f s; it is %s", name, waited, state)
+        return answers
 
     def status(self) -> str:
         """Each site with its last round trip, or for how long it has been away."""
@@ -146,36 +185,39 @@ class StreamTransport(Transport):
     def close(self):
         """Stop listening; streams that are open end."""
         self._closed = True
+        if self._gate is not None:
+            self._gate.close()
         for desk in self._desks.values():
             desk.close()
         self._server.stop(1.0).wait()
 
     def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One stream of one site, from its hello to its end."""
-        late = threading.Timer(HELLO, context.cancel)
-        late.daemon = True
-        late.start()
-        try:
-            hello = wire.decode(next(incoming))
-        except (WireError, StopIteration, grpc.RpcError) as error:
-            logger.warning("a connection from %s said no hello: %s", context.peer(), str(error) or "nothing came")
-            yield self._no("MALFORMED")
-            return
-        finally:
-            late.cancel()
-        code, desk = self._admit(hello, context)
-        if desk is None:
-            logger.warning("a connection from %s was refused: %s", context.peer(), code)
-            yield self._no(code)
-            return
-        admission = self._pass(desk.name, context)
+        caller, peer = _caller(context), context.peer()
+        code = self._door.fault(caller)
+        with self._waiting.place(caller.certificates or peer, not code, context.cancel):
+            # Who is refused may choose not to read it.
+            late = threading.Timer(HELLO, context.cancel)
+            late.daemon = True
+            late.start()
+            try:
+                hello = None if code else self._door.hello(caller, _next(incoming))
+                if not isinstance(hello, wire.Hello):
+                    code = code or str(hello)
+                    self._refuse(peer, code)
+                    yield self._no(code)
+                    return
+            finally:
+                late.cancel()
+        desk, admission = self._desks[hello.site], self._door.admit(caller)
         inbox = desk.arrive(context.cancel)
-        lost = functools.partial(self._lost, desk, inbox)
+        lost = functools.partial(self._lost, desk, inbox, peer)
+        self._knows(peer, True)
         if not context.add_callback(lost):
             lost()
             return
         logger.info("site %s has joined", desk.name)
-        if isinstance(hello, wire.Hello) and hello.software != SOFTWARE:
+        if hello.software != SOFTWARE:
             logger.warning("site %s runs %s, and this is %s: use one version", desk.name, hello.software, SOFTWARE)
         try:
             yield wire.encode(wire.Welcome(self.run, self.study.digest))
@@ -195,32 +237,21 @@ class StreamTransport(Transport):
         finally:
             lost()
 
-    def _lost(self, desk: Desk, inbox: queue.SimpleQueue) -> None:
+    def _lost(self, desk: Desk, inbox: queue.SimpleQueue, peer: str) -> None:
+        self._knows(peer, False)
         if desk.leave(inbox) and not self._closed:
             logger.warning("site %s is lost; the run waits for it", desk.name)
 
-    def _admit(self, hello: wire.Message, context: grpc.ServicerContext) -> tuple[str, Desk | None]:
-        if not isinstance(hello, wire.Hello):
-            return "MALFORMED", None
-        if self._credentials is not None:
-            names = context.auth_context().get("x509_common_name", [])
-            if [hello.site.encode()] != list(names):
-                return "NAME_NOT_IN_CERTIFICATE", None
-            revoked = self._credentials.revoked
-            if revoked is not None and any(certificate in revoked for certificate in _certificates(context)):
-                return "REVOKED", None
-        if hello.site not in self._desks:
-            return "UNKNOWN_SITE", None
-        if hello.study != self.study.digest:
-            return "OTHER_CONTRACT", None
-        return "", self._desks[hello.site]
+    def _knows(self, peer: str, admitted: bool) -> None:
+        if self._gate is not None:
+            (self._gate.admit if admitted else self._gate.leave)(peer)
 
-    def _pass(self, name: str, context: grpc.ServicerContext) -> Pass:
-        """The certificates of both sides of a stream."""
-        if self._credentials is None:
-            return Pass({})
-        shown = {f"site {name}": certificate for certificate in _certificates(context)}
-        return Pass(shown | {"the coordinator": self._credentials.certificate}, self._credentials.revoked)
+    def _refuse(self, peer: str, code: str) -> None:
+        """Say that a stream is refused; a caller that is refused again and again is cut off."""
+        address = split_peer(peer)[0]
+        self._lines.warn(address, "a connection from %s was refused: %s", peer, code)
+        if not self._refusals.take(address) and self._gate is not None:
+            self._gate.expel(peer)
 
     def _shut(self, desk: Desk, admission: Pass, context: grpc.ServicerContext) -> bool:
         """End the stream of a site, with the reason, if a certificate is no longer good."""
@@ -231,20 +262,35 @@ class StreamTransport(Transport):
             context.set_details(fault)
         return fault is not None
 
-    def _renewed(self) -> grpc.ServerCertificateConfiguration:
-        """What is shown in a handshake from now on."""
-        assert self._credentials is not None
-        self._credentials = renewed(self._credentials)
-        return _shown(self._credentials)
+    def _renewed(self) -> Any:
+        """What is shown in the handshake that begins and in all after it; None: the same as before.
+
+        gRPC calls it for every connection that it has accepted, one after the other.
+        """
+        if self._gate is not None:
+            self._gate.look()
+        if not self._door.renew():
+            return None
+        time.sleep(SETTLING)
+        logger.info("the coordinator's renewed certificate is shown from now on")
+        return _shown(self._door.credentials)
 
     def _no(self, code: str) -> bytes:
         return wire.encode(wire.Refusal(bytes(wire.RUN_BYTES), 0, wire.NOTHING_ASKED, code, 0))
 
 
-def _certificates(context: grpc.ServicerContext) -> list[bytes]:
-    """The certificate that the other side of a stream has shown; none on a plain connection."""
-    found: Any = context.auth_context().get("x509_pem_cert", [])
-    return list(found)
+def _caller(context: grpc.ServicerContext) -> Caller:
+    """What the other side of a stream has shown; nothing on a plain connection."""
+    shown: Any = context.auth_context()
+    return Caller(tuple(shown.get("x509_common_name", ())), tuple(shown.get("x509_pem_cert", ())))
+
+
+def _next(incoming: Iterator[bytes]) -> bytes:
+    """The next message; nothing if the stream ends before it."""
+    try:
+        return next(incoming)
+    except (StopIteration, grpc.RpcError):
+        return b""
 
 
 def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:
@@ -257,7 +303,8 @@ def _matching(incoming: Iterator[bytes], asked: bytes, name: str) -> bytes:
     return answer
 
 
-def _shown(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+def _shown(credentials: Credentials | None) -> grpc.ServerCertificateConfiguration:
+    assert credentials is not None
     pair = [(credentials.key, credentials.certificate)]
     return grpc.ssl_server_certificate_configuration(pair, credentials.authority)
 
