@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import zarr
-from tests.paths import integrals
-from tests.support import default_run, zigzag_run
 
 import fedpdmc as fp
 from fedpdmc.diagnostics import by_quantity
 from fedpdmc.errors import InputError
 from fedpdmc.federation.base import message_bytes
+from tests.paths import integrals
+from tests.support import default_run, zigzag_run
 
 RUNS = [default_run, zigzag_run]
 
@@ -171,13 +171,77 @@ def test_a_posterior_of_the_first_format_is_read(make, tmp_path):
     del group["knots"], group["velocities"]
     group.create_array("knots", data=np.concatenate([post.skeleton.numbers, post.skeleton.v], 1))
     group.attrs["format"] = 1
-    back = fp.load(path)
+    (path / "manifest.json").unlink()
+    with pytest.warns(UserWarning, match="version without manifests"):
+        back = fp.load(path)
     assert back.skeleton.packed is post.skeleton.packed is post.dynamics.unit_speed
     for one, other in zip(back.skeleton, post.skeleton, strict=True):
         np.testing.assert_array_equal(one, other)
-    group.attrs["format"] = 3
-    with pytest.raises(InputError, match="format 3"):
+    group.attrs["format"] = 4
+    with pytest.raises(InputError, match="format 4"):
         fp.load(path)
+
+
+def damaged(path, how):
+    """One file of a saved posterior lost, altered in one bit, or added."""
+    chunk = sorted(file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json")[-1]
+    if how == "missing":
+        chunk.unlink()
+    elif how == "changed":
+        data = bytearray(chunk.read_bytes())
+        data[len(data) // 2] ^= 1
+        chunk.write_bytes(data)
+    elif how == "symbolic link":
+        chunk.rename(path.parent / "elsewhere")
+        chunk.symlink_to(path.parent / "elsewhere")
+    elif how == "which its manifest does not have":
+        chunk = chunk.with_name("extra")
+        chunk.write_bytes(b"")
+    elif how == "manifest.json missing":
+        (path / "manifest.json").unlink()
+        return "manifest.json"
+    elif how == "manifest.json changed":
+        text = (path / "manifest.json").read_text()
+        (path / "manifest.json").write_text(text.replace(text.split('"')[5], "0" * 64))
+        return "manifest.json"
+    elif how == "cannot be read":
+        (path / "manifest.json").write_text("[" * 100_000)
+        return "manifest.json"
+    return chunk.name
+
+
+DAMAGE = (
+    "missing", "changed", "symbolic link", "which its manifest does not have", "manifest.json missing",
+    "manifest.json changed", "cannot be read",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("make", [zigzag_run, drawn_run])
+def test_a_damaged_posterior_is_not_loaded_and_the_file_is_named(make, how, tmp_path):
+    make().save(tmp_path / "run.zarr")
+    name = damaged(tmp_path / "run.zarr", how)
+    with pytest.raises(InputError) as error:
+        fp.load(tmp_path / "run.zarr")
+    assert name in error.value.found and how in error.value.found
+
+
+def test_a_folder_of_the_second_zarr_format_is_not_read(tmp_path):
+    """Its codecs are looked up by the names that the file gives."""
+    zarr.open_group(str(tmp_path / "run.zarr"), mode="w", zarr_format=2).attrs["format"] = 2
+    with pytest.raises(InputError, match=r"load\(path\)"):
+        fp.load(tmp_path / "run.zarr")
+
+
+def test_who_is_killed_while_saving_leaves_what_was_there(tmp_path, monkeypatch):
+    zigzag_run().save(tmp_path / "run.zarr")
+    monkeypatch.setattr("fedpdmc.manifest.write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        drawn_run().save(tmp_path / "run.zarr")
+    np.testing.assert_array_equal(fp.load(tmp_path / "run.zarr").mean(), zigzag_run().mean())
+    monkeypatch.undo()
+    drawn_run().save(tmp_path / "run.zarr")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.zarr"]
 
 
 def test_a_loaded_posterior_cannot_go_on(tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import zarr
 
 from fedpdmc import dynamics as all_dynamics
+from fedpdmc import manifest
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError
 from fedpdmc.posterior import Posterior
@@ -19,9 +23,9 @@ from fedpdmc.skeleton import Moments, Skeleton, in_two
 from fedpdmc.store import DrawStore, SkeletonStore, Store
 from fedpdmc.variables import StoredVariables
 
-# In folders of format 1 a knot is a row of time, position and velocity.
-FORMAT = 2
-FORMATS = (1, FORMAT)
+# In folders of format 1 a knot is a row of time, position and velocity; folders before format 3 have no manifest.
+FORMAT = 3
+FORMATS = (1, 2, FORMAT)
 # Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
 VARIABLES, MOST_VARIABLES = "variable-", 1000
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
@@ -29,11 +33,24 @@ COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
 def save(post: Posterior, path: Path) -> None:
     """Write a posterior, replacing one that is there and nothing else."""
+    path = Path(os.path.abspath(path))
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not _is_ours(path)):
         raise InputError(
             "save(path)", f"{path}, which is not a saved posterior", "Give a new path, or one of a posterior."
         )
-    group = zarr.open_group(str(path), mode="w")
+    # Beside its place, and then moved there: whoever is killed while saving leaves what was there before.
+    draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
+    _write(post, draft)
+    manifest.write(draft)
+    shutil.rmtree(before, ignore_errors=True)
+    if path.exists():
+        os.replace(path, before)
+    os.replace(draft, path)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _write(post: Posterior, path: Path) -> None:
+    group = zarr.open_group(str(path), mode="w", zarr_format=3)
     group.attrs.update(
         {
             "format": FORMAT,
@@ -60,7 +77,7 @@ def save(post: Posterior, path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return "format" in zarr.open_group(str(path), mode="r").attrs
+        return "format" in zarr.open_group(str(path), mode="r", zarr_format=3).attrs
     except (FileNotFoundError, KeyError, ValueError):
         return False
 
@@ -69,20 +86,27 @@ def _is_ours(path: Path) -> bool:
 def load(path: str | Path) -> Posterior:
     """Read a posterior that `Posterior.save` wrote; it can do everything but go on."""
     try:
-        group = zarr.open_group(str(path), mode="r")
+        sealed = (Path(path) / manifest.NAME).exists()
+        if sealed:
+            manifest.check(Path(path), "load(path)")
+        group = zarr.open_group(str(path), mode="r", zarr_format=3)
         version = group.attrs["format"]
         if version not in FORMATS:
             raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads formats {FORMATS}.")
-        return _read(group)
+        if not sealed and version >= FORMAT:
+            raise InputError("load(path)", f"{Path(path) / manifest.NAME} missing", manifest.RESTORE)
+        if not sealed:
+            warnings.warn(f"{path} is from a version without manifests: damage to it is not found.", stacklevel=2)
+        return _read(group, sorted(one.name for one in Path(path).iterdir() if one.is_dir()))
     except (FileNotFoundError, KeyError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote, whole.") from error
 
 
-def _read(group) -> Posterior:
+def _read(group, names: list[str]) -> Posterior:
     attrs: dict[str, Any] = dict(group.attrs)
-    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in group.array_keys()}
+    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in names}
     dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}

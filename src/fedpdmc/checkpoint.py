@@ -1,16 +1,21 @@
-"""A run on disk as it grows: the paths appended block by block, and where the run stands, replaced in one move."""
+"""A run on disk as it grows: a file for each block of paths, and where the run stands, replaced in one move."""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-import zarr
 
+from fedpdmc import manifest
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import State
 from fedpdmc.errors import InputError
@@ -18,13 +23,14 @@ from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.skeleton import Block, Skeleton, in_two
 from fedpdmc.store import Store
 
-# In folders of format 1 a knot is a row of time, position and velocity. They are read, and go on as they are.
-FORMAT = 2
-FORMATS = (1, FORMAT)
+logger = logging.getLogger("fedpdmc.coordinator")
+FORMAT = 3
 # What is kept of every chain.
 STATE = ("a", "v", "t", "number", "events", "objections", "planned")
-# Knots in a chunk of the arrays on disk.
-CHUNK = 2**14
+BLOCKS = "blocks"
+# A process that has no descriptor left tries again for so long, with pauses.
+PATIENCE, PAUSE = 120.0, 0.5
+Result = TypeVar("Result")
 
 
 class Saved(NamedTuple):
@@ -37,8 +43,9 @@ class Saved(NamedTuple):
 class Checkpoint:
     """The folder of one run at its coordinator.
 
-    ``state.npz`` is replaced by renaming a complete file, so that it is always whole; it says how many blocks of
-    ``skeleton.zarr`` belong to it, and what a crash left beyond them is cut off.
+    Every block is a file that is written once, in ``blocks``; ``state-N.npz`` is where the run stands. ``manifest.json`` has
+    the SHA-256 of all that belongs together and is replaced, when they are on the disk, by renaming a complete file: a crash
+    leaves the former state with its blocks, and at most one file of each kind that does not count yet.
 
     Parameters
     ----------
@@ -48,87 +55,119 @@ class Checkpoint:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._state = self.folder / "state.npz"
-        self.blocks, self.format = 0, FORMAT
-        self._group: Any = None
+        self.blocks, self._states = 0, 0
+        # Of what counts, and of a block that will with the next state.
+        self._files: dict[str, str] = {}
 
     def read(self) -> Saved | None:
-        """Where the run stood, or None for a new one."""
-        if not self._state.exists():
+        """Where the run stood, or None for a new one; what is missing, changed or too much is named."""
+        present = self._present()
+        if not (self.folder / manifest.NAME).exists():
+            if set(present) - {_state(0)}:
+                raise InputError("store", f"{self.folder / manifest.NAME} missing", manifest.RESTORE)
             return None
+        known = manifest.read(self.folder, "store")
+        states = [name for name in known if not name.startswith(BLOCKS)]
+        self.blocks, self._states = len(known) - len(states), _number(states[0]) + 1
+        # What a crash left beside what counts.
+        spare = {_block(self.blocks), _state(self._states), _state(self._states - 2)} - set(known)
+        self._files = manifest.check(self.folder, "store", set(present) - spare)
+        facts, arrays = self._load(states[0])
+        return Saved(facts, arrays)
+
+    def _present(self) -> list[str]:
+        """The files of the run that are there."""
+        found = [path for path in self.folder.glob("state*") if path.suffix != manifest.DRAFT]
+        found += [path for path in (self.folder / BLOCKS).glob("*") if path.suffix != manifest.DRAFT]
+        for path in (*found, self.folder / BLOCKS):
+            if path.is_symlink():
+                raise InputError("store", f"{path}, a symbolic link", "Put the file itself there.")
+        if self.folder / "state.npz" in found:
+            raise InputError(
+                "store", "a run of an earlier version", "Go on with the version of fedpdmc that it was begun with."
+            )
+        return [path.relative_to(self.folder).as_posix() for path in found]
+
+    def _load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        path = self.folder / name
         try:
-            with np.load(self._state, allow_pickle=False) as file:
+            with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             facts = json.loads(str(arrays.pop("facts")))
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError("store", f"{self._state}, which cannot be read", "Restore it from a copy.") from error
-        if facts["format"] not in FORMATS:
-            raise InputError("store", f"format {facts['format']}", f"This version of fedpdmc reads formats {FORMATS}.")
-        self.blocks, self.format = int(facts["blocks"]), facts["format"]
-        return Saved(facts, arrays)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError("store", f"{path}, which cannot be read", manifest.RESTORE) from error
+        if facts["format"] != FORMAT:
+            raise InputError("store", f"format {facts['format']}", f"This version of fedpdmc reads format {FORMAT}.")
+        return facts, arrays
 
     def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Replace the state: whole or not at all."""
-        facts = {"format": self.format, "blocks": self.blocks, **facts}
-        draft = self.folder / "state.new"
-        with open(draft, "wb") as file:
-            np.savez(file, facts=np.asarray(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self._state)
+        _patiently(lambda: self._write({"format": FORMAT, **facts}, arrays))
+
+    def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        name, before = _state(self._states), _state(self._states - 1)
+        files = self._files | {name: self._put(name, facts=np.asarray(json.dumps(facts)), **arrays)}
+        files.pop(before, None)
+        manifest.write(self.folder, files)
+        self._files, self._states = files, self._states + 1
+        (self.folder / before).unlink(missing_ok=True)
 
     def append(self, block: Block) -> None:
-        """Put a block's knots behind those that are there; it counts once `write` has been called."""
+        """Keep a block; it counts once `write` has been called."""
         path = block.skeleton()
-        columns = self._columns(path)
-        group = self._open(path.chains, columns)
-        knots = self._cut(group)
-        for name, rows in columns.items():
-            array = group[name]
-            array.resize((knots + len(rows), array.shape[1]))
-            array[knots:] = rows
-        for name, row in (("offsets", path.offsets), ("span", np.asarray([path.begin, path.end]))):
-            array = group[name]
-            array.resize((self.blocks + 1, array.shape[1]))
-            array[self.blocks] = row
+        name, span = _block(self.blocks), np.asarray([path.begin, path.end])
+        (self.folder / BLOCKS).mkdir(exist_ok=True, mode=0o700)
+        self._files[name] = _patiently(
+            lambda: self._put(name, offsets=path.offsets, knots=path.numbers, velocities=path.velocities, span=span)
+        )
         self.blocks += 1
 
-    def _columns(self, path: Skeleton) -> dict[str, np.ndarray]:
-        """The arrays with one row for each knot."""
-        if self.format == 1:
-            return {"knots": np.concatenate([path.numbers, path.v], 1)}
-        return {"knots": path.numbers, "velocities": path.velocities}
+    def _put(self, name: str, **arrays: np.ndarray) -> str:
+        """Write arrays to a file, which is on the disk before it has its name; returns its hash."""
+        path = self.folder / name
+        draft = path.with_name(path.name + manifest.DRAFT)
+        with open(draft, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        found = manifest.digest(draft)
+        os.replace(draft, path)
+        manifest.sync(path.parent)
+        return found
 
     def fill(self, store: Store) -> None:
         """Give a store the blocks that belong to the state, one after the other."""
-        if self.blocks:
-            group: Any = zarr.open_group(str(self.folder / "skeleton.zarr"), mode="r")
-            offsets, span = group["offsets"][: self.blocks], group["span"][: self.blocks]
-            ends = np.cumsum(offsets[:, -1])
-            for own, (begin, end), last in zip(offsets, span, ends, strict=True):
-                rows = slice(int(last - own[-1]), int(last))
-                knots = np.asarray(group["knots"][rows])
-                velocities = np.asarray(group["velocities"][rows]) if self.format > 1 else None
-                store.append(Skeleton(np.asarray(own), *in_two(knots, velocities), float(begin), float(end)))
+        for number in range(self.blocks):
+            with np.load(self.folder / _block(number), allow_pickle=False) as file:
+                begin, end = (float(x) for x in file["span"])
+                store.append(Skeleton(file["offsets"], *in_two(file["knots"], file["velocities"]), begin, end))
 
-    def _open(self, chains: int, columns: dict[str, np.ndarray]) -> Any:
-        if self._group is None:
-            path = self.folder / "skeleton.zarr"
-            if self.blocks:
-                self._group = zarr.open_group(str(path), mode="r+")
-            else:
-                group = zarr.open_group(str(path), mode="w")
-                for name, rows in columns.items():
-                    width = rows.shape[1]
-                    group.create_array(name, shape=(0, width), chunks=(CHUNK, width), dtype=rows.dtype)
-                group.create_array("offsets", shape=(0, chains + 1), chunks=(256, chains + 1), dtype="i8")
-                group.create_array("span", shape=(0, 2), chunks=(256, 2), dtype="f8")
-                self._group = group
-        return self._group
 
-    def _cut(self, group: Any) -> int:
-        """How many knots belong to the blocks that count."""
-        return int(group["offsets"][: self.blocks, -1].sum()) if self.blocks else 0
+def _block(number: int) -> str:
+    return f"{BLOCKS}/{number:08d}.npz"
+
+
+def _state(number: int) -> str:
+    return f"state-{number:08d}.npz"
+
+
+def _number(state: str) -> int:
+    return int(state.removeprefix("state-").removesuffix(".npz"))
+
+
+def _patiently(work: Callable[[], Result]) -> Result:
+    """Do it again, for a while, if there was no descriptor for it: connections come and go."""
+    end, said = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > end:
+                raise
+            if not said:
+                logger.warning("the store waits for a descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error)
+            said = True
+            time.sleep(PAUSE)
 
 
 def pack_state(state: State) -> dict[str, np.ndarray]:
