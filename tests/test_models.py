@@ -32,6 +32,10 @@ CASES = {
         lambda x: stats.t.logpdf(SERIES[:, 1:] - x[0] * SERIES[:, :-1] - x[1], 4.0, scale=0.8),
     ),
     "linear": (lambda: models.linear(X, Y, 0.6), lambda x: stats.norm.logpdf(Y, X @ x, 0.6)),
+    "linear with an unknown scale": (
+        lambda: models.linear(X[:, :1], Y),
+        lambda x: stats.norm.logpdf(Y, X[:, 0] * x[0], np.exp(x[1])),
+    ),
     "gaussian_mean": (
         lambda: models.gaussian_mean(X, [0.5, 2.0]),
         lambda x: stats.norm.logpdf(X, x, [0.5, 2.0]),

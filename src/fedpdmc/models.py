@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import GaussianRecords, LinearPredictor, Logistic, Poisson, Potential, Quadratic, StudentT
+from fedpdmc.potentials import (
+    GaussianRecords,
+    LinearPredictor,
+    LinearUnknownScale,
+    Logistic,
+    Poisson,
+    Potential,
+    Quadratic,
+    StudentT,
+)
 from fedpdmc.precision import double_precision
 from fedpdmc.written import Minus, Written, written
 
@@ -173,9 +182,23 @@ def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
 
 
 @double_precision
-def linear(X: Any, y: Any, scale: float = 1.0) -> Potential:
-    """Linear regression ``y_i ~ N(ξ_i·x, scale²)``."""
+def linear(X: Any, y: Any, scale: float | None = None) -> Potential:
+    """Linear regression ``y_i ~ N(ξ_i·x, σ²)``.
+
+    Unless ``scale`` gives it, σ is unknown, and ``log σ`` is one more parameter, the last. Under a flat prior the posterior
+    is the conjugate one, with ``x | y`` multivariate t of n − d degrees of freedom. Records enter through their number n
+    and the triangular T of ``[X y] = QT``: ``U(x, s) = n s + ½ e^{−2s} |T (x, −1)|²``, whose cost does not grow with n.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+    y : array of shape (n,)
+    scale : float, optional
+        A known σ: the parameters are then the d coefficients alone.
+    """
     design, response = _design(X, y, "linear")
+    if scale is None:
+        return LinearUnknownScale.of_records(design, response)
     weight = _positive("linear(scale)", scale) ** -2.0
     return Quadratic.of_records(GaussianRecords(design, response, weight))
 

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import GaussianRecords, LinearPredictor, Logistic, Poisson, Potential, Quadratic, StudentT
+from fedpdmc.potentials import (
+    GaussianRecords,
+    LinearPredictor,
+    LinearUnknownScale,
+    Logistic,
+    Poisson,
+    Potential,
+    Quadratic,
+    StudentT,
+)
 from fedpdmc.precision import double_precision
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
@@ -37,6 +46,12 @@ def model_of(potential: Potential) -> Model:
                 scale=float(loss.scale),
                 series=potential.series > 0,
             )
+    if isinstance(potential, LinearUnknownScale):
+        raise InputError(
+            "Site(budget)",
+            "a linear regression with an unknown scale, whose gradient has no bound",
+            "Give a known one: fedpdmc.models.linear(X, y, scale=...).",
+        )
     raise InputError(
         "Site(budget)",
         f"a {type(potential).__name__} whose records have no known sensitivity",

@@ -36,6 +36,7 @@ from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import (
     ControlVariate,
     LinearPredictor,
+    LinearUnknownScale,
     Potential,
     Program,
     Quadratic,
@@ -338,6 +339,8 @@ def _less_control(potential: Potential, control: ControlVariate | None) -> Poten
         return potential.plus(control.quadratic, -1.0)
     if isinstance(potential, Program):
         return potential.less(control.quadratic)
+    if isinstance(potential, LinearUnknownScale):
+        return Sum((potential, control.quadratic.scaled(-1.0)))
     if not isinstance(potential, LinearPredictor):
         raise InputError(
             "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."

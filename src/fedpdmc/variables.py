@@ -12,7 +12,6 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Site
-from fedpdmc.written import Written
 
 
 class Variables:
@@ -102,14 +101,19 @@ def variables(sites: Sequence[Any], names: list[str]) -> Variables | None:
         if key not in seen:
             seen.add(key)
             taken |= set(index.tolist())
-            parts.append((index, model.constrain))
+            own = tuple(names[i] for i in index)
+            renamed = own != model.names and hasattr(model.constrain, "named")
+            parts.append((index, model.constrain.named(own) if renamed else model.constrain))
     if not parts:
         return None
     return Variables(parts, {name: i for i, name in enumerate(names) if i not in taken})
 
 
-def _naming(sites: Sequence[Any], dim: int) -> Iterator[tuple[np.ndarray, str, Written]]:
+def _naming(sites: Sequence[Any], dim: int) -> Iterator[tuple[np.ndarray, str, Any]]:
     """The coordinates, the site's name and the model of each site whose model names its variables."""
     for site in sites:
-        if isinstance(site, Site) and site.model is not None and site.model.names is not None:
-            yield np.arange(dim) if site.coordinates is None else site.coordinates, site.name, site.model
+        if not isinstance(site, Site):
+            continue
+        model = site.potential if site.model is None else site.model
+        if getattr(model, "names", None) is not None:
+            yield np.arange(dim) if site.coordinates is None else site.coordinates, site.name, model

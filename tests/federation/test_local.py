@@ -232,8 +232,8 @@ def test_sites_are_grouped_by_family_and_padded_size():
         logistic_site("large", 20),
         fp.Site(fp.models.gaussian_mean(X), name="means"),
         logistic_site("other small", 3),
-        fp.Site(fp.models.linear(X, [0.0, 1.0, 2.0]), name="line"),
-        fp.Site(fp.models.linear(X[:2], [0.0, 1.0]), name="other line"),
+        fp.Site(fp.models.linear(X, [0.0, 1.0, 2.0], scale=1.0), name="line"),
+        fp.Site(fp.models.linear(X[:2], [0.0, 1.0], scale=1.0), name="other line"),
     ]
     federation = start(method(KINDS["zigzag"], sites=sites)).federation
     # The precision of means is diagonal, that of lines is not.

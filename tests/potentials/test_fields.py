@@ -7,7 +7,8 @@ import pytest
 from tests.potentials.paths import along, fields, times_within
 from tests.support import LOSS_NAMES, predictor, states
 
-from fedpdmc.potentials import Quadratic, Sum
+from fedpdmc.coordinates import Reference
+from fedpdmc.potentials import LinearUnknownScale, Quadratic, Sum
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -28,6 +29,13 @@ def build(name):
     kind, _, order = name.partition("-")
     if kind == "quadratic":
         return quadratic()
+    if kind == "scale":
+        # As it is, or whitened about a point with correlated coordinates, less a control variate.
+        rng = np.random.default_rng(5)
+        X = rng.normal(size=(9, 2))
+        likelihood = LinearUnknownScale.of_records(X, X @ [1.0, -2.0] + 0.7 * rng.normal(size=9))
+        reference = Reference(point, 0.3 * jnp.eye(3) + 0.1 * jnp.tril(jnp.ones((3, 3))))
+        return Sum((likelihood.whiten(reference, None), quadratic(4))) if order else likelihood
     if kind == "cells":
         return predictor("poisson", diagonal=True)
     if kind == "sum":
@@ -36,7 +44,15 @@ def build(name):
     return potential.expanded_at(point, int(order)) if order else potential
 
 
-NAMES = [*LOSS_NAMES, *(f"{name}-{order}" for name in LOSS_NAMES for order in (1, 2)), "quadratic", "cells", "sum"]
+NAMES = [
+    *LOSS_NAMES,
+    *(f"{name}-{order}" for name in LOSS_NAMES for order in (1, 2)),
+    "quadratic",
+    "cells",
+    "sum",
+    "scale",
+    "scale-2",
+]
 
 
 @pytest.mark.parametrize("rotating", PATHS)

@@ -153,14 +153,16 @@ def test_records_outside_the_bounds_are_refused_or_clipped(tmp_path):
     X, y = np.array([[3.0, 4.0], [0.3, 0.1]]), np.array([1.0, 9.0])
     bounds = fp.Bounds(norm=1.0, outcome=(0.0, 5.0), region=3.0)
     options = {"epsilon": 1.0, "delta": 1e-5, "bounds": bounds, "ledger": tmp_path / "ledger.db"}
-    with pytest.raises(InputError, match="outside the declared bounds"):
+    with pytest.raises(InputError, match="unknown scale.*scale="):
         fp.Site(fp.models.linear(X, y), name="a", budget=fp.Budget(**options))
-    site = fp.Site(fp.models.linear(X, y), name="a", budget=fp.Budget(**options, on_violation="clip"))
-    inside = fp.models.linear([[0.6, 0.8], [0.3, 0.1]], [1.0, 5.0])
+    with pytest.raises(InputError, match="outside the declared bounds"):
+        fp.Site(fp.models.linear(X, y, scale=1.0), name="a", budget=fp.Budget(**options))
+    site = fp.Site(fp.models.linear(X, y, scale=1.0), name="a", budget=fp.Budget(**options, on_violation="clip"))
+    inside = fp.models.linear([[0.6, 0.8], [0.3, 0.1]], [1.0, 5.0], scale=1.0)
     np.testing.assert_allclose(site.potential.precision, inside.precision, rtol=1e-12)
     np.testing.assert_allclose(site.potential.linear, inside.linear, rtol=1e-12)
     assert site.potential.precision.dtype == np.float64
-    fine = fp.Site(fp.models.linear(*map(np.asarray, ([[0.6, 0.8]], [1.0]))), name="b", budget=fp.Budget(**options))
+    fine = fp.Site(fp.models.linear([[0.6, 0.8]], [1.0], scale=1.0), name="b", budget=fp.Budget(**options))
     assert fine.records == 1
 
 

@@ -18,7 +18,8 @@ PRECISION = np.linalg.inv(COVARIANCE)
 def shared():
     """Two sites and a prior that make N(CENTER, DENSE DENSEᵀ) together."""
     root = np.linalg.cholesky(PRECISION).T
-    sites = [fp.Site(fp.models.linear(np.sqrt(w) * root, np.sqrt(w) * root @ CENTER), name=f"{w}") for w in (0.2, 0.5)]
+    roots = {w: np.sqrt(w) * root for w in (0.2, 0.5)}
+    sites = [fp.Site(fp.models.linear(R, R @ CENTER, scale=1.0), name=f"{w}") for w, R in roots.items()]
     return sites, fp.models.normal_prior(2, CENTER, precision=0.3 * PRECISION)
 
 
@@ -57,7 +58,10 @@ def doubled(copies, scale):
     y = X @ [1.0, 0.5] + 1.5 * rng.normal(size=8)
     model = fp.models.linear(np.tile(X[:5], (copies, 1)), np.tile(y[:5], copies), scale)
     first = Member(records("gaussian", X[:5], y[:5], scale=1.5 / np.sqrt(2)), model)
-    others = [Member(records("gaussian", X[i], y[i]), fp.models.linear(X[i], y[i])) for i in (slice(5, 7), slice(7, 8))]
+    others = [
+        Member(records("gaussian", X[i], y[i]), fp.models.linear(X[i], y[i], scale=1.0))
+        for i in (slice(5, 7), slice(7, 8))
+    ]
     return Target((first, *others))
 
 

@@ -14,6 +14,7 @@ from fedpdmc.potentials.program import Program
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic
 from fedpdmc.potentials.remainder import CubicRemainder, cubic_remainder
 from fedpdmc.potentials.shared import Shared
+from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 
 __all__ = [
     "ControlVariate",
@@ -21,6 +22,7 @@ __all__ = [
     "Field",
     "GaussianRecords",
     "LinearPredictor",
+    "LinearUnknownScale",
     "Logistic",
     "Loss",
     "Poisson",

@@ -1,0 +1,230 @@
+"""Linear regression with an unknown scale: a potential whose cost does not grow with the records."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential
+
+# On a piece of path log σ changes by at most this.
+MOST_CHANGE = 0.25
+# Units of rounding of the largest terms of a gradient.
+ROUNDING = 64 * float(np.finfo(np.float64).eps)
+LOG = "log_"
+
+
+class LinearUnknownScale(Potential):
+    """``U(a) = n σ(a) + ½ e^{−2σ(a)} |r(a)|²`` with ``r = offset + root a`` and ``σ = level + slope·a``.
+
+    Before whitening ``a = (x, s)``: with ``[X y] = QT``, T triangular, ``r = T (x, −1)`` has the length of ``X x − y``, and
+    ``σ = s``, so that U is the minus log likelihood of ``y ~ N(X x, e^{2s})``. Sites of any size have the same shapes.
+
+    Along a path put ``w = e^{−2σ}``, ``ρ = |r|²``, ``m = r·r'`` and ``k = rootᵀr``. The gradient is
+    ``G = n g + w (k − ρ g)`` with ``g = slope``, and
+
+    ``G'  = w [−2σ'(k − ρg) + k' − 2m g]``,
+    ``G'' = w [(4σ'² − 2σ'')(k − ρg) − 4σ'(k' − 2m g) + k'' − ρ''g]``,
+    ``f''' = σ'''(n − wρ) + w [(−4σ'³ + 6σ'σ'')ρ + 6(2σ'² − σ'')m − 3σ'ρ'' + ½ρ''']`` for ``f(s) = U(a(s))``.
+
+    Every factor is bounded on the piece from its value at the start; on rotations ``σ'' = −slope·a``, ``r'' = −root a``,
+    ``r''' = −r'``.
+
+    Parameters
+    ----------
+    root : array of shape (k, d)
+    offset : array of shape (k,)
+    slope : array of shape (d,)
+    level : array of shape ()
+    count : array of shape ()
+        n, the number of records.
+    """
+
+    root: Float[Array, "k d"]
+    offset: Float[Array, " k"]
+    slope: Float[Array, " d"]
+    level: Float[Array, ""]
+    count: Float[Array, ""]
+
+    @classmethod
+    def of_records(cls, X: np.ndarray, y: np.ndarray) -> LinearUnknownScale:
+        """The likelihood of n records, in d coefficients and log σ."""
+        n, d = X.shape
+        triangle = np.zeros((d + 1, d + 1))
+        found = np.asarray(np.linalg.qr(np.column_stack([X, y]), mode="r"))
+        triangle[: found.shape[0]] = found
+        root = np.column_stack([triangle[:, :-1], np.zeros(d + 1)])
+        slope, parts = np.eye(d + 1)[-1], (-triangle[:, -1], np.zeros(()), float(n))
+        offset, level, count = (jnp.asarray(part) for part in parts)
+        return cls(jnp.asarray(root), offset, jnp.asarray(slope), level, count)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters."""
+        return self.slope.shape[-1]
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return int(self.count)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the coordinates."""
+        return (*(f"beta[{i}]" for i in range(self.dim - 1)), f"{LOG}sigma")
+
+    @property
+    def constrain(self) -> Coefficients:
+        """From the coordinates to the variables."""
+        return Coefficients()
+
+    @property
+    def guess(self) -> np.ndarray | None:
+        """About where the site's own likelihood is largest; None without a residual to tell σ from."""
+        root, offset, n = np.asarray(self.root)[:, :-1], np.asarray(self.offset), self.records
+        x = np.linalg.lstsq(root, -offset, rcond=None)[0]
+        rest = float(np.sum((root @ x + offset) ** 2))
+        left = n - np.linalg.matrix_rank(root)
+        if left <= 0 or rest <= 0:
+            return None
+        return np.append(x, 0.5 * np.log(rest / left))
+
+    def value(self, x):
+        """``n σ + ½ e^{−2σ} |r|²``."""
+        change, r = self.slope @ x, self.offset + self.root @ x
+        return self.count * (self.level + change) + 0.5 * jnp.exp(-2 * (self.level + change)) * jnp.sum(r * r)
+
+    def whiten(self, reference, columns):
+        """``root S``, ``offset + root c``, ``Sᵀ slope``, ``level + slope·c``."""
+        rows, center = reference.matrix, reference.center
+        if columns is not None:
+            rows, center = rows[columns], center[columns]
+        return dataclasses.replace(
+            self,
+            root=self.root @ rows,
+            offset=self.offset + self.root @ center,
+            slope=self.slope @ rows,
+            level=self.level + self.slope @ center,
+        )
+
+    def field(self, rotating, flips, a, v):
+        """Gradient and slope at the start, and the bounds of the class's docstring."""
+        here = self._start(a, v)
+        gradient = self.count * self.slope + here.pull - here.square[:, None] * self.slope
+        slope = -2 * here.pace[:, None] * (here.pull - here.square[:, None] * self.slope) + here.pulled
+        slope = slope - 2 * here.product[:, None] * self.slope
+        bounds = self._on_rotation if rotating else self._on_line
+        curve, reach = bounds(here, flips, v)
+        if not flips:
+            slope = jnp.sum(v * slope, -1, keepdims=True)
+            slope = slope - jnp.sum(a * gradient, -1, keepdims=True) if rotating else slope
+        largest = (self.count + here.square) * jnp.max(jnp.abs(self.slope)) + here.mass
+        return Field(gradient, slope, curve, reach, ROUNDING * largest)
+
+    def _start(self, a, v) -> Start:
+        change, pace = a @ self.slope, v @ self.slope
+        scale = jnp.exp(-(self.level + change))[:, None]
+        position, speed = scale * (a @ self.root.T), scale * (v @ self.root.T)
+        r = scale * self.offset + position
+        return Start(
+            change, pace, jnp.sum(r * r, -1), jnp.sum(r * speed, -1), jnp.sum(r * position, -1),
+            jnp.linalg.norm(position, axis=-1), jnp.linalg.norm(speed, axis=-1), scale * (r @ self.root),
+            scale * (speed @ self.root), scale * (position @ self.root),
+            jnp.max(scale * (jnp.abs(r) @ jnp.abs(self.root)), -1),
+        )  # fmt: skip
+
+    def _on_line(self, here: Start, flips: bool, v):
+        """Bounds on ``[0, reach]``, where reach is a few cells long, as the bounds at the start would have them."""
+        weight = jnp.abs(v) if flips else jnp.ones_like(v[:, :1])
+        first = jnp.sum(weight * self._line_curve(here, flips, jnp.zeros_like(here.pace)), -1)
+        most = MOST_CHANGE / jnp.maximum(jnp.abs(here.pace), 1e-300)
+        reach = jnp.minimum(most, 2 * jnp.cbrt(2 / jnp.maximum(first, 1e-300)))
+        return self._line_curve(here, flips, reach), reach
+
+    def _line_curve(self, here: Start, flips: bool, h):
+        pace, speed2 = jnp.abs(here.pace), here.speed**2
+        product = jnp.abs(here.product) + h * speed2
+        square = here.square + 2 * h * jnp.abs(here.product) + h**2 * speed2
+        growth = jnp.exp(2 * h * pace)
+        if not flips:
+            curve = 4 * pace**3 * square + 12 * pace**2 * product + 6 * pace * speed2
+            return (growth * curve)[:, None]
+        pulled, g = jnp.abs(here.pulled), jnp.abs(self.slope)
+        pull = jnp.abs(here.pull) + h[:, None] * pulled + square[:, None] * g
+        curve = 4 * pace[:, None] ** 2 * pull + 4 * pace[:, None] * (pulled + 2 * product[:, None] * g)
+        return growth[:, None] * (curve + 2 * speed2[:, None] * g)
+
+    def _on_rotation(self, here: Start, flips: bool, v):
+        """Bounds on ``[0, reach]``.
+
+        ``|root a|² + |root v|² = A²`` is conserved. With ``p = r·root a``: ``m' = |r'|² − p`` and ``p' = r'·root a + m``, so
+        that ``M = sup|m|`` and ``P = sup|p|`` satisfy ``M ≤ |m| + h(A² + P)`` and ``P ≤ |p| + h(½A² + M)``.
+        """
+        swing = jnp.hypot(here.change, here.pace)
+        h = jnp.minimum(ROTATION_REACH, MOST_CHANGE / jnp.maximum(swing, 1e-300))
+        pace = jnp.minimum(swing, jnp.abs(here.pace) + h * jnp.abs(here.change))
+        bend = jnp.minimum(swing, jnp.abs(here.change) + h * jnp.abs(here.pace))
+        whole = here.position**2 + here.speed**2
+        speed2 = jnp.minimum(whole, (here.speed + h * jnp.sqrt(whole)) ** 2)
+        across = (jnp.abs(here.across) + h * (whole / 2 + jnp.abs(here.product) + h * speed2)) / (1 - h**2)
+        product = jnp.abs(here.product) + h * (speed2 + across)
+        square = here.square + 2 * h * product
+        growth, second = jnp.exp(2 * h * pace), 2 * (speed2 + across)
+        if not flips:
+            excess = jnp.abs(self.count - here.square) + h * growth * (2 * pace * square + 2 * product)
+            curve = (4 * pace**3 + 6 * pace * bend) * square + 6 * (2 * pace**2 + bend) * product
+            curve = curve + 3 * pace * second + 1.5 * whole + product
+            return (pace * excess + growth * curve)[:, None], h
+        pulled, g = jnp.hypot(here.pulled, here.drawn), jnp.abs(self.slope)
+        pull = jnp.abs(here.pull) + h[:, None] * pulled + square[:, None] * g
+        curve = (4 * pace**2 + 2 * bend)[:, None] * pull + 4 * pace[:, None] * (pulled + 2 * product[:, None] * g)
+        return growth[:, None] * (curve + pulled + second[:, None] * g), h
+
+
+class Start(NamedTuple):
+    """What is known where a piece of path begins; lengths and products in units of σ there.
+
+    ``change`` and ``pace`` are ``slope·a`` and ``slope·v``; with ``R`` the root and ``r`` the residual, ``square = |r|²``,
+    ``product = r·Rv``, ``across = r·Ra``, ``position = |Ra|``, ``speed = |Rv|``, ``pull = Rᵀr``, ``pulled = RᵀRv``,
+    ``drawn = RᵀRa``, and ``mass`` the largest entry of ``|R|ᵀ|r|``.
+    """
+
+    change: Float[Array, " C"]
+    pace: Float[Array, " C"]
+    square: Float[Array, " C"]
+    product: Float[Array, " C"]
+    across: Float[Array, " C"]
+    position: Float[Array, " C"]
+    speed: Float[Array, " C"]
+    pull: Float[Array, "C d"]
+    pulled: Float[Array, "C d"]
+    drawn: Float[Array, "C d"]
+    mass: Float[Array, " C"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coefficients:
+    """The variables of a linear regression: its coefficients and σ.
+
+    Parameters
+    ----------
+    names : tuple of str, optional
+        The user's names of the coordinates, the last of which is ``log σ``; without them the coefficients are one variable.
+    """
+
+    names: tuple[str, ...] | None = None
+
+    def named(self, names: tuple[str, ...]) -> Coefficients:
+        """The same with the user's names."""
+        return Coefficients(names)
+
+    def __call__(self, x) -> dict[str, Any]:
+        """Variables by name at coordinates of shape (d,)."""
+        sigma = jnp.exp(x[-1])
+        if self.names is None:
+            return {"beta": x[:-1], "sigma": sigma}
+        return dict(zip(self.names[:-1], x[:-1], strict=True)) | {self.names[-1].removeprefix(LOG): sigma}
