@@ -50,3 +50,12 @@ def test_a_certificate_with_any_byte_altered_proves_nothing(tmp_path):
         altered = whole[:k] + bytes([whole[k] ^ 40]) + whole[k + 1 :]
         lines = (b"-----BEGIN CERTIFICATE-----", base64.b64encode(altered), b"-----END CERTIFICATE-----", b"")
         assert signer(south, b"\n".join(lines), signature, b"said") is None
+
+
+def test_a_key_that_others_can_read_is_warned_about(tmp_path, caplog):
+    make_keys(tmp_path, ["north"])
+    read_credentials(tmp_path / "sites" / "north")
+    assert not caplog.records
+    (tmp_path / "sites" / "north" / "key.pem").chmod(0o640)
+    read_credentials(tmp_path / "sites" / "north")
+    assert "can be read by others" in caplog.text and "chmod 600" in caplog.text

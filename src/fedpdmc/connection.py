@@ -13,7 +13,8 @@ import numpy as np
 
 from fedpdmc.checkpoint import Checkpoint, Saved
 from fedpdmc.errors import InputError
-from fedpdmc.federation.remote import DirectTransport, RemoteFederation, Transport
+from fedpdmc.federation.direct import DirectTransport
+from fedpdmc.federation.remote import RemoteFederation, Transport
 from fedpdmc.federation.wire import RUN_BYTES, Welcome, encode
 
 if TYPE_CHECKING:

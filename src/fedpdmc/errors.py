@@ -103,8 +103,8 @@ class Refused(FedPDMCError):
 class LimitReached(Refused):
     """A site has answered all that the contract allows, in rounds or in observed time."""
 
-    def __init__(self, site: str, code: str):
-        super().__init__(site, code, "The contract's limits are used up: going on takes a new contract.")
+    def __init__(self, site: str, code: str, used: str = ""):
+        super().__init__(site, code, f"The contract's limits are used up: going on takes a new contract.{used}")
 
 
 class PrivacyError(FedPDMCError):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
+import logging
 import math
 import os
 import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedpdmc.errors import InputError
 
+logger = logging.getLogger("fedpdmc.keys")
 COORDINATOR = "coordinator"
 AUTHORITY_DAYS, DAYS = 3650, 365
 MOST_NAME = 64
@@ -100,12 +103,20 @@ def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
     return path
 
 
+def one_script(name: str) -> bool:
+    """Whether a name's letters are of one script and written in one way only: none looks like a letter of another."""
+    scripts = {unicodedata.name(letter, "?").split()[0] for letter in name if letter.isalpha()}
+    return len(scripts) <= 1 and unicodedata.normalize("NFKC", name) == name
+
+
 def check_name(name: str) -> str:
     """A site's name as it may stand in a certificate: printable, at most 64 characters, no slash, not the coordinator's."""
     good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
-    if not good or any(c in name for c in "/\\=,\0") or name in (".", ".."):
+    if not good or any(c in name for c in "/\\=,\0") or name in (".", "..") or not one_script(name):
         raise InputError(
-            "site name", repr(name), "Give 1 to 64 printable characters without / \\ = , or spaces at its ends."
+            "site name",
+            repr(name),
+            "Give 1 to 64 printable characters, letters of one script, without / \\ = , or spaces at its ends.",
         )
     if name == COORDINATOR:
         raise InputError("site name", repr(name), "That is the coordinator's name: give the site another one.")
@@ -149,6 +160,8 @@ def read_credentials(folder: str | Path) -> Credentials:
     folder = Path(folder)
     try:
         key, certificate, authority = ((folder / name).read_bytes() for name in FILES)
+        if os.name == "posix" and (folder / "key.pem").stat().st_mode & 0o077:
+            logger.warning("%s can be read by others than its owner: chmod 600 it", folder / "key.pem")
         return Credentials(key, certificate, authority, Revocations(folder / REVOKED), folder)
     except OSError as error:
         raise InputError(

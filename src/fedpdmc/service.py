@@ -61,7 +61,7 @@ def serve_site(
         seeded_for_tests=seeded_for_tests,
     )  # fmt: skip
     try:
-        serve(agent, coordinator, own, wait)
+        serve(agent, coordinator, own, wait, policy.hours)
     finally:
         agent.journal.close()
 

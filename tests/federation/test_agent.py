@@ -161,6 +161,14 @@ def test_an_opening_beyond_the_contract_is_refused(zigzag, tmp_path, changes, co
     agent.journal.close()
 
 
+@pytest.mark.parametrize("scale", [[1.0, 0.0, 1.0], [1.0, 1e-300, 1.0], [0.0, 0.0, 0.0]])
+def test_a_reference_without_width_in_some_direction_is_refused(few_rounds, tmp_path, scale):
+    agent, own = joined(few_rounds, tmp_path), (np.eye(DIM), np.zeros(DIM), np.zeros(DIM))
+    changes = dict(zip(("precision", "linear", "point"), own, strict=True))
+    assert ask(agent, opening(scale=np.asarray(scale), order=2, **changes)).code == "SINGULAR_REFERENCE"
+    agent.journal.close()
+
+
 def test_derivatives_are_those_of_the_site_and_end_with_the_opening(few_rounds, tmp_path):
     agent = joined(few_rounds, tmp_path)
     x = np.array([0.1, -0.2, 0.3])

@@ -516,6 +516,8 @@ BAD = {
     "late": rewrite(time=lambda m: m.time + 1e3),
     "no coordinate": rewrite(coordinate=lambda m: m.coordinate + 7, rang=lambda m: np.ones(len(m.time))),
     "chains": rewrite(time=lambda m: m.time[:2], rang=lambda m: m.rang[:2], coordinate=lambda m: m.coordinate[:2]),
+    "normals": rewrite(coordinate=lambda m: m.coordinate[:0], normal=lambda m: np.eye(3)[np.zeros(len(m.time), int)]),
+    "at once": rewrite(time=lambda m: 0 * m.time, rang=lambda m: np.ones(len(m.time))),
     "other kind": lambda data, request: opened(data, request) if wire.decode(request).kind == 7 else data,
     "other round": rewrite(sequence=lambda m: m.sequence + 1),
 }

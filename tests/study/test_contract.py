@@ -92,6 +92,8 @@ def test_the_design_follows_from_the_contract_and_not_from_the_records():
         ("1000000", "1999", 12, "POLICY_ROUNDS"),
         ("1e6", "999.0", 12, "POLICY_TIME"),
         ("least_records = 5", "least_records = 5\nlargest_epsilon = 1.0", 12, "POLICY_EPSILON"),
+        ("least_records = 5", "least_records = 5\nmost_chains = 3", 12, "POLICY_CHAINS"),
+        ("least_records = 5", "least_records = 5\nleast_sites = 3", 12, "POLICY_SITES"),
     ],
 )
 def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
@@ -100,6 +102,88 @@ def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
     with pytest.raises(Refused) as error:
         policy.check("north", study, records)
     assert error.value.code == code
+
+
+@pytest.mark.parametrize(("pinned", "refused"), [((), True), (("south",), True), (("south", "west"), False)])
+def test_a_policy_asks_for_named_certificates_of_other_sites(tmp_path, pinned, refused):
+    """North's own, or that of a party outside the study, is none of them."""
+    summed = CONTRACT.replace('"south"]', '"south", "west"]').replace('derivatives = "own"', 'derivatives = "summed"')
+    named = "".join(f'{name} = "{64 * "a"}"\n' for name in ("north", "east", *pinned))
+    (tmp_path / "policy.toml").write_text(f"least_pinned = 2\n{POLICY}[certificates]\n{named}")
+    policy, study = read_policy(tmp_path / "policy.toml"), parse_study(summed.encode())
+    if not refused:
+        policy.check("north", study, 12)
+        return
+    with pytest.raises(Refused, match="POLICY_PINNED"):
+        policy.check("north", study, 12)
+
+
+@pytest.mark.parametrize("hours", ["[8]", "[8, 8]", "[-1, 8]", "[8.5, 9]", "8", '["a", "b"]', "[25, 1]"])
+def test_hours_are_two_hours_of_the_day(tmp_path, hours):
+    (tmp_path / "policy.toml").write_text(f"hours = {hours}\n{POLICY}")
+    with pytest.raises(InputError, match="hours"):
+        read_policy(tmp_path / "policy.toml")
+
+
+STRANGE = {
+    "power": "ill ~ (drug + age)**30",
+    "many ways": "ill ~ " + "*".join(["age", "drug"] * 11),
+    "levels": "ill ~ " + ":".join(["drug"] * 22),
+    "long": "ill ~ " + " + ".join(["age"] * 1000),
+    "open": "ill ~ (drug + age",
+    "closed": "ill ~ drug) + age",
+    "nothing": "ill ~",
+    "operators": "ill ~ + * : age",
+    "tilde": "ill ~ ~ ~ age",
+    "call": "ill ~ __import__('os').system('true')",
+    "braces": "ill ~ {age}",
+    "back quotes": "ill ~ `age`",
+    "huge power": "ill ~ age**" + "9" * 500,
+    "variable power": "ill ~ age**drug",
+    "nul": "ill ~ age\\u0000",
+    "bytes": "ill ~ \\u202eage",
+}
+
+
+@pytest.mark.parametrize("formula", STRANGE.values(), ids=STRANGE)
+def test_strange_formulas_are_refused_at_once_and_in_a_sentence(formula):
+    with pytest.raises(InputError) as error:
+        parse_study(changed("ill ~ drug + age", formula))
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "formula", ["ill ~ (drug + age)**2", "ill ~ drug * age", "ill ~ drug:age - 1", "ill ~ 0 + age"]
+)
+def test_usual_formulas_pass(formula):
+    assert parse_study(changed("ill ~ drug + age", formula)).names
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("format = 1", "format = 1\ndeep = " + "[" * 20_000),
+        ("format = 1", "format = 1\ndeep = " + "{a=" * 20_000),
+        ("rounds = 2000", "rounds = " + "9" * 5000),
+        ("rounds = 2000", "rounds = " + "9" * 4000),
+        ("observed_time = 1000.0", "observed_time = " + "9" * 400),
+        ("format = 1", "\ufefformat = 1"),
+    ],
+)
+def test_toml_that_is_too_much_is_refused_in_a_sentence(old, new):
+    with pytest.raises(InputError) as error:
+        parse_study(changed(old, new))
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("age = {", '"\u0430ge" = {'), ('"north"', '"n\u043erth"'), ('"north"', '"\uff4eorth"')],
+)
+def test_names_that_look_like_others_are_refused(old, new):
+    """A Cyrillic letter among Latin ones, and letters of another width."""
+    with pytest.raises(InputError, match="one script"):
+        parse_study(CONTRACT.replace(old, new).encode())
 
 
 def test_a_policy_lets_pass_what_it_allows(tmp_path):

@@ -140,3 +140,26 @@ def test_wrong_sources_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("ill,drug\nno,verum\n")
     with pytest.raises(InputError, match="no column 'age'"):
         read_records(STUDY, tmp_path / "a.csv")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "twins.csv").write_text("ill,drug,age,age\nno,verum,30,90\n")
+    with pytest.raises(InputError, match="two columns 'age'"):
+        read_records(STUDY, tmp_path / "twins.csv")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "postgresql://reader:hunter2@127.0.0.1:1/clinic",
+        "postgresql://reader:hunter2@x@127.0.0.1:1/clinic",
+        "postgresql://127.0.0.1:1/clinic?user=reader&password=hunter2",
+        "postgresql://reader:hunter2/x@127.0.0.1:1/clinic",
+        "postgresq://reader:hunter2@127.0.0.1:1/clinic",
+    ],
+)
+def test_a_password_is_not_shown(source):
+    query = "SELECT 1" if source.startswith("postgresql") else None
+    with pytest.raises(InputError) as error:
+        read_records(STUDY, source, query)
+    assert "hunter2" not in str(error.value) and error.value.__cause__ is None

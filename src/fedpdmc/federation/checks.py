@@ -121,7 +121,10 @@ def _open(study: Study, message: wire.Open, so_far: Progress) -> None:
     plain = np.array_equal(message.scale, np.ones(dim)) and not message.center.any()
     if study.reference == "none" and not plain:
         raise No("NOT_IN_CONTRACT")
-    if not message.scale.any(-1).all() or message.scale.ndim == 2 and not _condition(message.scale) <= 1e14:
+    # A condition number of a dense matrix; of a diagonal one its smallest and largest entry.
+    size = np.abs(message.scale)
+    narrow = message.scale.ndim == 1 and not size.min() > 1e-14 * size.max()
+    if narrow or message.scale.ndim == 2 and not _condition(message.scale) <= 1e14:
         raise No("SINGULAR_REFERENCE")
 
 

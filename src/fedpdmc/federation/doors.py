@@ -153,6 +153,32 @@ def expired(party: str, end: float) -> str:
     return f"the certificate of {party} expired at {when}: put a renewed one into its folder of keys"
 
 
+def next_hour(hour: int, now: datetime.datetime) -> float:
+    """When it is next so many o'clock, by the clock of this machine, in seconds since 1970."""
+    day = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    times = (day + datetime.timedelta(days=days, hours=hour) for days in range(3))
+    return next(time for time in times if time > now).timestamp()
+
+
+def opens(hours: tuple[int, int], now: datetime.datetime) -> float:
+    """When a site that answers in these hours next does, in seconds since 1970; 0 if it does now."""
+    return 0.0 if next_hour(hours[1], now) <= next_hour(hours[0], now) else next_hour(hours[0], now)
+
+
+def stream_end(credentials: Credentials | None, hours: tuple[int, int] | None, most_age: float) -> tuple[float, str]:
+    """When a stream that a site opens now is to end, in seconds since 1970, and why."""
+    ends = [(math.inf, "")]
+    if credentials is not None:
+        own = keys.expiry(credentials.certificate)
+        ends.append((time.time() + most_age, "certificates are looked at anew after an hour"))
+        ends.append((own, expired("this site", own)))
+    if hours is not None:
+        now = datetime.datetime.now()
+        closed, why = opens(hours, now) > 0, f"this site answers from {hours[0]} to {hours[1]} o'clock"
+        ends.append((0.0 if closed else next_hour(hours[1], now), why))
+    return min(ends)
+
+
 def split_address(address: str, argument: str) -> tuple[str, int]:
     """Host and port, neither of them left out."""
     host, _, port = address.rpartition(":")

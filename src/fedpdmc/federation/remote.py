@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from fedpdmc.coordinates import Reference
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
 from fedpdmc.federation import masking, wire
 from fedpdmc.federation.base import Federation
+from fedpdmc.federation.haste import Haste
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.bounds import Bounds
@@ -92,6 +92,8 @@ class RemoteFederation(Federation):
         Number of the last request that each site has answered; a run that is resumed goes on from there.
     columns : list
         The coordinates that each site is sent, None for all; set before the first plan.
+    flips : bool or None
+        Whether arrivals name coordinates, and not normals; None: either is taken.
     """
 
     def __init__(self, transport: Transport, run: bytes):
@@ -106,6 +108,8 @@ class RemoteFederation(Federation):
         self.standings: dict[str, Standing] = {}
         self.used: dict[str, tuple[float, float]] = {}
         self.passes = np.zeros(len(transport.names), dtype=np.int64)
+        self.flips: bool | None = None
+        self._haste = Haste(transport.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -207,7 +211,11 @@ class RemoteFederation(Federation):
                 key = id(plan), int(sequence) + 1
                 made[key] = made.get(key) or Request.of(_message(self.run, key[1], plan))
                 requests[-1] = made[key]
-        found = self._ask(requests, wire.Arrivals)
+        try:
+            found = self._ask(requests, wire.Arrivals)
+        except LimitReached as error:
+            # Whose limit it is says nothing of who has used it up.
+            raise LimitReached(error.site, error.code, self._haste.words()) from error
         for place, (name, message) in enumerate(zip(self.names, found, strict=True)):
             if message is None:
                 continue
@@ -216,7 +224,13 @@ class RemoteFederation(Federation):
                 self._terms[name] = self._terms[name]._replace(remaining=max(message.remaining, 0.0))
                 self.used[name] = (message.observed, message.spent)
         answers = zip(self.names, found, plans, strict=True)
-        return [None if plan is None else _arrival(name, message, plan) for name, message, plan in answers]
+        arrivals = [
+            None if plan is None else _arrival(name, message, plan, self.flips) for name, message, plan in answers
+        ]
+        longest = [np.asarray(plan.duration).sum(-1) for plan in plans if plan is not None]
+        if longest:
+            self._haste.see(arrivals, np.max(longest, axis=0))
+        return arrivals
 
     def farewell(self) -> None:
         """Tell every site that the run is over; this is no round, and has no place in the sequence."""
@@ -287,13 +301,15 @@ def _standing(name: str, message: wire.Opened) -> Standing:
         raise BadAnswer(name, str(error)) from error
 
 
-def _arrival(name: str, message: wire.Arrivals, plan: Plan) -> Arrival:
+def _arrival(name: str, message: wire.Arrivals, plan: Plan, flips: bool | None = None) -> Arrival:
     """An arrival whose times lie within the plan and whose marks are coordinates or unit normals."""
     horizon, dim = np.asarray(plan.duration).sum(-1), plan.start.shape[1]
     chain = np.flatnonzero(horizon > 0)
     rang = message.rang.astype(bool)
     if rang.shape != chain.shape:
         raise BadAnswer(name, "arrivals of another number of chains")
+    if flips is not None and flips != (message.coordinate.shape == chain.shape):
+        raise BadAnswer(name, f"{'normals' if flips else 'coordinates'} where the dynamics have the other kind of mark")
     if (message.time > horizon[chain] * (1 + ROUNDING)).any():
         raise BadAnswer(name, "an arrival after the end of the plan")
     if message.normal.shape[0]:
@@ -363,36 +379,3 @@ class RemoteSite:
         if self.index is None:
             return self.federation.sums(x)
         return self.federation.derivatives(x)[self.index]
-
-
-class DirectTransport(Transport):
-    """Agents in this process, asked one after the other: the messages are the same, nothing travels.
-
-    Parameters
-    ----------
-    agents : sequence of Agent
-    temporary : bool
-        Whether their logs are thrown away at the end.
-    """
-
-    def __init__(self, agents: Sequence, temporary: bool = False):
-        self.agents, self._temporary = list(agents), temporary
-        self._names = tuple(agent.site.name for agent in self.agents)
-
-    @property
-    def names(self):
-        """The sites' names."""
-        return self._names
-
-    def ask(self, requests):
-        """One round, site by site."""
-        pairs = zip(self.agents, requests, strict=True)
-        return [None if request is None else agent.answer(request.data) for agent, request in pairs]
-
-    def close(self):
-        """Close the logs."""
-        for agent in self.agents:
-            agent.journal.close()
-            if self._temporary:
-                shutil.rmtree(agent.journal.folder)
-        self.agents = []

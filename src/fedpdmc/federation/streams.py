@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import queue
 import random
@@ -39,12 +38,12 @@ from fedpdmc.federation.doors import (
     Waiting,
     check_loopback,
     check_party,
-    expired,
     split_address,
+    stream_end,
 )
 from fedpdmc.federation.gate import Bucket, Gate, Limits, Lines, most_connections, split_peer
 from fedpdmc.federation.remote import Request, Transport
-from fedpdmc.keys import COORDINATOR, Credentials, expiry, renewed
+from fedpdmc.keys import COORDINATOR, Credentials, renewed
 from fedpdmc.study.contract import Study
 
 logger = logging.getLogger("fedpdmc.coordinator")
@@ -314,6 +313,7 @@ def serve(
     coordinator: str,
     credentials: Credentials | None,
     wait: Callable[[float], bool] | None = None,
+    hours: tuple[int, int] | None = None,
 ) -> None:
     """The site's end: dial the coordinator and answer until it says that the run is over.
 
@@ -328,6 +328,8 @@ def serve(
         Of the site. None: a plain connection, to a loopback address only.
     wait : callable, optional
         ``wait(seconds)`` returns true to stop; `time.sleep` by default.
+    hours : (int, int), optional
+        The site answers from the first hour of the day to the second only.
 
     Raises
     ------
@@ -344,7 +346,7 @@ def serve(
         began = time.monotonic()
         try:
             credentials = None if credentials is None else renewed(credentials)
-            _session(agent, coordinator, credentials)
+            _session(agent, coordinator, credentials, hours)
             if agent.finished:
                 return
             reason = "the coordinator ended the stream"
@@ -365,9 +367,9 @@ def serve(
             return
 
 
-def _session(agent: Agent, coordinator: str, credentials: Credentials | None) -> None:
+def _session(agent: Agent, coordinator: str, credentials: Credentials | None, hours: tuple[int, int] | None) -> None:
     """One stream: hello, welcome, then requests and answers until it ends."""
-    until, over = _end(credentials)
+    until, over = stream_end(credentials, hours, MOST_AGE)
     if time.time() >= until:
         raise Outlived(over)
     with _channel(coordinator, credentials) as channel:
@@ -390,14 +392,6 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None) ->
         if broken:
             # Raises what broke it.
             next(call)
-
-
-def _end(credentials: Credentials | None) -> tuple[float, str]:
-    """When a stream that a site opens now is to end, and why."""
-    if credentials is None:
-        return math.inf, ""
-    own, old = expiry(credentials.certificate), time.time() + MOST_AGE
-    return (own, expired("this site", own)) if own < old else (old, "certificates are looked at anew after an hour")
 
 
 def _channel(coordinator: str, credentials: Credentials | None) -> grpc.Channel:

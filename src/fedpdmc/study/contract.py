@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.keys import check_name
+from fedpdmc.keys import check_name, one_script
 from fedpdmc.study.design import Design
 from fedpdmc.study.tables import Table, read_bytes
 
@@ -215,8 +215,10 @@ def parse_study(text: bytes) -> Study:
 def _columns(table: Table) -> dict[str, Column]:
     columns = {}
     for name in table.keys():
-        if not name.isidentifier():
-            raise InputError(f"{table.where}: {name}", repr(name), "Name columns by letters, digits and underscores.")
+        if not name.isidentifier() or not one_script(name):
+            raise InputError(
+                f"{table.where}: {name}", repr(name), "Name columns by letters of one script, digits, underscores."
+            )
         one = table.table(name)
         kind = one.text("type", among=TYPES)
         if kind == "level":

@@ -11,11 +11,10 @@ from formulaic.errors import FormulaicError
 from formulaic.parser.types import Factor
 
 from fedpdmc.errors import InputError
+from fedpdmc.study.formula import WHERE, check_size
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Column
-
-WHERE = "study.toml: model: formula"
 
 
 class Design:
@@ -34,10 +33,12 @@ class Design:
 
     def __init__(self, formula: str, columns: dict[str, Column]):
         self.columns = columns
+        check_size(formula, {name: max(len(column.levels), 1) for name, column in columns.items()})
         try:
             parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
             left, right = list(parsed.lhs), list(parsed.rhs)
-        except (FormulaicError, AttributeError, TypeError, SyntaxError) as error:
+        except Exception as error:
+            # A parser that was not made for strangers: whatever it raises, it is no formula.
             raise InputError(WHERE, repr(formula), "Give one such as 'outcome ~ treatment + age'.") from error
         self.used = {factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns)}
         if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:

@@ -13,6 +13,7 @@ from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
 from fedpdmc.study.tables import Table, read_bytes
 
 CHECK = "Change the contract together, or the site's policy.toml."
+MOST_CHAINS = 1024
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,15 @@ class Policy:
         What the data set grants to all studies together; a contract's budget is then a part of it. None: the account is on
         the terms of the first contract, and other ones are refused.
     certificates : dict
-        Fingerprints of other sites' certificates, for secure sums: no other is then taken for theirs, whoever signed it.
+        Fingerprints of other sites' certificates, for secure sums, and of the coordinator's: no other is then taken for
+        theirs, whoever signed it.
+    most_chains : int
+        The most chains that a contract may ask for: a site holds plans and draws of all of them.
+    least_sites, least_pinned : int
+        How many sites a contract must have, and of how many others the certificates must be named here where derivatives
+        are summed: with fewer, who they are is the authority's word.
+    hours : (int, int) or None
+        The site answers from the first hour of the day to the second, by its own clock; None: at all hours.
     """
 
     least_records: int
@@ -54,6 +63,10 @@ class Policy:
     dataset: str | None = None
     total: tuple[float, float] | None = None
     certificates: dict[str, str] = field(default_factory=dict)
+    most_chains: int = MOST_CHAINS
+    least_sites: int = 1
+    least_pinned: int = 0
+    hours: tuple[int, int] | None = None
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -73,6 +86,10 @@ class Policy:
             "POLICY_PASSES": study.passes and not self.passes,
             "POLICY_ROUNDS": study.rounds > self.most_rounds,
             "POLICY_TIME": study.observed_time > self.most_observed_time,
+            "POLICY_CHAINS": study.chains > self.most_chains,
+            "POLICY_SITES": len(study.sites) < self.least_sites,
+            "POLICY_PINNED": study.derivatives == "summed"
+            and len(set(self.certificates) & set(study.sites) - {site}) < self.least_pinned,
             "POLICY_EPSILON": self.largest_epsilon is not None
             and (study.epsilon is None or study.epsilon > self.largest_epsilon),
         }
@@ -100,9 +117,23 @@ def read_policy(path: str | Path) -> Policy:
         dataset=table.text("dataset", None),
         total=_total(table),
         certificates=_certificates(table.table("certificates", None)),
+        most_chains=table.whole("most_chains", MOST_CHAINS, least=1),
+        least_sites=table.whole("least_sites", 1, least=1),
+        least_pinned=table.whole("least_pinned", 0),
+        hours=_hours(table),
     )
     table.done()
     return policy
+
+
+def _hours(table: Table) -> tuple[int, int] | None:
+    found = table.numbers("hours", None) if "hours" in table.values else None
+    if found is None:
+        return None
+    good = isinstance(found, tuple) and len(found) == 2 and all(h in range(25) for h in found) and found[0] != found[1]
+    if not good or not isinstance(found, tuple):
+        raise table._wrong("hours", "Give [first, last], two hours of the day such as [20, 6].")
+    return int(found[0]), int(found[1])
 
 
 def _total(table: Table) -> tuple[float, float] | None:

@@ -5,6 +5,7 @@ What is wrong is told by row and column to the site's own operator; the coordina
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,20 +59,38 @@ def _needed(study: Study) -> list[str]:
 def _from_file(path: Path, needed: list[str]) -> Mapping[str, pl.Series]:
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet"):
-        raise InputError("data", str(path), "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address.")
+        raise InputError(
+            "data", shown(str(path)), "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address."
+        )
     try:
         # Text as it stands, so that what is wrong can be shown as it was written.
         frame = pl.read_csv(path, infer_schema=False) if kind == ".csv" else pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError("data", f"{path}: {error}", "Give a file that can be read.") from error
+    if kind == ".csv":
+        _refuse_twins(path)
     return {name: frame[name] for name in needed if name in frame.columns}
+
+
+def _refuse_twins(path: Path) -> None:
+    """Of two columns of one name polars would rename one, and nobody would know which of them was taken."""
+    header = [str(name) for name in pl.read_csv(path, infer_schema=False, has_header=False, n_rows=1).row(0)]
+    for name in header:
+        if header.count(name) > 1:
+            raise InputError("data", f"{path} with two columns {name!r}", "Give every column a name of its own.")
+
+
+def shown(source: str) -> str:
+    """An address of a database as it may be shown: without the user and the password."""
+    plain = re.sub(r":/+.*@", "://***@", source)
+    return re.sub(r"(?i)\b(\w*pass\w*|user)=[^&\s]*", r"\1=***", plain)
 
 
 def _from_database(source: str, query: str) -> dict[str, pl.Series]:
     try:
         names, rows = _sqlite(source, query) if source.startswith("sqlite:") else _postgres(source, query)
     except sqlite3.Error as error:
-        raise InputError("data", f"{source.split('@')[-1]}: {error}", "Check the database and the query.") from error
+        raise InputError("data", f"{shown(source)}: {error}", "Check the database and the query.") from error
     if len(set(names)) != len(names):
         raise InputError("data", "a query with two columns of one name", "Name the columns apart with AS.")
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
@@ -99,8 +118,11 @@ def _postgres(source: str, query: str) -> tuple[list[str], list[tuple]]:
             cursor = connection.execute(query.encode())
             return [column.name for column in cursor.description or ()], cursor.fetchall()
     except psycopg.Error as error:
-        # The address may hold a password: only what follows it is shown.
-        raise InputError("data", f"{source.split('@')[-1]}: {error}", "Check the database and the query.") from error
+        # The address may hold a password, and what is said of a wrong one may repeat it.
+        said = str(error)
+        for secret in re.findall(r"[^:@/?&=]{3,}", "".join(re.findall(r"//(.*)@", source))):
+            said = said.replace(secret, "***")
+        raise InputError("data", f"{shown(source)}: {shown(said)}", "Check the database and the query.") from None
 
 
 def _as_text(value) -> str | None:

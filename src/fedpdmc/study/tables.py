@@ -39,8 +39,11 @@ class Table:
         """The table that a TOML file is."""
         try:
             return cls(tomllib.loads(data.decode()), where)
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(where, str(error), "Give a TOML file.") from error
+        except RecursionError as error:
+            raise InputError(where, "tables or lists within each other, too deep", "Give a TOML file.") from error
+        except ValueError as error:
+            # No text, no TOML, or a number of more digits than can be read.
+            raise InputError(where, str(error)[:200], "Give a TOML file.") from error
 
     def _take(self, key: str, default: Any) -> Any:
         self._taken.add(key)
@@ -51,7 +54,7 @@ class Table:
         return default
 
     def _wrong(self, key: str, remedy: str) -> InputError:
-        return InputError(f"{self.where}: {key}", repr(self.values.get(key)), remedy)
+        return InputError(f"{self.where}: {key}", repr(self.values.get(key))[:200], remedy)
 
     def table(self, key: str, default: Any = REQUIRED) -> Table:
         """A table within this one; an empty one if ``default`` is None and it is not there."""
@@ -137,4 +140,9 @@ def _is_text(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite real number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
