@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
-from tests.support import LOSS_NAMES, hospitals, predictor, prior
 
 import fedpdmc as fp
+from fedpdmc.newton import MOST_ROUNDS
 from fedpdmc.potentials import Potential
-from fedpdmc.reference import MOST_ROUNDS
+from tests.support import LOSS_NAMES, hospitals, predictor, prior
 
 
 def energy(x):

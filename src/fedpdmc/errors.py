@@ -56,7 +56,15 @@ class RunTooLong(FedPDMCError):
 
 
 class ImproperPosterior(FedPDMCError):
-    """The mode could not be found because the posterior has none, or is flat in some direction."""
+    """The posterior is flat in some direction, or levels off: it has no integral."""
+
+
+class NoMode(FedPDMCError):
+    """The posterior density grows without bound, as that of a centred hierarchy does."""
+
+
+class NotConverged(FedPDMCError):
+    """The search for the mode ended before it was found."""
 
 
 class WireError(FedPDMCError):

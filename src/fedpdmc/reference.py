@@ -9,21 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import ImproperPosterior, NotFinite
-from fedpdmc.membership import settle
+from fedpdmc.errors import FedPDMCError, ImproperPosterior, NotFinite
+from fedpdmc.membership import PRIOR_SITE, settle
+from fedpdmc.newton import IMPROPER, LEVELLED, Point, find_mode, positive_definite, root_of_inverse, singular
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.release import noisy_laplace
+from fedpdmc.signs import check_signs
 from fedpdmc.site import Site
 
-MOST_ROUNDS = 60
-# Under a flat prior: relative eigenvalue of a flat direction; loss of curvature that calls for a closer look; and the least
-# rise of the potential one standard deviation from a mode (½ for a Gaussian).
-SINGULAR, LEVELLED, LEAST_RISE = 1e-10, 1e-2, 0.05
-REMEDY = (
-    ": the posterior is improper under a flat prior (separable or collinear data, or none). Give a proper prior, such as "
-    "fedpdmc.models.normal_prior(dim, scale=...)."
-)
+# Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
+LEAST_RISE = 0.05
 
 
 @double_precision
@@ -42,70 +38,89 @@ def laplace(sites: Sequence[Site], prior: Any = None, *, tolerance: float = 1e-3
     tolerance : float
         Stop when the next step is shorter than this many posterior standard deviations.
     start : array of shape (d,), optional
-        Where the search begins; the prior's mean, or zero, if None.
+        Where the search begins. If None: where linear models with an unknown scale guess, else the prior's mean, or zero.
+
+    Raises
+    ------
+    ImproperPosterior, NoMode, NotConverged
+        Without a mode, by what the search met.
+    InputError
+        At a function that seems to be a log likelihood, not minus one.
     """
     sites, prior, dim = settle(sites, prior, start)
-    x = np.zeros(dim) if prior is None else prior_mean(prior)
-    x = x if start is None else np.asarray(start, float)
+    x = _begin(sites, prior, dim) if start is None else np.asarray(start, float)
     if any(site.noisy for site in sites):
         return noisy_laplace(sites, prior, x)
     traffic = {site.name: 0 for site in sites}
-    value, gradient, hessian, parts = _ask(sites, prior, x, traffic)
-    if not (np.isfinite(value) and np.all(np.isfinite(hessian))):
+
+    def ask(point: np.ndarray) -> Point:
+        return _ask(sites, prior, point, traffic)
+
+    first = ask(x)
+    if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
         raise NotFinite(
             "laplace",
             0,
             f"laplace: the sites' likelihood is not finite at the starting point {x[:4]} (the prior's mean, or zero). Check "
             "offsets and covariates for values that overflow, or centre the prior where the likelihood is finite.",
         )
-    rounds, damping, first = 1, 0.0, hessian
-    while True:
-        precision = _positive_definite(hessian, damping)
-        step = -np.linalg.solve(precision, gradient)
-        if damping == 0.0 and float(step @ precision @ step) <= tolerance**2:
-            break
-        if rounds >= MOST_ROUNDS or not np.all(np.isfinite(step)):
-            raise ImproperPosterior(f"laplace: found no mode after {rounds} rounds{REMEDY}")
-        trial = _ask(sites, prior, x + step, traffic)
-        rounds += 1
-        if np.isfinite(trial[0]) and trial[0] <= value + 1e-12 * abs(value):
-            x, (value, gradient, hessian, parts) = x + step, trial
-            damping = 0.0 if damping < 1e-6 else damping / 10
-        else:
-            damping = max(10 * damping, 1e-2)
-    if prior is None:
-        rounds += _check_proper(sites, x, value, first, hessian, traffic)
-    precision = _positive_definite(hessian, 0.0)
-    covariance = np.linalg.inv(precision)
+    flat = prior is None and all(site.name != PRIOR_SITE for site in sites)
+    try:
+        here, step, rounds = find_mode(ask, first, tolerance, flat)
+    except FedPDMCError:
+        check_signs(sites, first, None)
+        raise
+    check_signs(sites, first, here)
+    scale = root_of_inverse(positive_definite(here.hessian))
+    if flat:
+        rounds += _check_proper(ask, here, first.hessian)
     control = {
         site.name: ControlVariate(
-            Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, x))), jnp.asarray(_own(site, x)), 2
+            Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, here.x))), jnp.asarray(_own(site, here.x)), 2
         )
-        for site, (g, h) in zip(sites, parts, strict=True)
+        for site, (g, h) in zip(sites, here.parts, strict=True)
     }
-    scale = np.linalg.cholesky((covariance + covariance.T) / 2)
-    return Reference(jnp.asarray(x + step), jnp.asarray(scale), control, rounds, traffic)
+    return Reference(jnp.asarray(here.x + step), jnp.asarray(scale), control, rounds, traffic)
 
 
-def _check_proper(sites, x, value, first, hessian, traffic) -> int:
+def _begin(sites, prior, dim: int) -> np.ndarray:
+    """Where the search begins: the mean of what sites guess, weighted by their records, else the prior's mean or zero."""
+    x = np.zeros(dim) if prior is None else prior_mean(prior)
+    total, weight = np.zeros(dim), np.zeros(dim)
+    for site in sites:
+        guess, records = _guess(site)
+        if guess is not None:
+            index = np.arange(dim) if site.coordinates is None else site.coordinates
+            total[index] += records * guess
+            weight[index] += records
+    return np.where(weight > 0, total / np.maximum(weight, 1e-300), x)
+
+
+def _guess(site) -> tuple[np.ndarray | None, float]:
+    if isinstance(site, Site):
+        return (None, 0.0) if site.noisy else (getattr(site.potential, "guess", None), float(site.records))
+    return site.guess, 1.0
+
+
+def _check_proper(ask, here: Point, first: np.ndarray) -> int:
     """Under a flat prior: refuse a posterior that is flat in some direction; returns the rounds this took.
 
     A potential that only levels off, as with separable data, seems to have a mode once its slope is small. Then its
     curvature has fallen far below where it started, and one standard deviation further out it has hardly risen.
     """
-    size = np.sqrt(np.abs(np.diag(hessian)))
-    if not np.all(size > 0) or np.linalg.eigvalsh(hessian / np.outer(size, size))[0] < SINGULAR:
-        raise ImproperPosterior(f"laplace: the likelihood is flat in some direction{REMEDY}")
-    lost = np.flatnonzero(np.diag(hessian) < LEVELLED * np.diag(first))
+    if singular(here.hessian):
+        raise ImproperPosterior(f"laplace: the likelihood is flat in some direction{IMPROPER}")
+    size = np.sqrt(np.abs(np.diag(here.hessian)))
+    lost = np.flatnonzero(np.diag(here.hessian) < LEVELLED * np.diag(first))
     rounds = 0
     for i in lost:
         for sign in (-1.0, 1.0):
-            step = np.zeros_like(x)
+            step = np.zeros_like(here.x)
             step[i] = sign / size[i]
-            rise = _ask(sites, None, x + step, traffic)[0] - value
+            rise = ask(here.x + step).value - here.value
             rounds += 1
             if not rise > LEAST_RISE:
-                raise ImproperPosterior(f"laplace: the likelihood levels off in parameter {i}{REMEDY}")
+                raise ImproperPosterior(f"laplace: the likelihood levels off in parameter {i}{IMPROPER}")
     return rounds
 
 
@@ -127,15 +142,16 @@ def _own(site: Site, x: np.ndarray) -> np.ndarray:
     return x if site.coordinates is None else x[site.coordinates]
 
 
-def _ask(sites, prior, x, traffic):
+def _ask(sites, prior, x, traffic) -> Point:
     """One round: the sums over sites and prior, and each site's own gradient and Hessian."""
     value, gradient, hessian, parts = 0.0, np.zeros(x.shape[0]), np.zeros((x.shape[0], x.shape[0])), []
     for site in sites:
         u, g, h = site.derivatives(x)
         index = np.arange(x.shape[0]) if site.coordinates is None else site.coordinates
-        value += u
-        gradient[index] += g
-        hessian[np.ix_(index, index)] += h
+        with np.errstate(invalid="ignore"):
+            value += u
+            gradient[index] += g
+            hessian[np.ix_(index, index)] += h
         parts.append((g, h))
         traffic[site.name] += 8 * (g.size + 1 + g.size + h.size)
     if prior is not None:
@@ -143,12 +159,4 @@ def _ask(sites, prior, x, traffic):
         value += 0.5 * x @ precision @ x + linear @ x
         gradient = gradient + precision @ x + linear
         hessian = hessian + precision
-    return value, gradient, hessian, parts
-
-
-def _positive_definite(hessian: np.ndarray, damping: float) -> np.ndarray:
-    """The matrix with its eigenvalues made positive, and a multiple of its diagonal added."""
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    floor = 1e-10 * max(float(np.abs(values).max()), 1e-300)
-    fixed = (vectors * np.maximum(np.abs(values), floor)) @ vectors.T
-    return fixed + damping * np.diag(np.diag(fixed))
+    return Point(x, float(value), gradient, hessian, parts)

@@ -355,6 +355,8 @@ class RemoteSite:
     budget = None
     # How many records a site has is its own affair.
     records = 0
+    # Where its part of the search for a mode could begin; the contract may say.
+    guess: np.ndarray | None = None
 
     def __init__(
         self,

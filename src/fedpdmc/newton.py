@@ -1,0 +1,124 @@
+"""The search for a mode: damped Newton steps that do not mind the units of the parameters, and why they found none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpdmc.errors import FedPDMCError, ImproperPosterior, NoMode, NotConverged
+
+MOST_ROUNDS = 60
+# Relative eigenvalue of a flat direction, and the loss of curvature that tells of a potential that only levels off.
+SINGULAR, LEVELLED = 1e-10, 1e-2
+# A fall of the potential in one step that is none of rounding, and the growth of curvature down a funnel.
+FALLING, STEEPER = 1e-2, 1e6
+IMPROPER = (
+    ": the posterior is improper under a flat prior (separable or collinear data, or none). Give a proper prior, such as "
+    "fedpdmc.models.normal_prior(dim, scale=...)."
+)
+NONE = (
+    ": the posterior density grows without bound, so it has no mode. A hierarchy that is written centred is of this kind: "
+    "write it non-centred, theta = mu + tau * z with z ~ N(0, 1). Otherwise give dynamics= and a reference of your own, "
+    "reference=fedpdmc.Reference(center, scale)."
+)
+LIMIT = (
+    ": the search for the mode did not converge. Begin nearer to it, reference=fedpdmc.laplace(sites, prior, start=...), "
+    "give a tighter prior, or a reference of your own, reference=fedpdmc.Reference(center, scale)."
+)
+
+
+class Point(NamedTuple):
+    """Sums over all sites and the prior, and each site's own gradient and Hessian."""
+
+    x: np.ndarray
+    value: float
+    gradient: np.ndarray
+    hessian: np.ndarray
+    parts: list[tuple[np.ndarray, np.ndarray]]
+
+
+class Mode(NamedTuple):
+    """Where the search ended: the last point, the step that is left, and the rounds it took."""
+
+    point: Point
+    step: np.ndarray
+    rounds: int
+
+
+def find_mode(ask: Callable[[np.ndarray], Point], start: Point, tolerance: float, flat: bool) -> Mode:
+    """Damped Newton from ``start`` until the next step is shorter than ``tolerance`` standard deviations.
+
+    Raises
+    ------
+    ImproperPosterior, NoMode, NotConverged
+        By what the last points look like; ``flat`` says that there is no prior.
+    """
+    here, rounds, damping, falls = start, 1, 0.0, [0.0]
+    while True:
+        precision = positive_definite(here.hessian, damping)
+        step = -np.linalg.solve(precision, here.gradient)
+        length = float(step @ precision @ step)
+        if damping == 0.0 and length <= tolerance**2:
+            return Mode(here, step, rounds)
+        if rounds >= MOST_ROUNDS or not np.isfinite(length):
+            raise _no_mode(start, here, rounds, falls, flat)
+        trial = ask(here.x + step)
+        rounds += 1
+        usable = np.isfinite(trial.value) and np.all(np.isfinite(trial.hessian)) and np.all(np.isfinite(trial.gradient))
+        if usable and trial.value <= here.value + 1e-12 * abs(here.value):
+            falls.append(here.value - trial.value)
+            here, damping = trial, 0.0 if damping < 1e-6 else damping / 10
+        else:
+            damping = max(10 * damping, 1e-2)
+
+
+def _no_mode(start: Point, last: Point, rounds: int, falls: list[float], flat: bool) -> FedPDMCError:
+    """What the end of a search that did not converge says.
+
+    Down a funnel the potential keeps falling while its curvature grows; a potential that levels off loses its curvature; and
+    otherwise the search has only not come to its end.
+    """
+    at = f"laplace: no mode after {rounds} rounds"
+    before, after = np.abs(np.diag(start.hessian)), np.abs(np.diag(last.hessian))
+    steeper = np.any(after > STEEPER * np.maximum(before, np.finfo(float).tiny))
+    if steeper and falls[-1] > FALLING:
+        return NoMode(at + NONE)
+    if flat and (singular(last.hessian) or np.any(after < LEVELLED * before)):
+        return ImproperPosterior(at + IMPROPER)
+    return NotConverged(at + LIMIT)
+
+
+def sizes(hessian: np.ndarray) -> np.ndarray:
+    """The units in which the diagonal of the Hessian is one, up to sign; one where there is no curvature."""
+    size = np.sqrt(np.abs(np.diag(hessian)))
+    return np.where(size > 0, size, 1.0)
+
+
+def singular(hessian: np.ndarray) -> bool:
+    """Whether some direction is flat."""
+    size = np.sqrt(np.abs(np.diag(hessian)))
+    return not np.all(size > 0) or bool(np.linalg.eigvalsh(hessian / np.outer(size, size))[0] < SINGULAR)
+
+
+def positive_definite(hessian: np.ndarray, damping: float = 0.0) -> np.ndarray:
+    """The matrix with its eigenvalues made positive, and a multiple of its diagonal added.
+
+    Eigenvalues are those of the matrix with unit diagonal, so that parameters may have any units.
+    """
+    size = sizes(hessian)
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2 / np.outer(size, size))
+    floor = SINGULAR * max(float(np.abs(values).max()), 1e-300)
+    fixed = (vectors * np.maximum(np.abs(values), floor)) @ vectors.T
+    return (fixed + damping * np.diag(np.diag(fixed))) * np.outer(size, size)
+
+
+def root_of_inverse(precision: np.ndarray) -> np.ndarray:
+    """Lower triangular S with ``S Sᵀ = P⁻¹``, in units in which P has a unit diagonal."""
+    size = sizes(precision)
+    covariance = np.linalg.inv(precision / np.outer(size, size))
+    return np.linalg.cholesky((covariance + covariance.T) / 2) / size[:, None]
+
+
+__all__ = ["MOST_ROUNDS", "Mode", "Point", "find_mode", "positive_definite", "root_of_inverse", "singular"]
