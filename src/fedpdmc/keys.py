@@ -209,6 +209,16 @@ def certificate_name(certificate: bytes) -> str:
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
+def names(certificate: bytes) -> set[str]:
+    """All names that a certificate is good for: its own and the hosts'."""
+    found = x509.load_pem_x509_certificate(certificate)
+    try:
+        hosts = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return {certificate_name(certificate)}
+    return {certificate_name(certificate), *hosts.get_values_for_type(x509.DNSName)}
+
+
 def sign(credentials: Credentials, data: bytes) -> bytes:
     """A party's signature on a message, for engines whose connections do not end at the other party."""
     key = serialization.load_pem_private_key(credentials.key, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.opening import open_agent
-from fedpdmc.keys import read_credentials
+from fedpdmc.keys import COORDINATOR, read_credentials
 from fedpdmc.study import Policy, Study
 
 
@@ -25,6 +25,7 @@ def serve_site(
     ledger: str | Path | None = None,
     seeded_for_tests: bool = False,
     wait: Callable[[float], bool] | None = None,
+    server_name: str = COORDINATOR,
 ) -> None:
     """Take part in a study: read the records, dial the coordinator, answer until the run is over.
 
@@ -50,7 +51,10 @@ def serve_site(
         Take the seed in spite of a budget: nothing is private then, and log and result say so.
     wait : callable, optional
         As for `fedpdmc.federation.streams.serve`.
+    server_name : str
+        The name that the coordinator's certificate must have, where an institution's own authority has made it.
     """
+    from fedpdmc.federation.doors import Dialling
     from fedpdmc.federation.streams import serve
 
     own = None if keys is None else read_credentials(keys)
@@ -61,7 +65,7 @@ def serve_site(
         seeded_for_tests=seeded_for_tests,
     )  # fmt: skip
     try:
-        serve(agent, coordinator, own, wait, policy.hours)
+        serve(agent, coordinator, own, wait, Dialling(policy.hours, server_name, policy.certificates.get(COORDINATOR)))
     finally:
         agent.journal.close()
 

@@ -1,5 +1,6 @@
-"""When a site answers, by the hours of its day."""
+"""Whom a site takes for its coordinator, and when it answers."""
 
+import dataclasses
 import datetime
 import threading
 import time
@@ -7,9 +8,9 @@ import time
 import pytest
 from tests.federation.studies import Folder
 
-from fedpdmc.federation import doors, streams
+from fedpdmc.federation import doors, streams, wire
 from fedpdmc.federation.doors import next_hour, opens
-from fedpdmc.keys import read_credentials
+from fedpdmc.keys import fingerprint, make_keys, read_credentials, revoke
 
 
 def at(hour, minute=0, day=1):
@@ -44,14 +45,22 @@ def test_outside_its_hours_a_site_does_not_dial_and_a_stream_ends_with_them(tmp_
     hour = datetime.datetime.now().hour
     closed = ((hour + 2) % 24, (hour + 3) % 24)
     with folder.listening() as connection:
-        streams.serve(agent, connection.address, own, lambda pause: bool(waits.append(pause)) or len(waits) > 1, closed)
+        streams.serve(
+            agent,
+            connection.address,
+            own,
+            lambda pause: bool(waits.append(pause)) or len(waits) > 1,
+            doors.Dialling(closed),
+        )
         assert agent.run is None and f"answers from {closed[0]} to {closed[1]} o'clock" in caplog.text
         # In the middle of a stream: the next request after the end is not answered.
         ends = time.time() + 1.0
         monkeypatch.setattr(doors, "opens", lambda hours, now: 0.0 if time.time() < ends else ends + 3600)
         monkeypatch.setattr(doors, "next_hour", lambda hour, now: ends)
         stop = threading.Event()
-        worker = threading.Thread(target=streams.serve, args=(agent, connection.address, own, stop.wait, (8, 18)))
+        worker = threading.Thread(
+            target=streams.serve, args=(agent, connection.address, own, stop.wait, doors.Dialling((8, 18)))
+        )
         worker.start()
         while agent.run is None:
             time.sleep(0.01)
@@ -63,3 +72,130 @@ def test_outside_its_hours_a_site_does_not_dial_and_a_stream_ends_with_them(tmp_
         assert not worker.is_alive()
     agent.journal.close()
     assert agent.journal.answers == 0
+
+
+# whom a site takes for the coordinator ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dials(tmp_path):
+    """A study whose site north dials until it has joined, or so many times in vain."""
+    folder = Folder(tmp_path)
+
+    def dial(address, tries=3, dialling=doors.USUAL, keys=None):
+        agent, waits = folder.agent("north"), []
+        own = read_credentials(keys or folder.keys("north"))
+
+        def wait(_):
+            waits.append(agent.run)
+            time.sleep(0.02)
+            return len(waits) >= tries
+
+        worker = threading.Thread(target=streams.serve, args=(agent, address, own, wait, dialling), daemon=True)
+        worker.start()
+        while agent.run is None and worker.is_alive():
+            time.sleep(0.01)
+        return agent, worker
+
+    dial.folder = folder
+    return dial
+
+
+def ended(connection, agent, worker):
+    """The coordinator goes, and the site with it."""
+    connection.close()
+    worker.join(30)
+    assert not worker.is_alive()
+    agent.journal.close()
+
+
+def test_a_site_does_not_join_a_coordinator_that_it_has_revoked_and_joins_a_renewed_one(dials, caplog):
+    folder = dials.folder
+    old = read_credentials(folder.keys("coordinator"))
+    revoke(folder.keys("north"), [fingerprint(old.certificate)])
+    with folder.listening() as connection:
+        agent, worker = dials(connection.address)
+        worker.join(30)
+        assert agent.run is None and not worker.is_alive()
+        agent.journal.close()
+        assert "the certificate of the coordinator has been revoked here" in caplog.text
+        for file in ("key.pem", "certificate.pem"):
+            (folder.keys("coordinator") / file).unlink()
+        make_keys(folder.path / "keys", folder.study.sites)
+        agent, worker = dials(connection.address)
+        assert agent.run is not None
+        ended(connection, agent, worker)
+
+
+def test_revoked_in_the_middle_of_a_stream_the_coordinator_is_answered_no_more(dials, caplog, monkeypatch):
+    monkeypatch.setattr("fedpdmc.keys.SECONDS", 0.0)
+    folder = dials.folder
+    with folder.listening() as connection:
+        agent, worker = dials(connection.address, tries=2)
+        request = streams.Request(b"what is this?")
+        assert wire.decode(connection.transport._exchange([request, None], 20.0)[0]).code == "MALFORMED"
+        revoke(folder.keys("north"), [fingerprint(read_credentials(folder.keys("coordinator")).certificate)])
+        assert connection.transport._exchange([streams.Request(b"and this?"), None], 1.0) == [None, None]
+        ended(connection, agent, worker)
+    assert "the certificate of the coordinator has been revoked" in caplog.text
+
+
+def test_a_site_takes_the_certificate_that_its_policy_names_and_no_other(dials, caplog):
+    folder = dials.folder
+    own = fingerprint(read_credentials(folder.keys("coordinator")).certificate)
+    with folder.listening() as connection:
+        agent, worker = dials(connection.address, dialling=doors.Dialling(pinned=64 * "0"))
+        assert agent.run is None and "not the one that the policy names" in caplog.text
+        agent.journal.close()
+        agent, worker = dials(connection.address, dialling=doors.Dialling(pinned=own))
+        assert agent.run is not None
+        ended(connection, agent, worker)
+
+
+def test_the_coordinator_may_have_the_name_of_its_host(dials):
+    folder = dials.folder
+    for file in ("key.pem", "certificate.pem"):
+        (folder.keys("coordinator") / file).unlink()
+    make_keys(folder.path / "keys", folder.study.sites, hosts=["trial.example.org"])
+    with folder.listening() as connection:
+        agent, worker = dials(connection.address, dialling=doors.Dialling(server_name="other.example.org"))
+        assert agent.run is None
+        agent.journal.close()
+        agent, worker = dials(connection.address, dialling=doors.Dialling(server_name="trial.example.org"))
+        assert agent.run is not None
+        ended(connection, agent, worker)
+
+
+def welcomed(folder, run=bytes(16), site="north", nonce=bytes(32), signs="coordinator", **changes):
+    """A welcome that was signed for some site and nonce, by whoever."""
+    own = read_credentials(folder.keys(signs))
+    hello = wire.Hello(site, folder.study.digest, "test", nonce)
+    told = wire.decode(doors.Door(folder.study, own).welcome(run, hello))
+    return wire.encode(dataclasses.replace(told, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"site": "south"},
+        {"nonce": bytes(31) + b"x"},
+        {"signs": "south"},
+        {"signature": b""},
+        {"certificate": b""},
+        {"certificate": b"-----BEGIN CERTIFICATE-----"},
+        {"run": bytes(15) + b"x", "other_run": True},
+    ],
+    ids=str,
+)
+def test_a_welcome_that_was_signed_for_another_or_by_another_is_not_taken(dials, changes):
+    """Who holds a revoked key and passes on what the coordinator says to others cannot speak for it."""
+    folder = dials.folder
+    own = read_credentials(folder.keys("north"))
+    hello = wire.encode(wire.Hello("north", folder.study.digest, "test"))
+    assert doors.USUAL.check(own, hello, welcomed(folder)).certificates
+    other = changes.pop("other_run", False)
+    welcome = welcomed(folder, **changes)
+    if other:
+        welcome = wire.encode(dataclasses.replace(wire.decode(welcome), run=bytes(16)))
+    with pytest.raises(doors.Outlived, match="has not proved"):
+        doors.USUAL.check(own, hello, welcome)

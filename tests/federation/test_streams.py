@@ -1,5 +1,6 @@
 """gRPC with real TLS: the same bits as in process, whatever the network does, and nobody in who should not be."""
 
+import base64
 import contextlib
 import dataclasses
 import datetime
@@ -120,7 +121,7 @@ class Connector(Proxy):
 
     def __init__(self):
         super().__init__("127.0.0.1:0")
-        self.asked = []
+        self.asked, self.credentials = [], []
 
     def _accept(self):
         while True:
@@ -132,6 +133,9 @@ class Connector(Proxy):
             while b"\r\n\r\n" not in head:
                 head += site.recv(4096)
             self.asked.append(head.split()[0].decode())
+            self.credentials += [
+                line for line in head.split(b"\r\n") if line.lower().startswith(b"proxy-authorization")
+            ]
             host, port = head.split()[1].decode().rsplit(":", 1)
             coordinator = socket.create_connection((host, int(port)))
             site.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -142,12 +146,13 @@ class Connector(Proxy):
 
 def test_through_an_http_proxy(folder, expected, fresh, monkeypatch):
     with Connector() as proxy, folder.listening() as connection:
-        monkeypatch.setenv("grpc_proxy", f"http://{proxy.address}")
+        monkeypatch.setenv("grpc_proxy", f"http://north:hunter2@{proxy.address}")
         for name in ("no_proxy", "no_grpc_proxy"):
             monkeypatch.delenv(name, raising=False)
         with folder.sites(connection, fresh()):
             post = fp.sample(connection, progress=False)
     assert proxy.asked[:2] == ["CONNECT", "CONNECT"]
+    assert base64.b64decode(proxy.credentials[0].split()[-1]) == b"north:hunter2"
     assert same_bits(post, expected)
 
 

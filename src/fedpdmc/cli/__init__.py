@@ -167,6 +167,9 @@ def _site(
     seeded_for_tests: Annotated[
         bool, typer.Option("--seeded-for-tests", help="Take a seed in spite of a privacy budget: nothing is private.")
     ] = False,
+    server_name: Annotated[
+        str, typer.Option(help="The name that the coordinator's certificate must have.")
+    ] = "coordinator",
 ) -> None:
     """Take part in a study. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
@@ -175,7 +178,7 @@ def _site(
     raise typer.Exit(
         studies.guarded(
             lambda: studies.site(
-                study, name, data, query, policy, coordinator, keys, store, seed, ledger, seeded_for_tests
+                study, name, data, query, policy, coordinator, keys, store, seed, ledger, seeded_for_tests, server_name
             )
         )
     )

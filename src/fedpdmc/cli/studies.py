@@ -139,6 +139,7 @@ def site(
     seed: int | None,
     ledger: Path | None,
     seeded_for_tests: bool,
+    server_name: str,
 ) -> int:
     """Answer the coordinator until the run is over."""
     serve_site(
@@ -153,6 +154,7 @@ def site(
         seed=seed,
         ledger=ledger,
         seeded_for_tests=seeded_for_tests,
+        server_name=server_name,
     )
     print("The run is over.")
     return 0

@@ -113,9 +113,9 @@ class Agent:
             f"{self.observed_time:,.4g} of at most {study.observed_time:,.4g}{spent}"
         )
 
-    def hello(self) -> bytes:
-        """The first message to the coordinator."""
-        return wire.encode(wire.Hello(self.site.name, self.study.digest, SOFTWARE))
+    def hello(self, nonce: bytes = wire.NOTHING_ASKED) -> bytes:
+        """The first message to the coordinator, with bytes for it to sign."""
+        return wire.encode(wire.Hello(self.site.name, self.study.digest, SOFTWARE, nonce))
 
     def join(self, data: bytes) -> None:
         """Take the coordinator's welcome, or raise `Refused`."""

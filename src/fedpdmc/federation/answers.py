@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedpdmc.federation.agent import Agent
-from fedpdmc.federation.doors import Outlived
+from fedpdmc.federation.codecs import DIGEST_BYTES
+from fedpdmc.federation.doors import Outlived, Pass
 
 logger = logging.getLogger("fedpdmc.site")
 # Seconds between two lines on how far a site has come.
@@ -22,11 +24,13 @@ class Answers:
 
     Answers are made in the thread of gRPC that sends them: handing them from thread to thread costs more than most of
     them take to make. Whoever opened the stream waits on ``ended``, and `close` before the agent is used elsewhere.
-    After ``until``, by the clock, nothing is answered, for the reason ``over``.
+    After ``until``, by the clock, nothing is answered, for the reason ``over``; nor before the coordinator has proved who it
+    is, as ``check(hello, welcome)`` finds, nor once its certificate is revoked.
     """
 
-    def __init__(self, agent: Agent, coordinator: str, until: float, over: str):
-        self.agent, self.coordinator, self.until, self.over = agent, coordinator, until, over
+    def __init__(self, agent: Agent, coordinator: str, until: float, over: str, check: Callable[[bytes, bytes], Pass]):
+        self.agent, self.coordinator, self.until, self.over, self._check = agent, coordinator, until, over, check
+        self._hello, self._pass = agent.hello(secrets.token_bytes(DIGEST_BYTES)), Pass({})
         self.calls: queue.SimpleQueue = queue.SimpleQueue()
         self.ended: queue.SimpleQueue = queue.SimpleQueue()
         self.error: BaseException | None = None
@@ -35,7 +39,7 @@ class Answers:
 
     def messages(self) -> Iterator[bytes]:
         """The messages, in the order in which they are sent."""
-        yield self.agent.hello()
+        yield self._hello
         call = self.calls.get()
         if not self._next(call, self._join):
             return
@@ -63,6 +67,8 @@ class Answers:
                 message = next(call)
                 if time.time() >= self.until:
                     raise Outlived(self.over)
+                if (fault := self._pass.fault()) is not None:
+                    raise Outlived(fault)
                 return work(message)
             except StopIteration:
                 # Whoever waits sees the same end of the same stream.
@@ -73,6 +79,7 @@ class Answers:
                 return None
 
     def _join(self, welcome: bytes) -> bool:
+        self._pass = self._check(self._hello, welcome)
         self.agent.join(welcome)
         logger.info("joined the run at %s", self.coordinator)
         return True

@@ -95,6 +95,14 @@ class Door:
             return "UNKNOWN_SITE"
         return hello if hello.study == self.study.digest else "OTHER_CONTRACT"
 
+    def welcome(self, run: bytes, hello: wire.Hello) -> bytes:
+        """What a site that is let in is told, signed for it alone."""
+        own = self.credentials
+        if own is None:
+            return wire.encode(wire.Welcome(run, self.study.digest))
+        signature = keys.sign(own, wire.Welcome.proof(run, hello))
+        return wire.encode(wire.Welcome(run, self.study.digest, own.certificate, signature))
+
     def admit(self, caller: Caller) -> Pass:
         """The certificates of both sides of a stream that is let in."""
         if self.credentials is None:
@@ -111,6 +119,52 @@ class Door:
             return False
         self.credentials, self._stamp = found, now
         return True
+
+
+class Dialling(NamedTuple):
+    """How a site dials, and whom it takes for the coordinator.
+
+    Attributes
+    ----------
+    hours : (int, int) or None
+        It answers from the first hour of the day to the second only.
+    server_name : str
+        The name that the coordinator's certificate must have.
+    pinned : str or None
+        The fingerprint of the only certificate that is taken for the coordinator's.
+    """
+
+    hours: tuple[int, int] | None = None
+    server_name: str = keys.COORDINATOR
+    pinned: str | None = None
+
+    def check(self, credentials: Credentials | None, hello: bytes, welcome: bytes) -> Pass:
+        """The coordinator's certificate, if it is proved with the welcome and not revoked at this site.
+
+        Raises `Outlived` if it is not: someone else is at that address, or the coordinator will have to renew it.
+        """
+        try:
+            told = wire.decode(welcome)
+        except WireError:
+            told = None
+        if credentials is None or not isinstance(told, wire.Welcome):
+            # Without keys there is nothing to prove; a refusal, or no message, binds this site to nothing.
+            return Pass({})
+        said, shown = wire.decode(hello), told.certificate
+        assert isinstance(said, wire.Hello)
+        with contextlib.suppress(ValueError):
+            if credentials.revoked is not None and shown in credentials.revoked:
+                raise Outlived("the certificate of the coordinator has been revoked here")
+        proof = wire.Welcome.proof(told.run, said)
+        name = keys.signer(credentials, shown, told.signature, proof)
+        if name is None or self.server_name not in keys.names(shown):
+            raise Outlived(f"whoever answers there has not proved to be {self.server_name!r}")
+        if self.pinned is not None and keys.fingerprint(shown) != self.pinned:
+            raise Outlived("the certificate of the coordinator is not the one that the policy names")
+        return Pass({"the coordinator": shown}, credentials.revoked)
+
+
+USUAL = Dialling()
 
 
 class Waiting:
@@ -200,5 +254,7 @@ def check_loopback(host: str, argument: str) -> None:
 def check_party(credentials: Credentials, name: str) -> None:
     """Refuse the keys of another party than this one."""
     found = certificate_name(credentials.certificate)
-    if found != name:
+    # A coordinator may have the name of its host: its sites then dial with --server-name.
+    hosted = name == keys.COORDINATOR and len(keys.names(credentials.certificate)) > 1
+    if found != name and not hosted:
         raise InputError("keys", f"the certificate of {found!r}", f"Give the keys of {name!r}.")

@@ -31,7 +31,9 @@ from fedpdmc.federation.agent import SOFTWARE, Agent
 from fedpdmc.federation.answers import Answers
 from fedpdmc.federation.desks import Asked, Desk, Round
 from fedpdmc.federation.doors import (
+    USUAL,
     Caller,
+    Dialling,
     Door,
     Outlived,
     Pass,
@@ -219,7 +221,7 @@ class StreamTransport(Transport):
         if hello.software != SOFTWARE:
             logger.warning("site %s runs %s, and this is %s: use one version", desk.name, hello.software, SOFTWARE)
         try:
-            yield wire.encode(wire.Welcome(self.run, self.study.digest))
+            yield self._door.welcome(self.run, hello)
             while (asked := inbox.get()) is not None:
                 began = time.monotonic()
                 if self._shut(desk, admission, context):
@@ -313,7 +315,7 @@ def serve(
     coordinator: str,
     credentials: Credentials | None,
     wait: Callable[[float], bool] | None = None,
-    hours: tuple[int, int] | None = None,
+    dialling: Dialling = USUAL,
 ) -> None:
     """The site's end: dial the coordinator and answer until it says that the run is over.
 
@@ -328,8 +330,8 @@ def serve(
         Of the site. None: a plain connection, to a loopback address only.
     wait : callable, optional
         ``wait(seconds)`` returns true to stop; `time.sleep` by default.
-    hours : (int, int), optional
-        The site answers from the first hour of the day to the second only.
+    dialling : Dialling
+        In which hours, and whom it takes for the coordinator.
 
     Raises
     ------
@@ -346,7 +348,7 @@ def serve(
         began = time.monotonic()
         try:
             credentials = None if credentials is None else renewed(credentials)
-            _session(agent, coordinator, credentials, hours)
+            _session(agent, coordinator, credentials, dialling)
             if agent.finished:
                 return
             reason = "the coordinator ended the stream"
@@ -367,13 +369,13 @@ def serve(
             return
 
 
-def _session(agent: Agent, coordinator: str, credentials: Credentials | None, hours: tuple[int, int] | None) -> None:
+def _session(agent: Agent, coordinator: str, credentials: Credentials | None, dialling: Dialling) -> None:
     """One stream: hello, welcome, then requests and answers until it ends."""
-    until, over = stream_end(credentials, hours, MOST_AGE)
+    until, over = stream_end(credentials, dialling.hours, MOST_AGE)
     if time.time() >= until:
         raise Outlived(over)
-    with _channel(coordinator, credentials) as channel:
-        answers = Answers(agent, coordinator, until, over)
+    with _channel(coordinator, credentials, dialling.server_name) as channel:
+        answers = Answers(agent, coordinator, until, over, functools.partial(dialling.check, credentials))
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(answers.messages())
         answers.calls.put(call)
         try:
@@ -394,10 +396,10 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None, ho
             next(call)
 
 
-def _channel(coordinator: str, credentials: Credentials | None) -> grpc.Channel:
+def _channel(coordinator: str, credentials: Credentials | None, server_name: str) -> grpc.Channel:
     if credentials is None:
         return grpc.insecure_channel(coordinator, options=CHANNEL)
     secrets = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-    # Whatever address it is dialled at, the other side must hold the certificate of the name "coordinator".
-    options = [*CHANNEL, ("grpc.ssl_target_name_override", COORDINATOR)]
+    # Whatever address it is dialled at, the other side must hold a certificate of this name.
+    options = [*CHANNEL, ("grpc.ssl_target_name_override", server_name)]
     return grpc.secure_channel(coordinator, secrets, options=options)

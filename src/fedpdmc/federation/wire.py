@@ -45,7 +45,7 @@ from fedpdmc.federation.codecs import (
     finite,
 )
 
-MAGIC, VERSION = b"FPDM", 3
+MAGIC, VERSION = b"FPDM", 4
 HEADER = struct.Struct("<4sBB")
 NOTHING_ASKED = bytes(DIGEST_BYTES)
 # What is said to remain where there is no privacy budget, and the numbers of an account where there is one.
@@ -64,21 +64,32 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """Site → coordinator, first: who it is, and the hash of the contract it has approved."""
+    """Site → coordinator, first: who it is, the hash of the contract it has approved, and bytes that nobody can foresee."""
 
     site: str
     study: bytes
     software: str
-    kind, codecs = 1, (TEXT, DIGEST, TEXT)
+    nonce: bytes = bytes(DIGEST_BYTES)
+    kind, codecs = 1, (TEXT, DIGEST, TEXT, DIGEST)
 
 
 @dataclass(frozen=True, eq=False)
 class Welcome(Message):
-    """Coordinator → site: the run that the site is to take part in."""
+    """Coordinator → site: the run that the site is to take part in, and a signature on it and the site's bytes.
+
+    The certificate lets the site look for itself whether it has been revoked, which gRPC does not.
+    """
 
     run: bytes
     study: bytes
-    kind, codecs = 2, (RUN, DIGEST)
+    certificate: bytes = b""
+    signature: bytes = b""
+    kind, codecs = 2, (RUN, DIGEST, BLOB, BLOB)
+
+    @staticmethod
+    def proof(run: bytes, hello: Hello) -> bytes:
+        """What is signed."""
+        return b"fedpdmc welcome" + run + hello.study + hello.nonce + hello.site.encode()
 
 
 @dataclass(frozen=True, eq=False)
