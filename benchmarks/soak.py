@@ -48,7 +48,7 @@ most_parameters_per_record = 1.0
 most_rounds = 1000000000
 most_observed_time = 1e12
 """
-COMMAND = [sys.executable, "-c", "from fedpdmc.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "fedpdmc"]
 # Growth in megabytes from the first to the last quarter that is still called none.
 GROWTH = 8.0
 

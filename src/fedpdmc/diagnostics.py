@@ -6,6 +6,8 @@ import warnings
 
 import numpy as np
 
+from fedpdmc.quiet import import_arviz
+
 
 def energy(draws: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
     """``½ (x − m)ᵀ C⁻¹ (x − m)`` of every draw."""
@@ -19,7 +21,7 @@ def by_quantity(
     function: str, draws: np.ndarray, names: list[str], energies: np.ndarray | None = None
 ) -> dict[str, float]:
     """ArviZ's ``ess`` (bulk) or ``rhat`` of each quantity, and of the energy where it is given."""
-    import arviz as az
+    az = import_arviz()
 
     # ArviZ splits every chain in two, so that even one chain has an R-hat; it wants at least four draws of each.
     stacked = draws if energies is None else np.concatenate([draws, energies[..., None]], -1)

@@ -23,6 +23,7 @@ from fedpdmc.membership import PRIOR_SITE, settle
 from fedpdmc.potentials import ControlVariate, Program, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.private import PrivateSite, check_dynamics
+from fedpdmc.progress import report
 from fedpdmc.randomness import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
@@ -98,10 +99,13 @@ class Method(NamedTuple):
         return GuardedFederation(names, guards, self._local(plain) if plain else None, logs)
 
     def _local(self, sites: list[Site]) -> LocalFederation:
-        openings = [self.opening(site) for site in sites]
+        openings, clocks = [self.opening(site) for site in sites], []
+        for number, (site, opening) in enumerate(zip(sites, openings, strict=True), 1):
+            report("compiling", number, len(sites))
+            clocks.append(open_site(site, opening))
         return LocalFederation(
             [site.name for site in sites],
-            [open_site(site, opening) for site, opening in zip(sites, openings, strict=True)],
+            clocks,
             [local_columns(site, opening) for site, opening in zip(sites, openings, strict=True)],
             [site.key(self.seed) for site in sites],
             self.chains,

@@ -15,7 +15,9 @@ from fedpdmc.coordinates import Reference
 from fedpdmc.diagnostics import by_quantity, energy
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.interrupts import deferred
 from fedpdmc.precision import double_precision
+from fedpdmc.quiet import import_arviz
 from fedpdmc.skeleton import Skeleton
 from fedpdmc.store import SkeletonStore, Store
 
@@ -186,6 +188,7 @@ class Posterior:
         """Split, rank-normalised R-hat of every parameter and of the energy."""
         return self._diagnose("rhat")
 
+    @deferred()
     def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
         """Go on from where the run stopped, by a process time or up to an effective sample size."""
         if self._sampler is None:
@@ -219,7 +222,7 @@ class Posterior:
         The group ``posterior`` holds the model's variables. Where they are not the coordinates that were sampled, those are
         in ``unconstrained_posterior``.
         """
-        import arviz as az
+        az = import_arviz()
 
         data = az.from_dict(posterior=self.variables(draws), attrs={"fedpdmc": json.dumps(self.settings, default=str)})
         if self._variables is not None:

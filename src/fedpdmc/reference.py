@@ -14,6 +14,7 @@ from fedpdmc.membership import PRIOR_SITE, settle
 from fedpdmc.newton import IMPROPER, LEVELLED, Point, find_mode, positive_definite, root_of_inverse, singular
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
+from fedpdmc.progress import report
 from fedpdmc.release import noisy_laplace
 from fedpdmc.signs import check_signs
 from fedpdmc.site import Site
@@ -145,7 +146,8 @@ def _own(site: Site, x: np.ndarray) -> np.ndarray:
 def _ask(sites, prior, x, traffic) -> Point:
     """One round: the sums over sites and prior, and each site's own gradient and Hessian."""
     value, gradient, hessian, parts = 0.0, np.zeros(x.shape[0]), np.zeros((x.shape[0], x.shape[0])), []
-    for site in sites:
+    for number, site in enumerate(sites, 1):
+        report("finding the mode", number, len(sites))
         u, g, h = site.derivatives(x)
         index = np.arange(x.shape[0]) if site.coordinates is None else site.coordinates
         with np.errstate(invalid="ignore"):

@@ -228,6 +228,8 @@ class Sampler:
 
     def _reach_goal(self, display: Display) -> None:
         """Whole blocks up to the goal, if there is one that has not been reached."""
+        if self.goal is not None:
+            display.aim(self.goal.until)
         while self.goal is not None and self.run.time < self.goal.until:
             burning, plans, rounds = self.run.time < 0, float(self.run.plans.sum()), self.run.rounds
             self.run.advance(self._next_stop(self.goal), self._forget if burning else self._keep, self._tick(display))
@@ -273,14 +275,17 @@ class Sampler:
             first = float(np.clip(target / (USUAL_YIELD * self.method.chains), FIRST_BLOCK, 100 * FIRST_BLOCK))
         for _ in range(MOST_BLOCKS + 1):
             length, span = first, max(self.run.time, 0.0)
+            display.aim(span + length, target)
             if span > 0:
                 found = self.posterior().ess()
                 worst = min(found.values())
+                display.quality(worst)
                 if worst >= target:
                     return
                 if self.distance is not None and span - begin >= MOST_STRETCH * first:
                     break
                 need = span * (1.05 * target / max(worst, 1.0) - 1.0)
+                display.aim(span + need, target)
                 length = float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
             fits, name = self._longest()
             if length > fits:

@@ -9,10 +9,12 @@ from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.interrupts import deferred
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.precision import double_precision
+from fedpdmc.progress import report, showing
 from fedpdmc.redistribution import Redistributed
 from fedpdmc.sampler import FIRST_BLOCK, Sampler, as_number, check_length
 from fedpdmc.site import Site
@@ -20,6 +22,7 @@ from fedpdmc.site import Site
 WHITENED_BURN_IN = 5.0
 
 
+@deferred()
 @double_precision
 def sample(
     sites: Sequence[Site] | Site | Connection,
@@ -78,7 +81,8 @@ def sample(
     names : sequence of str, optional
         The parameters' names.
     progress : bool
-        Show a progress bar on a terminal.
+        Show how far it is: a bar on a terminal, one output in a notebook, elsewhere a line on standard error now and
+        then while it takes long.
 
     Returns
     -------
@@ -98,13 +102,16 @@ def sample(
         return _sample_connection(sites, said, ess=ess, duration=duration, keep=keep, progress=progress)
     if burn_in is not None and not 0 <= as_number(burn_in) < float("inf"):
         raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
-    method = choose(sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess)
-    wanted = usual_burn_in(burn_in, duration, method)
-    sampler = Sampler(method, wanted, keep)
-    sampler.check_budget(0.0 if duration is None else float(duration))
-    if wanted > 0:
-        sampler.burn_in(progress)
-    return sampler.extend(duration=duration, ess=ess, progress=progress)
+    with showing(progress):
+        method = choose(
+            sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess
+        )
+        wanted = usual_burn_in(burn_in, duration, method)
+        sampler = Sampler(method, wanted, keep)
+        sampler.check_budget(0.0 if duration is None else float(duration))
+        if wanted > 0:
+            sampler.burn_in(progress)
+        return sampler.extend(duration=duration, ess=ess, progress=progress)
 
 
 def _sample_connection(connection: Connection, said: dict[str, Any], **options: Any) -> Posterior:
@@ -114,7 +121,9 @@ def _sample_connection(connection: Connection, said: dict[str, Any], **options: 
         if value is not None:
             where = "to connect()" if name == "seed" else "in the contract"
             raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
-    return sample_study(connection, **options)
+    with showing(options["progress"], connection.transport.status):
+        report("waiting for the sites")
+        return sample_study(connection, **options)
 
 
 def usual_burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:

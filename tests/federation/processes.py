@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-COMMAND = [sys.executable, "-c", "from fedpdmc.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "fedpdmc"]
 
 
 def free_port():

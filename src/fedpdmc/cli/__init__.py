@@ -7,7 +7,9 @@ from typing import Annotated
 import click
 import typer
 
+from fedpdmc.__main__ import main as main
 from fedpdmc.experiments import NAMES
+from fedpdmc.interrupts import remains
 
 # Locals in a traceback could show a site's records, so they are never printed.
 app = typer.Typer(
@@ -41,6 +43,7 @@ def _demo(
     check: Annotated[bool, typer.Option(help="Compare with pooled NUTS, if BlackJAX is installed.")] = True,
 ) -> None:
     """Fit a real trial in four hospitals without pooling their records."""
+    remains("Interrupted: nothing was kept. `fedpdmc demo` starts anew.")
     from fedpdmc.cli.demo import run
 
     raise typer.Exit(0 if run(out, seed=seed, check=check) else 1)
@@ -61,6 +64,7 @@ def _reproduce(
             f"{' and '.join(missing)} not found: install the extra 'experiments' (fedpdmc[experiments]).", err=True
         )
         raise typer.Exit(2)
+    remains(f"Interrupted: the figures that were finished are in {out}.")
     from fedpdmc.experiments import reproduce
 
     good = True
@@ -144,6 +148,7 @@ def _coordinator(
 ) -> None:
     """Run a study with sites that dial in. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
+    remains(f"Interrupted. What was drawn is in {store}, and the sites wait: the same command goes on from there.")
     from fedpdmc.cli import studies
 
     raise typer.Exit(
@@ -173,6 +178,7 @@ def _site(
 ) -> None:
     """Take part in a study. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
+    remains(f"Interrupted. The site's log is in {store}, and the run waits: the same command takes part again.")
     from fedpdmc.cli import studies
 
     raise typer.Exit(
@@ -197,6 +203,10 @@ def _run(
     out: Annotated[Path | None, typer.Option(help="Where the posterior goes.")] = None,
 ) -> None:
     """Run a study with all its sites in this process, to try it out."""
+    if store is None:
+        remains("Interrupted: nothing was kept. With --store FOLDER an interrupted run can go on.")
+    else:
+        remains(f"Interrupted. What was drawn is in {store}: the same command goes on from there.")
     from fedpdmc.cli import studies
 
     raise typer.Exit(studies.guarded(lambda: studies.run(study, data, query or [], seed, site_seed or [], store, out)))
@@ -323,8 +333,3 @@ def _ledger_show(
     from fedpdmc.cli import privacy
 
     raise typer.Exit(privacy.printed(lambda: privacy.ledger(path, dataset)))
-
-
-def main() -> None:
-    """Entry point of the console script ``fedpdmc``."""
-    app()

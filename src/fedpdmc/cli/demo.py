@@ -14,6 +14,7 @@ from rich.table import Table
 
 import fedpdmc as fp
 from fedpdmc.datasets import Trial, indomethacin
+from fedpdmc.quiet import import_arviz
 
 PRIOR_SCALE = 2.5
 LABELS = {
@@ -85,15 +86,13 @@ def _summarise_federated(post, names: tuple[str, ...]) -> Summary:
 
 
 def _summarise_pooled(trial: Trial, seed: int) -> Summary:
-    import arviz
-
     from fedpdmc.cli.pooled_nuts import pooled_nuts
 
     X = np.concatenate([h.X for h in trial.hospitals])
     y = np.concatenate([h.y for h in trial.hospitals])
     draws = pooled_nuts(X, y, PRIOR_SCALE, seed=seed)
     flat = draws.reshape(-1, draws.shape[-1])
-    ess = np.array([float(arviz.ess(draws[:, :, i])) for i in range(draws.shape[-1])])
+    ess = np.array([float(import_arviz().ess(draws[:, :, i])) for i in range(draws.shape[-1])])
     return Summary(flat.mean(0), flat.std(0, ddof=1), np.minimum(ess, len(flat)), _quantiles(flat))
 
 

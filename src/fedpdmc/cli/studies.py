@@ -13,13 +13,14 @@ from rich.console import Console
 import fedpdmc as fp
 from fedpdmc.audit import replay, show
 from fedpdmc.errors import FedPDMCError, InputError
+from fedpdmc.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.keys import fingerprint, make_keys, revoke
 from fedpdmc.service import serve_site, write_flower_app
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
 
-# Exit status of a run that was refused or given something it cannot use, and of one that was interrupted.
-REFUSED, INTERRUPTED = 2, 130
+# Exit status of a run that was refused or given something it cannot use.
+REFUSED = 2
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -38,9 +39,6 @@ def guarded(work: Callable[[], int]) -> int:
             "%s. What was kept in the store stands: mend this (a full disk: make room) and start again.", error
         )
         return REFUSED
-    except KeyboardInterrupt:
-        logging.getLogger("fedpdmc").warning("interrupted; what was kept in the store goes on when started again")
-        return INTERRUPTED
 
 
 def _said(message, category, *place) -> None:
@@ -119,6 +117,8 @@ def coordinator(
     ) as connection:
         print(f"listening on {connection.address}", flush=True)
         post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
+        if happened():
+            return INTERRUPTED
         target = store / "posterior.zarr" if out is None else out
         post.save(target)
         connection.finish()
@@ -178,6 +178,10 @@ def run(
     own = {name: _whole(value, "site-seed") for name, value in _pairs(site_seeds, "site-seed").items()}
     with fp.connect(path, data=told, seed=seed, site_seeds=own, store=store) as connection:
         post = fp.sample(connection)
+    if happened() and store is not None:
+        return INTERRUPTED
+    if happened():
+        remains("Interrupted: this is what was drawn so far. With --store FOLDER an interrupted run can go on.")
     print(post.summary())
     if out is not None:
         post.save(out)

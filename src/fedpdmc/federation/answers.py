@@ -13,6 +13,7 @@ from typing import Any
 from fedpdmc.federation.agent import Agent
 from fedpdmc.federation.codecs import DIGEST_BYTES
 from fedpdmc.federation.doors import Outlived, Pass
+from fedpdmc.quiet import quiet_compiler
 
 logger = logging.getLogger("fedpdmc.site")
 # Seconds between two lines on how far a site has come.
@@ -69,7 +70,8 @@ class Answers:
                     raise Outlived(self.over)
                 if (fault := self._pass.fault()) is not None:
                     raise Outlived(fault)
-                return work(message)
+                with quiet_compiler():
+                    return work(message)
             except StopIteration:
                 # Whoever waits sees the same end of the same stream.
                 return None

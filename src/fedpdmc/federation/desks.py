@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedpdmc.federation.remote import Request
+from fedpdmc.interrupts import waiting
 
 
 def _nothing() -> None:
@@ -32,7 +33,7 @@ class Round:
     def wait(self, seconds: float | None = None) -> dict[str, bytes]:
         """All answers; those that have come, if not all come in time."""
         if self.sites:
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(queue.Empty), waiting():
                 self._all.get(timeout=seconds)
         return self.answers
 

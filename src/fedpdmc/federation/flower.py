@@ -25,6 +25,7 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from fedpdmc.errors import InputError, Refused, WireError  # noqa: E402
 from fedpdmc.federation import wire  # noqa: E402
 from fedpdmc.federation.remote import Request, Transport  # noqa: E402
+from fedpdmc.interrupts import waiting  # noqa: E402
 from fedpdmc.keys import COORDINATOR, Credentials, read_credentials, sign, signer  # noqa: E402
 from fedpdmc.study import Study, read_policy, read_study  # noqa: E402
 
@@ -74,7 +75,8 @@ class GridTransport(Transport):
                     logger.warning("node %d is not taken for a site of this study", node)
             if not answers:
                 logger.info("waiting for %s", ", ".join(missing))
-                time.sleep(PAUSE)
+                with waiting():
+                    time.sleep(PAUSE)
 
     def _is_member(self, name: str | None, data: bytes) -> bool:
         try:
@@ -99,7 +101,8 @@ class GridTransport(Transport):
                 else:
                     logger.warning("an answer of node %d is not signed by %s", node, owner[node])
             if open_:
-                time.sleep(PAUSE)
+                with waiting():
+                    time.sleep(PAUSE)
         return [answers.get(name) for name in self.names]
 
     def _send(self, messages: dict[int, bytes]) -> dict[int, tuple[str | None, bytes]]:

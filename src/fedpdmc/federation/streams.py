@@ -45,6 +45,7 @@ from fedpdmc.federation.doors import (
 )
 from fedpdmc.federation.gate import Bucket, Gate, Limits, Lines, most_connections, split_peer
 from fedpdmc.federation.remote import Request, Transport
+from fedpdmc.interrupts import waiting
 from fedpdmc.keys import COORDINATOR, Credentials, renewed
 from fedpdmc.study.contract import Study
 
@@ -364,7 +365,8 @@ def serve(
         pause = delay * (0.5 + random.random() / 2)
         site_logger.warning("no connection to %s (%s); dialling again in %.1f s", coordinator, reason, pause)
         if wait is None:
-            time.sleep(pause)
+            with waiting():
+                time.sleep(pause)
         elif wait(pause):
             return
 
@@ -380,7 +382,8 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None, di
         answers.calls.put(call)
         try:
             if call.add_callback(lambda: answers.ended.put(None)):
-                answers.ended.get()
+                with waiting():
+                    answers.ended.get()
             if agent.finished and call.is_active():
                 # The answer to the farewell is on its way: until the coordinator hangs up it may not have come.
                 with contextlib.suppress(queue.Empty):

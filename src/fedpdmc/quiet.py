@@ -1,0 +1,48 @@
+"""Alarms of other packages that say nothing to a user of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
+
+# Severities of absl, in which XLA logs: all, and those that end the process. Errors are raised in Python besides.
+ALL, FATAL = 0, 3
+
+_lock, _depth = threading.Lock(), 0
+
+
+def import_arviz() -> Any:
+    """ArviZ, without its daily word on its own future."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
+        import arviz
+
+    return arviz
+
+
+@contextlib.contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Keep XLA from writing "Very slow compile?" to standard error; whoever sets ``TF_CPP_MIN_LOG_LEVEL`` sees it all.
+
+    Only what is printed changes: an error of the compiler is raised as ever.
+    """
+    global _depth
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    with _lock:
+        _depth += 1
+        utils.absl_set_stderr_threshold(FATAL)
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if not _depth:
+                utils.absl_set_stderr_threshold(ALL)
