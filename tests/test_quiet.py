@@ -11,7 +11,7 @@ import jax, jax.numpy as jnp, numpy as np
 from fedpdmc.quiet import quiet_compiler
 
 def slow():
-    return jax.lax.reduce_window(jnp.asarray(np.ones((100, 100))), -jnp.inf, jax.lax.max, (61, 61), (1, 1), "SAME")
+    return jax.lax.reduce_window(jnp.asarray(np.ones((40, 40))), -jnp.inf, jax.lax.max, (31, 31), (1, 1), "SAME")
 
 with quiet_compiler() if sys.argv[1] == "quiet" else contextlib.nullcontext():
     jax.block_until_ready(jax.jit(slow)())

@@ -28,12 +28,12 @@ def import_arviz() -> Any:
 
 @contextlib.contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Keep XLA from writing "Very slow compile?" to standard error; whoever sets ``TF_CPP_MIN_LOG_LEVEL`` sees it all.
+    """Keep XLA from writing "Very slow compile?" to standard error; with ``TF_CPP_MIN_LOG_LEVEL=0`` one sees it all.
 
     Only what is printed changes: an error of the compiler is raised as ever.
     """
     global _depth
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         yield
         return
     with _lock:
