@@ -11,9 +11,11 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.remote import RemoteSite
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.redistribution import Redistributed
-from fedpdmc.site import Site, no_size
+from fedpdmc.site import Site, bucket, no_size
 from fedpdmc.written import Written
 
+# Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.
+CHEAP, BURDEN = 256, 8
 # The site that walks with a prior of its own.
 PRIOR_SITE = "prior"
 
@@ -72,7 +74,28 @@ def settle(
         if dim is None:
             raise no_size(unknown[0].name)
         members = tuple(site.sized(dim) if site in unknown else site for site in members)
-    return members, prior, check_dimensions(members, prior)
+    dim = check_dimensions(members, prior)
+    return _of_one_size(members), prior, dim
+
+
+def _of_one_size(members: tuple[Site, ...]) -> tuple[Site, ...]:
+    """Sites with the same function and unequal numbers of records padded alike, so that it is compiled once for all."""
+    families: dict[Any, list[Site]] = {}
+    for site in members:
+        if isinstance(site, Site) and site.model is not None:
+            families.setdefault((site.model.family, site.dim), []).append(site)
+    padded = {}
+    for family in families.values():
+        most = max(site.records for site in family)
+        if any(site.records != most for site in family):
+            padded.update({site.name: site.padded(_common(site.records, most)) for site in family})
+    return tuple(padded.get(site.name, site) for site in members)
+
+
+def _common(records: int, most: int) -> int:
+    """A padded number of records: that of the largest site, or where this would be a burden that of the site itself."""
+    size = bucket(most)
+    return size if size <= CHEAP or records * BURDEN >= size else bucket(records)
 
 
 def _told_dim(known: list[Site], prior: Quadratic | None, init: Any, names: Any) -> int | None:

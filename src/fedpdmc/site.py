@@ -47,6 +47,7 @@ from fedpdmc.potentials import (
     polynomial_remainder,
     taylor_quadratic,
 )
+from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.randomness import ChainKeys
 from fedpdmc.records import hold_to_bounds
@@ -184,6 +185,17 @@ class Site:
         site._take_size(dim)
         return site
 
+    def padded(self, size: int) -> Site:
+        """The same site, where its model is a function, with records padded to ``size``; itself if that cannot be done."""
+        if self.model is None or isinstance(getattr(self._potential, "function", None), Padded):
+            return self
+        potential = self.model.padded(self.dim, self.name, size)
+        if potential is None:
+            return self
+        site = copy.copy(self)
+        site._potential = site.raw = potential
+        return site
+
     @property
     def noisy(self) -> bool:
         """Whether its derivatives are released with noise only, and charged."""
@@ -282,8 +294,13 @@ def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
 
 def open_site(site: Site, opening: Opening) -> Clock:
     """The site's clock for this run: its records in whitened coordinates, less the control variate."""
-    whitened = in_coordinates(_less_control(_padded(site.potential), opening.control), site, opening)
+    remainder = _less_control(_padded(site.potential), opening.control)
     sent = local_columns(site, opening)
+    if sent is not None:
+        whitened = whiten(remainder, opening.reference.restricted(jnp.asarray(sent)), None)
+    else:
+        columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
+        whitened = whiten(remainder, opening.reference, columns)
     if opening.prior_share is not None:
         share = whiten(opening.prior_share, opening.reference, None)
         whitened = Shared(whitened, share) if opening.redistributed else _sum(whitened, share)
@@ -295,26 +312,6 @@ def open_site(site: Site, opening: Opening) -> Clock:
     else:
         staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
-
-
-def less_public(site: Site, opening: Opening) -> Potential:
-    """The records, and beside them the public control variate, in whitened coordinates: no branch looks at the records."""
-    records, control = in_coordinates(_padded(site.potential), site, opening), whitened_control(site, opening)
-    return records if control is None else Sum((records, control.scaled(-1.0)))
-
-
-def whitened_control(site: Site, opening: Opening) -> Quadratic | None:
-    """The control variate in the run's coordinates."""
-    return None if opening.control is None else in_coordinates(opening.control.quadratic, site, opening)
-
-
-def in_coordinates(potential: P, site: Site, opening: Opening) -> P:
-    """A function of the site's own parameters, in the whitened coordinates that it is sent."""
-    sent = local_columns(site, opening)
-    if sent is not None:
-        return whiten(potential, opening.reference.restricted(jnp.asarray(sent)), None)
-    columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
-    return whiten(potential, opening.reference, columns)
 
 
 def _staged_clock(site: Site, opening: Opening, potential: Potential) -> StagedClock | None:

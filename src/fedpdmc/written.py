@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,11 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Potential, Program
+from fedpdmc.potentials.padding import pad
+from fedpdmc.potentials.record_axis import Unpaddable
 from fedpdmc.precision import double_precision
+
+logger = logging.getLogger("fedpdmc.site")
 
 CALL = "Site(potential)"
 SHOULD = "Give a JAX function f(x, data) that returns the minus log likelihood, a number."
@@ -58,6 +63,24 @@ class Written:
             )
         _check(self, dim, name)
         return Program(self.function, self.data, dim, records=self.records)
+
+    @property
+    def family(self) -> Any:
+        """Equal for models of the same function whose data have the same structure, whatever their sizes."""
+        function: Any = self.function
+        if hasattr(function, "rest"):
+            function = dataclasses.replace(function, rest=())
+        return function, jax.tree.structure(self.data), self.dim
+
+    @double_precision
+    def padded(self, dim: int, name: str, size: int) -> Potential | None:
+        """The potential with its records padded to ``size``, None where it is not known how; all records count once."""
+        try:
+            function, data = pad(self.function, self.data, dim, size)
+        except Unpaddable as reason:
+            logger.info("site %r is compiled for its own number of records: %s", name, reason)
+            return None
+        return Program(function, data, dim, records=size)
 
 
 @dataclasses.dataclass(frozen=True)
