@@ -7,14 +7,16 @@ import sys
 # Folding this maximum takes XLA seconds: it sounds the alarm that it also sounds over a slow compilation.
 ALARM = """
 import contextlib, sys
-import jax, jax.numpy as jnp, numpy as np
 from fedpdmc.quiet import quiet_compiler
+import jax, jax.numpy as jnp, numpy as np
 
 def slow():
     return jax.lax.reduce_window(jnp.asarray(np.ones((40, 40))), -jnp.inf, jax.lax.max, (31, 31), (1, 1), "SAME")
 
+jax.block_until_ready(jnp.ones(3))
 with quiet_compiler() if sys.argv[1] == "quiet" else contextlib.nullcontext():
     jax.block_until_ready(jax.jit(slow)())
+jax.block_until_ready(jnp.ones(4))
 """
 ARVIZ = """
 import sys

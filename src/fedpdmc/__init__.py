@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedpdmc.posterior import Posterior as Posterior
     from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
+    from fedpdmc.privacy.ledger import create_ledger as create_ledger
     from fedpdmc.redistribution import Redistributed as Redistributed
     from fedpdmc.reference import laplace as laplace
     from fedpdmc.sampling import sample as sample
@@ -37,6 +38,7 @@ _HOMES = {
     "Site": "fedpdmc.site",
     "ZigZag": "fedpdmc.dynamics",
     "connect": "fedpdmc.connection",
+    "create_ledger": "fedpdmc.privacy.ledger",
     "laplace": "fedpdmc.reference",
     "load": "fedpdmc.archive",
     "models": "fedpdmc.models",

@@ -18,6 +18,7 @@ from fedpdmc.federation.keepsakes import SEED, SUM_KEY
 from fedpdmc.federation.opening import open_agent
 from fedpdmc.federation.software import differences
 from fedpdmc.privacy.budget import default_path
+from fedpdmc.privacy.ledger import create_ledger
 from fedpdmc.privacy.rewind import rewound
 from fedpdmc.study import Study
 
@@ -116,6 +117,8 @@ def _again(study, name, source, store: Path, query, ledger, folder: Path) -> tup
         options["ledger"] = folder / "ledger.db"
         if secret and (run := _run_of(store)) is not None:
             options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}")
+        else:
+            create_ledger(options["ledger"])
     else:
         options["seed"] = int((store / SEED).read_text()) if secret else 0
     if (store / SUM_KEY).exists():

@@ -138,11 +138,14 @@ def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
         RemoteSite(federation, index, len(study.names), bounds, study.coordinates(name))
         for index, name in enumerate(federation.names)
     ]
+    for site in members:
+        site.guess = study.guess
     reference: Any = "laplace" if study.reference == "laplace" else None
     if saved is not None:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
     elif reference == "laplace" and study.derivatives == "summed":
         together: Any = [RemoteSite(federation, None, len(study.names))]
+        together[0].guess = study.guess
         found = laplace(together, study.prior())
         asked = dict.fromkeys(federation.names, 0)
         reference = Reference(found.center, found.scale_tril, found.control, found.rounds + AGREEMENT, asked)

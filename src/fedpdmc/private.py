@@ -13,25 +13,33 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.arrivals import FINE, VIOLATED, Clock, follow
-from fedpdmc.arrivals.excess import first_excess
+from fedpdmc.arrivals import FINE, follow
+from fedpdmc.arrivals.plane import Grid, first_below, time_grid
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.errors import BoundViolation, InputError, NotFinite, PlanRefused
+from fedpdmc.errors import InputError, NotFinite, PlanRefused
 from fedpdmc.exposure import exposure
 from fedpdmc.plan import Arrival, Plan
+from fedpdmc.potentials import Potential
 from fedpdmc.precision import double_precision
-from fedpdmc.privacy.accountant import Sensitivity, up
+from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.effort import MOST_CELLS, cells, steepness
 from fedpdmc.privacy.entries import FAULT, Reply, Request
+from fedpdmc.privacy.rounding import COX_REGION, Limits, limits
 from fedpdmc.privacy.sensitivity import sensitivity
 from fedpdmc.randomness import CHACHA_WORDS, ChainKeys
 from fedpdmc.records import fingerprint, model_of
-from fedpdmc.site import Opening, Site, answer, local_columns, open_site
+from fedpdmc.site import Opening, Site, less_public, local_columns, whitened_control
 from fedpdmc.standing import Standing, account_report
 
 logger = logging.getLogger("fedpdmc.site")
-# Observed time that stands for all time, and whitened coordinates and speeds beyond which numbers might overflow.
-LONGEST, FARTHEST = 1e300, 1e30
+# Observed time that stands for all time, and a number beyond which nothing is computed.
+LONGEST, LARGEST = 1e300, 1e15
+# The largest speed of a plan.
+FASTEST = 1e6
+# What is charged for each chain of a plan beyond its exposure, in units of α/(α − 1): the law of the points is that of real
+# arithmetic up to a factor 1 ± 2⁻⁵⁵ for each tile, and a walk looks at fewer than 2²⁸ tiles.
+SLACK = 2.0**-26
 
 
 class Terms(NamedTuple):
@@ -91,9 +99,10 @@ class PrivateSite:
             )  # fmt: skip
         # Sites of one run may share an account: each has rounds of its own.
         self.site, self.opening, self.run, self.budget = site, opening, f"{run}/{site.name}", budget
-        self.clock: Clock = open_site(site, opening)
         self.columns = local_columns(site, opening)
-        self.sensitivity = site_sensitivity(site, opening)
+        self._check_opening()
+        self.limits = site_limits(site, opening)
+        self.sensitivity = self.limits.sensitivity
         self.excess = budget.excess_for(self.sensitivity)
         self.dataset = budget.account_name
         self.ledger, self.account = budget.open()
@@ -104,13 +113,35 @@ class PrivateSite:
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
         self._opening_hash = _opening_hash(opening, self.excess)
         self._failed = self.ledger.told(self.dataset, budget.study, self.run, FAULT)
+        # Norms of the control variate's whitened Hessian and of its slope at the centre.
+        control = whitened_control(site, opening)
+        parts = () if control is None else (control.precision, control.linear)
+        self._control = tuple(float(np.linalg.norm(np.asarray(x))) for x in parts) or (0.0, 0.0)
+        # The records in the run's coordinates: made when a plan has been charged.
+        self._potential: Potential | None = None
+
+    def _check_opening(self) -> None:
+        """Refuse coordinates and control variates with which nothing can be computed, before the records are touched."""
+        control, reference = self.opening.control, self.opening.reference
+        numbers = [reference.center, reference.scale_tril]
+        if control is not None:
+            numbers += [control.quadratic.precision, control.quadratic.linear]
+        if not all(np.max(np.abs(np.asarray(x)), initial=0.0) <= LARGEST for x in numbers):
+            raise InputError(
+                "reference", f"a number that is not below {LARGEST:g}", "Give a reference that fits the posterior."
+            )
+
+    @property
+    def dim(self) -> int:
+        """Whitened coordinates that the site is sent."""
+        return self.opening.reference.dim if self.columns is None else len(self.columns)
 
     @property
     def terms(self) -> Terms:
         """What the coordinator may know."""
         of_study = self.granted - self.ledger.spent(self.dataset, self.budget.study)
         left = max(min(self.ledger.remaining(self.dataset), of_study), 0.0)
-        return Terms(self.site.name, self.clock.dim, self.excess, min(left / self.cost_rate, LONGEST))
+        return Terms(self.site.name, self.dim, self.excess, min(left / self.cost_rate, LONGEST))
 
     @double_precision
     def answer(self, plan: Plan, round: int | None = None) -> Arrival:
@@ -137,17 +168,17 @@ class PrivateSite:
         )
 
         def work(key: bytes) -> Reply:
-            if self._failed:
-                raise PlanRefused(f"site {self.site.name!r}: a walk of this run has failed: it is over (code FAULT).")
             try:
                 arrival = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request))
-            except (BoundViolation, NotFinite) as fault:
+            except Exception:
                 # Whether a walk fails may depend on the records, and no charge bounds what that tells: it is told in one way
                 # only, charged as a whole plan, and once in a run.
-                logger.error("%s", fault)
+                logger.exception("site %r: a walk has failed", self.site.name)
                 return Reply(FAULT, *self._charge(own, horizon))
             return Reply(_pack(*arrival), *self._charge(own, np.minimum(arrival[0], horizon)))
 
+        if self._failed and not self.ledger.answered(request):
+            raise PlanRefused(f"site {self.site.name!r}: a walk of this run has failed: it is over (code FAULT).")
         answered = self.ledger.answer(request, most, work, granted=self.granted)
         if answered == FAULT:
             self._failed = True
@@ -166,7 +197,8 @@ class PrivateSite:
         watched = exposure(dynamics, start, duration, velocity, until)
         # Both bound what was watched up to ``until``; by cells of its own length the first may be the looser one.
         seen = float(np.minimum(watched, exposure(dynamics, start, duration, velocity, horizon)).sum())
-        return seen, up(seen * self.cost_rate) if seen > 0 else 0.0
+        alpha, plans = self.account.alpha, int(np.count_nonzero(horizon > 0))
+        return seen, up(seen * self.cost_rate + plans * SLACK * alpha / (alpha - 1)) if seen > 0 else 0.0
 
     def _key(self, key: bytes, request: Request) -> bytes:
         """The ledger's secret for this request; a site with a seed of its own, for tests only, is keyed by that."""
@@ -176,51 +208,87 @@ class PrivateSite:
         return hashlib.sha256(text).digest()
 
     def _walk(self, plan: Plan, key: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        chains = plan.start.shape[0]
-        arrival, fault = _first(
-            self.clock,
-            jnp.asarray(self.excess),
-            chain_secrets(key, b"records", chains),
-            chain_secrets(key, b"excess", chains),
-            plan,
-        )
+        """Times on the public grid, whether each chain rang, and marks."""
+        if self._potential is None:
+            self._potential = less_public(self.site, self.opening)
+        horizon, chains = np.asarray(plan.duration).sum(1), plan.start.shape[0]
+        grid = time_grid(horizon, self.dim)
+        place, rang, mark, fault = _first(
+            self._potential, self.opening.dynamics, jnp.asarray(self.excess), jnp.asarray(self.limits.rounding), grid,
+            chain_secrets(key, b"points", chains), plan,
+        )  # fmt: skip
         faults = np.asarray(fault)
         if np.any(faults != FINE):
-            chain = int(np.flatnonzero(faults)[0])
-            raise (BoundViolation if faults[chain] == VIOLATED else NotFinite)(self.site.name, chain)
-        # The mark of a chain that did not ring is what the records' clocks had come to: it is not told.
-        rang = np.asarray(arrival.rang)
-        return np.asarray(arrival.time), rang, np.where(rang, np.asarray(arrival.mark), 0)
+            raise RuntimeError(f"chain {np.flatnonzero(faults)[0]}: fault {faults[faults != FINE][0]}")
+        rang = np.asarray(rang)
+        # The mark of a chain that did not ring is where the walk had come to: it is not told.
+        return np.where(rang, np.asarray(place) * grid.unit, horizon), rang, np.where(rang, np.asarray(mark), 0)
 
     def _check(self, own) -> None:
-        """Refuse what the guarantee does not cover: speeds that are not one, and paths outside the declared region."""
+        """Refuse what the guarantee does not cover, from the plan and public facts alone."""
         number, start, duration, velocity = own
-        finite = all(np.all(np.isfinite(x)) for x in (start, duration, velocity))
-        sizes = (start, duration, velocity, velocity * duration[..., None])
-        finite = finite and all(np.max(np.abs(x), initial=0.0) <= FARTHEST for x in sizes)
-        if not finite or np.any(duration < 0) or np.any(number < 0) or start.shape[1] != self.clock.dim:
+        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in (start, duration, velocity))
+        if not finite or np.any(duration < 0) or np.any(number < 0) or start.shape[1] != self.dim:
             raise PlanRefused(f"site {self.site.name!r}: the plan is not one (code BAD_PLAN).")
         walked = duration > 0
         if self.opening.dynamics.unit_speed and np.any(np.abs(velocity[walked]) != 1.0):
             raise PlanRefused(f"site {self.site.name!r}: a velocity is not one of −1 and 1 (code BAD_SPEED).")
-        region = self.budget.bounds.sizes("region", self.site.potential.dim)
-        if region is not None and not self._inside(own, region):
+        starts = _starts(self.opening.dynamics, start, duration, velocity)
+        where = self._parameters(own, starts)
+        if (region := self._region) is not None and not np.all(where <= region):
             raise PlanRefused(
                 f"site {self.site.name!r}: the path leaves the region for which its sensitivity was declared (code REGION). "
                 "Declare a wider one, or start nearer to the posterior."
             )
+        self._check_distance(own, starts, where)
 
-    def _inside(self, own, region: np.ndarray) -> bool:
-        number, start, duration, velocity = own
+    def _check_distance(self, own, starts: np.ndarray, where: np.ndarray) -> None:
+        """Refuse plans that go so far that rounding would matter, and those that would take for ever to walk."""
+        _, _, duration, velocity = own
+        walked = (duration > 0)[..., None]
+        rotating, limits = self.opening.dynamics.flow.rotating, self.limits
+        a, v = np.where(walked, starts, 0.0), np.where(walked, velocity, 0.0)
+        reached = np.abs(a) + np.abs(v) * duration[..., None]
+        reached = np.minimum(reached, np.hypot(a, v)) if rotating else reached
+        farthest = np.linalg.norm(reached, axis=-1).max(1, initial=0.0)
+        speed = np.linalg.norm(v, axis=-1).max(1, initial=0.0)
+        curved, slope = self._control
+        steepest = curved * farthest + slope
+        if not (np.all(farthest <= limits.distance) and np.all(steepest <= limits.slope) and np.all(speed <= FASTEST)):
+            raise PlanRefused(
+                f"site {self.site.name!r}: the plan goes further from the centre than numbers of 64 bits can follow it "
+                f"(code TOO_FAR: at most {limits.distance:g} whitened units). Start nearer to the posterior."
+            )
+        model, rows = model_of(self.site.potential), _own_rows(self.site, self.opening, self.columns)[0]
+        steep = steepness(model, self.budget.bounds, self.budget.neighbours, rows, where)
+        known = (curved, float(np.max(steepest, initial=0.0)))
+        work = cells(steep, self.dim, rotating, self.excess, known, farthest, speed, duration.sum(1))
+        if not np.all(work <= MOST_CELLS):
+            raise PlanRefused(
+                f"site {self.site.name!r}: the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most "
+                f"{MOST_CELLS:g}). Plan less far ahead, or start nearer to the posterior."
+            )
+
+    @property
+    def _region(self) -> np.ndarray | None:
+        """Where the site's own parameters must stay."""
+        dim = self.site.potential.dim
+        declared = self.budget.bounds.sizes("region", dim)
+        if declared is None and model_of(self.site.potential).loss == "cox":
+            return np.full(dim, COX_REGION)
+        return declared
+
+    def _parameters(self, own, starts: np.ndarray) -> np.ndarray:
+        """A bound, for each of the site's own parameters, of its size on all of a plan."""
+        _, _, duration, velocity = own
         dynamics, (rows, center) = self.opening.dynamics, _own_rows(self.site, self.opening, self.columns)
-        path = follow(dynamics, Plan(*(jnp.asarray(x) for x in own)))
-        x, speed = np.asarray(path.start) @ rows.T, velocity @ rows.T
+        x, speed = starts @ rows.T, velocity @ rows.T
         if dynamics.flow.rotating:
             size = np.hypot(x, speed)
             farthest = np.minimum(np.abs(center) + size, np.abs(center + x) + size * duration[..., None])
         else:
             farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration[..., None]))
-        return bool(np.all(farthest[duration > 0] <= region))
+        return farthest[duration > 0].max(0, initial=0.0)
 
     @property
     def standing(self) -> Standing:
@@ -252,11 +320,12 @@ class PrivateSite:
         return account_report(self.standing, self.budget, self.opening.dynamics, self.observed, self.spent) | where
 
 
-def site_sensitivity(site: Site, opening: Opening) -> Sensitivity:
-    """``K`` of the site's potential in the run's coordinates, from declared bounds."""
+def site_limits(site: Site, opening: Opening) -> Limits:
+    """``K`` of the site's potential in the run's coordinates with room for rounding, and how far plans may go."""
     assert isinstance(site.budget, Budget)
-    rows, _ = _own_rows(site, opening, local_columns(site, opening))
-    return sensitivity(model_of(site.potential), site.budget.bounds, site.budget.neighbours, rows)
+    rows, center = _own_rows(site, opening, local_columns(site, opening))
+    terms = (model_of(site.potential), site.budget.bounds, site.budget.neighbours)
+    return limits(*terms, rows, center, sensitivity(*terms, rows))
 
 
 def _own_rows(site: Site, opening: Opening, columns) -> tuple[np.ndarray, np.ndarray]:
@@ -274,15 +343,23 @@ def chain_secrets(key: bytes, purpose: bytes, chains: int) -> ChainKeys:
 
 
 @eqx.filter_jit
-def _first(clock: Clock, rate: Float[Array, ""], keys: ChainKeys, excess_keys: ChainKeys, plan: Plan):
-    """The earlier of the records' first arrival and the first excess flip: together they ring at the sum of the rates."""
-    arrival, walk = answer(clock, keys, plan)
-    time, mark = first_excess(clock.dynamics, rate, follow(clock.dynamics, plan), excess_keys)
-    earlier = time < jnp.where(arrival.rang, arrival.time, jnp.inf)
-    first = Arrival(
-        jnp.where(earlier, time, arrival.time), arrival.rang | earlier, jnp.where(earlier, mark, arrival.mark)
-    )
-    return first, walk.fault
+def _first(
+    potential: Potential, dynamics: Dynamics, excess: Float[Array, ""], slack: Float[Array, ""], grid: Grid,
+    keys: ChainKeys, plan: Plan,
+):  # fmt: skip
+    """Place on the grid, whether it rang, coordinate and fault of the first flip on each chain."""
+    grid = Grid(*(jnp.asarray(x) for x in grid))
+    found = first_below(potential, dynamics, excess, slack, grid, follow(dynamics, plan), keys)
+    return found.anchor, found.rang, found.mark, found.fault
+
+
+def _starts(dynamics: Dynamics, start: np.ndarray, duration: np.ndarray, velocity: np.ndarray) -> np.ndarray:
+    """Where each segment of a plan starts, nearly."""
+    starts, a = np.empty_like(velocity), start
+    for s in range(duration.shape[1]):
+        starts[:, s], t, v = a, duration[:, s, None], velocity[:, s]
+        a = a * np.cos(t) + v * np.sin(t) if dynamics.flow.rotating else a + v * t
+    return starts
 
 
 def _arrays(plan: Plan) -> tuple[np.ndarray, ...]:

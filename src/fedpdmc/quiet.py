@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jax  # noqa: F401  # It sets how much jaxlib logs, which is read when that is loaded: it comes first.
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
 # Severities of absl, in which XLA logs: all, and those that end the process. Errors are raised in Python besides.

@@ -74,11 +74,8 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Ar
 def uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, " C"], count: int) -> Float[Array, "n C"]:
     """Uniforms in [0, 1) with 52 random bits, for each chain's draw; one ``count`` for each set of keys.
 
-    Chains are the last axis, along which the compiler vectorises. Keys of eight words give
-    uniforms from 64 bits of ChaCha20.
+    Chains are the last axis, along which the compiler vectorises.
     """
-    if keys.shape[-1] == CHACHA_WORDS:
-        return _secret_uniforms(keys, number, draw, count)
 
     def generate(keys, number, draw):
         index = (draw.astype(jnp.uint32) * jnp.uint32(count))[None] + jnp.arange(count, dtype=jnp.uint32)[:, None]
@@ -114,18 +111,6 @@ def chacha20(key: tuple[Array, ...], counter: Array, nonce: tuple[Array, Array, 
 
     mixed = lax.fori_loop(0, 10, double_round, start)
     return tuple(x + y for x, y in zip(mixed, start, strict=True))
-
-
-def _secret_uniforms(keys, number, draw, count):
-    """Uniforms in [0, 1) from 64 random bits each: multiples of 2⁻⁶⁴, rounded to a float of 64 bits."""
-    blocks = -(-count // 8)
-    counter = (draw.astype(jnp.uint32) * jnp.uint32(blocks))[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
-    key = tuple(keys[None, :, i] for i in range(CHACHA_WORDS))
-    none = jnp.zeros_like(counter)
-    words = jnp.stack(chacha20(key, counter, (number.astype(jnp.uint32)[None], none, none)), 1)
-    bits = (words[:, 0::2].astype(jnp.uint64) << 32) | words[:, 1::2].astype(jnp.uint64)
-    u = bits.astype(jnp.float64) * 2.0**-64
-    return jnp.minimum(u, 1 - 2.0**-53).reshape(-1, u.shape[-1])[:count]
 
 
 def exponentials(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -63,6 +63,13 @@ def model_of(potential: Potential) -> Model:
 def hold_to_bounds(potential: Potential, budget: Budget) -> Potential:
     """The potential of the records within the declared bounds: clipped there, or refused if one lies outside."""
     inside = _clipped(potential, budget.bounds)
+    terms = len(_arrays(inside)[0])
+    if model_of(inside).loss != "cox" and terms > budget.bounds.most_records:
+        raise InputError(
+            "Site(budget)",
+            f"{terms} records where at most {budget.bounds.most_records} are declared",
+            "Declare Bounds(most_records=...): it must be known without the records.",
+        )
     if budget.on_violation == "refuse" and not _same(potential, inside):
         raise InputError(
             "Site(budget)",

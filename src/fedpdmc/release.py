@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,11 +14,13 @@ from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.entries import FAULT, Reply, Request
-from fedpdmc.privacy.mechanism import noise_multiplier, release, release_symmetric
-from fedpdmc.privacy.sensitivity import derivative_sensitivity
+from fedpdmc.privacy.mechanism import noise_multiplier, noise_scale, release, release_symmetric
+from fedpdmc.privacy.rounding import LARGEST_SHARE, gradient_rounding, hessian_rounding
+from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
 from fedpdmc.records import fingerprint, model_of
 from fedpdmc.site import Site, derivatives
 
+logger = logging.getLogger("fedpdmc.site")
 # Newton steps of a private reference: fixed beforehand, each a release of every site.
 STEPS = 4
 # What is left of a share, relatively, when it is spent but for rounding.
@@ -27,7 +30,7 @@ LEAST_CURVATURE = 1e-3
 # The prior's standard deviations, per root of the dimension, within which the mode is looked for.
 REACH = 3.0
 # Parameters beyond which numbers might overflow.
-FARTHEST = 1e30
+FARTHEST = 1e15
 
 
 def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray, ...]:
@@ -50,41 +53,68 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
             "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
             "known without the data.",
         )
-    if not np.max(np.abs(x), initial=0.0) <= FARTHEST:
-        raise PlanRefused(f"site {site.name!r}: a point where numbers might overflow (code BAD_POINT).")
     own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
-    records, model = fingerprint(site.potential), model_of(site.potential)
+    model = model_of(site.potential)
+    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
+    rounding = _rounding(site, model, own, sensitivity)
     ledger, account = budget.open()
     dataset, study = budget.account_name, budget.study
+    records = fingerprint(site.potential)
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
-    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
+    asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
+    request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
     share = budget.release * budget.study_limit(account)
-    left = max(share - ledger.released(dataset, study), 0.0)
+    left = max(share - ledger.released(dataset, study, asked), 0.0)
     cost = left / max(STEPS - step, 1)
+    if (step >= STEPS or left <= LEAST_LEFT * share) and not ledger.answered(request):
+        raise BudgetSpent(
+            f"site {site.name!r}: the share of its privacy budget that study {study!r} may spend on released summaries "
+            "is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
+        )
 
     def work(key: bytes) -> Reply:
-        if step >= STEPS or left <= LEAST_LEFT * share:
-            raise BudgetSpent(
-                f"site {site.name!r}: the share of its privacy budget that study {study!r} may spend on released summaries "
-                "is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
-            )
         if site.seed is not None:
             key = hashlib.sha256(repr((site.name, site.seed, own.tolist())).encode()).digest()
         multiplier = noise_multiplier(account.alpha, cost, sum(s > 0 for s in sensitivity))
-        _, gradient, hessian = derivatives(site, own)
-        if not (np.all(np.isfinite(gradient)) and np.all(np.isfinite(hessian))):
+        try:
+            _, gradient, hessian = derivatives(site, own)
+            entries = len(own) * (len(own) + 1) // 2
+            sigmas = [
+                noise_scale(multiplier, *known)
+                for known in zip(sensitivity, rounding, (len(own), entries), strict=True)
+            ]
+            noisy = release(gradient, sigmas[0], key + b"gradient")
+            noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
+        except Exception:
+            # That it failed may depend on the records: it is charged, and told in one word.
+            logger.exception("site %r: a release has failed", site.name)
             return Reply(FAULT, 0.0, cost)
-        noisy = release(gradient, multiplier * sensitivity[0], key + b"gradient")
-        noisier = release_symmetric(hessian, multiplier * sensitivity[1], key + b"hessian")
         return Reply(np.concatenate([noisy, noisier.ravel()]).astype("<f8").tobytes(), 0.0, cost)
 
-    asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
-    request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
     content = ledger.answer(request, cost, work, granted=budget.study_limit(account))
     if content == FAULT:
         raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
     values = np.frombuffer(content, dtype="<f8")
     return values[: len(own)], values[len(own) :].reshape(len(own), len(own)), own
+
+
+def _rounding(site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of the rounding of gradient and Hessian at a point; one at which they would matter is refused."""
+    assert site.budget is not None
+    if not np.max(np.abs(own), initial=0.0) <= FARTHEST:
+        raise PlanRefused(f"site {site.name!r}: a point where numbers might overflow (code BAD_POINT).")
+    bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
+    first = gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size)
+    second = hessian_rounding(model, bounds, neighbours, size)
+    if any(
+        known > 0 and not 2 * off <= LARGEST_SHARE * known
+        for known, off in zip(sensitivity, (first, second), strict=True)
+    ):
+        raise PlanRefused(
+            f"site {site.name!r}: a point so far away that rounding would show beside what one record can change (code "
+            "BAD_POINT)."
+        )
+    return first, second
 
 
 def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:

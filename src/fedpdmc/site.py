@@ -294,13 +294,8 @@ def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
 
 def open_site(site: Site, opening: Opening) -> Clock:
     """The site's clock for this run: its records in whitened coordinates, less the control variate."""
-    remainder = _less_control(_padded(site.potential), opening.control)
+    whitened = in_coordinates(_less_control(_padded(site.potential), opening.control), site, opening)
     sent = local_columns(site, opening)
-    if sent is not None:
-        whitened = whiten(remainder, opening.reference.restricted(jnp.asarray(sent)), None)
-    else:
-        columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
-        whitened = whiten(remainder, opening.reference, columns)
     if opening.prior_share is not None:
         share = whiten(opening.prior_share, opening.reference, None)
         whitened = Shared(whitened, share) if opening.redistributed else _sum(whitened, share)
@@ -312,6 +307,26 @@ def open_site(site: Site, opening: Opening) -> Clock:
     else:
         staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
+
+
+def less_public(site: Site, opening: Opening) -> Potential:
+    """The records, and beside them the public control variate, in whitened coordinates: no branch looks at the records."""
+    records, control = in_coordinates(_padded(site.potential), site, opening), whitened_control(site, opening)
+    return records if control is None else Sum((records, control.scaled(-1.0)))
+
+
+def whitened_control(site: Site, opening: Opening) -> Quadratic | None:
+    """The control variate in the run's coordinates."""
+    return None if opening.control is None else in_coordinates(opening.control.quadratic, site, opening)
+
+
+def in_coordinates(potential: P, site: Site, opening: Opening) -> P:
+    """A function of the site's own parameters, in the whitened coordinates that it is sent."""
+    sent = local_columns(site, opening)
+    if sent is not None:
+        return whiten(potential, opening.reference.restricted(jnp.asarray(sent)), None)
+    columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
+    return whiten(potential, opening.reference, columns)
 
 
 def _staged_clock(site: Site, opening: Opening, potential: Potential) -> StagedClock | None:

@@ -50,6 +50,8 @@ def test_the_planner_answers_and_says_when_nothing_is_possible(tmp_path):
 
 def test_a_ledger_is_shown_with_its_running_total(tmp_path, monkeypatch):
     path = tmp_path / "ledger.db"
+    assert str(path) in run("ledger", "create", path)
+    assert "created once" in run("ledger", "create", path, code=2)
     ledger = Ledger.open(path)
     ledger.account(Account("patients", 1.0, 1e-6, "replace", 28.0, 0.5))
     for number in range(3):

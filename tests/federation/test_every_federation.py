@@ -258,7 +258,7 @@ def test_a_dry_run_makes_records_of_the_sites_own_parameters(wards):
 
 def test_records_that_the_contract_says_are_not_there_are_refused(wards):
     records = read_records(wards.study, wards.data["north"])
-    with pytest.raises(fp.errors.InputError, match=r"row 1: found a record that depends on 'ward\[A\]'"):
+    with pytest.raises(fp.errors.InputError, match=r"line 2: found a record that depends on 'ward\[A\]'"):
         wards.study.potential(records, "south")
 
 

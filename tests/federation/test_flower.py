@@ -52,7 +52,7 @@ def test_what_is_wrong_at_a_site_stays_there(tmp_path, caplog):
     (reply,) = told
     assert reply.has_error() and "NOT_ANSWERED" in reply.error.reason
     assert "123456" not in reply.error.reason and "row" not in reply.error.reason
-    assert any("row 13" in record.message and "123456" in record.message for record in caplog.records)
+    assert any("line 14" in record.message and "123456" in record.message for record in caplog.records)
 
 
 class Flower:

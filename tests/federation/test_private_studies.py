@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
+from tests.privacy.support import a_ledger
 from tests.study.contracts import POLICY, write_csv
 
 import fedpdmc as fp
@@ -41,7 +42,7 @@ def noisy(tmp_path_factory):
 def in_process(folder, path, **options):
     seeds = dict.fromkeys(folder.study.sites, SITE_SEED)
     with fp.connect(
-        folder.study, data=folder.data, seed=SEED, site_seeds=seeds, ledger=path / "ledger.db", store=path / "run",
+        folder.study, data=folder.data, seed=SEED, site_seeds=seeds, ledger=a_ledger(path / "ledger.db"), store=path / "run",
         seeded_for_tests=True,
     ) as connection:  # fmt: skip
         return fp.sample(connection, progress=False, **options)
@@ -99,7 +100,7 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
             folder.data[name],
             store=tmp_path / name,
             seed=SITE_SEED,
-            ledger=tmp_path / f"{name}.db",
+            ledger=a_ledger(tmp_path / f"{name}.db"),
             dataset=name,
             seeded_for_tests=True,
         )  # fmt: skip
@@ -129,7 +130,7 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
 
 
 def test_noisy_derivatives_are_charged_before_they_leave_and_told_again_for_nothing(noisy, tmp_path):
-    options = {"store": tmp_path / "store", "ledger": tmp_path / "ledger.db"}
+    options = {"store": tmp_path / "store", "ledger": a_ledger(tmp_path / "ledger.db")}
     agent = open_agent(noisy.study, "north", noisy.data["north"], **options)
     agent.join(wire.encode(wire.Welcome(bytes(16), noisy.study.digest)))
     ledger, account = agent.site.budget.open()
@@ -165,7 +166,7 @@ def test_another_contract_on_the_same_data_is_charged_to_the_account_of_the_poli
     spent = []
     for k, text in enumerate(texts):
         study = parse_study(text.replace("two hospitals", f"study {k}").encode())
-        options = {"store": tmp_path / str(k), "ledger": tmp_path / "ledger.db", "policy": policy}
+        options = {"store": tmp_path / str(k), "ledger": a_ledger(tmp_path / "ledger.db"), "policy": policy}
         agent = open_agent(study, study.sites[0], noisy.data["north"], **options)
         agent.join(wire.encode(wire.Welcome(bytes(16), study.digest)))
         agent.answer(wire.encode(wire.Derive(bytes(16), 1, np.zeros(len(study.names)))))
@@ -185,8 +186,8 @@ def test_a_budget_that_does_not_cover_the_run_is_said_before_it(folder, tmp_path
 
 def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
     with pytest.raises(InputError, match="seeded_for_tests"):
-        fp.connect(folder.study, data=folder.data, site_seeds={"north": 1}, ledger=tmp_path / "ledger.db")
-    options = {"store": tmp_path / "store", "ledger": tmp_path / "ledger.db"}
+        fp.connect(folder.study, data=folder.data, site_seeds={"north": 1}, ledger=a_ledger(tmp_path / "ledger.db"))
+    options = {"store": tmp_path / "store", "ledger": a_ledger(tmp_path / "ledger.db")}
     with pytest.raises(InputError, match="seeded_for_tests"):
         open_agent(folder.study, "north", folder.data["north"], seed=1, **options)
     agent = open_agent(folder.study, "north", folder.data["north"], seed=1, seeded_for_tests=True, **options)
@@ -199,7 +200,7 @@ def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
 @pytest.mark.long
 def test_a_private_site_is_replayed_from_its_ledger_and_says_what_it_cannot_without(folder, tmp_path):
     """Its randomness is the ledger's own: with a copy of it as it was before the run the same answers come out."""
-    ledger, store = tmp_path / "ledger.db", tmp_path / "run"
+    ledger, store = a_ledger(tmp_path / "ledger.db"), tmp_path / "run"
     with fp.connect(folder.study, data=folder.data, seed=SEED, ledger=ledger, store=store) as connection:
         fp.sample(connection, progress=False)
     Ledger.open(ledger).close()

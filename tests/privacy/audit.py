@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from scipy import stats
-from tests.privacy.support import a_plan
+from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
 from fedpdmc.exposure import exposure
@@ -116,7 +116,7 @@ def pair(folder, case, excess, tag=""):
     for k, potential in enumerate(case.potentials):
         budget = fp.Budget(
             200.0, 1e-5, neighbours=case.neighbours, bounds=case.bounds, on_violation="clip", excess=excess,
-            seeded_for_tests=True, ledger=folder / f"{tag}{k}.db",
+            seeded_for_tests=True, ledger=a_ledger(folder / f"{tag}{k}.db"),
         )  # fmt: skip
         site = fp.Site(potential, name=f"audit {k}", seed=k + 1, budget=budget)
         sites.append(PrivateSite(site, opening, "audit"))
@@ -158,7 +158,7 @@ def run(site, velocity, cap, horizon, rule=honest, copies=4000, chains=1, rival=
     Arrivals come from the site's own compiled walk, as the bytes that it would send. In each message horizons are cut so
     that their sum fits what is left.
     """
-    rng, dim = np.random.default_rng(seed), site.clock.dim
+    rng, dim = np.random.default_rng(seed), site.dim
     width, dynamics = copies * chains, site.opening.dynamics
     counts, time, charged = np.zeros((copies, dim)), np.zeros(copies), np.zeros(copies)
     start = np.zeros((width, dim))

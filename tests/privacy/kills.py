@@ -16,7 +16,7 @@ from pathlib import Path
 from fedpdmc.privacy import entries as entries_code
 from fedpdmc.privacy import ledger as code
 from fedpdmc.privacy.entries import Account, Reply, Request, read
-from fedpdmc.privacy.ledger import Ledger
+from fedpdmc.privacy.ledger import Ledger, create_ledger
 
 COST = 1e-5
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
@@ -84,6 +84,7 @@ def drain(inside):
 def main(folder, kills, seed, kind):
     rng, path = random.Random(seed), Path(folder) / "ledger.db"
     entries, died, sent, lost, other = {}, 0, 0, 0, 0
+    create_ledger(path)
     for _ in range(kills):
         # Some rounds that were answered are asked again, so that stored replies are seen too.
         first = max(0, len(entries) - rng.randrange(3))

@@ -18,11 +18,17 @@ def records(name="north", n=40, d=2):
     return X, y
 
 
+def a_ledger(path):
+    """The path of a ledger, created if it is not there."""
+    return path if path.exists() else fp.create_ledger(path)
+
+
 def private_site(path, name="north", n=40, d=2, seed=5, data=None, **options):
     """A logistic site under a budget that is wide enough for a test."""
     X, y = records(name, n, d) if data is None else data
     terms = {"epsilon": 200.0, "delta": 1e-3, "bounds": fp.Bounds(norm=1.0), "ledger": path, "dataset": name}
     terms |= {"seeded_for_tests": True} | options
+    a_ledger(terms["ledger"])
     return fp.Site(fp.models.logistic(X, y), name=name, seed=seed, budget=fp.Budget(**terms))
 
 

@@ -1,4 +1,5 @@
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
 from fedpdmc.privacy.entries import Account, Reply, Request, read
-from fedpdmc.privacy.ledger import Ledger
+from fedpdmc.privacy.ledger import Ledger, adopt_ledger, create_ledger
 
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
@@ -24,7 +25,7 @@ def reply(cost=0.1):
 
 @pytest.fixture
 def ledger(tmp_path):
-    found = Ledger.open(tmp_path / "ledger.db")
+    found = Ledger.open(create_ledger(tmp_path / "ledger.db"))
     found.account(ACCOUNT)
     yield found
     found.close()
@@ -46,7 +47,7 @@ def test_a_reply_is_charged_and_stored(ledger):
     # The same plan again: the same arrival, made by nobody, and no charge.
     assert again.answer(request(0), 0.1, None) == content
     assert again.spent("patients") == pytest.approx(0.1)
-    assert len(read(ledger.path)) == 2
+    assert [e.kind for e in read(ledger.path)] == ["account", "round reserved", "round"]
 
 
 def test_the_same_round_with_another_plan_is_refused(ledger):
@@ -69,9 +70,12 @@ def test_what_is_made_again_after_a_crash_is_the_same(ledger):
 
     with pytest.raises(RuntimeError):
         ledger.answer(request(0), 0.1, crash)
-    assert ledger.spent("patients") == 0.0
+    # What was begun is charged, until the same is asked again.
+    assert ledger.spent("patients") == pytest.approx(0.1)
     again = reopened(ledger)
+    assert again.spent("patients") == pytest.approx(0.1)
     again.answer(request(0), 0.1, lambda key: seen.append(key) or Reply(b"", 0.0, 0.1))
+    assert again.spent("patients") == pytest.approx(0.1)
     again.answer(request(1), 0.1, lambda key: seen.append(key) or Reply(b"", 0.0, 0.1))
     assert seen[0] == seen[1] != seen[2] and len(seen[0]) == 32
 
@@ -169,7 +173,7 @@ def test_a_second_process_is_refused_and_may_read(ledger):
     ledger.answer(request(0), 0.1, reply())
     said = in_process(SECOND, ledger.path)
     assert "refused:" in said and "in use by another process" in said
-    assert "entries 2 False False" in said
+    assert "entries 3 False False" in said
     ledger.close()
     assert "refused" not in in_process(SECOND, ledger.path)
 
@@ -185,7 +189,7 @@ FULL = """
 import resource, signal, sys
 from fedpdmc.errors import LedgerError
 from fedpdmc.privacy.ledger import *
-ledger = Ledger.open(sys.argv[1])
+ledger = Ledger.open(create_ledger(sys.argv[1]))
 ledger.account(Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 size = ledger.path.stat().st_size
@@ -213,7 +217,9 @@ def test_a_full_disk_is_refused_and_nothing_is_lost(tmp_path):
     assert "Make room" in said and "not used any more" in said and "ANSWERED" not in said
     assert 0 < told < 1000
     entries = [entry for entry in read(tmp_path / "ledger.db") if entry.kind == "round"]
-    assert len(entries) >= told and entries[-1].spent == pytest.approx(0.0005 * len(entries))
+    reserved = [entry for entry in read(tmp_path / "ledger.db") if entry.kind == "round reserved"]
+    assert len(reserved) >= len(entries) >= told
+    assert read(tmp_path / "ledger.db")[-1].spent == pytest.approx(0.0005 * len(reserved))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "overwritten", "not a ledger"])
@@ -282,3 +288,83 @@ def test_a_ledger_is_for_its_owner_alone(ledger):
     assert ledger.path.stat().st_mode & 0o077 == 0
     with pytest.raises(InputError, match="Give the file"):
         read(ledger.path.with_name("none.db"))
+
+
+def test_a_ledger_is_created_once_and_must_be_there(tmp_path):
+    path = tmp_path / "new" / "ledger.db"
+    with pytest.raises(InputError, match="fedpdmc ledger create"):
+        Ledger.open(path)
+    assert not path.exists()
+    made = Ledger.open(create_ledger(path))
+    made.account(ACCOUNT)
+    with pytest.raises(InputError, match="created once"):
+        create_ledger(path)
+    made.close()
+    # A volume that was lost is not a new budget.
+    path.unlink()
+    with pytest.raises(InputError, match="second budget"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
+def test_a_copy_is_refused_until_a_person_has_moved_there(ledger, tmp_path, copy):
+    ledger.answer(request(0), 0.1, reply())
+    there = tmp_path / "copy.db"
+    copy(ledger.path, there)
+    with pytest.raises(LedgerError, match="copy of a ledger"):
+        Ledger.open(there)
+    adopt_ledger(there)
+    moved = Ledger.open(there)
+    assert moved.spent("patients") == pytest.approx(0.1)
+    moved.close()
+
+
+def test_a_move_within_a_disk_is_no_copy(ledger, tmp_path):
+    ledger.answer(request(0), 0.1, reply())
+    ledger.close()
+    moved = ledger.path.rename(tmp_path / "moved.db")
+    again = Ledger.open(moved)
+    assert again.spent("patients") == pytest.approx(0.1)
+    again.close()
+
+
+def test_hard_links_are_refused(ledger, tmp_path):
+    ledger.close()
+    os.link(ledger.path, tmp_path / "link.db")
+    for name in (ledger.path, tmp_path / "link.db"):
+        with pytest.raises(LedgerError, match="hard links"):
+            Ledger.open(name)
+
+
+def test_a_link_made_while_it_is_in_use_gives_no_second_budget(ledger, tmp_path):
+    """The lock is beside the other name: the entries themselves are what a second writer trips over."""
+    ledger.answer(request(0), 0.1, reply())
+    os.link(ledger.path, tmp_path / "link.db")
+    with pytest.raises(LedgerError, match="hard links"):
+        Ledger.open(tmp_path / "link.db")
+    ledger.answer(request(1), 0.1, reply())
+    assert ledger.spent("patients") == pytest.approx(0.2)
+
+
+def test_what_is_reserved_counts_and_gives_way_to_the_cost(ledger):
+    inside = []
+
+    def work(key):
+        inside.append((ledger.spent("patients"), ledger.remaining("patients")))
+        # Another request, from another thread, is neither kept waiting nor given what is reserved.
+        other = threading.Thread(target=lambda: ledger.answer(request(1), 0.1, reply()))
+        other.start()
+        other.join(60)
+        assert not other.is_alive()
+        with pytest.raises(BudgetSpent):
+            ledger.answer(request(2), 0.5, reply())
+        return Reply(b"x", 1.0, 0.05)
+
+    ledger.answer(request(0), 0.6, work)
+    assert inside == [(pytest.approx(0.6), pytest.approx(0.4))]
+    assert ledger.spent("patients") == ledger.spent("patients", "s") == pytest.approx(0.15)
+    again = reopened(ledger)
+    assert again.spent("patients") == again.spent("patients", "s") == pytest.approx(0.15)
+    # The plan of a round that was begun stays its plan.
+    with pytest.raises(PlanRefused, match="OTHER_PLAN"):
+        again.answer(request(0, b"q" * 32), 0.1, reply())

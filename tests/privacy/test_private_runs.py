@@ -31,7 +31,7 @@ def test_a_posterior_says_what_was_spent(tmp_path):
         assert (facts["epsilon"], facts["delta"], facts["neighbours"]) == (40.0, 1e-3, "replace")
         # Every chain was watched for at least its process time, burn-in included, and not beyond the cap.
         assert 4 * 1.5 <= facts["observed"] <= facts["cap"]
-        assert facts["spent"] == pytest.approx(facts["observed"] / facts["cap"])
+        assert facts["spent"] == pytest.approx(facts["observed"] / facts["cap"], rel=1e-4)
         assert 0 < facts["running_epsilon"] <= 40.0
         assert name in post.summary()
     text = post.summary()
@@ -131,11 +131,11 @@ def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch
     def power_cut(site, own):
         asked.append(site.name)
         if len(asked) == 6:
-            raise RuntimeError
+            raise KeyboardInterrupt
         return real(site, own)
 
     monkeypatch.setattr(release, "derivatives", power_cut)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(KeyboardInterrupt):
         fp.laplace(sites, prior())
     fp.laplace(sites, prior())
     # Five answers before the cut and three after it: eight in all, none of them made twice.
@@ -179,7 +179,7 @@ def test_sites_that_share_an_account_share_what_it_covers(tmp_path):
     assert covered(sharing) == pytest.approx(covered(apart) / 2, rel=1e-3)
     facts = fp.sample(sharing, prior(), duration=0.5, **SHORT).privacy
     together = sum(one["observed"] / one["cap"] for one in facts.values())
-    assert facts["north"]["spent"] == facts["south"]["spent"] == pytest.approx(together, rel=1e-6)
+    assert facts["north"]["spent"] == facts["south"]["spent"] == pytest.approx(together, rel=1e-4)
 
 
 def test_a_study_spends_no_more_than_it_was_granted(tmp_path):

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from tests.study.contracts import CONTRACT, POLICY
 
+import fedpdmc as fp
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.study import parse_study, read_policy
+from fedpdmc.study import parse_study, read_policy, read_study
 
 
 def changed(old, new):
@@ -202,3 +203,56 @@ def test_a_budget_covers_no_passes():
     contract = CONTRACT.replace("[dynamics]", '[dynamics]\nkind = "ZigZag"').replace('"own"', '"none"')
     with pytest.raises(InputError, match="No budget covers them"):
         parse_study((contract + "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n").encode())
+
+
+LINEAR = CONTRACT.replace('"logistic"', '"linear"').replace("ill ~ drug + age", "bmi ~ drug + age")
+LINEAR = LINEAR.replace("[prior]", 'bmi = { type = "number", bounds = [10, 60] }\n\n[prior]')
+
+
+def test_an_unknown_scale_is_one_more_parameter():
+    study = parse_study(LINEAR.encode())
+    assert study.names == ("Intercept", "drug[T.verum]", "age", "log_sigma") and study.prior().dim == 4
+    np.testing.assert_allclose(study.guess, [35.0, 0.0, 0.0, np.log(50 / 8)])
+    known = parse_study(LINEAR.replace('"linear"', '"linear"\nscale = 4.0').encode())
+    assert known.names == study.names[:3] and known.guess is None
+    with pytest.raises(InputError, match="student_t|model: scale"):
+        parse_study(LINEAR.replace('"linear"', '"student_t"\ndf = 4.0').encode())
+
+
+def test_a_linear_regression_with_an_unknown_scale_runs_as_a_study(tmp_path):
+    rng, files = np.random.default_rng(0), {}
+    drug, age = rng.integers(0, 2, 60), rng.integers(20, 90, 60)
+    bmi = 24 - 1.5 * drug + 0.1 * (age - 50) + 3.0 * rng.normal(size=60)
+    for name, rows in (("north", slice(0, 45)), ("south", slice(45, 60))):
+        table = zip(bmi[rows], drug[rows], age[rows], strict=True)
+        lines = [f"{b},{('placebo', 'verum')[d]},{a}" for b, d, a in table]
+        files[name] = tmp_path / f"{name}.csv"
+        files[name].write_text("\n".join(["bmi,drug,age", *lines]))
+    text = LINEAR.replace("mean = 0.1\nscale = 1.5", "flat = true").replace("chains = 4", "chains = 16")
+    text = text.replace("observed_time = 1000.0", "observed_time = 1e5")
+    study = parse_study(text.replace("duration = 6.0", "duration = 30.0").encode())
+    with fp.connect(study, data=files, seed=1) as connection:
+        post = fp.sample(connection, progress=False)
+    X = np.column_stack([np.ones(60), drug, (age - 50) / 10])
+    fit, rest = np.linalg.lstsq(X, bmi, rcond=None)[:2]
+    assert post.names == list(study.names) and post.certified
+    assert np.all(np.abs(post.mean()[:3] - fit) < 0.4 * np.sqrt(np.diag(post.cov())[:3]))
+    assert abs(post.mean()[3] - 0.5 * np.log(rest[0] / 57)) < 0.05
+
+
+@pytest.mark.parametrize("effect", ["(1|drug)", "(1 | drug)", "(age||drug)", "(1 + age | drug)"])
+def test_random_effects_are_named_as_what_they_are(effect):
+    with pytest.raises(InputError, match="a random effect.*fixed effects only: write . drug"):
+        parse_study(changed("ill ~ drug + age", f"ill ~ age + {effect}"))
+
+
+def test_messages_name_the_file_as_it_is_called(tmp_path):
+    path = tmp_path / "trial.toml"
+    path.write_bytes(changed("format = 1", "format = 2"))
+    with pytest.raises(InputError) as error:
+        read_study(path)
+    assert str(error.value).startswith(f"{path}: format: found 2.")
+    path.write_text(POLICY.replace("least_records = 5", ""))
+    with pytest.raises(InputError) as error:
+        read_policy(path)
+    assert str(error.value).startswith(f"{path}: least_records")

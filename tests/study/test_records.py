@@ -1,4 +1,4 @@
-"""Records from files and real databases: the same numbers from each, and refusals by row and column."""
+"""Records from files and real databases: the same numbers from each, and refusals by line and column."""
 
 import os
 import shutil
@@ -102,20 +102,21 @@ def test_postgresql_gives_the_same_and_is_only_read(postgres, expected):
         (3, "age", "", "a missing value"),
         (3, "age", "old", "no number ('old')"),
         (4, "age", "17", "out of bounds ('17')"),
-        (4, "age", "nan", "missing or not finite"),
+        (4, "age", "nan", "a missing value"),
+        (4, "drug", "NA", "a missing value"),
         (5, "age", "1e999", "not finite"),
         (6, "drug", "aspirin", "an unknown level ('aspirin')"),
         (6, "drug", "", "a missing value"),
         (1, "ill", "Yes", "an unknown level"),
     ],
 )
-def test_bad_values_are_refused_by_row_and_column(tmp_path, row, column, value, what):
+def test_bad_values_are_refused_by_line_and_column(tmp_path, row, column, value, what):
     records = [dict(zip(("ill", "drug", "age"), record, strict=True)) for record in rows("north")]
     records[row - 1][column] = value
     path = write_csv(tmp_path / "north.csv", [tuple(record.values()) for record in records])
     with pytest.raises(InputError) as error:
         matrix(path)
-    assert f"row {row}, column {column!r}" in str(error.value)
+    assert f"data ({path}), line {row + 1}, column {column!r}" in str(error.value)
     assert what in str(error.value)
 
 
@@ -129,7 +130,7 @@ def test_counts_and_logarithms(tmp_path):
     np.testing.assert_array_equal(records["days"], np.log([7.0, 1.0]))
     assert study.potential(records).records == 2
     (tmp_path / "b.csv").write_text("falls,age,days\n2,40,7\n0.5,60,1\n")
-    with pytest.raises(InputError, match="row 2, column 'falls': found no whole number"):
+    with pytest.raises(InputError, match="line 3, column 'falls': found no whole number"):
         read_records(study, tmp_path / "b.csv")
 
 
@@ -163,3 +164,48 @@ def test_a_password_is_not_shown(source):
     with pytest.raises(InputError) as error:
         read_records(STUDY, source, query)
     assert "hunter2" not in str(error.value) and error.value.__cause__ is None
+
+
+def test_all_faults_are_in_one_report_by_the_line_of_the_file(tmp_path):
+    path = tmp_path / "north.csv"
+    path.write_text('ward,ill,drug,age\nA,no,verum,40\n"a\nb",Yes,verum,17\nA,no,,old\n')
+    with pytest.raises(InputError) as error:
+        read_records(STUDY, path, site="north")
+    said = str(error.value).splitlines()
+    assert said[0] == f"data of site 'north' ({path}): found 4 faults in 2 of 3 records. Correct them:"
+    # The second record goes over lines 3 and 4.
+    assert said[1].startswith("  line 3, column 'ill': an unknown level ('Yes').")
+    assert said[2].startswith("  line 3, column 'age': a value out of bounds ('17').")
+    assert said[3].startswith("  line 5, column 'drug': a missing value. Remove or impute")
+    assert said[4].startswith("  line 5, column 'age': no number ('old').")
+
+
+def test_a_report_shows_twenty_faults_and_counts_the_rest(tmp_path):
+    path = write_csv(tmp_path / "north.csv", [("no", "verum", 10)] * 30)
+    with pytest.raises(InputError, match="30 faults in 30 of 30 records") as error:
+        read_records(STUDY, path)
+    assert str(error.value).count("column 'age'") == 20 and str(error.value).endswith("and 10 more.")
+    pl.read_csv(path).write_parquet(tmp_path / "north.parquet")
+    with pytest.raises(InputError, match="record 30, column 'age'|record 20, column 'age'"):
+        read_records(STUDY, tmp_path / "north.parquet")
+
+
+def test_records_with_missing_values_are_dropped_if_the_contract_says_so(tmp_path, caplog):
+    study = parse_study(CONTRACT.replace("sites =", 'missing = "drop"\nsites =').encode())
+    path = tmp_path / "north.csv"
+    path.write_text("ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,\nyes,placebo,60\n")
+    records = read_records(study, path, site="north")
+    np.testing.assert_array_equal(records["age"], [-1.0, 1.0])
+    assert f"data of site 'north' ({path}): 2 of 4 records dropped for a missing value" in caplog.text
+    path.write_text("ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,999\n")
+    with pytest.raises(InputError, match="line 4, column 'age': found a value out of bounds"):
+        read_records(study, path)
+    path.write_text("ill,drug,age\nno,NA,40\n")
+    with pytest.raises(InputError, match="missing value in each of 1 records"):
+        read_records(study, path)
+
+
+def test_a_site_without_records_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("ill,drug,age\n")
+    with pytest.raises(InputError, match="site 'south'.*no records"):
+        read_records(STUDY, tmp_path / "a.csv", site="south")

@@ -324,6 +324,24 @@ def _plan(
     raise typer.Exit(privacy.printed(work))
 
 
+@ledger_app.command("create")
+def _ledger_create(
+    path: Annotated[Path | None, typer.Argument(help="Where; the usual place if left out.")] = None,
+) -> None:
+    """Create an empty ledger, once for a data set: a site with a privacy budget does not start without one."""
+    from fedpdmc.cli import privacy
+
+    raise typer.Exit(privacy.printed(lambda: privacy.create(path)))
+
+
+@ledger_app.command("adopt")
+def _ledger_adopt(path: Annotated[Path, typer.Argument(help="The ledger, at its new place.")]) -> None:
+    """Use a ledger that was moved to another disk. Never a copy beside the one in use: that would be a second budget."""
+    from fedpdmc.cli import privacy
+
+    raise typer.Exit(privacy.printed(lambda: privacy.adopt(path)))
+
+
 @ledger_app.command("show")
 def _ledger_show(
     path: Annotated[Path | None, typer.Argument(help="The ledger; the usual one if left out.")] = None,

@@ -13,6 +13,7 @@ from fedpdmc.privacy import planning
 from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon, running_epsilon
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.entries import Entry, account_of, read
+from fedpdmc.privacy.ledger import adopt_ledger, create_ledger
 from fedpdmc.privacy.theorem import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
 
 REFUSED = 2
@@ -82,6 +83,18 @@ def plan(question: planning.Question, picture: Path | None) -> str:
     others = [question._replace(epsilon=factor * question.epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
     planning.plot(others, picture)
     return f"{text}\n\nThe frontiers for epsilon up to {others[-1].epsilon:g}: {picture}"
+
+
+def create(path: Path | None) -> str:
+    """An empty ledger."""
+    made = create_ledger(default_path() if path is None else path)
+    return f"{made}: an empty ledger. Keep it where the records are kept; it must be there from now on."
+
+
+def adopt(path: Path) -> str:
+    """A ledger at a new place."""
+    adopt_ledger(path)
+    return f"{path}: used from here. Remove every other copy."
 
 
 def ledger(path: Path | None, dataset: str | None) -> str:

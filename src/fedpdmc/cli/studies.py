@@ -25,7 +25,8 @@ REFUSED = 2
 
 def guarded(work: Callable[[], int]) -> int:
     """Run a command; an error that has a remedy is printed as a sentence, not as a traceback."""
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(_log_handler())
     logging.getLogger("fedpdmc").setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
@@ -39,6 +40,29 @@ def guarded(work: Callable[[], int]) -> int:
             "%s. What was kept in the store stands: mend this (a full disk: make room) and start again.", error
         )
         return REFUSED
+
+
+class _ToStandardError(logging.StreamHandler):
+    """Writes to standard error as it is at the moment: above a progress display, while there is one."""
+
+    @property
+    def stream(self):
+        """The present standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _) -> None:
+        pass
+
+
+def _log_handler() -> logging.Handler:
+    """Short lines on a terminal; in a service's log all that its reader needs."""
+    handler = _ToStandardError()
+    if sys.stderr.isatty():
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return handler
 
 
 def _said(message, category, *place) -> None:

@@ -15,7 +15,7 @@ from fedpdmc import __version__
 from fedpdmc.arrivals import VIOLATED
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import InputError, Refused, WireError
+from fedpdmc.errors import InputError, LedgerError, Refused, WireError
 from fedpdmc.federation import software, wire
 from fedpdmc.federation.checks import ROUNDING, No, Progress, charging, check
 from fedpdmc.federation.journal import Journal, Kind
@@ -73,7 +73,7 @@ class Agent:
         self.observed_time, self.finished = 0.0, False
         # Since the last new answer: refusals, and answers given again.
         self.refusals, self._again = 0, 0
-        self.passes, self._charged, self._points = 0, 0.0, 0
+        self.passes, self._charged, self._points, self._rounds = 0, 0.0, 0, 0
         # The hash of a request that is in the log while its answer is not.
         self._working_on: bytes | None = None
         self._recall()
@@ -100,8 +100,25 @@ class Agent:
                 self.refusals = 0
                 self.absorb(*(software.logged(data, last) for data in (request, entry.payload)))
             self._working_on = wire.digest(entry.payload) if entry.kind is Kind.REQUEST else None
+        self._check_ledger()
         if last != (present := software.present()):
             self.journal.note(software.EVENT, **present)
+
+    def _check_ledger(self) -> None:
+        """What the log says was answered under a budget must be on the ledger: one that lacks it is new, or an old copy."""
+        budget = self.site.budget
+        if budget is None or self.run is None:
+            return
+        ledger, _ = budget.open()
+        run = f"{self.run.hex()}/{self.site.name}"
+        rounds = ledger.answers(budget.account_name, budget.study, run)
+        released = ledger.releases(budget.account_name)
+        if rounds < self._rounds or released < self._points:
+            raise LedgerError(
+                f"{ledger.path} has {rounds} answers and {released} releases of a run of which {self.journal.folder} has "
+                f"{self._rounds} and {self._points}: it is not the ledger that they were charged to, or an older copy of "
+                "it. Put that ledger back."
+            )
 
     def progress(self) -> str:
         """How much of what the contract allows has been asked."""
@@ -227,8 +244,8 @@ class Agent:
         return out
 
     def _progress(self) -> Progress:
-        party, clock = self.party, self._clock
-        shape, unit_speed = (None, False) if clock is None else (self._shape, clock.dynamics.unit_speed)
+        party = self.party
+        shape, unit_speed = (self._shape, self.study.dynamics().unit_speed) if self._shape[0] else (None, False)
         agreed = party is not None and party.agreed
         return Progress(party is not None, agreed, self._points, shape, unit_speed, self._next, self.observed_time)
 
@@ -297,11 +314,11 @@ class Agent:
 
     def _plans(self, message: wire.Plans, asked: bytes) -> wire.Arrivals:
         clock, keys, chain = self._clock, self._keys, message.chain
-        assert clock is not None and keys is not None
         chains, segments, dim = self._shape
         plan = _whole(message, chains, segments)
         if self._private is not None:
             return self._privately(message, Plan(*(jnp.asarray(x) for x in plan)), asked)
+        assert clock is not None and keys is not None
         arrival, walk = _answer(clock, keys, *plan)
         faults = np.flatnonzero(np.asarray(walk.fault))
         if faults.size:
@@ -347,7 +364,9 @@ class Agent:
         if isinstance(message, wire.Open):
             self._next = np.zeros(message.chains, dtype=np.int64)
             if self.site.budget is not None:
-                self._guard(message)
+                # The records are touched when a plan has been charged, and not before.
+                self._shape = (message.chains, message.segments, self._guard(message).dim)
+                return
             self._clock = open_site(self.site, self._opening(message))
             self._shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
@@ -356,7 +375,7 @@ class Agent:
         elif isinstance(message, wire.Derive):
             self._points += 1
         elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
-            self.passes, self._charged = given.passes, given.observed
+            self.passes, self._charged, self._rounds = given.passes, given.observed, self._rounds + 1
             horizon = message.duration.sum(-1)
             self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
             self.observed_time += float(np.minimum(given.time, horizon).sum())

@@ -58,7 +58,7 @@ def open_agent(
     credentials : Credentials, optional
         The site's keys: a contract whose derivatives are summed needs them to answer.
     """
-    records = read_records(study, source, query)
+    records = read_records(study, source, query, site=name)
     if policy is not None:
         policy.check(name, study, len(records))
     if study.epsilon is not None and seed is not None and not seeded_for_tests:

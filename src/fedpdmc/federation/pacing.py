@@ -22,6 +22,8 @@ from fedpdmc.private import Terms
 LEAST_SLACK, LEAST_SLACK_ROTATING = 0.05, 0.25
 # The share of the slack that the objections still to come may use, in expectation.
 SHARE = 0.8
+# The longest plan: a site refuses those that may take it for ever.
+LONGEST = 64.0
 
 
 class Pace:
@@ -70,5 +72,6 @@ class Pace:
             1 / objections,
             2 * SHARE * slack / (self.speed * objections * max(float(to_run.sum()), 1e-300)),
             slack / (2 * going * self.speed),
+            LONGEST,
         )
         return jnp.full(t.shape, horizon)

@@ -12,6 +12,8 @@ from fedpdmc.errors import InputError
 
 # A record may be longer than declared by this much, relatively: what rounding makes of one on the border.
 ROUNDING = 1e-9
+# Records that are allowed for if nobody says otherwise: rounding of their sum is below 2⁻⁹ of what one can change.
+MOST_RECORDS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,8 @@ class Bounds:
     region : float or array of shape (d,), optional
         The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed where a gradient grows
         without bound.
+    most_records : int
+        There are no more records (transitions, of series) than this. What rounding can do is worked out from it.
     """
 
     norm: float | None = None
@@ -38,10 +42,13 @@ class Bounds:
     outcome: tuple[float, float] | None = None
     offset: tuple[float, float] | None = None
     region: Any = None
+    most_records: int = MOST_RECORDS
 
     def __post_init__(self):
         if self.norm is not None:
             object.__setattr__(self, "norm", float(_sizes("Bounds(norm)", self.norm, scalar=True)))
+        if isinstance(self.most_records, bool) or not isinstance(self.most_records, int) or self.most_records < 1:
+            raise InputError("Bounds(most_records)", repr(self.most_records), "Give a positive integer.")
         for name in ("box", "region"):
             value = getattr(self, name)
             if value is not None:
@@ -77,7 +84,7 @@ class Bounds:
 
     def describe(self) -> dict[str, Any]:
         """As plain numbers, for reports."""
-        found = {name: getattr(self, name) for name in ("norm", "box", "outcome", "offset", "region")}
+        found = {name: getattr(self, name) for name in ("norm", "box", "outcome", "offset", "region", "most_records")}
         return {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in found.items()

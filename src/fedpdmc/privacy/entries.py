@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 from fedpdmc.errors import InputError, LedgerError
 
-FORMAT = 1
+FORMAT = 2
+# Ends the kind of an entry that charges for a reply which is still to be made.
+RESERVED = " reserved"
 # The reply of what failed at the site.
 FAULT = b"fault"
 COLUMNS = (
@@ -77,6 +79,13 @@ def added(spent: float, cost: float) -> float:
     return math.nextafter(spent + cost, math.inf) if cost > 0 else spent
 
 
+def settled(spent: float, reserved: float, cost: float) -> float:
+    """The total when what was reserved for a reply, and is in it, gives way to the reply's cost; rounded up."""
+    if cost == reserved:
+        return spent
+    return added(max(math.nextafter(spent - reserved, math.inf), 0.0) if reserved else spent, cost)
+
+
 def explained(path: Path, doing: str, error: Exception) -> LedgerError:
     """What went wrong with a ledger's file, and what to do."""
     text = str(error)
@@ -132,17 +141,14 @@ def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> 
 
 
 def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
-    previous, spent = b"", {}
+    previous, spent, reserved = b"", {}, {}
     for place, (seq, *middle, digest) in enumerate(rows, 1):
         dataset, cost, total = middle[0], middle[8], middle[9]
-        before = spent.get(dataset, 0.0)
+        expected = settled(spent.get(dataset, 0.0), reserved.pop(tuple(middle[:5]), 0.0), cost)
         spent[dataset] = total
-        if (
-            seq != place
-            or entry_hash(previous, seq, tuple(middle)) != digest
-            or not cost >= 0
-            or not before + cost <= total <= added(before, cost)
-        ):
+        if str(middle[3]).endswith(RESERVED):
+            reserved[*middle[:3], middle[3].removesuffix(RESERVED), middle[4]] = cost
+        if seq != place or entry_hash(previous, seq, tuple(middle)) != digest or not cost >= 0 or total != expected:
             raise LedgerError(
                 f"{path} is damaged: entry {place} does not fit those before it. Restore a copy that is whole."
             )

@@ -1,8 +1,9 @@
 """The site's ledger: append-only, durable, and charged before a reply leaves. It needs neither JAX nor NumPy.
 
-One SQLite file holds the accounts of any number of data sets. Every entry carries the hash of the one before it. A reply is
-returned only after the entry that charges for it, and that stores it, is on disk: a crash at any point loses a reply or
-nothing, never a charge for a reply that left.
+One SQLite file holds the accounts of any number of data sets. Every entry carries the hash of the one before it. Before the
+records are touched for a reply, the most that it can cost is reserved; when it is made, it is stored, and its cost takes the
+place of what was reserved; only then does it leave. A crash in between leaves the larger charge, until the same is asked
+again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
 from fedpdmc.privacy.entries import (
     COLUMNS,
     FORMAT,
+    RESERVED,
     Account,
     Reply,
     Request,
@@ -34,17 +36,21 @@ from fedpdmc.privacy.entries import (
     entry_hash,
     explained,
     read,
+    settled,
 )
 
 # A clock may be corrected by this many seconds without being taken for one that was set back.
 CLOCK_TOLERANCE = 60.0
 SCHEMA = (
-    "CREATE TABLE meta (format INTEGER NOT NULL, secret BLOB NOT NULL)",
+    "CREATE TABLE meta (format INTEGER NOT NULL, secret BLOB NOT NULL, file INTEGER NOT NULL)",
     f"CREATE TABLE entries (seq INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in COLUMNS)}, "
     "hash BLOB NOT NULL, UNIQUE (dataset, study, run, kind, round))",
     "CREATE TRIGGER no_update BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END",
     "CREATE TRIGGER no_delete BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END",
 )
+
+
+WHERE = "dataset = ? AND study = ? AND run = ? AND kind = ? AND round = ?"
 
 
 class Ledger:
@@ -53,7 +59,7 @@ class Ledger:
     Parameters
     ----------
     path : Path
-        The SQLite file; it is made if it is not there.
+        The SQLite file, made by `create_ledger`.
     """
 
     _open: weakref.WeakValueDictionary[str, Ledger] = weakref.WeakValueDictionary()
@@ -75,10 +81,14 @@ class Ledger:
         self._mutex = threading.RLock()
         self._broken: str | None = None
         with self._trouble("open"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file():
+                raise InputError(
+                    "ledger",
+                    f"{path}, which is not there",
+                    "If there was one, put that one back: a new ledger is a second budget for the same records. Else create "
+                    f"it, once: `fedpdmc ledger create {path}`, or fedpdmc.create_ledger({str(path)!r}).",
+                )
             self._lock = _take(path)
-            if not path.exists():
-                _create(path)
             self._db = _connect(path)
         weakref.finalize(self, _close, self._db, self._lock)
         self._secret, self._stale = b"", False
@@ -91,12 +101,16 @@ class Ledger:
     def _load(self) -> None:
         """What is on disk, checked."""
         entries = read(self.path, self._db)
-        self._secret = self._db.execute("SELECT secret FROM meta").fetchone()[0]
+        self._secret, file = self._db.execute("SELECT secret, file FROM meta").fetchone()
+        _check_file(self.path, file)
         self._accounts = {e.dataset: account_of(e) for e in entries if e.kind == "account"}
-        self._spent = {}
+        self._spent, reserved = {}, {}
         for e in entries:
             self._spent[e.dataset,] = e.spent
-            self._spent[e.dataset, e.study] = added(self.spent(e.dataset, e.study), e.cost)
+            before = reserved.pop((e.dataset, e.study, e.run, e.kind, e.round), 0.0)
+            self._spent[e.dataset, e.study] = settled(self.spent(e.dataset, e.study), before, e.cost)
+            if e.kind.endswith(RESERVED):
+                reserved[e.dataset, e.study, e.run, e.kind.removesuffix(RESERVED), e.round] = e.cost
         self._head = (entries[-1].seq, entries[-1].hash, entries[-1].time) if entries else (0, b"", 0.0)
         self._stale = False
 
@@ -147,17 +161,31 @@ class Ledger:
         """How many summaries of a data set were released, by all studies."""
         return int(self._look("SELECT count(*) FROM entries WHERE dataset = ? AND kind = 'release'", dataset))
 
-    def released(self, dataset: str, study: str) -> float:
-        """What the summaries that one study had released have cost, rounded up."""
-        where = "dataset = ? AND study = ? AND kind = 'release'"
-        return float(self._look(f"SELECT total(cost) FROM entries WHERE {where}", dataset, study)) * (1 + 1e-12)
+    def released(self, dataset: str, study: str, asked: bytes = b"") -> float:
+        """What the summaries that one study had released have cost, rounded up; ``asked``: without this request.
+
+        What is reserved for one that was cut short counts.
+        """
+        where = "dataset = ? AND study = ? AND kind LIKE 'release%' AND request <> ?"
+        each = f"SELECT min(cost) AS cost FROM entries WHERE {where} GROUP BY request"
+        return float(self._look(f"SELECT total(cost) FROM ({each})", dataset, study, asked)) * (1 + 1e-12)
+
+    def answers(self, dataset: str, study: str, run: str) -> int:
+        """How many rounds of a run were answered."""
+        where = "dataset = ? AND study = ? AND run = ? AND kind = 'round'"
+        return int(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run))
+
+    def answered(self, request: Request) -> bool:
+        """Whether this very request was answered."""
+        found = self._look(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
+        return found is not None and bytes(found) == request.hash
 
     def told(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
         """Whether a run was ever given this reply."""
         where = "dataset = ? AND study = ? AND run = ? AND kind = 'round' AND reply = ?"
         return bool(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
 
-    def _look(self, query: str, *values: str | bytes) -> Any:
+    def _look(self, query: str, *values: str | bytes | int) -> Any:
         with self._mutex:
             self._check_usable()
             with self._trouble("read"):
@@ -185,7 +213,10 @@ class Ledger:
         detail: str = "{}",
         granted: float = math.inf,
     ) -> bytes:
-        """The reply to a request: stored if it was answered before, else made by ``work``, charged, and then returned.
+        """The reply to a request: stored if it was answered before, else charged, made by ``work``, stored and returned.
+
+        The most that it can cost is charged before ``work`` begins, which is done without the lock of the ledger. If
+        ``work`` raises, what was reserved stays charged until the same is asked again.
 
         Parameters
         ----------
@@ -208,21 +239,20 @@ class Ledger:
         LedgerError
             The ledger cannot be written or trusted.
         """
-        with self._mutex:
-            with self._transaction():
-                known = self._db.execute(
-                    "SELECT request, reply FROM entries "
-                    "WHERE dataset = ? AND study = ? AND run = ? AND kind = ? AND round = ?",
-                    request[:5],
-                ).fetchone()
-                if known is not None:
-                    return self._stored(request, *known)
+        with self._mutex, self._transaction():
+            if (stored := self._stored(request)) is not None:
+                return stored
+            if self._reserved(request) is None and most > 0:
                 self._check_covered(request, most, granted)
-                reply = work(self.key(request))
-                if not 0 <= reply.cost <= most:
-                    raise LedgerError(f"A reply costs {reply.cost!r}, more than the {most!r} it was to cost at most.")
-                self._append(request, reply, detail)
-            return reply.content
+                self._append(request._replace(kind=request.kind + RESERVED), Reply(b"", 0.0, most), detail)
+        reply = work(self.key(request))
+        if not 0 <= reply.cost <= most:
+            raise LedgerError(f"A reply costs {reply.cost!r}, more than the {most!r} it was to cost at most.")
+        with self._mutex, self._transaction():
+            if (stored := self._stored(request)) is not None:
+                return stored
+            self._append(request, reply, detail)
+        return reply.content
 
     def _check_covered(self, request: Request, most: float, granted: float) -> None:
         account, spent = self._accounts[request.dataset], self.spent(request.dataset)
@@ -243,13 +273,24 @@ class Ledger:
         text = json.dumps([*request[:5], request.hash.hex()]).encode()
         return hmac.new(self._secret, text, hashlib.sha256).digest()
 
-    def _stored(self, request: Request, known: bytes, reply: bytes) -> bytes:
+    def _stored(self, request: Request) -> bytes | None:
+        """The reply that the request was given."""
+        found = self._db.execute(f"SELECT request, reply FROM entries WHERE {WHERE}", request[:5]).fetchone()
+        return None if found is None else self._same(request, *found)
+
+    def _reserved(self, request: Request) -> float | None:
+        """What is reserved for a request."""
+        kept = request._replace(kind=request.kind + RESERVED)
+        found = self._db.execute(f"SELECT request, cost FROM entries WHERE {WHERE}", kept[:5]).fetchone()
+        return None if found is None else self._same(request, *found)
+
+    def _same(self, request: Request, known: bytes, value: Any) -> Any:
         if bytes(known) != request.hash:
             raise PlanRefused(
                 f"Round {request.round} of run {request.run!r} was answered for another plan: the same round gets the same "
                 "plan or none (code OTHER_PLAN)."
             )
-        return bytes(reply)
+        return bytes(value) if isinstance(value, bytes) else value
 
     def _append(self, request: Request, reply: Reply, detail: str) -> None:
         seq, previous, last = self._head
@@ -258,9 +299,10 @@ class Ledger:
             raise LedgerError(
                 f"The clock shows {last - now:.0f} s before the last entry of {self.path}: it was set back. Set it right."
             )
+        reserved, cost = self._reserved(request) or 0.0, float(reply.cost)
         totals: dict[tuple[str, ...], float] = {
-            (request.dataset,): added(self.spent(request.dataset), float(reply.cost)),
-            (request.dataset, request.study): added(self.spent(request.dataset, request.study), float(reply.cost)),
+            (request.dataset,): settled(self.spent(request.dataset), reserved, cost),
+            (request.dataset, request.study): settled(self.spent(request.dataset, request.study), reserved, cost),
         }
         row = (
             *request[:5], request.hash, reply.content, float(reply.exposure), float(reply.cost),
@@ -349,15 +391,61 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _create(path: Path) -> None:
-    """An empty ledger, made beside its place and moved there whole: a file that is empty is never taken for new."""
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
-    os.close(os.open(draft, os.O_CREAT | os.O_EXCL, 0o600))
-    db = _connect(draft)
+def create_ledger(path: str | os.PathLike[str]) -> Path:
+    """Create an empty ledger, once: it must be there from then on.
+
+    Parameters
+    ----------
+    path : path
+        Where no file is yet.
+
+    Returns
+    -------
+    Path
+        For ``Budget(ledger=...)``.
+
+    Raises
+    ------
+    InputError
+        There is a file.
+    """
+    where = Path(path).resolve()
+    where.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.close(os.open(where, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError as error:
+        raise InputError(
+            "ledger", f"{where}, which exists", "A ledger is created once: use it as it is, or give another path."
+        ) from error
+    db = _connect(where)
     db.execute("BEGIN EXCLUSIVE")
     for statement in SCHEMA:
         db.execute(statement)
-    db.execute("INSERT INTO meta VALUES (?, ?)", (FORMAT, secrets.token_bytes(32)))
+    db.execute("INSERT INTO meta VALUES (?, ?, ?)", (FORMAT, secrets.token_bytes(32), os.stat(where).st_ino))
     db.execute("COMMIT")
     db.close()
-    os.replace(draft, path)
+    return where
+
+
+def adopt_ledger(path: str | os.PathLike[str]) -> None:
+    """Make a ledger usable where it is now: one that was moved to another disk, never a copy beside the one in use."""
+    where = Path(path).resolve()
+    read(where)
+    lock = _take(where)
+    db = _connect(where)
+    try:
+        db.execute("UPDATE meta SET file = ?", (os.stat(where).st_ino,))
+    finally:
+        _close(db, lock)
+
+
+def _check_file(path: Path, file: int) -> None:
+    """A ledger is one file: what was charged to a copy would not be known to the other."""
+    found = os.stat(path)
+    if found.st_nlink != 1:
+        raise LedgerError(f"{path} has {found.st_nlink} names (hard links): leave it one, so that it has one lock.")
+    if found.st_ino != file:
+        raise LedgerError(
+            f"{path} is a copy of a ledger: what is charged to it the other does not know. Use that one. Only if that one "
+            f"is gone, and nothing was charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
+        )

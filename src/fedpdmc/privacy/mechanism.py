@@ -1,4 +1,9 @@
-"""The Gaussian mechanism for released summaries, with randomness from a cryptographic generator."""
+"""The Gaussian mechanism for released summaries, on a public grid and in integers.
+
+Values are rounded to multiples of a public power of two, and noise of the discrete Gaussian law is added in those units.
+Shifts by an integer vector of Euclidean length Δ cost ``α Δ²/(2σ²)`` exactly as under the continuous law (Canonne, Kamath
+and Steinke, *The discrete Gaussian for differential privacy*, 2020), and no number of the machine is rounded on the way.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ import numpy as np
 
 from fedpdmc.privacy.accountant import up
 
-# Releases are rounded to this share of the noise: the last bits of a sum of floats could otherwise tell of the records.
-GRID = 2.0**-20
+# The grid, as a share of the noise.
+GRID = 2.0**-30
+CHUNK = 4096
 
 
 def noise_multiplier(alpha: float, cost: float, parts: int) -> float:
@@ -21,21 +27,82 @@ def noise_multiplier(alpha: float, cost: float, parts: int) -> float:
     return up(math.sqrt(alpha * parts / (2 * cost)))
 
 
-def normals(key: bytes, count: int) -> np.ndarray:
-    """Standard normals by Box and Muller from the 64-bit words of SHAKE-256 under a secret key."""
-    pairs = (count + 1) // 2
-    words = np.frombuffer(hashlib.shake_256(key).digest(16 * pairs), dtype="<u8").reshape(2, pairs)
-    u = (words.astype(np.float64) + 0.5) * 2.0**-64
-    radius, angle = np.sqrt(-2 * np.log(u[0])), 2 * np.pi * u[1]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+def noise_scale(multiplier: float, sensitivity: float, rounding: float, count: int) -> float:
+    """σ for ``count`` numbers that change by at most Δ and are computed up to an error r; zero if Δ is.
+
+    Neighbours' numbers are at most ``Δ + 2r`` apart, and ``√n`` cells of the grid, a `GRID` part of σ, more when rounded to
+    it: ``σ = m (Δ + 2r + √n GRID σ)``. Rounded up.
+    """
+    if sensitivity == 0:
+        return 0.0
+    return up(multiplier * (sensitivity + 2 * rounding) / (1 - up(multiplier * math.sqrt(count) * GRID)))
+
+
+class SecretIntegers:
+    """Uniform integers from SHAKE-256 under a secret key, and the laws that are made of them without rounding."""
+
+    def __init__(self, key: bytes):
+        self._key, self._block, self._bytes = key, 0, b""
+
+    def below(self, n: int) -> int:
+        """Uniform on 0 … n − 1."""
+        size = ((n - 1).bit_length() + 7) // 8
+        while size:
+            if len(self._bytes) < size:
+                more = hashlib.shake_256(self._key + self._block.to_bytes(8, "little")).digest(CHUNK)
+                self._bytes, self._block = self._bytes + more, self._block + 1
+            drawn, self._bytes = int.from_bytes(self._bytes[:size], "little"), self._bytes[size:]
+            if (drawn := drawn >> (8 * size - (n - 1).bit_length())) < n:
+                return drawn
+        return 0
+
+    def decays(self, above: int, below: int) -> bool:
+        """True with probability ``exp(−above/below)``."""
+        for _ in range(above // below):
+            if not self._decays_once(1, 1):
+                return False
+        return self._decays_once(above % below, below)
+
+    def _decays_once(self, above: int, below: int) -> bool:
+        """The same for a fraction of at most one: the alternating series of the exponential, drawn."""
+        k = 1
+        while self.below(below * k) < above:
+            k += 1
+        return k % 2 == 1
+
+    def laplace(self, scale: int) -> int:
+        """The integer k with probability in proportion to ``exp(−|k|/scale)``."""
+        while True:
+            u = self.below(scale)
+            if not self.decays(u, scale):
+                continue
+            v = 0
+            while self.decays(1, 1):
+                v += 1
+            negative, size = self.below(2), u + scale * v
+            if size or not negative:
+                return -size if negative else size
+
+    def gaussian(self, sigma: int) -> int:
+        """The integer k with probability in proportion to ``exp(−k²/(2σ²))``."""
+        scale = sigma + 1
+        while True:
+            drawn = self.laplace(scale)
+            if self.decays((abs(drawn) * scale - sigma**2) ** 2, 2 * sigma**2 * scale**2):
+                return drawn
 
 
 def release(values: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
-    """``values`` with Gaussian noise of standard deviation σ, rounded to a public grid; exact if σ is zero."""
+    """``values``, rounded to a public grid, with discrete Gaussian noise of standard deviation σ or a little more.
+
+    Without noise if σ is zero: then they are the same bits for all neighbours.
+    """
     if sigma == 0:
         return values
     grid = 2.0 ** math.floor(math.log2(sigma * GRID))
-    return np.round((values + sigma * normals(key, values.size).reshape(values.shape)) / grid) * grid
+    source, width = SecretIntegers(key), math.ceil(sigma / grid)
+    noisy = [round(float(x) / grid) + source.gaussian(width) for x in values.ravel()]
+    return (np.array([float(k) for k in noisy]) * grid).reshape(values.shape)
 
 
 def release_symmetric(matrix: np.ndarray, sigma: float, key: bytes) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def rewound(ledger: str | Path, copy: str | Path, run: str) -> str:
         target.execute("DROP TRIGGER no_delete")
         target.execute("DELETE FROM entries WHERE seq >= ?", (first.seq,))
         target.execute(trigger)
+        target.execute("UPDATE meta SET file = ?", (os.stat(copy).st_ino,))
         target.commit()
     finally:
         source.close()

@@ -72,7 +72,7 @@ def slopes(model: Model, bounds: Bounds, neighbours: str) -> Slopes:
         # ℓ'' lies in [−(ν+1)/(8νs²), (ν+1)/(νs²)].
         return Slopes(steepest, curved, min(2 * steepest, width * curved), min(1.125 * curved, width * third))
     low, high = (-math.inf, math.inf) if bounds.outcome is None else bounds.outcome
-    reach = _predictor_reach(model, bounds)
+    reach = predictor_reach(model, bounds)
     if model.loss == "poisson":
         start, stop = bounds.offset or (0.0, 0.0)
         intensity = math.exp(min(reach + stop, 700.0)) if reach < math.inf else math.inf
@@ -121,7 +121,7 @@ def _changes(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -
     factor = {"replace": 2 * slope.first, "add-remove": slope.first, "label": slope.label_first}[neighbours]
     if not math.isfinite(factor):
         raise _missing(model, neighbours)
-    largest = _largest(_row_bounds(model, bounds), scale)
+    largest = largest_row(row_bounds(model, bounds), scale)
     return Sensitivity(*(model.rows * factor * k for k in largest))
 
 
@@ -134,7 +134,7 @@ def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tup
         changed = float(np.linalg.norm(np.broadcast_to(model.weight, (model.dim,))))
         return gradient, changed if neighbours == "add-remove" else 0.0
     slope = slopes(model, bounds, neighbours)
-    square = _largest(_row_bounds(model, bounds), np.eye(model.dim)).k_2 ** 2
+    square = largest_row(row_bounds(model, bounds), np.eye(model.dim)).k_2 ** 2
     # Matrices ℓ'' ξξᵀ of one sign have a non-negative inner product: their difference is at most √2 as long.
     two = 2.0 if model.loss == "student_t" else math.sqrt(2.0)
     factor = {"replace": two * slope.second, "add-remove": slope.second, "label": slope.label_second}[neighbours]
@@ -152,6 +152,9 @@ def _check(model: Model, bounds: Bounds, neighbours: str) -> None:
         )
     if model.series and neighbours == "label":
         raise InputError("neighbours", "'label'", "The values of a series are covariates too: use 'replace'.")
+    if model.loss == "poisson" and bounds.region is None:
+        # Not even where only the outcome changes: in the rounding of an intensity without bound it would be lost.
+        raise InputError("Bounds(region)", "none for a poisson model", "Declare region=..., where the parameters stay.")
     if bounds.outcome is not None and model.loss == "poisson" and bounds.outcome[0] < 0:
         raise InputError("Bounds(outcome)", repr(bounds.outcome), "Counts are not negative: give (0, high).")
 
@@ -165,7 +168,7 @@ def _missing(model: Model, neighbours: str) -> InputError:
     )
 
 
-def _row_bounds(model: Model, bounds: Bounds) -> Bounds:
+def row_bounds(model: Model, bounds: Bounds) -> Bounds:
     """The declared bounds of covariates; those of an autoregression follow from the range of its values."""
     if not model.series:
         if bounds.norm is None and bounds.box is None:
@@ -176,18 +179,18 @@ def _row_bounds(model: Model, bounds: Bounds) -> Bounds:
     return Bounds(box=[max(map(abs, bounds.outcome)) or 1e-300, 1.0])
 
 
-def _predictor_reach(model: Model, bounds: Bounds) -> float:
+def predictor_reach(model: Model, bounds: Bounds) -> float:
     """A bound of ``|ξ·x|`` on the declared region."""
     region = bounds.sizes("region", model.dim)
     if region is None:
         return math.inf
-    rows = _row_bounds(model, bounds)
+    rows = row_bounds(model, bounds)
     box = rows.sizes("box", model.dim)
     by_box = math.inf if box is None else float(box @ region)
     return min(by_box, math.inf if rows.norm is None else rows.norm * float(np.linalg.norm(region)))
 
 
-def _largest(rows: Bounds, scale: np.ndarray) -> Sensitivity:
+def largest_row(rows: Bounds, scale: np.ndarray) -> Sensitivity:
     """Bounds of ``‖Sᵀξ‖`` in max, sum and Euclidean norm over the declared covariates."""
     each = np.full(scale.shape[1], math.inf)
     sums, euclidean = math.inf, math.inf
@@ -230,10 +233,10 @@ def _means(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -> 
     if bounds.norm is None and bounds.box is None:
         raise InputError("Bounds", "no bound on the records", "Declare norm=... or box=..., or both.")
     weighted = weight[:, None] * scale
-    of_record = _largest(bounds, weighted)
+    of_record = largest_row(bounds, weighted)
     if neighbours != "add-remove":
         return Sensitivity(*(2 * k for k in of_record))
     if region is None:
         raise _missing(model, neighbours)
-    of_x = _largest(Bounds(box=region), weighted)
+    of_x = largest_row(Bounds(box=region), weighted)
     return Sensitivity(*(one + other for one, other in zip(of_record, of_x, strict=True)))

@@ -12,8 +12,9 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.keys import check_name, one_script
+from fedpdmc.study.consistency import check_together
 from fedpdmc.study.design import Design
-from fedpdmc.study.tables import Table, read_bytes
+from fedpdmc.study.tables import Table, naming_file, read_bytes
 
 FORMAT = 1
 FAMILIES = ("linear", "logistic", "poisson", "student_t")
@@ -22,8 +23,7 @@ KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("r
          "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
 # From nothing to most that is told.
 DERIVATIVES = ("none", "noisy", "summed", "own")
-# In a sum of two, each knows the other's part.
-LEAST_SUMMED = 3
+LOG_SIGMA = "log_sigma"
 DEFAULT_REFRESH = {"Boomerang": 1.2}
 
 
@@ -69,6 +69,8 @@ class Study:
         At how many points.
     observed_time : float
         The most process time, summed over chains, that a site lets be observed.
+    missing : {"refuse", "drop"}
+        What becomes of a record with a missing value in a column that is used.
     parameters : dict
         Of the sites whose records depend on some parameters only, the names of those.
     """
@@ -101,6 +103,7 @@ class Study:
     excess: float | None = None
     region: float | tuple[float, ...] | None = None
     release: float = 0.0
+    missing: str = "refuse"
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -114,9 +117,23 @@ class Study:
         return Design(self.formula, self.columns)
 
     @property
+    def unknown_scale(self) -> bool:
+        """Whether the scale of a linear regression is a parameter: the last one, as its logarithm."""
+        return self.family == "linear" and "scale" not in self.options
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The parameters' names."""
-        return self.design.names
+        return (*self.design.names, LOG_SIGMA) if self.unknown_scale else self.design.names
+
+    @property
+    def guess(self) -> np.ndarray | None:
+        """Where the search for the mode begins, if not at the prior's mean: σ an eighth of the response's range."""
+        if not self.unknown_scale:
+            return None
+        low, high = self.columns[self.design.response_name].range
+        middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
+        return np.array([*middle, np.log((high - low) / 8)])
 
     def prior(self):
         """The prior, or None for a flat one."""
@@ -167,19 +184,22 @@ class Study:
         X, y = self.design.matrix(records), self.design.response(records)
         own = None if site is None else self.coordinates(site)
         if own is not None:
-            X = self._own_columns(X, own)
+            X = self._own_columns(X, own, records)
         if self.family == "poisson":
             name = self.options.get("offset")
             return models.poisson(X, y, offset=None if name is None else np.asarray(records[name], float))
         return getattr(models, self.family)(X, y, **self.options)
 
-    def _own_columns(self, X: np.ndarray, own: list[int]) -> np.ndarray:
+    def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
+        from fedpdmc.study.values import record_names
+
         others = np.setdiff1d(np.arange(X.shape[1]), own)
         bad = np.argwhere(X[:, others] != 0)
         if bad.size:
             row, column = (int(k) for k in bad[0])
+            where, (place,) = record_names(records, np.array([row]))
             raise InputError(
-                f"data, row {row + 1}",
+                f"{where}, {place}",
                 f"a record that depends on {self.names[others[column]]!r}",
                 "The contract says that this site's records do not: correct the records or its [coordinates].",
             )
@@ -188,7 +208,8 @@ class Study:
 
 def read_study(path: str | Path) -> Study:
     """Read a contract from a TOML file."""
-    return parse_study(read_bytes(path, "study"))
+    with naming_file("study.toml", path):
+        return parse_study(read_bytes(path, "study"))
 
 
 def parse_study(text: bytes) -> Study:
@@ -198,6 +219,7 @@ def parse_study(text: bytes) -> Study:
         raise InputError("study.toml: format", str(top.values["format"]), f"This version of fedpdmc reads {FORMAT}.")
     sites = tuple(check_name(site) for site in top.texts("sites"))
     fields: dict[str, Any] = {"text": text, "name": top.text("name"), "sites": sites}
+    fields["missing"] = top.text("missing", "refuse", among=("refuse", "drop"))
     fields["columns"] = _columns(top.table("columns"))
     fields |= _model(top.table("model"), fields["columns"])
     fields |= _prior(top.table("prior"))
@@ -208,7 +230,7 @@ def parse_study(text: bytes) -> Study:
     fields["parameters"] = _parameters(top, sites)
     top.done()
     study = Study(**fields)
-    _check_together(study)
+    check_together(study)
     return study
 
 
@@ -240,8 +262,10 @@ def _columns(table: Table) -> dict[str, Column]:
 
 def _model(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
     family, options = table.text("family", among=FAMILIES), {}
-    if family in ("linear", "student_t"):
+    if family == "student_t" or (family == "linear" and "scale" in table.values):
         options["scale"] = table.number("scale", least=1e-300)
+    elif family == "linear":
+        table.number("scale", None)
     if family == "student_t":
         options["df"] = table.number("df", least=1e-3)
     if family == "poisson" and (offset := table.text("offset", None)) is not None:
@@ -325,68 +349,3 @@ def _parameters(top: Table, sites: tuple[str, ...]) -> dict[str, tuple[str, ...]
     found = {site: table.texts(site) for site in sites if site in table.values}
     table.done()
     return found
-
-
-def _check_parameters(study: Study) -> None:
-    """Of sites that depend on some parameters only."""
-    for site, own in study.parameters.items():
-        if len(set(own)) != len(own) or not set(own) <= set(study.names):
-            raise InputError(
-                f"study.toml: coordinates: {site}", repr(list(own)), f"Name each once, among {', '.join(study.names)}."
-            )
-    if study.parameters and (study.kind not in ("ZigZag", "FactorisedBoomerang") or study.reference != "none"):
-        raise InputError(
-            "study.toml: coordinates",
-            f"{study.kind} with reference = {study.reference!r}",
-            "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or leave "
-            "the table out.",
-        )
-
-
-def _check_together(study: Study) -> None:
-    """What one table says of another."""
-    study.design.check_response(study.family)
-    _check_parameters(study)
-    for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
-        if isinstance(value, tuple) and len(value) != len(study.names):
-            raise InputError(
-                f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(study.names)}."
-            )
-    if (study.reference == "laplace" or study.control != "none") and study.derivatives == "none":
-        raise InputError(
-            "study.toml: releases: derivatives",
-            "'none' with a Laplace reference or control variates",
-            "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'.",
-        )
-    if study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED:
-        raise InputError(
-            "study.toml: releases: derivatives",
-            f"'summed' over {len(study.sites)} sites",
-            f"Take {LEAST_SUMMED} sites or more: in a sum of two, each knows the other's part.",
-        )
-    _check_private(study)
-    if study.control != "none" and study.reference != "laplace":
-        raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")
-
-
-def _check_private(study: Study) -> None:
-    """What a privacy budget rules out."""
-    if (study.derivatives == "noisy") != (study.release > 0):
-        raise InputError(
-            "study.toml: releases: derivatives",
-            f"{study.derivatives!r} with release = {study.release:g}",
-            "Noisy derivatives cost a share of a privacy budget: set derivatives = 'noisy', and privacy: release = 0.1.",
-        )
-    if study.epsilon is None:
-        return
-    if study.derivatives not in ("none", "noisy") or study.kind not in ("ZigZag", "FactorisedBoomerang"):
-        raise InputError(
-            "study.toml: privacy",
-            f"a budget with {study.kind} and derivatives = {study.derivatives!r}",
-            "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
-            "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'.",
-        )
-    if study.passes:
-        raise InputError(
-            "study.toml: releases: passes", "true with a budget", "No budget covers them: set passes = false."
-        )

@@ -10,7 +10,7 @@ from typing import Any
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.keys import check_fingerprint
 from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
-from fedpdmc.study.tables import Table, read_bytes
+from fedpdmc.study.tables import Table, naming_file, read_bytes
 
 CHECK = "Change the contract together, or the site's policy.toml."
 MOST_CHAINS = 1024
@@ -100,7 +100,11 @@ class Policy:
 
 def read_policy(path: str | Path) -> Policy:
     """Read a policy from a TOML file."""
-    table = Table.parse(read_bytes(path, "policy"), "policy.toml")
+    with naming_file("policy.toml", path):
+        return _policy(Table.parse(read_bytes(path, "policy"), "policy.toml"))
+
+
+def _policy(table: Table) -> Policy:
     families = table.texts("families")
     for family in families:
         if family not in FAMILIES:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ def read_bytes(path: str | Path, argument: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise InputError(argument, f"{error.strerror}: {path}", "Give the path of a TOML file.") from error
+
+
+@contextlib.contextmanager
+def naming_file(usual: str, path: str | Path) -> Iterator[None]:
+    """Errors that name the file by its usual name name it as it is called."""
+    try:
+        yield
+    except InputError as error:
+        if not error.argument.startswith(usual):
+            raise
+        raise InputError(f"{path}{error.argument.removeprefix(usual)}", error.found, error.remedy) from error
 
 
 class Table:

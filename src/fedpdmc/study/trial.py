@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from fedpdmc.errors import InputError
+from fedpdmc.privacy.ledger import create_ledger
 from fedpdmc.study.contract import Study
 from fedpdmc.study.records import read_records
 
@@ -108,7 +109,8 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
         for k, name in enumerate(study.sites):
             data[name] = Path(folder) / f"{k}.parquet"
             _of_site(study, name, records, seed + k).write_parquet(data[name])
-        with fedpdmc.connect(study, data=data, seed=seed, ledger=Path(folder) / "ledger.db") as connection:
+        ledger = None if study.epsilon is None else create_ledger(Path(folder) / "ledger.db")
+        with fedpdmc.connect(study, data=data, seed=seed, ledger=ledger) as connection:
             post = fedpdmc.sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
     length = study.duration

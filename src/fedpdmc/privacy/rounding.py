@@ -1,0 +1,157 @@
+"""Rounding of a site's gradient, bounded from public facts: what it may change between neighbours is added to K.
+
+A site computes ``Σ_n ℓ'(ξ_n·a + o_n) ξ_n``, with whitened records, in 64-bit numbers. With ``γ_n = n u/(1 − n u)`` and
+u = 2⁻⁵³, a sum of n terms is off by at most γ_n times the sum of their sizes, in whatever order the terms are added. Hence,
+for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictors that are off by δz, and k a bound of
+``‖ |S|ᵀ|ξ| ‖``, the gradient is off by at most
+
+    r = N k (s₂ δz + s₁ (γ_N + γ_{d+16})),    δz = γ_{2d+8} (k |a| + |ξ| |c| + |o|).
+
+Two neighbours' computed gradients differ by at most K + 2r. The bound needs a limit on how far from the centre plans go, and
+one on the public control variate's slope; both are chosen here, from public facts, so that r is small beside K.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.privacy.accountant import Sensitivity, up
+from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.sensitivity import Model, largest_row, row_bounds, slopes
+
+UNIT = 2.0**-53
+# Whitened coordinates within which plans must stay at most, and below which the limit is not set.
+FARTHEST, NEAREST = 1e6, 1e3
+# The share of K that rounding should not exceed, and must not.
+USUAL_SHARE, LARGEST_SHARE = 0.01, 0.1
+# The slope of a control variate, in units of K, beyond which its rounding would show: d u·2³⁶ is d 2⁻¹⁷ of K.
+STEEPEST = 2.0**36
+# Log intensities of a Cox model stay within this: beyond, a count would be lost in the rounding of an intensity.
+COX_REGION = 20.0
+
+
+class Limits(NamedTuple):
+    """What the site holds every plan of a run to, and what that makes of K: public facts alone decide it.
+
+    Attributes
+    ----------
+    distance : float
+        Euclidean norm of ``(a, v)`` on rotations, of ``a`` on lines, on all of a plan.
+    slope : float
+        The largest ``|∇q|`` of the control variate, in whitened coordinates, on all of a plan.
+    rounding : float
+        ``r``, with which `sensitivity` was enlarged.
+    sensitivity : Sensitivity
+        ``K + 2r``.
+    """
+
+    distance: float
+    slope: float
+    rounding: float
+    sensitivity: Sensitivity
+
+
+def gamma(n: float) -> float:
+    """``n u/(1 − n u)``, rounded up."""
+    return up(n * UNIT / (1 - n * UNIT))
+
+
+def limits(
+    model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, exact: Sensitivity
+) -> Limits:
+    """The widest limits at which rounding is small beside K.
+
+    Parameters
+    ----------
+    model, bounds, neighbours
+        As `fedpdmc.privacy.sensitivity.sensitivity` takes them.
+    scale, center : arrays of shapes (k, d) and (k,)
+        The rows of S, and the centre, of the site's own parameters.
+    exact : Sensitivity
+        K in real arithmetic.
+
+    Raises
+    ------
+    InputError
+        Coordinates in which rounding could hide, or make, what one record changes.
+    """
+    distance, slope = _within_region(bounds, scale, center), STEEPEST * exact.k_2
+    while True:
+        off = gradient_rounding(model, bounds, neighbours, scale, center, distance)
+        off = up(off + 4 * UNIT * (scale.shape[1] + 4) * slope)
+        share = 2 * off / exact.k_2
+        if share <= USUAL_SHARE or distance <= NEAREST:
+            break
+        distance /= 10
+    if not share <= LARGEST_SHARE:
+        raise InputError(
+            "reference",
+            f"coordinates in which rounding can change a rate by {share:.3g} of what one record can",
+            "Use a reference whose centre and scale fit the posterior, and bounds of the size of the records.",
+        )
+    wide = math.sqrt(scale.shape[1])
+    k_inf, k_1, k_2 = exact
+    return Limits(distance, slope, off, Sensitivity(up(k_inf + 2 * off), up(k_1 + 2 * wide * off), up(k_2 + 2 * off)))
+
+
+def gradient_rounding(
+    model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, distance: float
+) -> float:
+    """A bound of the Euclidean norm of the rounding of ``Sᵀ∇U_m`` at whitened distance at most ``distance``."""
+    dim, terms = scale.shape[1], float(bounds.most_records)
+    absolute = np.abs(scale)
+    many = gamma(terms + 2 * dim + 32)
+    if model.loss == "cox":
+        k = float(np.linalg.norm(absolute, axis=1).max())
+        return up(model.dim * k * (math.exp(COX_REGION) + terms) * gamma(3 * dim + 64))
+    where = float(np.linalg.norm(center))
+    if model.loss == "gaussian_mean":
+        weighted = np.broadcast_to(model.weight, (model.dim,))[:, None] * absolute
+        k = largest_row(bounds, weighted).k_2
+        size = float(np.linalg.norm(weighted, 2)) * (float(np.linalg.norm(absolute, 2)) * distance + where)
+        # The number of records is known but for one of them under add-remove, and then x is within the region.
+        return up(terms * (k * many + size * gamma(3 * dim + 32)))
+    rows = row_bounds(model, bounds)
+    k, longest = largest_row(rows, absolute).k_2, largest_row(rows, np.eye(model.dim)).k_2
+    offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
+    z = k * distance + longest * where + offset
+    if model.loss == "linear":
+        weight = float(np.max(model.weight))
+        high = 0.0 if bounds.outcome is None else max(map(abs, bounds.outcome))
+        # Of covariates that are public, sums are the same bits for both neighbours.
+        known = gamma(3 * dim + 32) if neighbours == "label" else many
+        return up(terms * k * weight * (z * known + high * many))
+    slope = slopes(model, bounds, neighbours)
+    shift = 0.0 if neighbours == "label" else gamma(2 * dim + 8) * z
+    return up(terms * k * (slope.second * shift + slope.first * many))
+
+
+def _within_region(bounds: Bounds, scale: np.ndarray, center: np.ndarray) -> float:
+    """`FARTHEST`, or as far as the declared region reaches."""
+    region = bounds.sizes("region", len(center))
+    if region is None or scale.shape[0] != scale.shape[1]:
+        return FARTHEST
+    least = float(np.linalg.svd(scale, compute_uv=False)[-1])
+    reach = float(np.linalg.norm(region) + np.linalg.norm(center))
+    return min(FARTHEST, up(reach / least)) if least > 0 else FARTHEST
+
+
+def hessian_rounding(model: Model, bounds: Bounds, neighbours: str, distance: float) -> float:
+    """A bound of the Frobenius norm of the rounding of ``∇²U_m`` at a point of this norm, in the model's own parameters."""
+    terms, many = float(bounds.most_records), gamma(bounds.most_records + 3 * model.dim + 32)
+    if model.loss in ("cox", "gaussian_mean"):
+        return 0.0 if neighbours != "add-remove" else up(terms * float(np.max(model.weight)) * many)
+    rows = row_bounds(model, bounds)
+    longest = largest_row(rows, np.eye(model.dim)).k_2
+    if model.loss == "linear":
+        return up(terms * float(np.max(model.weight)) * longest**2 * many)
+    slope = slopes(model, bounds, neighbours)
+    offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
+    shift = gamma(2 * model.dim + 8) * (longest * distance + offset)
+    # The third derivative has the bound of the second, but for Student-t: 2 cos⁴(π/8)/(√ν scale) < 1.46/(√ν scale) times it.
+    steeper = 1.46 / (math.sqrt(model.df) * model.scale) if model.loss == "student_t" else 1.0
+    return up(terms * longest**2 * slope.second * (steeper * shift + many))

@@ -1,0 +1,86 @@
+"""What the tables of a contract say of each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedpdmc.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Study
+
+# In a sum of two, each knows the other's part.
+LEAST_SUMMED = 3
+
+
+def _check_parameters(study: Study) -> None:
+    """Of sites that depend on some parameters only."""
+    if study.parameters and study.unknown_scale:
+        raise InputError("study.toml: model: scale", "nothing, with a table [coordinates]", "Give a known scale.")
+    for site, own in study.parameters.items():
+        if len(set(own)) != len(own) or not set(own) <= set(study.names):
+            raise InputError(
+                f"study.toml: coordinates: {site}", repr(list(own)), f"Name each once, among {', '.join(study.names)}."
+            )
+    if study.parameters and (study.kind not in ("ZigZag", "FactorisedBoomerang") or study.reference != "none"):
+        raise InputError(
+            "study.toml: coordinates",
+            f"{study.kind} with reference = {study.reference!r}",
+            "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or leave "
+            "the table out.",
+        )
+
+
+def check_together(study: Study) -> None:
+    """What one table says of another."""
+    study.design.check_response(study.family)
+    _check_parameters(study)
+    for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
+        if isinstance(value, tuple) and len(value) != len(study.names):
+            raise InputError(
+                f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(study.names)}."
+            )
+    if (study.reference == "laplace" or study.control != "none") and study.derivatives == "none":
+        raise InputError(
+            "study.toml: releases: derivatives",
+            "'none' with a Laplace reference or control variates",
+            "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'.",
+        )
+    if study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED:
+        raise InputError(
+            "study.toml: releases: derivatives",
+            f"'summed' over {len(study.sites)} sites",
+            f"Take {LEAST_SUMMED} sites or more: in a sum of two, each knows the other's part.",
+        )
+    _check_private(study)
+    if study.control != "none" and study.reference != "laplace":
+        raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")
+
+
+def _check_private(study: Study) -> None:
+    """What a privacy budget rules out."""
+    if (study.derivatives == "noisy") != (study.release > 0):
+        raise InputError(
+            "study.toml: releases: derivatives",
+            f"{study.derivatives!r} with release = {study.release:g}",
+            "Noisy derivatives cost a share of a privacy budget: set derivatives = 'noisy', and privacy: release = 0.1.",
+        )
+    if study.epsilon is None:
+        return
+    if study.unknown_scale:
+        raise InputError(
+            "study.toml: model: scale",
+            "nothing, with a privacy budget",
+            "The gradient of a linear regression with an unknown scale has no bound: give a known one.",
+        )
+    if study.derivatives not in ("none", "noisy") or study.kind not in ("ZigZag", "FactorisedBoomerang"):
+        raise InputError(
+            "study.toml: privacy",
+            f"a budget with {study.kind} and derivatives = {study.derivatives!r}",
+            "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
+            "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'.",
+        )
+    if study.passes:
+        raise InputError(
+            "study.toml: releases: passes", "true with a budget", "No budget covers them: set passes = false."
+        )
