@@ -151,3 +151,22 @@ class NoEnclosure(FedPDMCError, NotImplementedError):
             f"line with other operations, teach a rule with fedpdmc.enclosures.register({primitive!r}), or give up "
             "certainty with bounds='adaptive'."
         )
+
+
+class Discontinuous(NoEnclosure):
+    """A model that is not shown to be continuous in its parameters: the process would walk through a jump.
+
+    Attributes
+    ----------
+    primitive, where, reason
+        As of `NoEnclosure`.
+    """
+
+    def __init__(self, primitive: str, where: str, reason: str):
+        self.primitive, self.where, self.reason = primitive, where, reason
+        FedPDMCError.__init__(
+            self,
+            f"the potential may jump at {where}: {primitive!r}, {reason}. A gradient does not show a jump, so that draws "
+            "would be wrong. Let both branches have the same value where they meet; write a limit of the support as a "
+            "change of variables (such as x = min(y) - exp(z)), a change point as a sum over its places or a smooth step.",
+        )

@@ -283,10 +283,13 @@ def _check_functions(sites, prior, init: np.ndarray | None, dim: int) -> np.ndar
 
 @double_precision
 def _check_enclosures(sites, dynamics: Dynamics) -> None:
-    """Refuse a function that has no certified bounds before the sites are asked for anything."""
-    programs = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
-    for program in {program.function: program for program in programs if isinstance(program, Program)}.values():
+    """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
+    potentials = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
+    programs = [potential for potential in potentials if isinstance(potential, Program)]
+    for program in {program.function: program for program in programs}.values():
         program.check(dynamics.flow.rotating, dynamics.flips)
+    for program in programs:
+        program.check_continuity()
 
 
 def _reference(sites, prior, reference, control, dim, start) -> tuple[Reference, dict[str, ControlVariate]]:

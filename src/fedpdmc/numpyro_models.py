@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import compute_log_probs
@@ -61,13 +63,20 @@ class Part:
 
     def __call__(self, x, arrays):
         """Minus the log density."""
+        if self.part != "joint":
+            return self._one(self.part, x, arrays)
+        return self._one("likelihood", x, arrays) + self._one("prior", x, arrays)
+
+    def _one(self, part: str, x, arrays):
+        """Of the likelihood, or of the prior: the variables lie in their supports by construction, and are not asked to."""
         data = rejoin(arrays, self.rest, self.structure)
         loose = _unflatten(self.latents, x)
         model = handlers.substitute(self.model, substitute_fn=lambda site: _value(site, loose))
-        hidden = {"likelihood": [s.name for s in self.latents], "prior": list(self.observed), "joint": []}[self.part]
-        log_probs, trace = compute_log_probs(handlers.block(model, hide=hidden), *_arguments(data), {})
+        hidden = [s.name for s in self.latents] if part == "likelihood" else list(self.observed)
+        with contextlib.nullcontext() if part == "likelihood" else numpyro.validation_enabled(False):
+            log_probs, trace = compute_log_probs(handlers.block(model, hide=hidden), *_arguments(data), {})
         total = -sum(log_probs.values(), jnp.zeros(()))
-        if self.part == "likelihood":
+        if part == "likelihood":
             return total
         return total - sum(_log_det(trace[s.name], loose[s.name]) for s in self.latents if not s.real)
 

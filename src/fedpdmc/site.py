@@ -293,7 +293,15 @@ def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
 
 
 def open_site(site: Site, opening: Opening) -> Clock:
-    """The site's clock for this run: its records in whitened coordinates, less the control variate."""
+    """The site's clock for this run: its records in whitened coordinates, less the control variate.
+
+    Raises
+    ------
+    NoEnclosure
+        If the site's model is a function that jumps, or that has no certified bounds.
+    """
+    if isinstance(site.potential, Program) and not opening.adaptive:
+        site.potential.check_continuity()
     whitened = in_coordinates(_less_control(_padded(site.potential), opening.control), site, opening)
     sent = local_columns(site, opening)
     if opening.prior_share is not None:

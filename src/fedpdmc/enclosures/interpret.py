@@ -16,7 +16,7 @@ from fedpdmc.enclosures import arithmetic, curve_rules, jet_rules, linear
 from fedpdmc.enclosures.curves import Curve, Stretch
 from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, full, is_point, is_static, span
 from fedpdmc.enclosures.jets import Balls, Jet, rearranged, stacked
-from fedpdmc.enclosures.patterns import INNER, largest_of, name_of_call, sigmoid_of
+from fedpdmc.enclosures.patterns import INNER, largest_of, line_of, name_of_call, sigmoid_of
 from fedpdmc.enclosures.registry import CALLS, RULES
 from fedpdmc.enclosures.shifts import Shifted, settled, shifted, shifted_rule
 from fedpdmc.enclosures.smooth import FUNCTIONS, apply
@@ -175,22 +175,22 @@ def _evaluate(cell: Cell, equation, forms) -> list[Form]:
         try:
             return curve_rules.evaluate(cell, equation, forms)
         except NotImplementedError as error:
-            raise NoEnclosure(name, where(equation), str(error)) from error
+            raise NoEnclosure(name, line_of(equation), str(error)) from error
     if name in CONTROL:
         return CONTROL[name](cell, equation, forms)
     if isinstance(cell, Balls):
         try:
             return jet_rules.evaluate(cell, equation, forms)
         except NotImplementedError as error:
-            raise NoEnclosure(name, where(equation), str(error)) from error
+            raise NoEnclosure(name, line_of(equation), str(error)) from error
     if name not in RULES and name not in linear.MOVES:
-        raise NoEnclosure(name, where(equation))
+        raise NoEnclosure(name, line_of(equation))
     try:
         if name not in RULES:
             return linear.move(cell, equation.primitive, params, forms)
         found = RULES[name](cell, params, *forms)
     except NotImplementedError as error:
-        raise NoEnclosure(name, where(equation), str(error)) from error
+        raise NoEnclosure(name, line_of(equation), str(error)) from error
     return list(found) if equation.primitive.multiple_results else [found]
 
 
@@ -198,14 +198,7 @@ def _settled(cell: Cell, equation, form: Form) -> Form:
     try:
         return settled(cell, form)
     except NotImplementedError as error:
-        raise NoEnclosure("stop_gradient", where(equation), str(error)) from error
-
-
-def where(equation) -> str:
-    """The line of the user's function that an equation comes from."""
-    from jax._src import source_info_util
-
-    return source_info_util.summarize(equation.source_info)
+        raise NoEnclosure("stop_gradient", line_of(equation), str(error)) from error
 
 
 def _call(cell: Cell, equation, forms) -> list[Form]:
@@ -223,14 +216,14 @@ def _call(cell: Cell, equation, forms) -> list[Form]:
             own = curve_rules.rule(cell, called, {}, *known) if isinstance(cell, Stretch) else None
             return [CALLS[called](cell, {}, *known) if own is None else own]
         except NotImplementedError as error:
-            raise NoEnclosure(called, where(equation), str(error)) from error
+            raise NoEnclosure(called, line_of(equation), str(error)) from error
     try:
         return run(cell, jaxpr, consts, forms)
     except NoEnclosure as error:
         # Functions of JAX that are compiled once do not know who called them: the caller's line is the user's.
         if error.where:
             raise
-        raise NoEnclosure(error.primitive, where(equation), error.reason) from error
+        raise NoEnclosure(error.primitive, line_of(equation), error.reason) from error
 
 
 # Control flow ---------------------------------------------------------------------------------------------------------
@@ -240,7 +233,7 @@ def _cond(cell: Cell, equation, forms) -> list[Form]:
     """Branches: the index must be a point."""
     index, *operands = forms
     if not is_point(index):
-        raise NoEnclosure("cond", where(equation), "its condition depends on the parameters")
+        raise NoEnclosure("cond", line_of(equation), "its condition depends on the parameters")
     branches = equation.params["branches"]
     if isinstance(cell, Balls):
         branch = branches[min(max(int(index), 0), len(branches) - 1)]
@@ -255,7 +248,7 @@ def _cond(cell: Cell, equation, forms) -> list[Form]:
 def _scan(cell: Cell, equation, forms) -> list[Form]:
     """A loop of fixed length: what is carried becomes a full series where it may vary."""
     params = equation.params
-    n_consts, n_carry = _lengths(params)
+    n_consts, n_carry = scan_lengths(params)
     consts, carry, xs = forms[:n_consts], list(forms[n_consts : n_consts + n_carry]), forms[n_consts + n_carry :]
     inner = params["jaxpr"]
 
@@ -291,7 +284,7 @@ def _unrolled(balls: Balls, body: Callable, carry: list[Form], xs, length: int, 
     return [*carry, *(stacked(balls, list(ys)) for ys in zip(*steps[:: -1 if reverse else 1], strict=True))]
 
 
-def _lengths(params: dict[str, Any]) -> tuple[int, int]:
+def scan_lengths(params: dict[str, Any]) -> tuple[int, int]:
     """How many constants and carried values a scan has; as of JAX 0.11 a tree of (constants, carried, scanned) says it."""
     if "ft_in" in params:
         consts, carry, _ = params["ft_in"].unpack()
@@ -300,7 +293,7 @@ def _lengths(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def _while(cell: Cell, equation, forms) -> list[Form]:
-    raise NoEnclosure("while", where(equation), "a loop whose length is not fixed")
+    raise NoEnclosure("while", line_of(equation), "a loop whose length is not fixed")
 
 
 def _linear_solve(cell: Cell, equation, forms) -> list[Form]:
@@ -311,7 +304,7 @@ def _linear_solve(cell: Cell, equation, forms) -> list[Form]:
     before = counts.matvec + counts.vecmat
     consts = forms[before : before + counts.solve]
     if not all(is_point(form) for form in forms[:total]):
-        raise NoEnclosure(equation.primitive.name, where(equation), "its matrix depends on the parameters")
+        raise NoEnclosure(equation.primitive.name, line_of(equation), "its matrix depends on the parameters")
     return [settled(cell, form) for form in run(cell, solver.jaxpr, solver.consts, [*consts, *forms[total:]])]
 
 

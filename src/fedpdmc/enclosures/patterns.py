@@ -19,6 +19,34 @@ INNER = {
 }  # fmt: skip
 
 
+def line_of(equation) -> str:
+    """The line of the user's function that an equation comes from."""
+    from jax._src import source_info_util
+
+    return source_info_util.summarize(equation.source_info)
+
+
+# Functions of JAX that are smooth, by formulas with branches.
+BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
+
+
+# Sets without volume that NumPyro asks whether values lie in: they do by construction, up to rounding.
+THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatrix", "_PositiveDefinite",
+                                        "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip
+CONSTRAINTS = "/numpyro/distributions/constraints.py"
+
+
+def within_known(equation) -> bool:
+    """Whether an equation belongs to a function that is known as a whole to have no jumps, whatever its formula."""
+    trace = equation.source_info.traceback
+    own = tuple(jax.__path__)
+    return any(
+        (frame.function_name in BRANCHED and frame.file_name.startswith(own))
+        or (frame.function_name in THIN and frame.file_name.replace("\\", "/").endswith(CONSTRAINTS))
+        for frame in (() if trace is None else trace.frames)
+    )
+
+
 def name_of_call(equation) -> str:
     """The name of the function of JAX that a call came from; none of a user's function, whatever it is called."""
     inner = equation.params[INNER[equation.primitive.name]]

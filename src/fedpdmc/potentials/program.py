@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose, smoothed, span
+from fedpdmc.enclosures import Cell, Curve, Series, Stretch, check_continuity, enclose, smoothed, span
 from fedpdmc.potentials.base import Field, Potential, RateBound
 from fedpdmc.potentials.quadratic import Quadratic
 
@@ -147,6 +147,16 @@ class Program(Potential):
         parts = (*found.parts, *[None] * (order + 1 - len(found.parts)))
         error = jnp.broadcast_to(found.error, shape)
         return tuple(jnp.zeros(shape) if part is None else jnp.broadcast_to(part, shape) for part in parts), error
+
+    def check_continuity(self) -> None:
+        """Show that the function has no jumps for these data, and that its gradient is its own; the rest is a quadratic.
+
+        Raises
+        ------
+        Discontinuous
+            Where that is not shown.
+        """
+        check_continuity(self._likelihood, self.dim)
 
     def check(self, rotating: bool, flips: bool) -> None:
         """Walk through the program once, without computing anything.

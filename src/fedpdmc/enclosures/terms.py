@@ -1,0 +1,238 @@
+"""Formulas in a normal form: polynomials of atoms, entry by entry, with numbers as coefficients.
+
+An atom is a parameter, a function of formulas, or anything else that is only known by its name. Two formulas with one normal
+form are equal for all parameters; two with different ones may be equal too, which is then not known.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+# A product of sums with more terms than this becomes an atom.
+MOST_TERMS = 24
+# Relative to the largest coefficient: numbers that differ by less are the same but for rounding.
+SAME = 1e-12
+
+_NUMBERS = itertools.count()
+
+
+class Atom:
+    """A value with a name.
+
+    Attributes
+    ----------
+    entrywise : bool
+        Whether an entry depends on the same entry of the arguments alone.
+    bounds : pair of numbers
+        That it lies between, ends included.
+    depends : bool
+        Whether it depends on the parameters.
+    analytic : bool
+        Whether it is an analytic function of them, wherever it is finite.
+    """
+
+    def __init__(
+        self, name: str, key: Any, args: tuple[Terms, ...], shape, bounds: tuple[float, float], depends: bool,
+        analytic: bool, entrywise: bool,
+    ):  # fmt: skip
+        self.name, self.key, self.args, self.shape, self.bounds = name, key, args, tuple(shape), bounds
+        self.depends, self.analytic, self.entrywise, self.number = depends, analytic, entrywise, next(_NUMBERS)
+        own = {self} if name == STOPPED else set()
+        self.stopped: frozenset[Atom] = frozenset(own.union(*(arg.stopped for arg in args)))
+
+
+# The name of atoms that are not differentiated.
+STOPPED = "stop_gradient"
+Monomial = tuple[tuple[Atom, int], ...]
+
+
+class Terms:
+    """``Σ c_m m`` over monomials m, products of powers of atoms; coefficients are arrays, or numbers for all entries."""
+
+    def __init__(self, terms: dict[Monomial, Any], shape):
+        self.terms = {m: c for m, value in terms.items() if np.any((c := np.asarray(value)) != 0)}
+        self.shape = tuple(shape)
+
+    @property
+    def atoms(self) -> set[Atom]:
+        """All of them, on the surface."""
+        return {atom for monomial in self.terms for atom, _ in monomial}
+
+    @property
+    def depends(self) -> bool:
+        """Whether it depends on the parameters."""
+        return any(atom.depends for atom in self.atoms)
+
+    @property
+    def analytic(self) -> bool:
+        """Whether it is an analytic function of the parameters."""
+        return all(atom.analytic for atom in self.atoms)
+
+    @property
+    def stopped(self) -> frozenset[Atom]:
+        """The atoms in it, at any depth, that are not differentiated."""
+        return frozenset().union(*(atom.stopped for atom in self.atoms))
+
+    @property
+    def constant(self) -> np.ndarray | None:
+        """The number that it is, if it is one."""
+        if any(self.terms):
+            return None
+        return np.broadcast_to(self.terms.get((), np.zeros(())), self.shape)
+
+    @property
+    def key(self) -> Any:
+        """Equal for equal normal forms."""
+        return self.shape, frozenset((m, _digest(c)) for m, c in self.terms.items())
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers that it lies between for certain, ends included: what is small may be rounded to zero."""
+        low = high = np.zeros(())
+        for monomial, c in self.terms.items():
+            least, most = _bounds(monomial)
+            with np.errstate(invalid="ignore"):
+                ends = [np.where(c == 0, 0.0, c * end) for end in (least, most)]
+                low, high = low + np.minimum(*ends), high + np.maximum(*ends)
+        return np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+
+    @property
+    def sign(self) -> int:
+        """±2 if positive or negative for certain, ±1 if not negative or not positive, 0 if nothing is known."""
+        low, high = self.bounds
+        for side, worst in ((1, low), (-1, -high)):
+            if np.all(worst >= 0):
+                return side * (2 if np.all(worst > 0) else 1)
+        return 0
+
+    def split(self) -> tuple[Terms, np.ndarray]:
+        """What varies, and the constant."""
+        rest = Terms({m: c for m, c in self.terms.items() if m}, self.shape)
+        return rest, np.asarray(self.terms.get((), np.zeros(())))
+
+
+def _bounds(monomial: Monomial) -> tuple[float, float]:
+    """Of a product."""
+    if not monomial:
+        return 1.0, 1.0
+    if len(monomial) == 1 and monomial[0][1] == 1:
+        return monomial[0][0].bounds
+    signs = [atom.bounds[0] >= 0 or power % 2 == 0 for atom, power in monomial]
+    return (0.0 if all(signs) else -np.inf), np.inf
+
+
+def _digest(array: np.ndarray) -> Any:
+    if array.size and np.all(array == array.flat[0]):
+        return array.flat[0].item()
+    return array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def number(value: Any) -> Terms:
+    """A constant."""
+    array = np.asarray(value)
+    return Terms({(): array}, array.shape)
+
+
+def of_atom(atom: Atom) -> Terms:
+    """An atom alone."""
+    return Terms({((atom, 1),): np.ones(())}, atom.shape)
+
+
+def added(x: Terms, y: Terms) -> Terms:
+    """``x + y`` of one shape."""
+    terms = dict(x.terms)
+    for monomial, c in y.terms.items():
+        with np.errstate(invalid="ignore"):
+            terms[monomial] = terms[monomial] + c if monomial in terms else c
+    return Terms(terms, x.shape)
+
+
+def scaled(x: Terms, factor: Any) -> Terms:
+    """Times numbers."""
+    return Terms({m: c * factor for m, c in x.terms.items()}, x.shape)
+
+
+def multiplied(x: Terms, y: Terms) -> Terms | None:
+    """``x y`` of one shape; None if it has too many terms."""
+    if len(x.terms) * len(y.terms) > MOST_TERMS:
+        return None
+    found = Terms({}, x.shape)
+    for (m, c), (n, d) in itertools.product(x.terms.items(), y.terms.items()):
+        with np.errstate(invalid="ignore"):
+            found = added(found, Terms({joined(m, n): c * d}, x.shape))
+    return found
+
+
+def joined(one: Monomial, other: Monomial) -> Monomial:
+    """The product of two monomials."""
+    powers: dict[Atom, int] = dict(one)
+    for atom, power in other:
+        powers[atom] = powers.get(atom, 0) + power
+    there = [(atom, power) for atom, power in powers.items() if power]
+    return tuple(sorted(there, key=lambda pair: pair[0].number))
+
+
+def chosen(mask: np.ndarray, yes: Terms, no: Terms) -> Terms:
+    """``yes`` where a constant mask is true, ``no`` elsewhere."""
+    if np.all(mask) or not np.any(mask):
+        return yes if np.all(mask) else no
+    zero = np.zeros(())
+    monomials = {**yes.terms, **no.terms}
+    return Terms({m: np.where(mask, yes.terms.get(m, zero), no.terms.get(m, zero)) for m in monomials}, yes.shape)
+
+
+def equal(x: Terms, y: Terms) -> np.ndarray:
+    """Which entries have one normal form, but for the rounding of their numbers.
+
+    Two values that are infinite alike are equal: a potential that rises to infinity on one side of a surface and is infinite
+    on the other is never passed. NaN is equal to nothing.
+    """
+    zero, monomials = np.zeros(()), {**x.terms, **y.terms}
+    sizes = (np.where(np.isfinite(c), np.abs(c), 0.0) for w in (x, y) for c in w.terms.values())
+    scale = functools.reduce(np.maximum, sizes, zero)
+    found = np.ones(np.shape(scale), bool)
+    for m in monomials:
+        one, other = x.terms.get(m, zero), y.terms.get(m, zero)
+        with np.errstate(invalid="ignore"):
+            found = found & ((np.abs(one - other) <= SAME * scale) | (one == other))
+    return np.broadcast_to(found, x.shape)
+
+
+def replaced(x: Terms, by: dict[Atom, Terms], rebuild: Callable[[Atom, tuple[Terms, ...]], Terms], seen: dict) -> Terms:
+    """With atoms replaced, within entrywise functions too; ``rebuild`` makes a function of new arguments."""
+
+    def one(atom: Atom) -> Terms:
+        if atom not in seen:
+            if atom in by:
+                seen[atom] = by[atom]
+            elif not atom.entrywise or not atom.args:
+                seen[atom] = of_atom(atom)
+            else:
+                args = tuple(replaced(arg, by, rebuild, seen) for arg in atom.args)
+                same = all(new.key == old.key for new, old in zip(args, atom.args, strict=True))
+                seen[atom] = of_atom(atom) if same else rebuild(atom, args)
+        return seen[atom]
+
+    total = Terms({}, x.shape)
+    for monomial, c in x.terms.items():
+        product: Terms | None = number(np.broadcast_to(c, x.shape))
+        for atom, power in monomial:
+            new = one(atom)
+            if power < 0:
+                kept = of_atom(atom) if new.key == of_atom(atom).key else None
+                factor = None if kept is None else Terms({((atom, power),): np.ones(())}, x.shape)
+            else:
+                factor = number(np.ones(x.shape))
+                for _ in range(power):
+                    factor = None if factor is None else multiplied(factor, new)
+            product = None if product is None or factor is None else multiplied(product, factor)
+        if product is None:
+            return x
+        total = added(total, product)
+    return total

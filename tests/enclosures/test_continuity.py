@@ -1,0 +1,130 @@
+"""Programs with jumps are refused with their line; kinks, guards and stable formulas are not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.special import betaln, gammaln, log_ndtr, logsumexp, ndtr, xlogy
+from tests import zoo
+
+import fedpdmc as fp
+from fedpdmc.enclosures import check_continuity, smoothed
+from fedpdmc.errors import Discontinuous
+
+Y = np.random.default_rng(0).normal(size=7)
+T = np.arange(7.0)
+SMALL = np.asarray(0.1)
+
+
+@jax.custom_jvp
+def by_hand(x):
+    return x**2
+
+
+by_hand.defjvp(lambda primals, tangents: (primals[0] ** 2, 0.0 * tangents[0]))
+
+
+def huber(x, gap=0.0):
+    r = Y - x[0]
+    return jnp.sum(jnp.where(jnp.abs(r) <= 1.3, 0.5 * r**2, 1.3 * (jnp.abs(r) - 0.65) + gap))
+
+
+def double_where(x, outside=0.0):
+    return jnp.sum(jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), outside))
+
+
+CONTINUOUS = {
+    "abs": lambda x: jnp.sum(jnp.abs(Y - x[0])),
+    "maximum": lambda x: jnp.sum(jnp.maximum(Y - x[0], 0.0)),
+    "clip by data": lambda x: jnp.sum(jnp.clip(Y * x[0], -np.abs(Y), 2.0 + np.abs(Y))),
+    "huber": huber,
+    "logsumexp": lambda x: jnp.sum(logsumexp(jnp.outer(Y, x), axis=1)),
+    "weighted logsumexp": lambda x: jnp.sum(logsumexp(jnp.outer(Y, x), axis=1, b=jnp.array([1.0, 2.0, 0.5]))),
+    "log_softmax": lambda x: jnp.sum(jax.nn.log_softmax(jnp.outer(Y, x), axis=1)[:, 0]),
+    "softmax": lambda x: jnp.sum(jax.nn.softmax(jnp.outer(Y, x), axis=-1)[:, 0]),
+    "double where": double_where,
+    "activations": lambda x: jnp.sum(jax.nn.elu(x) + jax.nn.relu(x) + jax.nn.leaky_relu(x) + jax.nn.hard_tanh(x)),
+    "xlogy": lambda x: jnp.sum(xlogy(jnp.exp(x), jnp.exp(x))),
+    "normal": lambda x: jnp.sum(log_ndtr(Y * x[0])) + jnp.sum(ndtr(x)),
+    "gamma": lambda x: jnp.sum(gammaln(jnp.exp(x)) + betaln(jnp.exp(x), 2.0)),
+    "a comparison as a factor": lambda x: jnp.sum((x > 0) * x) + jnp.sum(jnp.sign(x) * x),
+    "a choice by data": lambda x: jnp.sum(jnp.where(Y > 0, x[0] * Y, x[1])),
+    "two parameters": lambda x: jnp.where(x[0] < x[1], (x[1] - x[0]) ** 2, 0.0),
+    "a formula undone": lambda x: jnp.sum(jnp.where(jnp.exp(x) > 2.0, jnp.exp(x) - 2.0, 3 * (x - np.log(2.0)))),
+    "a square": lambda x: jnp.sum(jnp.where(x**2 > 4.0, x**2 - 4.0, 0.0)),
+    "loop": lambda x: jax.lax.scan(lambda c, s: (jnp.abs(c * x[0] + s), None), SMALL, jnp.asarray(Y))[0],
+    "forward algorithm": lambda x: jnp.sum(
+        jax.lax.scan(lambda c, s: (logsumexp(c[:, None] + x * s, axis=0), None), jnp.zeros(3), jnp.asarray(Y))[0]
+    ),
+    "sorted": lambda x: jnp.sum(jnp.sort(Y * x[0]) * T),
+    "norm": lambda x: jnp.linalg.norm(x - 1.0) + jnp.linalg.norm(x, 1),
+}  # fmt: skip
+JUMPS = {
+    "a wall": lambda x: jnp.where(jnp.all(Y > x[0]), jnp.sum(Y - x[0]), jnp.inf),
+    "a change point": lambda x: jnp.sum(jnp.where(T < x[0], (Y - x[1]) ** 2, (Y - x[2]) ** 2)),
+    "order": lambda x: jnp.where(x[0] < x[1], 0.0, jnp.inf),
+    "floor": lambda x: jnp.sum(jnp.floor(x)),
+    "round": lambda x: jnp.sum(jnp.round(x) * x),
+    "remainder": lambda x: jnp.sum(x % 1.0),
+    "sign": lambda x: jnp.sum(jnp.sign(x)),
+    "a comparison as a number": lambda x: jnp.sum((x > 0) * 1.0),
+    "argmax": lambda x: jnp.asarray(Y)[jnp.argmax(x)],
+    "whole numbers": lambda x: jnp.asarray(Y)[x[0].astype(int)],
+    "cond": lambda x: jax.lax.cond(x[0] > 0, lambda: x[0], lambda: 1.0),
+    "huber with a gap": lambda x: huber(x, 1e-8),
+    "double where with a gap": lambda x: double_where(x, 1.0),
+    "a softplus by halves": lambda x: jnp.sum(jnp.where(x > 20.0, x, jnp.log(1.001 + jnp.exp(x)))),
+    "a plateau": lambda x: jnp.where(jnp.maximum(x[0], 0.0) == 0, 1.0, 2.0),
+    "loop": lambda x: jax.lax.scan(
+        lambda c, s: (jnp.where(c > 0, c * x[0] + s, 0.0), None), jnp.asarray(0.1), jnp.asarray(Y)
+    )[0],
+    "interpolation by search": lambda x: jnp.interp(x[0], T, Y),
+    "ranks": lambda x: jnp.sum(jnp.argsort(Y * x[0]) * T),
+    "heaviside": lambda x: jnp.sum(jnp.heaviside(x, 0.5)),
+    "angle": lambda x: jnp.arctan2(x[0], x[1]),
+    "not differentiated": lambda x: jnp.sum(jax.lax.stop_gradient(x) * x),
+    "differentiated by hand": lambda x: jnp.sum(by_hand(x[0])),
+}
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_values_that_meet_are_shown_to_meet(name):
+    check_continuity(smoothed(CONTINUOUS[name]), 3)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", JUMPS)
+def test_what_is_not_shown_to_meet_is_refused_with_its_line(name):
+    with pytest.raises(Discontinuous, match="test_continuity.py:"):
+        check_continuity(smoothed(JUMPS[name]), 3)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", zoo.CASES)
+def test_models_of_practice_are_not_refused(name):
+    case = zoo.CASES[name]
+    data = case.data()
+    check_continuity(lambda x: smoothed(case.likelihood)(x, data), case.dim)
+    check_continuity(smoothed(case.prior), case.dim)
+
+
+@pytest.mark.usefixtures("double")
+def test_what_is_shown_of_some_data_is_not_taken_for_others():
+    def potential(level):
+        # Continuous only if both data are equal.
+        return lambda x: jnp.where(x[0] > level[0], x[0] - level[0], x[0] - level[1])
+
+    check_continuity(potential(np.array([1.0, 1.0])), 1)
+    with pytest.raises(Discontinuous):
+        check_continuity(potential(np.array([1.0, 1.5])), 1)
+
+
+def test_a_run_is_refused_before_it_begins():
+    def shifted(x, y):
+        return jnp.where(jnp.all(y > x[0]), jnp.sum(y - x[0]), jnp.inf)
+
+    site = fp.Site(shifted, name="a", data=1.0 + np.abs(Y))
+    for reference in (None, "laplace"):
+        with pytest.raises(Discontinuous, match="change of variables"):
+            fp.sample([site], fp.models.normal_prior(1), dynamics=fp.ZigZag(), reference=reference, duration=1.0)
