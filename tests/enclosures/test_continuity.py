@@ -1,5 +1,7 @@
 """Programs with jumps are refused with their line; kinks, guards and stable formulas are not."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from fedpdmc.errors import Discontinuous
 
 Y = np.random.default_rng(0).normal(size=7)
 T = np.arange(7.0)
-SMALL = np.asarray(0.1)
+SMALL: Any = np.asarray(0.1)
 
 
 @jax.custom_jvp
