@@ -66,7 +66,7 @@ class Keeper:
         """How the sites are, and what is spent of their privacy budgets."""
         spent = [f"{name} {100 * share:.3g} %" for name, (_, share) in self.connection.federation.used.items()]
         words = [self.connection.transport.status(), *(["privacy spent: " + ", ".join(spent)] if spent else [])]
-        return "; ".join(words)
+        return "; ".join(word for word in words if word)
 
     def privacy(self) -> dict[str, Any] | None:
         """The account of every site, as it has told it; None without a budget."""

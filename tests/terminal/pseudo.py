@@ -26,12 +26,15 @@ class Terminal:
     columns, rows : int
     env : dict
         Added to this process's own environment; a value of None takes the variable away.
+    folder : path, optional
+        Where the process starts.
     """
 
     command: Sequence[str]
     columns: int = 80
     rows: int = 24
     env: dict[str, str | None] = field(default_factory=dict)
+    folder: str | os.PathLike | None = None
 
     def __enter__(self) -> Terminal:
         self._master, slave = pty.openpty()
@@ -42,7 +45,7 @@ class Terminal:
                 env.pop(name, None)
         env = {name: value for name, value in env.items() if value is not None}
         self.process = subprocess.Popen(
-            self.command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+            self.command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, cwd=self.folder,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(slave)

@@ -69,8 +69,8 @@ class Transport(abc.ABC):
         return self.ask(requests)
 
     def status(self) -> str:
-        """A few words on the sites."""
-        return f"{len(self.names)} sites"
+        """A few words on the sites; none where there is nothing to say."""
+        return ""
 
     @abc.abstractmethod
     def close(self) -> None:
