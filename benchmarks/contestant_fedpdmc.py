@@ -56,6 +56,7 @@ def begin(problem: problems.Problem, options: argparse.Namespace, seed: int):
         split(problem, options.sites),
         prior=prior,
         dynamics=fp.ZigZag(),
+        reference="identity",
         chains=options.chains,
         init=problem.starts(options.chains, seed),
         duration=first_steps(options) * spacing(problem, options),

@@ -39,7 +39,7 @@ def method(problem: problems.Problem, options: argparse.Namespace) -> dict:
     import fedpdmc as fp
 
     start = problem.starts(options.chains, options.seed)
-    return {"dynamics": fp.ZigZag(), "prior_at": "sites", "init": start, "burn_in": 0.0}
+    return {"dynamics": fp.ZigZag(), "reference": "identity", "prior_at": "sites", "init": start, "burn_in": 0.0}
 
 
 def count_rounds(problem: problems.Problem, options: argparse.Namespace) -> dict:

@@ -29,8 +29,8 @@ def methods() -> dict:
 
     return {
         "default": {},
-        "zigzag": {"dynamics": fp.ZigZag(), "reference": "laplace"},
-        "bouncy": {"dynamics": fp.BouncyParticle(), "reference": "laplace"},
+        "zigzag": {"dynamics": fp.ZigZag(), "reference": "laplace", "control": "none"},
+        "bouncy": {"dynamics": fp.BouncyParticle(), "reference": "laplace", "control": "none"},
     }
 
 

@@ -80,6 +80,8 @@ SHORT = {"chains": 4, "seed": 3, "progress": False}
 def short_run(sites=None, prior_=None, **options):
     """A run of a few process times with four chains."""
     options = {"duration": 10.0, **SHORT, **options}
+    if options.get("dynamics") is not None:
+        options = {"reference": "identity", **options}
     if options.get("ess") is not None:
         options.pop("duration")
     return fp.sample(hospitals() if sites is None else sites, prior() if prior_ is None else prior_, **options)

@@ -3,11 +3,12 @@ import shutil
 
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 import zarr
 
 import fedpdmc as fp
-from fedpdmc.diagnostics import by_quantity
+from fedpdmc.diagnostics import effective_sizes
 from fedpdmc.errors import InputError
 from fedpdmc.federation.base import message_bytes
 from tests.paths import integrals
@@ -83,7 +84,7 @@ def test_diagnostics_cover_every_parameter_and_the_energy(make):
 def test_ess_is_not_counted_above_the_number_of_draws():
     # Antithetic draws, whose mean is better than that of as many independent ones.
     draws = np.where(np.arange(200) % 2, 1.0, -1.0)[None, :, None] * np.random.default_rng(0).random((4, 200, 1))
-    assert by_quantity("ess", draws, ["x"], draws[..., 0]) == {"x": 800.0, "energy": 800.0}
+    np.testing.assert_array_equal(effective_sizes(draws), [800.0])
 
 
 @pytest.mark.parametrize("make", [*RUNS, drawn_run])
@@ -116,7 +117,7 @@ def test_bytes_are_plans_times_their_size():
 def test_most_plans_end_in_an_objection_or_at_the_end_of_a_block(make):
     post = make()
     assert 0.2 < post.settings["objected"] <= 1.0
-    assert "of plans ended by an objection" in post.summary()
+    assert "of plans ended by an objection" in str(post.summary())
 
 
 def test_settings_say_how_the_run_was_made():
@@ -129,12 +130,51 @@ def test_settings_say_how_the_run_was_made():
 
 
 def test_summary_has_a_line_for_each_parameter_and_how_the_run_went():
-    text = default_run().summary()
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines[:4]] == ["parameter", "slope", "other", "energy"]
-    assert f"{default_run().rounds} rounds" in lines[-1] and "certified bounds: exact" in lines[-1]
-    assert "Boomerang(refresh=" in lines[-1] and "4 chains" in lines[-1]
-    assert f"{default_run().mean()[0]:.4g}" in lines[1]
+    lines = str(default_run().summary()).splitlines()
+    assert lines[0] == str(default_run().verdict)
+    assert [line.split()[0] for line in lines[3:8] if line] == ["parameter", "slope", "other", "energy:"]
+    assert (
+        f"{default_run().rounds} rounds" in lines[-2] and "Boomerang(refresh=" in lines[-2] and "4 chains" in lines[-2]
+    )
+    # Nobody takes the bounds for convergence.
+    assert lines[-1].startswith("event bounds: certified") and "nothing about convergence" in lines[-1]
+    assert f"{default_run().mean()[0]:.4g}" in lines[4]
+
+
+def test_summary_is_a_table():
+    post = default_run()
+    table = post.summary()
+    assert list(table.columns) == ["mean", "sd", "mcse", "median", "5%", "95%", "ess", "rhat"]
+    assert list(table.index) == post.names
+    np.testing.assert_array_equal(table["mean"], post.mean())
+    np.testing.assert_array_equal(table["sd"], np.sqrt(np.diag(post.cov())))
+    np.testing.assert_array_equal(table["mcse"], table["sd"] / np.sqrt(table["ess"]))
+    assert dict(table["ess"]) | {"energy": post.ess()["energy"]} == post.ess()
+    assert dict(table["rhat"]) | {"energy": post.rhat()["energy"]} == post.rhat()
+    assert type(table.head(1)) is pandas.DataFrame and "slope" in table._repr_html_()
+
+
+def test_summary_has_any_level_the_shortest_interval_and_ratios():
+    post = default_run()
+    flat = post.draws(1000).reshape(-1, 2)
+    wide = post.summary(level=0.98)
+    np.testing.assert_array_equal(wide[["1%", "99%"]].T, np.quantile(flat, [0.01, 0.99], axis=0))
+    short, equal = post.summary(level=0.8, interval="hdi"), post.summary(level=0.8)
+    assert np.all(short["hdi_90%"] - short["hdi_10%"] <= equal["90%"] - equal["10%"])
+    inside = (flat >= short["hdi_10%"].to_numpy()) & (flat <= short["hdi_90%"].to_numpy())
+    np.testing.assert_allclose(inside.mean(0), 0.8, atol=1e-3)
+    ratios = post.summary(exp=True)
+    assert list(ratios.index) == ["exp(slope)", "exp(other)"]
+    np.testing.assert_allclose(
+        ratios[["median", "5%", "95%"]], np.exp(post.summary()[["median", "5%", "95%"]]), rtol=1e-3
+    )
+    np.testing.assert_allclose(ratios["mean"], np.exp(flat).mean(0))
+
+
+@pytest.mark.parametrize(("wrong", "argument"), [({"level": 95}, "level"), ({"interval": "credible"}, "interval")])
+def test_a_summary_that_cannot_be_is_refused(wrong, argument):
+    with pytest.raises(InputError, match=argument):
+        default_run().summary(**wrong)
 
 
 def test_repr_is_short():
@@ -145,6 +185,16 @@ def test_arviz_gets_the_draws_by_name_and_the_settings():
     data = default_run().to_arviz(draws=50)
     np.testing.assert_array_equal(data.posterior["other"].values, default_run().draws(50)[..., 1])
     assert json.loads(data.attrs["fedpdmc"])["seed"] == 3
+    assert list(data.posterior.data_vars) == ["slope", "other"]
+    assert data.sample_stats["energy"].shape == (4, 50) and data.attrs["verdict"] == str(default_run().verdict)
+
+
+@pytest.mark.parametrize("chains", [1, 2, 3])
+def test_arviz_gets_few_chains_laid_end_to_end(chains):
+    data = default_run().to_arviz(draws=50, chains=chains)
+    shown = data.posterior["slope"].values
+    assert shown.shape[0] == chains and 50 <= shown.shape[1] < 60
+    np.testing.assert_array_equal(shown.ravel(), default_run().draws(shown.size // 4)[..., 0].ravel())
 
 
 @pytest.mark.parametrize("make", [*RUNS, drawn_run])
@@ -159,7 +209,7 @@ def test_a_saved_posterior_comes_back_the_same(make, tmp_path):
     np.testing.assert_array_equal(back.mean(), post.mean())
     np.testing.assert_array_equal(back.cov(), post.cov())
     np.testing.assert_array_equal(back.draws(100), post.draws(100))
-    assert back.ess() == post.ess() and back.summary() == post.summary()
+    assert back.ess() == post.ess() and str(back.summary()) == str(post.summary())
 
 
 @pytest.mark.parametrize("make", RUNS)

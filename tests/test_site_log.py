@@ -20,8 +20,9 @@ def members(log=None):
 
 def sample(sites, prior, **options):
     return fp.sample(
-        sites, prior, dynamics=fp.ZigZag(), chains=CHAINS, duration=1.5, burn_in=0.0, seed=5, progress=False, **options
-    )
+        sites, prior, dynamics=fp.ZigZag(), reference="identity", chains=CHAINS, duration=1.5, burn_in=0.0, seed=5,
+        progress=False, **options,
+    )  # fmt: skip
 
 
 def test_a_log_hears_every_round():

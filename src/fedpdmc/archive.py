@@ -27,7 +27,7 @@ from fedpdmc.variables import StoredVariables
 FORMAT = 3
 FORMATS = (1, 2, FORMAT)
 # Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
-VARIABLES, MOST_VARIABLES = "variable-", 1000
+VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
 
@@ -66,11 +66,12 @@ def _write(post: Posterior, path: Path) -> None:
     )
     arrays: dict[str, Any] = {name: getattr(post, name) for name in COUNTS}
     arrays |= {"center": post.reference.center, "scale_tril": post.reference.scale_tril}
-    arrays |= _store_arrays(post.store)
+    arrays |= {"origin": post.origin} | _store_arrays(post.store)
     if post.transformed:
         variables = post.variables(min(MOST_VARIABLES, post.most_draws))
         group.attrs["variables"] = list(variables)
         arrays |= {VARIABLES + name: value for name, value in variables.items()}
+        arrays |= {ORIGINS + name: value for name, value in post.origin_variables().items()}
     for name, value in arrays.items():
         group.create_array(name, data=np.ascontiguousarray(np.asarray(value)))
 
@@ -112,9 +113,21 @@ def _read(group, names: list[str]) -> Posterior:
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
     store = _read_store(dynamics.flow, arrays, attrs)
-    values = {name: arrays[VARIABLES + name] for name in attrs.get("variables", [])}
-    variables = StoredVariables(values) if values else None
-    return Posterior(store, reference, dynamics, list(attrs["names"]), counts, attrs["settings"], variables=variables)
+    variables, kept = None, attrs.get("variables", [])
+    if kept:
+        origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
+        variables = StoredVariables({name: arrays[VARIABLES + name] for name in kept}, origins or None)
+    return Posterior(
+        store,
+        reference,
+        dynamics,
+        list(attrs["names"]),
+        counts,
+        attrs["settings"],
+        None,
+        variables,
+        arrays.get("origin"),
+    )
 
 
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:

@@ -140,7 +140,7 @@ def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
     ]
     for site in members:
         site.guess = study.guess
-    reference: Any = "laplace" if study.reference == "laplace" else None
+    reference: Any = "laplace" if study.reference == "laplace" else "identity"
     if saved is not None:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
     elif reference == "laplace" and study.derivatives == "summed":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
-from fedpdmc.errors import InputError
+from fedpdmc.errors import ImproperPosterior, InputError, NotFinite
 from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
@@ -41,6 +42,7 @@ REFRESH = 1.2
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
 SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
 REDISTRIBUTED = "redistributed"
+REFERENCES, CONTROLS = ("laplace", "diagonal", "identity"), ("none", "linear", "quadratic")
 # What is left of a sum relative to its largest term when it is rounding only.
 CANCELLED = 1e-10
 
@@ -70,6 +72,7 @@ class Method(NamedTuple):
     redistribution: float = 0.0
     bounds: str = "certified"
     variables: Variables | None = None
+    reference_name: str = "given"
 
     @property
     def certified(self) -> bool:
@@ -168,15 +171,16 @@ def choose(
         )
     if any(site.budget is not None for site in members):
         check_private(dynamics, few_rounds, prior_at if prior is not None else "coordinator")
-    control = ("quadratic" if few_rounds else "none") if control is None else control
-    _one_of("control", control, ("none", "linear", "quadratic"))
-    reference = "laplace" if few_rounds and reference is None else reference
+    if control is not None:
+        _one_of("control", control, CONTROLS)
+    unsaid = reference is None
+    reference = _usual_reference(members, dynamics) if unsaid else reference
     seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0, 2**63 - 1)
     chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
     names = check_names(coordinate_names(members, dim) if names is None else names, dim)
     init = check_init(init, chains, dim)
     start = _check_functions(members, prior, init, dim)
-    if bounds == "certified" and isinstance(reference, str):
+    if bounds == "certified" and isinstance(reference, str) and reference != "identity":
         _check_enclosures(members, dynamics)
     if prior is not None and prior_at in ("sites", REDISTRIBUTED) and any(s.coordinates is not None for s in members):
         raise InputError(
@@ -187,7 +191,9 @@ def choose(
     extra = prior is not None and prior_at == "extra"
     if extra and any(site.name == PRIOR_SITE for site in members):
         raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
-    found, controls = _reference(members, prior, reference, control, dim, start)
+    found, name = _reference(members, prior, reference, dim, start, unsaid and not few_rounds)
+    control = _usual_control(found, dynamics) if control is None else control
+    found, controls = _controls(members, prior, found, control, start)
     if prior is not None and extra:
         members = (*members, Site(prior, name=PRIOR_SITE))
     whitened = found.control is not None
@@ -197,7 +203,7 @@ def choose(
     segments = _usual_segments(members, chains) if few_objections else SEGMENTS_MANY_OBJECTIONS
     return Method(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
-        segments, redistribution, bounds, variables(members, names),
+        segments, redistribution, bounds, variables(members, names), name,
     )  # fmt: skip
 
 
@@ -292,16 +298,70 @@ def _check_enclosures(sites, dynamics: Dynamics) -> None:
         program.check_continuity()
 
 
-def _reference(sites, prior, reference, control, dim, start) -> tuple[Reference, dict[str, ControlVariate]]:
-    if isinstance(reference, str):
-        _one_of("reference", reference, ("laplace",))
-        found = laplace(sites, prior, start=start)
-    elif reference is None:
-        found = Reference(jnp.zeros(dim), jnp.ones(dim))
-    elif isinstance(reference, Reference):
+def _usual_reference(sites, dynamics: Dynamics) -> str:
+    """Whitened coordinates, unless a site with a privacy budget would have to release derivatives for them.
+
+    Flips in a diagonal reference stay local: sites that see some coordinates are sent those alone, and keep their arrivals
+    while others' coordinates move. So with such sites only the scales are taken from the Laplace reference.
+    """
+    if any(site.budget is not None for site in sites):
+        return "identity"
+    return "diagonal" if dynamics.flips and any(site.coordinates is not None for site in sites) else "laplace"
+
+
+def _reference(sites, prior, reference, dim, start, unsaid: bool) -> tuple[Reference, str]:
+    """The reference and its name; the identity where nobody asked for another and the Laplace reference does not exist."""
+    if isinstance(reference, Reference):
         found = check_reference(reference, dim)
-    else:
-        raise InputError("reference", type(reference).__name__, "Give None, 'laplace' or a fedpdmc.Reference.")
+        return found, "laplace" if found.control is not None else "identity" if _is_identity(found) else "given"
+    if not isinstance(reference, str):
+        raise InputError(
+            "reference",
+            type(reference).__name__,
+            "Give None, 'laplace', 'diagonal', 'identity' or a fedpdmc.Reference.",
+        )
+    _one_of("reference", reference, REFERENCES)
+    identity = Reference(jnp.zeros(dim), jnp.ones(dim))
+    if reference == "identity":
+        return identity, reference
+    try:
+        found = laplace(sites, prior, start=start)
+    except (ImproperPosterior, NotFinite) as error:
+        if not unsaid or prior is None:
+            raise
+        warnings.warn(
+            f"No Laplace reference could be made, so the chains move in the parameters' own coordinates: {error} To choose: "
+            "reference=fedpdmc.Reference(center, scales) or reference='identity'.",
+            stacklevel=4,
+        )
+        return identity, "identity"
+    if reference == "diagonal":
+        scale = found.scale_tril
+        # Standard deviations of the Laplace approximation, one for each parameter.
+        sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
+        found = Reference(found.center, sds, found.control, found.rounds, found.bytes)
+    return found, reference
+
+
+def _is_identity(reference: Reference) -> bool:
+    return reference.diagonal and not np.any(reference.center) and bool(np.all(np.asarray(reference.scale_tril) == 1))
+
+
+def _usual_control(found: Reference, dynamics: Dynamics) -> str:
+    """Of what the reference already knows, what saves rounds and cannot cost many.
+
+    On rotations the quadratics cancel the ``−½|a|²`` that the coordinator has to simulate else. On lines quadratics save
+    most near a Gaussian, but in heavier tails a site's rate grows with ``|∇q_m|``, where its own gradient stays bounded:
+    6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with separable data. Linear
+    ones add a constant to a site's gradient and nothing to its growth, and bring the rate of many sites down to that of one.
+    """
+    if found.control is None:
+        return "none"
+    return "quadratic" if dynamics.flow.rotating else "linear"
+
+
+def _controls(sites, prior, found: Reference, control: str, start) -> tuple[Reference, dict[str, ControlVariate]]:
+    """The control variates, and the reference with the rounds that they took where it had none."""
     if control == "none":
         return found, {}
     made = found if found.control is not None else laplace(sites, prior, start=start)

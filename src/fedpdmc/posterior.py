@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.diagnostics import by_quantity, energy
+from fedpdmc.diagnostics import Diagnosis, diagnose, energy
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.interrupts import deferred
@@ -20,8 +20,10 @@ from fedpdmc.precision import double_precision
 from fedpdmc.quiet import import_arviz
 from fedpdmc.skeleton import Skeleton
 from fedpdmc.store import SkeletonStore, Store
+from fedpdmc.verdict import Verdict, judge
 
 if TYPE_CHECKING:
+    from fedpdmc.report import Summary
     from fedpdmc.sampler import Sampler
     from fedpdmc.variables import StoredVariables, Variables
 
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 NODES = 4
 LONGEST_PIECE = 0.5
 # Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
-DRAWS_PER_TURN = 8
-# Draws of all chains that diagnostics look at, or a thousand of each chain if that is more.
-MOST_DIAGNOSED = 2**16
+DRAWS_PER_TURN = 16
+# Draws of all chains that diagnostics look at, or a thousand of each chain if that is more; and numbers in all of them.
+MOST_DIAGNOSED, MOST_NUMBERS = 2**16, 2**23
+# Chains that ArviZ is given by default.
+ARVIZ_CHAINS = 4
 
 
 class Posterior:
@@ -70,9 +74,11 @@ class Posterior:
         settings: dict[str, Any],
         sampler: Sampler | None = None,
         variables: Variables | StoredVariables | None = None,
+        origin: np.ndarray | None = None,
     ):
         self.store, self.reference, self.dynamics, self._sampler = store, reference, dynamics, sampler
-        self.names, self.settings, self._variables = names, settings, variables
+        self.names, self.settings, self._variables, self._origin = names, settings, variables, origin
+        self._found: tuple[Diagnosis, Verdict] | None = None
         self.rounds: int = int(counts["rounds"])
         self.messages: np.ndarray = np.asarray(counts["messages"])
         self.bytes: np.ndarray = np.asarray(counts["bytes"])
@@ -168,29 +174,56 @@ class Posterior:
         """Draws of each chain for ESS: not to miss what the paths know, at most one unit apart on rotations."""
         jumps = float(np.mean(self.events)) / max(len(self.names), 1)
         most = max(1000, MOST_DIAGNOSED // self.chains)
+        most = min(most, max(100, MOST_NUMBERS // (self.chains * len(self.names))))
         n = int(np.clip(2 * jumps, 100, most))
         if self.dynamics.flow.rotating:
             n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(most, np.ceil(self.duration))))
         return min(max(n, 8), self.store.most_draws)
 
-    def _diagnose(self, function: str) -> dict[str, float]:
-        draws = self.draws(self.diagnostic_draws())
-        return by_quantity(function, draws, self.names, energy(draws, self.mean(), self.cov()))
+    @property
+    def origin(self) -> np.ndarray:
+        """Where the chains set out, before the burn-in: (chains, d); where the first draws are, if that is not known."""
+        return self.draws(self.diagnostic_draws())[:, 0] if self._origin is None else self._origin
+
+    def diagnosis(self) -> tuple[Diagnosis, Verdict]:
+        """Diagnostics of all coordinates and the energy, and the verdict on them; made once."""
+        if self._found is None:
+            draws, mean, cov = self.draws(self.diagnostic_draws()), self.mean(), self.cov()
+            values = np.concatenate([draws, energy(draws, mean, cov)[..., None]], -1)
+            origin = self.origin
+            starts = np.concatenate([origin, energy(origin, mean, cov)[:, None]], -1)
+            found = diagnose(values, [*self.names, "energy"], starts)
+            away = np.abs(origin.mean(0) - mean) / np.sqrt(np.maximum(np.diag(cov), 1e-300))
+            self._found = found, judge(found, self.chains, self.settings, float(away.max()))
+        return self._found
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the run has converged, as far as its draws show: ``.converged``, ``.reasons``, ``.remedies``."""
+        return self.diagnosis()[1]
 
     def ess(self) -> dict[str, float]:
         """Bulk effective sample size of every parameter and of the energy, over all chains."""
-        found = self._diagnose("ess")
+        found = self.diagnosis()[0]
         if self._sampler is not None:
-            self._sampler.judge(min(found.values()))
-        return found
+            self._sampler.judge(float(found.ess.min()))
+        return dict(zip(found.names, found.ess.tolist(), strict=True))
 
     def rhat(self) -> dict[str, float]:
-        """Split, rank-normalised R-hat of every parameter and of the energy."""
-        return self._diagnose("rhat")
+        """Nested, rank-normalised R-hat of every parameter and of the energy.
+
+        Chains with like starts are merged into four superchains, whose means are compared
+        (`fedpdmc.diagnostics.nested_rhat`). A stationary run has about ``√(1 + 4/ESS)``: ``verdict.rhat_floor``.
+        """
+        found = self.diagnosis()[0]
+        return dict(zip(found.names, found.rhat.tolist(), strict=True))
 
     @deferred()
     def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
-        """Go on from where the run stopped, by a process time or up to an effective sample size."""
+        """Go on from where the run stopped, by a process time or up to an effective sample size.
+
+        This posterior stays as it is; the longer one is returned: ``post = post.extend(...)``.
+        """
         if self._sampler is None:
             raise InputError(
                 "extend",
@@ -199,11 +232,26 @@ class Posterior:
             )
         return self._sampler.extend(duration=duration, ess=ess, progress=progress)
 
-    def summary(self) -> str:
-        """A table of the parameters, and a line on how the run went."""
+    def summary(self, level: float = 0.9, *, interval: str = "quantile", exp: bool = False) -> Summary:
+        """A table of the parameters, which prints with the verdict on convergence first and how the run went last.
+
+        Parameters
+        ----------
+        level : float
+            Probability of the interval.
+        interval : {"quantile", "hdi"}
+            Between quantiles with equal tails, or the shortest one: the highest density interval.
+        exp : bool
+            Of ``exp`` of every parameter: odds ratios, rate ratios, hazard ratios.
+
+        Returns
+        -------
+        Summary
+            A `pandas.DataFrame` with a row for each parameter.
+        """
         from fedpdmc.report import summary
 
-        return summary(self)
+        return summary(self, level, interval, exp)
 
     def variables(self, n: int) -> dict[str, np.ndarray]:
         """Draws of the model's variables by name, each of shape (chains, n, …).
@@ -216,18 +264,51 @@ class Posterior:
             return self._variables.of(x)
         return {name: x[..., i] for i, name in enumerate(self.names)}
 
-    def to_arviz(self, draws: int = 1000):
+    def origin_variables(self) -> dict[str, np.ndarray]:
+        """The model's variables where the chains set out, each of shape (chains, 1, …)."""
+        x = self.origin[:, None]
+        if self._variables is not None:
+            return self._variables.at_origin(x)
+        return {name: x[..., i] for i, name in enumerate(self.names)}
+
+    def to_arviz(self, draws: int = 1000, chains: int | None = None):
         """The draws as an ArviZ ``InferenceData``, with the settings as attributes.
 
-        The group ``posterior`` holds the model's variables. Where they are not the coordinates that were sampled, those are
-        in ``unconstrained_posterior``.
+        The group ``posterior`` holds the model's variables in the model's order, ``sample_stats`` the energy. Where the
+        variables are not the coordinates that were sampled, those are in ``unconstrained_posterior``.
+
+        Many chains are merged into few, since ArviZ draws a line for each: they are laid end to end and cut into pieces of
+        the same length. That is right for plots and averages. For ESS and R-hat read `ess`, `rhat` and `verdict`: they know
+        where every chain begins.
+
+        Parameters
+        ----------
+        draws : int
+            Draws in each chain that ArviZ sees, rounded up to what the chains can share.
+        chains : int, optional
+            How many chains ArviZ sees; 4 by default, or as many as there are if that is fewer.
         """
         az = import_arviz()
 
-        data = az.from_dict(posterior=self.variables(draws), attrs={"fedpdmc": json.dumps(self.settings, default=str)})
+        shown = min(ARVIZ_CHAINS if chains is None else chains, self.chains)
+        if not isinstance(shown, (int, np.integer)) or shown < 1:
+            raise InputError("to_arviz(chains)", repr(chains), "Give a positive whole number, or None.")
+        # Each chain gives a multiple of this many draws, so that all of them can be cut into pieces of one length.
+        unit = shown // int(np.gcd(shown, self.chains))
+        each = max(1, min(-(-draws * shown // (self.chains * unit)), self.most_draws // unit)) * unit
+
+        def merged(values: np.ndarray) -> np.ndarray:
+            whole = values[:, : values.shape[1] // unit * unit]
+            return whole.reshape(shown, -1, *values.shape[2:])
+
+        x = self.draws(each)
+        values = {name: merged(value) for name, value in self.variables(each).items()}
+        stats = {"energy": merged(energy(x, self.mean(), self.cov()))}
+        note = {"fedpdmc": json.dumps(self.settings, default=str), "verdict": str(self.verdict)}
+        data = az.from_dict(posterior=values, sample_stats=stats, attrs=note)
+        data.map(lambda group: group[list(values)], groups="posterior", inplace=True)
         if self._variables is not None:
-            x = self.draws(draws)
-            data.add_groups({"unconstrained_posterior": {name: x[..., i] for i, name in enumerate(self.names)}})
+            data.add_groups({"unconstrained_posterior": {n: merged(x[..., i]) for i, n in enumerate(self.names)}})
         return data
 
     def save(self, path: str | Path) -> None:

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.distance import USUAL_YIELD, Distance
@@ -28,6 +29,7 @@ from fedpdmc.run import Run, Tick
 from fedpdmc.site import Site, local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
+from fedpdmc.verdict import NotConverged
 
 DEFAULT_ESS = 1000.0
 FIRST_BLOCK = 10.0
@@ -99,8 +101,12 @@ class Sampler:
         self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
         self.goal: Goal | None = None
+        # The posterior that was made last, and when: its diagnostics are not made twice.
+        self._made: tuple[float, Posterior] | None = None
         federation = method.federation()
-        parts = method.coordinator(burn_in), method.start(burn_in), jax.random.fold_in(jax.random.key(method.seed), 1)
+        start = method.start(burn_in)
+        self.origin = np.asarray(start.a)
+        parts = method.coordinator(burn_in), start, jax.random.fold_in(jax.random.key(method.seed), 1)
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
         if not isinstance(federation, LocalFederation) and federation.terms:
@@ -195,7 +201,10 @@ class Sampler:
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.run.time, 0.0))
         following.judge()
-        return following.posterior()
+        post = following.posterior()
+        if not post.verdict:
+            warnings.warn(str(post.verdict), NotConverged, stacklevel=3)
+        return post
 
     def judge(self, ess: float | None = None) -> None:
         """Say so if the posterior has turned out too far from its reference for the few-rounds method to be wise.
@@ -302,6 +311,8 @@ class Sampler:
     @double_precision
     def posterior(self) -> Posterior:
         """What has been drawn so far."""
+        if self._made is not None and self._made[0] == self.run.time:
+            return self._made[1]
         method, rounds = self.method, self.run.rounds
         counts = {
             "rounds": rounds + method.reference.rounds,
@@ -318,9 +329,12 @@ class Sampler:
             "violations": self.run.violations,
             "privacy": self._privacy(),
         }
-        return Posterior(
-            self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self, method.variables
+        origin = np.asarray(method.reference.to_x(jnp.asarray(self.origin)))
+        self._made = self.run.time, Posterior(
+            self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self,
+            method.variables, origin,
         )  # fmt: skip
+        return self._made[1]
 
     def _privacy(self) -> dict[str, Any] | None:
         if self.guarded is not None:
@@ -353,7 +367,7 @@ class Sampler:
         extra = {} if self.watch is None else self.watch.facts()
         return extra | {
             "dynamics": repr(method.dynamics),
-            "reference": "laplace" if method.whitened else "diagonal" if method.reference.diagonal else "dense",
+            "reference": method.reference_name,
             "control": method.control_name,
             "prior_at": self._prior_at(),
             "redistribution": method.redistribution,

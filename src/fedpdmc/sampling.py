@@ -57,10 +57,13 @@ def sample(
         site. The posterior is the same. `Redistributed` has a place of its own.
     dynamics : Dynamics, optional
         None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates.
-    reference : Reference or "laplace", optional
-        Whitened coordinates. None with explicit dynamics: the identity.
+    reference : Reference, "laplace", "diagonal" or "identity", optional
+        Whitened coordinates: of the Laplace approximation, of its standard deviations alone, or none. None: "laplace"; with
+        flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget "identity",
+        since the others are made of the sites' derivatives.
     control : {"none", "linear", "quadratic"}, optional
-        Public quadratics moved from the sites to the coordinator. None with explicit dynamics: "none".
+        Public quadratics moved from the sites to the coordinator. None: where the reference was made of the sites'
+        derivatives, "quadratic" with rotating dynamics and "linear" with straight ones; else "none".
     chains : int, optional
         Chains that run side by side and share every message. None: 64, or as many as ``ess`` calls for in the few-rounds
         method.
@@ -94,6 +97,11 @@ def sample(
         An argument cannot be used; nothing has run.
     BoundViolation
         A rate exceeded its certified bound: a bug.
+
+    Warns
+    -----
+    NotConverged
+        The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
     """
     check_length(duration, ess)
     if isinstance(sites, Connection):

@@ -45,6 +45,10 @@ class Variables:
             found |= {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
         return found | {name: draws[..., i] for name, i in self.others.items()}
 
+    def at_origin(self, origin: np.ndarray) -> dict[str, np.ndarray]:
+        """Variables of shape (chains, 1, …) where the chains set out."""
+        return self.of(origin)
+
 
 class StoredVariables:
     """Draws of variables from disk, where the functions that made them are not.
@@ -53,10 +57,16 @@ class StoredVariables:
     ----------
     values : dict
         Arrays of shape (chains, N, …), equally spaced in process time.
+    origin : dict, optional
+        Arrays of shape (chains, 1, …) where the chains set out; the first draws if None.
     """
 
-    def __init__(self, values: dict[str, np.ndarray]):
-        self.values = values
+    def __init__(self, values: dict[str, np.ndarray], origin: dict[str, np.ndarray] | None = None):
+        self.values, self.origin = values, origin
+
+    def at_origin(self, origin: np.ndarray) -> dict[str, np.ndarray]:
+        """Variables of shape (chains, 1, …) where the chains set out."""
+        return {name: value[:, :1] for name, value in self.values.items()} if self.origin is None else self.origin
 
     def of(self, draws: np.ndarray) -> dict[str, np.ndarray]:
         """As many of the stored draws as ``draws`` has, equally spaced, or all of them if that is fewer."""

@@ -17,10 +17,15 @@ from fedpdmc.skeleton import join
 
 @double_precision
 def method(dynamics=None, *, sites=None, chains=4, seed=3, **options):
-    """What ``fp.sample`` would run: all that is not said here as it is there by default."""
+    """What ``fp.sample`` would run: all that is not said here as it is there by default.
+
+    But explicit dynamics move in the parameters' own coordinates unless a reference is given.
+    """
     said = {"sites": sites or hospitals(), "prior": prior(), "dynamics": dynamics, "chains": chains, "seed": seed}
     defaults = {name: given.default for name, given in inspect.signature(fp.sample).parameters.items()}
     wanted = {name: (defaults | said | options)[name] for name in inspect.signature(choose).parameters}
+    if dynamics is not None and wanted["reference"] is None:
+        wanted["reference"] = "identity"
     return choose(**wanted)
 
 

@@ -36,7 +36,7 @@ def method(folder):
         for name in study.sites
     ]
     return choose(
-        sites, study.prior(), "coordinator", study.dynamics(), None, "none", study.chains, None, SEED, "certified",
+        sites, study.prior(), "coordinator", study.dynamics(), "identity", "none", study.chains, None, SEED, "certified",
         "skeleton", study.names,
     )  # fmt: skip
 
@@ -208,8 +208,9 @@ def test_only_the_sites_that_must_be_asked_get_a_message(wards, tmp_path):
         for name in study.sites
     ]  # fmt: skip
     post = fp.sample(
-        sites, study.prior(), dynamics=study.dynamics(), chains=4, duration=6.0, burn_in=1.0, seed=SEED, progress=False
-    )
+        sites, study.prior(), dynamics=study.dynamics(), chains=4, duration=6.0, burn_in=1.0, seed=SEED, progress=False,
+        reference="identity",
+    )  # fmt: skip
     direct = wards.in_process()
     agents = {name: wards.agent(name, tmp_path / name) for name in study.sites}
     with wards.listening() as connection, wards.sites(connection, agents):
@@ -268,7 +269,7 @@ def test_the_compiled_loop_makes_the_same_bits(folder):
     assert isinstance(in_this_process(folder), LocalFederation)
     post = fp.sample(
         list(chosen.sites), folder.study.prior(), dynamics=folder.study.dynamics(), chains=4, duration=6.0, burn_in=1.0,
-        seed=SEED, progress=False,
+        seed=SEED, progress=False, reference="identity",
     )  # fmt: skip
     rounds = folder.in_process()
     assert same_bits(post, rounds)

@@ -71,7 +71,7 @@ def test_doubling_records_equals_halving_the_variance(dynamics):
     for target in (doubled(2, 1.5), doubled(1, 1.5 / np.sqrt(2))):
         post = fp.sample(
             target.sites(), target.prior(), dynamics=DYNAMICS[dynamics], chains=CHAINS, duration=150.0, burn_in=0.0,
-            init=found.draws(CHAINS, 6), seed=7, progress=False,
+            init=found.draws(CHAINS, 6), seed=7, progress=False, reference="identity",
         )  # fmt: skip
         assert_exact(post, found, least_ess=500)
 
@@ -82,8 +82,9 @@ def switching_rates(y, sites, seed):
     parts = [fp.Site(fp.models.gaussian_mean(part), name=f"{i}") for i, part in enumerate(np.split(y, sites))]
     start = y.mean(0) + np.random.default_rng(seed).normal(size=(CHAINS, dim)) / np.sqrt(n)
     post = fp.sample(
-        parts, dynamics=fp.ZigZag(), chains=CHAINS, duration=0.5, burn_in=0.0, init=start, seed=seed, progress=False
-    )
+        parts, dynamics=fp.ZigZag(), chains=CHAINS, duration=0.5, burn_in=0.0, init=start, seed=seed, progress=False,
+        reference="identity",
+    )  # fmt: skip
     skeleton = post.skeleton
     within = np.diff(skeleton.owners()) == 0
     flips = (np.diff(skeleton.v, axis=0) != 0)[within].sum(0)

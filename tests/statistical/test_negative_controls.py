@@ -76,7 +76,7 @@ def scaled_posterior(factor):
     start = found.draws(CHAINS, seed=44)
     return fp.sample(
         sites, federation.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=1000.0, burn_in=0.0, init=start,
-        seed=45, progress=False,
+        seed=45, progress=False, reference="identity",
     )  # fmt: skip
 
 
@@ -108,5 +108,5 @@ def test_a_bound_set_too_low_stops_the_run():
     with pytest.raises(BoundViolation, match="'low'"):
         fp.sample(
             [site], federation.prior(), dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, init=federation.prior_mean,
-            seed=46, progress=False,
+            seed=46, progress=False, reference="identity",
         )  # fmt: skip

@@ -23,8 +23,8 @@ def sampled(model, sites, dynamics, duration=None, **settings):
     found = target(model, sites)
     duration = DURATION[dynamics] if duration is None else duration
     start = truth(model, sites).draws(CHAINS, seed=17)
-    options = {"chains": CHAINS, "burn_in": 0.0, "init": start, "seed": 29, "progress": False} | settings
-    return fp.sample(found.sites(), found.prior(), dynamics=DYNAMICS[dynamics], duration=duration, **options)
+    options = {"chains": CHAINS, "burn_in": 0.0, "init": start, "seed": 29, "progress": False, "reference": "identity"}
+    return fp.sample(found.sites(), found.prior(), dynamics=DYNAMICS[dynamics], duration=duration, **options | settings)
 
 
 # Models that the package compiles to the same code when they have the same number of sites.

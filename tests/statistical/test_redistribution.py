@@ -25,6 +25,7 @@ EVERYDAY = ("zigzag", "boomerang")
 def redistributed(dynamics, duration, rate, model="logistic", **settings):
     federation, found = target(model, 3), truth(model, 3)
     options = {"chains": CHAINS, "burn_in": 0.0, "init": found.draws(CHAINS, seed=61), "seed": 62, "progress": False}
+    options["reference"] = "identity"
     prior = fp.Redistributed(federation.prior(), rate=rate)
     return fp.sample(federation.sites(), prior, dynamics=dynamics, duration=duration, **options | settings)
 
@@ -97,8 +98,9 @@ def test_weights_are_dealt_at_the_rate_asked_for_and_uniform_on_the_simplex():
     sites = [fp.Site(fp.models.logistic(np.zeros((0, 2)), []), name=f"{i}") for i in range(3)]
     prior = fp.Redistributed(fp.models.normal_prior(2, scale=1e9), rate=0.5)
     post = fp.sample(
-        sites, prior, dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, burn_in=0.0, progress=False, seed=1
-    )
+        sites, prior, dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, burn_in=0.0, progress=False, seed=1,
+        reference="identity",
+    )  # fmt: skip
     run = post._sampler.run
     dealt = run.plans.sum() - CHAINS
     assert post.events.sum() == 0

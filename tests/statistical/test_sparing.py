@@ -32,7 +32,7 @@ def grid():
 def sampled(chains=CHAINS, **settings):
     """A run of chains that start in stationarity."""
     target, truth = grid()
-    options = {"duration": DURATION, "burn_in": 0.0, "seed": 5, "progress": False} | settings
+    options = {"duration": DURATION, "burn_in": 0.0, "seed": 5, "progress": False, "reference": "identity"} | settings
     return fp.sample(
         target.sites(), target.prior(), dynamics=fp.ZigZag(), chains=chains, init=truth.draws(chains, seed=3), **options
     )
@@ -48,7 +48,7 @@ def test_excess_flips_are_the_coordinators_too():
     target, truth = grid()
     post = fp.sample(
         target.sites(), target.prior(), dynamics=fp.ZigZag(excess=0.7), chains=64, init=truth.draws(64, seed=3),
-        duration=150.0, burn_in=0.0, seed=6, progress=False,
+        duration=150.0, burn_in=0.0, seed=6, progress=False, reference="identity",
     )  # fmt: skip
     assert_exact(post, truth, least_ess=1000)
 
@@ -82,7 +82,7 @@ def test_plausible_rules_are_caught(chains, rule, monkeypatch):
 
 def test_it_saves_messages_and_bytes():
     spared = sampled(1, duration=200.0)
-    settings = {"duration": 200.0, "burn_in": 0.0, "chains": 1, "seed": 5, "progress": False}
+    settings = {"duration": 200.0, "burn_in": 0.0, "chains": 1, "seed": 5, "progress": False, "reference": "identity"}
     target, _ = grid()
     everyone = fp.sample(target.sites(), target.prior(), dynamics=fp.BouncyParticle(), **settings)
     np.testing.assert_array_equal(everyone.messages, 2 * everyone.rounds)

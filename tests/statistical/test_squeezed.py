@@ -37,6 +37,7 @@ def sampled(model, **settings):
     target, truth = posterior(model)
     start = truth.draws(CHAINS, seed=17)
     options = {"chains": CHAINS, "burn_in": 0.0, "init": start, "seed": 29, "progress": False, "duration": 40.0}
+    options["reference"] = "identity"
     return fp.sample(target.sites(), target.prior(), dynamics=fp.ZigZag(excess=0.5), **options | settings)
 
 

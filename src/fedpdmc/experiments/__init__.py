@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedpdmc.experiments.study import Study, record
+    from fedpdmc.verdict import NotConverged
 
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -41,6 +43,9 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
         for one in NAMES if name == "all" else (name,):
             module = importlib.import_module(f"fedpdmc.experiments.{one.replace('-', '_')}")
             processor, wall = time.process_time(), time.perf_counter()
-            verdict = module.run(Study(out, quick, progress))
+            with warnings.catch_warnings():
+                # The paper's runs start in stationarity and have lengths of their own: what is checked is their error.
+                warnings.simplefilter("ignore", NotConverged)
+                verdict = module.run(Study(out, quick, progress))
             record(out, verdict, time.process_time() - processor, time.perf_counter() - wall)
             yield verdict

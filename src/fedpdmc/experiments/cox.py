@@ -81,8 +81,8 @@ def simulate(size: Size, found: Grid) -> tuple[fp.Posterior, Float[ndarray, "cha
     draws = hmc(found, found.scale(), seed=SEED, chains=8, draws=size.hmc_draws)
     starts = draws[np.arange(size.runs) % 8, -1 - np.arange(size.runs) // 8 * 50]
     post = fp.sample(
-        found.sites(), found.prior, dynamics=fp.ZigZag(), chains=size.runs, duration=size.duration, burn_in=0.0,
-        init=starts, seed=size.side, keep="draws", progress=False,
+        found.sites(), found.prior, dynamics=fp.ZigZag(), reference="identity", chains=size.runs, duration=size.duration,
+        burn_in=0.0, init=starts, seed=size.side, keep="draws", progress=False,
     )  # fmt: skip
     return post, draws
 

@@ -62,8 +62,8 @@ def listen(
     members = problem.sites(sites)
     members[0] = fp.Site(members[0].potential, name=members[0].name, log=lambda *messages: heard.append(messages))
     fp.sample(
-        members, prior, dynamics=fp.ZigZag(), chains=len(starts), duration=duration, burn_in=0.0, init=starts, seed=seed,
-        progress=False,
+        members, prior, dynamics=fp.ZigZag(), reference="identity", chains=len(starts), duration=duration, burn_in=0.0,
+        init=starts, seed=seed, progress=False,
     )  # fmt: skip
     rounds, chains = zip(*_kept(heard), strict=True)
     order = np.argsort(np.concatenate(chains), kind="stable")

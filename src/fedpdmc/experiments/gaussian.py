@@ -45,8 +45,8 @@ def one_run(size: Size, sites: int, run: int) -> dict[str, Any]:
     start = y.mean(0) + rng.normal(size=(size.chains, size.dim)) / np.sqrt(size.records)
     parts = [fp.Site(fp.models.gaussian_mean(part), name=f"site{k}") for k, part in enumerate(np.split(y, sites))]
     post = fp.sample(
-        parts, dynamics=fp.ZigZag(), chains=size.chains, duration=size.duration, burn_in=0.0, init=start, seed=run,
-        progress=False,
+        parts, dynamics=fp.ZigZag(), reference="identity", chains=size.chains, duration=size.duration, burn_in=0.0,
+        init=start, seed=run, progress=False,
     )  # fmt: skip
     ess = float(np.mean([value for name, value in post.ess().items() if name != "energy"]))
     # One pass of a site is 1/M of a full gradient.

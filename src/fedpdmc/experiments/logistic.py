@@ -47,7 +47,7 @@ def paper_problem(size: Size) -> tuple[Regression, Exact]:
 def zigzag(sites: list[fp.Site], prior: Any, exact: Exact, size: Size, seed: int, **options: Any) -> fp.Posterior:
     """The paper's runs: Zig-Zag without reference or control variates, one chain a run, started in the posterior."""
     return fp.sample(
-        sites, prior, dynamics=fp.ZigZag(), chains=size.runs, duration=size.duration, burn_in=0.0,
+        sites, prior, dynamics=fp.ZigZag(), reference="identity", chains=size.runs, duration=size.duration, burn_in=0.0,
         init=exact.starts(size.runs), seed=seed, progress=False, **options,
     )  # fmt: skip
 

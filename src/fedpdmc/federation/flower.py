@@ -215,4 +215,4 @@ def main(grid: Grid, context: Context) -> None:
         post = fedpdmc.sample(connection, progress=False)
         post.save(store / "posterior.zarr")
         connection.finish()
-    logger.info("saved %s\n%s", store / "posterior.zarr", post.summary())
+    logger.info("saved %s\n%s", store / "posterior.zarr", str(post.summary()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,6 +104,7 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
     seed : int
     """
     import fedpdmc
+    from fedpdmc.verdict import NotConverged
 
     with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
         data = {}
@@ -111,7 +113,10 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
             _of_site(study, name, records, seed + k).write_parquet(data[name])
         ledger = None if study.epsilon is None else create_ledger(Path(folder) / "ledger.db")
         with fedpdmc.connect(study, data=data, seed=seed, ledger=ledger) as connection:
-            post = fedpdmc.sample(connection, duration=DURATION, progress=False)
+            with warnings.catch_warnings():
+                # Long enough to see what a run costs, not to converge.
+                warnings.simplefilter("ignore", NotConverged)
+                post = fedpdmc.sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
     if length is None:
