@@ -7,12 +7,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import potential_energy
-from tests.zoo import CASES
-from tests.zoo_numpyro import MODELS
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.variables import coordinate_names, variables
+from tests.zoo import CASES
+from tests.zoo_numpyro import MODELS
 
 QUICK = ("weibull",)
 SLOW = pytest.mark.long

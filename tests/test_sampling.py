@@ -4,12 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
-from tests.federation.rounds import method
-from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigzag_run
 
 import fedpdmc as fp
 from fedpdmc import run, sampler, skeleton
 from fedpdmc.errors import InputError
+from tests.federation.rounds import method
+from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigzag_run
 
 RUN = {"dynamics": ZIGZAG, "burn_in": 1.0}
 

@@ -5,11 +5,11 @@ import warnings
 
 import numpy as np
 import pytest
-from tests.support import default_run
 
 import fedpdmc as fp
 from fedpdmc.diagnostics import diagnose, nested_rhat
 from fedpdmc.verdict import NotConverged, judge
+from tests.support import default_run
 
 NAMES = ["a", "b", "energy"]
 SETTINGS = {"burn_in": 5.0, "duration": 20.0, "reference": "laplace"}
@@ -76,7 +76,7 @@ def test_drift_from_the_start_is_found_though_all_chains_go_together(chains):
     x = autoregression(rng, chains, 6400 // chains, 0.0, phi=0.5)
     x += 2.0 * np.exp(-np.linspace(0, 8, x.shape[1]))[:, None]
     found = verdict(x, np.full((chains, 3), 5.0))
-    assert not found and "drift" in " ".join(found.reasons) and "burn_in=25" in found.remedies[0]
+    assert not found and "drift" in " ".join(found.reasons) and "burn_in = 25" in found.remedies[0]
 
 
 def test_what_is_kept_from_the_beginning_is_looked_at():

@@ -111,16 +111,21 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
 
 
 def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any]) -> list[str]:
-    remedies, duration = [], float(settings["duration"])
+    """In the words of `sample`, or of a study's contract."""
+    remedies, duration, contract = [], float(settings["duration"]), "study" in settings
     if settings["reference"] == "identity":
-        remedies.append("sample in whitened coordinates (reference='laplace', or leave dynamics out)")
+        where = "with a contract that has reference = 'laplace'" if contract else "(reference='laplace')"
+        remedies.append(f"sample in whitened coordinates {where}, or leave the dynamics open")
     if burn:
-        remedies.append(f"sample again with burn_in={_round(settings['burn_in'] + duration)} or more")
+        length = _round(settings["burn_in"] + duration)
+        remedies.append(f"begin again with burn_in = {length} or more" + (" in the contract" if contract else ""))
     elif more:
         factor = max(LEAST_ESS, LEAST_ESS_PER_CHAIN * chains) / max(ess, 1.0)
-        remedies.append(
-            f"go on with post = post.extend(duration={_round(duration * float(np.clip(factor, 1.0, 100.0)))})"
+        length = _round(duration * float(np.clip(factor, 1.0, 100.0)))
+        how = (
+            f"go on to a duration of {length} or more" if contract else f"go on: post = post.extend(duration={length})"
         )
+        remedies.append(how)
     return remedies
 
 

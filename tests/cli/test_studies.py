@@ -46,7 +46,7 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     for name in folder.study.sites:
         words += ["--data", f"{name}={name}.csv", "--site-seed", f"{name}={SITE_SEED}"]
     said = call("run", "study.toml", *words)
-    assert "certified bounds: exact" in said
+    assert said.startswith("NOT converged: ") and "event bounds: certified" in said
     expected = folder.in_process()
     np.testing.assert_array_equal(fp.load(tmp_path / "post.zarr").mean(), expected.mean())
     store = tmp_path / "run" / "sites" / "north"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import warnings
@@ -18,6 +19,7 @@ from fedpdmc.keys import fingerprint, make_keys, revoke
 from fedpdmc.service import serve_site, write_flower_app
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
+from fedpdmc.verdict import NotConverged
 
 # Exit status of a run that was refused or given something it cannot use.
 REFUSED = 2
@@ -140,7 +142,8 @@ def coordinator(
         path, listen=listen, keys=key_folder, store=store, seed=seed, plain_on_loopback=key_folder is None
     ) as connection:
         print(f"listening on {connection.address}", flush=True)
-        post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
+        with _verdict_is_printed():
+            post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
         if happened():
             return INTERRUPTED
         target = store / "posterior.zarr" if out is None else out
@@ -200,7 +203,7 @@ def run(
         raise InputError("query", f"one for {stray[0]!r}, which has no data", "Give --data for it too.")
     told = {name: (source, asked.get(name)) for name, source in sources.items()}
     own = {name: _whole(value, "site-seed") for name, value in _pairs(site_seeds, "site-seed").items()}
-    with fp.connect(path, data=told, seed=seed, site_seeds=own, store=store) as connection:
+    with fp.connect(path, data=told, seed=seed, site_seeds=own, store=store) as connection, _verdict_is_printed():
         post = fp.sample(connection)
     if happened() and store is not None:
         return INTERRUPTED
@@ -242,6 +245,14 @@ def audit_replay(path: Path, name: str, data: str, query: str | None, store: Pat
     for sequence in different[:10]:
         print(f"request {sequence}: another answer than the log has")
     return 1 if different else 0
+
+
+@contextlib.contextmanager
+def _verdict_is_printed():
+    """The summary begins with it: no warning beside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConverged)
+        yield
 
 
 def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
