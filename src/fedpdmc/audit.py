@@ -16,7 +16,9 @@ from fedpdmc.federation.agent import REFUSED_REQUEST, Agent
 from fedpdmc.federation.journal import Entry, Kind, read_log, sealed_log
 from fedpdmc.federation.keepsakes import SEED, SUM_KEY
 from fedpdmc.federation.opening import open_agent
+from fedpdmc.federation.seals import compare as compare_seals
 from fedpdmc.federation.software import differences
+from fedpdmc.keys import Credentials
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.ledger import create_ledger
 from fedpdmc.privacy.rewind import rewound
@@ -183,6 +185,25 @@ def _alike(data: bytes, given: Any) -> bool:
     return wire.encode(made) == wire.encode(given)
 
 
+def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list[str]:
+    """What does not agree between a site's log and the seals that its coordinator has kept, in sentences.
+
+    Parameters
+    ----------
+    store : path
+        The site's store.
+    seals : path
+        The coordinator's ``seals.jsonl``.
+    authority : path
+        The certificate of the study's authority.
+    """
+    try:
+        root = Path(authority).read_bytes()
+    except OSError as error:
+        raise InputError("authority", f"{error.strerror}: {authority}", "Give the study's authority.pem.") from error
+    return compare_seals(Path(store), Path(seals), Credentials(b"", b"", root))
+
+
 def show(store: str | Path) -> Iterator[str]:
     """An audit log, a line for each entry, and at its end the last seal: nobody who knows it can be shown a shorter log."""
     count, last = 0, b""
@@ -196,8 +217,10 @@ def show(store: str | Path) -> Iterator[str]:
 def _describe(entry: Entry) -> str:
     if entry.kind is Kind.NOTE:
         note = entry.note
-        if "begins" in note:
-            note["begins"] = f"{note['begins'][:SHOWN]}..."
+        note.pop("certificate", None)
+        for long in ("begins", "signature"):
+            if long in note:
+                note[long] = f"{note[long][:SHOWN]}..."
         return " ".join([note.pop("event"), *(f"{key}={value}" for key, value in note.items())])
     try:
         message = wire.decode(entry.payload)

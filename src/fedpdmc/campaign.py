@@ -36,7 +36,8 @@ class Keeper:
             self.connection.checkpoint.append(block)
 
     def stands(self, sampler: Sampler) -> None:
-        """Replace the saved state."""
+        """Have the sites' logs sealed, and replace the saved state."""
+        self.connection.attest()
         connection, run = self.connection, sampler.run
         if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
             return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,11 @@ from fedpdmc.federation.direct import DirectTransport
 from fedpdmc.federation.remote import RemoteFederation, Transport
 from fedpdmc.federation.wire import RUN_BYTES, Welcome, encode
 
+# Between two exchanges of seals.
+SECONDS = 60.0
+
 if TYPE_CHECKING:
+    from fedpdmc.federation.seals import Witness
     from fedpdmc.keys import Credentials
     from fedpdmc.study.contract import Study
 
@@ -50,6 +56,13 @@ class Connection:
         self.study, self.transport, self.run, self.seed = study, transport, run, seed
         self.checkpoint, self.saved = checkpoint, saved
         self.federation = RemoteFederation(transport, run)
+        self._witness: Witness | None = None
+        self._attested = -math.inf
+        if transport.credentials is not None:
+            from fedpdmc.federation.seals import Witness
+
+            folder = None if checkpoint is None else checkpoint.folder
+            self._witness = Witness(study, run, transport.credentials, folder)
 
     def __enter__(self) -> Connection:
         return self
@@ -62,9 +75,24 @@ class Connection:
         """Where the coordinator listens, if it does."""
         return getattr(self.transport, "address", None)
 
+    def attest(self) -> None:
+        """Exchange seals of the sites' logs, now and then."""
+        if self._witness is not None and time.monotonic() - self._attested > SECONDS:
+            self._exchange_seals(self._witness)
+            self._attested = time.monotonic()
+
     def finish(self) -> None:
         """Tell the sites that the run is over."""
+        if self._witness is not None and self.federation.sequence.any():
+            # The second time for the signatures on what the first has brought.
+            for _ in range(2):
+                self._exchange_seals(self._witness, last=True)
         self.federation.farewell()
+
+    def _exchange_seals(self, witness: Witness, last: bool = False) -> None:
+        # They may have been renewed.
+        witness.credentials = self.transport.credentials or witness.credentials
+        self.federation.attest(witness, last)
 
     def close(self) -> None:
         """Let go of the sites. They keep their logs and wait for the coordinator to come back."""

@@ -227,14 +227,19 @@ def sign(credentials: Credentials, data: bytes) -> bytes:
     return key.sign(data, ec.ECDSA(hashes.SHA256()))
 
 
-def signer(credentials: Credentials, certificate: bytes, signature: bytes, data: bytes) -> str | None:
-    """The name of the party that signed a message, or None if it is not proved to whoever has these credentials."""
+def signer(
+    credentials: Credentials, certificate: bytes, signature: bytes, data: bytes, when: float | None = None
+) -> str | None:
+    """The name of the party that signed a message, or None if it is not proved to whoever has these credentials.
+
+    ``when``, in seconds since 1970, is the time at which the certificate must have been good; now if it is None.
+    """
     try:
         root, own = x509.load_pem_x509_certificate(credentials.authority), x509.load_pem_x509_certificate(certificate)
         own.verify_directly_issued_by(root)
         if credentials.revoked is not None and certificate in credentials.revoked:
             return None
-        now = datetime.datetime.now(datetime.UTC)
+        now = datetime.datetime.fromtimestamp(time.time() if when is None else when, datetime.UTC)
         key = own.public_key()
         if not own.not_valid_before_utc <= now <= own.not_valid_after_utc or not isinstance(
             key, ec.EllipticCurvePublicKey

@@ -42,6 +42,9 @@ def messages(chains=3, segments=2, dim=4):
         wire.Offered(RUN, 1, DIGEST, DIGEST, b"certificate", b"signature"),
         wire.Agree(RUN, 2, (b"one", b"", b"three")),
         wire.Masked(RUN, 3, DIGEST, np.asarray([2**64 - 1, 0, 7], "<u8")),
+        wire.Attest(RUN, 3, 7, DIGEST, b"certificate", b"signature"),
+        wire.Attested(RUN, 3, DIGEST, 7, DIGEST, b"certificate", b"signature"),
+        wire.Welcome(RUN, DIGEST, b"certificate", b"signature"),
     ]
 
 

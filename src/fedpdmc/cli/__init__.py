@@ -228,6 +228,18 @@ def _show(store: Annotated[Path, typer.Argument(help="The site's store.")]) -> N
     raise typer.Exit(studies.guarded(lambda: studies.audit_show(store)))
 
 
+@audit_app.command("compare")
+def _compare(
+    store: Annotated[Path, typer.Argument(help="The site's store.")],
+    seals: Annotated[Path, typer.Option(help="The coordinator's seals.jsonl.")],
+    authority: Annotated[Path, typer.Option(help="The study's authority.pem.")],
+) -> None:
+    """Compare a site's log with the seals that the coordinator has kept of it."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.audit_compare(store, seals, authority)))
+
+
 @audit_app.command("replay")
 def _replay(
     study: Contract,

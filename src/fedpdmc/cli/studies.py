@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 import fedpdmc as fp
-from fedpdmc.audit import replay, show
+from fedpdmc.audit import compare, replay, show
 from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.keys import fingerprint, make_keys, revoke
@@ -253,6 +253,16 @@ def _verdict_is_printed():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConverged)
         yield
+
+
+def audit_compare(store: Path, seals: Path, authority: Path) -> int:
+    """Compare a site's log with the seals that its coordinator has kept."""
+    faults = compare(store, seals, authority)
+    for fault in faults:
+        print(fault)
+    if not faults:
+        print("Every seal that the coordinator has kept is one of this log, signed by the site.")
+    return 1 if faults else 0
 
 
 def _pairs(words: Sequence[str], option: str) -> dict[str, str]:

@@ -20,7 +20,9 @@ from fedpdmc.federation import software, wire
 from fedpdmc.federation.checks import ROUNDING, No, Progress, charging, check
 from fedpdmc.federation.journal import Journal, Kind
 from fedpdmc.federation.masking import OutOfRange
+from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.sums import Party, Unproved
+from fedpdmc.keys import Credentials
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
@@ -61,9 +63,19 @@ class Agent:
         For a site without a seed of its own, in the coordinator's process.
     party : Party, optional
         Its part in secure sums, where the contract has derivatives summed.
+    credentials : Credentials, optional
+        Its keys, with which it signs what its log has come to.
     """
 
-    def __init__(self, study: Study, site: Site, journal: Journal, run_seed: int = 0, party: Party | None = None):
+    def __init__(
+        self,
+        study: Study,
+        site: Site,
+        journal: Journal,
+        run_seed: int = 0,
+        party: Party | None = None,
+        credentials: Credentials | None = None,
+    ):
         self.study, self.site, self.journal, self._run_seed, self.party = study, site, journal, run_seed, party
         self.run: bytes | None = None
         self._clock, self._keys = None, None
@@ -76,6 +88,7 @@ class Agent:
         self.passes, self._charged, self._points, self._rounds = 0, 0.0, 0, 0
         # The hash of a request that is in the log while its answer is not.
         self._working_on: bytes | None = None
+        self.sealing = Sealing(journal, study, site.name, credentials)
         self._recall()
 
     @double_precision
@@ -84,6 +97,8 @@ class Agent:
         request, last = None, None
         for entry in self.journal.entries():
             last = software.written(entry) or last
+            if entry.kind is Kind.NOTE:
+                self.sealing.recall(entry.note)
             if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
                 if entry.note["study"] != self.study.digest.hex():
                     raise InputError("store", "the log of another contract", "Give every study a store of its own.")
@@ -205,12 +220,14 @@ class Agent:
 
     def _stored(self, message: wire.Message, asked: bytes) -> bytes | None:
         """The answer given before to this very request; None if it is new."""
-        if not isinstance(message, (*REQUESTS, wire.Farewell)):
+        if not isinstance(message, (*REQUESTS, wire.Farewell, wire.Attest)):
             raise No("NOT_A_REQUEST")
         if message.run != self.run:
             raise No("OTHER_RUN")
         if isinstance(message, wire.Farewell):
             return self._part(message, asked)
+        if isinstance(message, wire.Attest):
+            return self._attest(message, asked)
         if message.sequence < 1 or message.sequence > self.journal.answers + 1:
             raise No("OUT_OF_ORDER")
         if message.sequence == self.journal.answers + 1:
@@ -345,6 +362,14 @@ class Agent:
         none = np.zeros((0, plan.start.shape[1]))
         account = (remaining, charged, self._private.spent)
         return wire.Arrivals(message.run, message.sequence, asked, time, rang, mark, none, *account)
+
+    def _attest(self, message: wire.Attest, asked: bytes) -> bytes:
+        """What the log has come to, signed."""
+        try:
+            return self.sealing.answer(message, asked)
+        except OSError as error:
+            logger.error("the audit log cannot be written, so nothing is sealed: %s", error)
+            raise No("STORAGE") from error
 
     def _part(self, message: wire.Farewell, asked: bytes) -> bytes:
         """A farewell has no place in the sequence: the run may be taken up again after it."""

@@ -60,6 +60,11 @@ class GridTransport(Transport):
         """The sites' names."""
         return self.study.sites
 
+    @property
+    def credentials(self) -> Credentials | None:
+        """The coordinator's keys."""
+        return self._own
+
     def gather(self) -> None:
         """Wait until every site of the study has been found among the nodes."""
         strangers: set[int] = set()

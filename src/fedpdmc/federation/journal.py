@@ -80,7 +80,7 @@ class Journal:
         # Where the n-th answer is, on disk: a run of any length needs no memory for it.
         self._index = os.open(self.folder / "audit.index", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._unlooked = STRIDE
-        self._seal, self._end, self.answers = hashlib.sha256(TITLE).digest(), len(TITLE), 0
+        self._seal, self._end, self.answers, self._count = hashlib.sha256(TITLE).digest(), len(TITLE), 0, 0
         try:
             self._recover()
         except BaseException:
@@ -96,7 +96,7 @@ class Journal:
         for end, seal, entry in _entries(self.path):
             if entry.kind is Kind.ANSWER:
                 self._point(self._end)
-            self._end, self._seal = end, seal
+            self._end, self._seal, self._count = end, seal, self._count + 1
         if self._end < size:
             os.ftruncate(self._file, self._end)
             self.note("torn", bytes=size - self._end)
@@ -121,7 +121,12 @@ class Journal:
         except OSError:
             os.ftruncate(self._file, begin)
             raise
-        self._seal, self._end = seal, begin + len(data)
+        self._seal, self._end, self._count = seal, begin + len(data), self._count + 1
+
+    @property
+    def head(self) -> tuple[int, bytes]:
+        """How many entries there are, and the seal of the last one."""
+        return self._count, self._seal
 
     def _leave_room(self, size: int) -> None:
         """Raise `OSError` for what would take the last of the disk."""

@@ -87,7 +87,7 @@ def open_agent(
         if site.budget is not None and site.seed is not None:
             logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
             journal.note("seeded for tests: NOT private")
-        return Agent(study, site, journal, run_seed or 0, party)
+        return Agent(study, site, journal, run_seed or 0, party, credentials)
     except BaseException:
         journal.close()
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.private import Terms
 from fedpdmc.standing import Standing
+
+if TYPE_CHECKING:
+    from fedpdmc.federation.seals import Witness
+    from fedpdmc.keys import Credentials
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
@@ -67,6 +71,11 @@ class Transport(abc.ABC):
     def part(self, requests: Sequence[Request]) -> list[bytes | None]:
         """Send every site its farewell; an engine that keeps streams open need not wait for ever for those that are gone."""
         return self.ask(requests)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """The coordinator's keys, where this engine has them."""
+        return None
 
     def status(self) -> str:
         """A few words on the sites; none where there is nothing to say."""
@@ -237,6 +246,20 @@ class RemoteFederation(Federation):
         requests, sequence = self._all(wire.Farewell), self.sequence.copy()
         self._take(self.transport.part(requests), requests, wire.Opened)
         self.sequence = sequence
+
+    def attest(self, witness: Witness, last: bool = False) -> None:
+        """Exchange seals of the sites' logs; like a farewell this has no place in the sequence.
+
+        At the ``last`` exchange a site that is gone is not waited for.
+        """
+        pairs = zip(self.names, self.sequence, strict=True)
+        requests = [Request.of(witness.request(name, int(sequence) + 1)) for name, sequence in pairs]
+        sequence, answers = self.sequence.copy(), (self.transport.part if last else self.transport.ask)(requests)
+        found = self._take(answers, requests, wire.Attested)
+        self.sequence = sequence
+        for name, message in zip(self.names, found, strict=True):
+            if message is not None:
+                witness.take(name, message)
 
     def _all(self, kind: type, *content: Any) -> list[Request]:
         """The same request to every site, each with its own number."""

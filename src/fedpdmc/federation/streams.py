@@ -144,6 +144,11 @@ class StreamTransport(Transport):
         """The sites' names."""
         return self.study.sites
 
+    @property
+    def credentials(self) -> Credentials | None:
+        """The coordinator's keys."""
+        return self._door.credentials
+
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
         """Send the sites their requests and wait, for as long as it takes, until all that were asked have answered."""
         return self._exchange(requests, None)
@@ -348,7 +353,7 @@ def serve(
     while True:
         began = time.monotonic()
         try:
-            credentials = None if credentials is None else renewed(credentials)
+            credentials = agent.sealing.credentials = None if credentials is None else renewed(credentials)
             _session(agent, coordinator, credentials, dialling)
             if agent.finished:
                 return

@@ -303,13 +303,44 @@ class Masked(Message):
     kind, codecs = 14, (RUN, WHOLE, DIGEST, WORDS)
 
 
+@dataclass(frozen=True, eq=False)
+class Attest(Message):
+    """Coordinator → site: sign what your log has come to; and the coordinator's signature for what you signed last.
+
+    It has no place in the sequence. Without entries there was no such thing yet.
+    """
+
+    run: bytes
+    sequence: int
+    entries: int
+    seal: bytes
+    certificate: bytes
+    signature: bytes
+    kind, codecs = 15, (RUN, WHOLE, WHOLE, DIGEST, BLOB, BLOB)
+
+
+@dataclass(frozen=True, eq=False)
+class Attested(Message):
+    """Site → coordinator: how many entries its log has and the hash of them all, signed with the key of its certificate."""
+
+    run: bytes
+    sequence: int
+    request: bytes
+    entries: int
+    seal: bytes
+    certificate: bytes
+    signature: bytes
+    kind, codecs = 16, (RUN, WHOLE, DIGEST, WHOLE, DIGEST, BLOB, BLOB)
+
+
 KINDS: dict[int, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell, Offer, Offered, Agree, Masked,
+        Attest, Attested,
     )
 }  # fmt: skip
-ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked)
+ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked, Attested)
 # Where all of them say which request they answer.
 ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)
 
