@@ -84,3 +84,13 @@ def test_models_know_how_many_records_they_sum():
         models.logistic(X, LABELS), models.gaussian_mean(X), models.linear(X, Y), models.ar1_student_t(SERIES, 3)
     )] == [5, 5, 5, 9]  # fmt: skip
     assert "records=5" in repr(fp.Site(models.logistic(X, LABELS), name="a"))
+
+
+def test_a_fixed_scale_of_one_that_the_records_speak_against_is_said(recwarn):
+    rng = np.random.default_rng(5)
+    design, noise = rng.normal(size=(40, 2)), rng.standard_t(4, 40)
+    models.student_t(design, noise, 4.0)
+    models.student_t(design, 100 * noise, 4.0, scale=100.0)
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"student_t\(scale\): it is fixed at 1.*Give scale="):
+        models.student_t(design, 100 * noise, 4.0)

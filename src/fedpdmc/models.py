@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ from fedpdmc.potentials import (
 )
 from fedpdmc.precision import double_precision
 from fedpdmc.written import Minus, Written, written
+
+# Residuals for each parameter from which their scale is told, and how far from one it must be to be spoken of.
+LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
 
 
 def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np.ndarray:
@@ -235,10 +239,35 @@ def poisson(X: Any, y: Any, offset: Any = None) -> Potential:
 
 @double_precision
 def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
-    """Regression with Student-t noise: ``(y_i − ξ_i·x)/scale ~ t_df``."""
+    """Regression with Student-t noise: ``(y_i − ξ_i·x)/scale ~ t_df``, both ``df`` and ``scale`` known.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+    y : array of shape (n,)
+    df, scale : float
+        Not estimated; a scale of one that the records speak against is warned of. With an unknown scale the model is a
+        function of your own: see docs/models.md.
+    """
     design, response = _design(X, y, "student_t")
     loss = StudentT(jnp.asarray(_positive("student_t(df)", df)), jnp.asarray(_positive("student_t(scale)", scale)))
+    _warn_of_unit_scale(design, response, float(scale))
     return _predictor(design, response, loss)
+
+
+def _warn_of_unit_scale(design: np.ndarray, response: np.ndarray, scale: float) -> None:
+    """Say so if the default scale is far from that of the residuals of a least squares fit, by their median."""
+    n, d = design.shape
+    if scale != 1.0 or n < LEAST_RESIDUALS * d:
+        return
+    residual = response - design @ np.linalg.lstsq(design, response, rcond=None)[0]
+    # Half of all t variables are within 0.67 (many degrees of freedom) to 1 (one of them) of zero.
+    found = float(np.median(np.abs(residual)) / 0.8)
+    if not 1 / FAR_SCALE < found < FAR_SCALE:
+        warnings.warn(
+            f"student_t(scale): it is fixed at 1, and the residuals have a scale of about {found:.3g}. Give scale=.",
+            stacklevel=4,
+        )
 
 
 @double_precision
