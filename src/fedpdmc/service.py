@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def serve_site(
     )  # fmt: skip
     try:
         serve(agent, coordinator, own, wait, Dialling(policy.hours, server_name, policy.certificates.get(COORDINATOR)))
+        logging.getLogger("fedpdmc.site").info("%s", agent.progress())
     finally:
         agent.journal.close()
 

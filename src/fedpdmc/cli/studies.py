@@ -141,7 +141,9 @@ def coordinator(
     with fp.connect(
         path, listen=listen, keys=key_folder, store=store, seed=seed, plain_on_loopback=key_folder is None
     ) as connection:
-        print(f"listening on {connection.address}", flush=True)
+        if not sys.stderr.isatty():
+            # On a terminal the log says so, line by line with the sites that join.
+            print(f"listening on {connection.address}", flush=True)
         with _verdict_is_printed():
             post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
         if happened():
@@ -183,7 +185,7 @@ def site(
         seeded_for_tests=seeded_for_tests,
         server_name=server_name,
     )
-    print("The run is over.")
+    print(f"The run is over. What was asked and answered: fedpdmc audit show {store}")
     return 0
 
 
@@ -213,6 +215,8 @@ def run(
     if out is not None:
         post.save(out)
         print(f"Saved: {out} (read it with fedpdmc.load).")
+    else:
+        print("The posterior was not saved: give --out FOLDER to keep it.")
     return 0
 
 
