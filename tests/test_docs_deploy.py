@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.federation.processes import free_port
-from tests.federation.studies import Folder
 
 from fedpdmc.cli import app
 from fedpdmc.federation.streams import serve
 from fedpdmc.keys import read_credentials
 from fedpdmc.study import parse_study, read_policy
+from tests.federation.processes import free_port
+from tests.federation.studies import Folder
 
 PAGE = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
 
@@ -45,6 +45,19 @@ def commands():
     lines = "".join(blocks("") + blocks("ini")).replace("\\\n", " ").splitlines()
     lines = [line.removeprefix("ExecStart=/srv/venv/bin/") for line in lines]
     return [line for line in lines if line.startswith("fedpdmc ")]
+
+
+def test_the_unit_lets_the_process_do_little():
+    """What makes most of the exposure that `systemd-analyze security` finds."""
+    (unit,) = blocks("ini")
+    for line in (
+        "CapabilityBoundingSet=", "NoNewPrivileges=true", "ProtectSystem=strict", "ProtectHome=true", "PrivateDevices=true",
+        "PrivateUsers=true", "SystemCallFilter=@system-service", "RestrictNamespaces=true", "UMask=0077",
+    ):  # fmt: skip
+        assert f"\n{line}\n" in unit, line
+    assert int(re.search(r"\nLimitNOFILE=(\d+)\n", unit)[1]) >= 4096
+    # JAX compiles: with these it would not start, or make other bits.
+    assert "MemoryDenyWriteExecute" not in unit and "ProcSubset=" not in unit
 
 
 @pytest.mark.parametrize("line", commands())

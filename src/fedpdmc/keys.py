@@ -145,11 +145,10 @@ def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hos
         check_name(name)
     if len(set(sites)) != len(sites):
         raise InputError("sites", "a name that occurs twice", "Give every site a name of its own.")
-    key, authority = _authority(folder / "authority")
-    names = [x509.DNSName(COORDINATOR), *map(_host, hosts)]
-    _party(folder / COORDINATOR, COORDINATOR, key, authority, days, ExtendedKeyUsageOID.SERVER_AUTH, names)
+    key, authority = open_authority(folder / "authority")
+    _party(folder / COORDINATOR, COORDINATOR, key, authority, days, hosts)
     for name in sites:
-        _party(folder / "sites" / name, name, key, authority, days, ExtendedKeyUsageOID.CLIENT_AUTH)
+        _party(folder / "sites" / name, name, key, authority, days)
         if hosts:
             _node_key(folder / "sites" / name)
     return folder
@@ -160,6 +159,12 @@ def read_credentials(folder: str | Path) -> Credentials:
     folder = Path(folder)
     try:
         key, certificate, authority = ((folder / name).read_bytes() for name in FILES)
+        if not _belong(key, certificate):
+            raise InputError(
+                "keys",
+                f"{folder}/certificate.pem of another key",
+                "Put the certificate beside the key it was made for.",
+            )
         if os.name == "posix" and (folder / "key.pem").stat().st_mode & 0o077:
             logger.warning("%s can be read by others than its owner: chmod 600 it", folder / "key.pem")
         return Credentials(key, certificate, authority, Revocations(folder / REVOKED), folder)
@@ -168,6 +173,17 @@ def read_credentials(folder: str | Path) -> Credentials:
             "keys",
             f"{error.strerror}: {error.filename}",
             "Give a party's folder with key.pem, certificate.pem, authority.pem.",
+        ) from error
+
+
+def _belong(key: bytes, certificate: bytes) -> bool:
+    """Whether a certificate is of this key."""
+    try:
+        public = serialization.load_pem_private_key(key, None).public_key()
+        return public == x509.load_pem_x509_certificate(certificate).public_key()
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            "keys", str(error), "Give key.pem and certificate.pem as PEM, the key without a password."
         ) from error
 
 
@@ -190,10 +206,8 @@ def renewed(credentials: Credentials) -> Credentials:
     try:
         found = read_credentials(credentials.folder)
         same = certificate_name(found.certificate) == certificate_name(credentials.certificate)
-        key = serialization.load_pem_private_key(found.key, None).public_key()
-        # Renewed file by file, by someone who has not done yet.
-        same = same and key == x509.load_pem_x509_certificate(found.certificate).public_key()
     except (InputError, ValueError, IndexError, TypeError):
+        # Renewed file by file, by someone who has not done yet.
         return credentials
     return found._replace(revoked=credentials.revoked) if same else credentials
 
@@ -252,7 +266,8 @@ def signer(
         return None
 
 
-def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The authority in a folder, its key and its certificate; made if there is none."""
     if (folder / "key.pem").exists():
         key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -263,7 +278,7 @@ def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpdmc study authority")])
     builder = (
-        _dated(name, name, key, AUTHORITY_DAYS)
+        _dated(name, name, key.public_key(), AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
     )
@@ -279,20 +294,35 @@ def _host(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _party(folder: Path, name: str, authority_key, authority, days: int, purpose, names=()) -> None:
-    if (folder / "certificate.pem").exists():
-        return
-    key = ec.generate_private_key(ec.SECP256R1())
+def certify(
+    authority_key: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    name: str,
+    key,
+    days: int,
+    hosts: Sequence[str],
+) -> tuple[x509.Certificate, x509.Certificate]:
+    """A party's certificate for its public key, and the authority's."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    serves = name == COORDINATOR
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if serves else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = (
         _dated(subject, authority.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
     )
-    if names:
+    if serves:
+        names = [x509.DNSName(COORDINATOR), *map(_host, hosts)]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    _write(folder, key, builder.sign(authority_key, hashes.SHA256()), authority)
+    return builder.sign(authority_key, hashes.SHA256()), authority
+
+
+def _party(folder: Path, name: str, authority_key, authority, days: int, hosts: Sequence[str] = ()) -> None:
+    if (folder / "certificate.pem").exists():
+        return
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write(folder, key, *certify(authority_key, authority, name, key.public_key(), days, hosts))
 
 
 def _node_key(folder: Path) -> None:
@@ -303,7 +333,7 @@ def _node_key(folder: Path) -> None:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
-    _write_secret(folder / "node", secret)
+    write_secret(folder / "node", secret)
     (folder / "node.pub").write_bytes(key.public_key().public_bytes(form, serialization.PublicFormat.OpenSSH))
 
 
@@ -313,7 +343,7 @@ def _dated(subject, issuer, key, days: int) -> x509.CertificateBuilder:
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         # Clocks of different institutions differ by minutes.
         .not_valid_before(now - datetime.timedelta(minutes=10))
@@ -333,12 +363,12 @@ def _write(folder: Path, key, certificate: x509.Certificate, authority: x509.Cer
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_secret(folder / "key.pem", secret)
+    write_secret(folder / "key.pem", secret)
     (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     (folder / "authority.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
 
 
-def _write_secret(path: Path, secret: bytes) -> None:
+def write_secret(path: Path, secret: bytes) -> None:
     """A new file that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:

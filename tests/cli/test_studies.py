@@ -1,6 +1,7 @@
 """The commands of a study, as an operator types them."""
 
 import errno
+import re
 
 import numpy as np
 import pytest
@@ -33,6 +34,25 @@ def test_keys_for_the_sites_of_a_contract(call, tmp_path):
     call("keys", tmp_path / "keys", "--study", "study.toml", "--site", "west")
     assert sorted(path.name for path in (tmp_path / "keys" / "sites").iterdir()) == ["north", "south", "west"]
     call("keys", tmp_path / "other", status=2)
+    call("keys", "--site", "west", tmp_path / "third")
+    assert (tmp_path / "third" / "sites" / "west" / "key.pem").exists()
+
+
+def test_a_key_is_requested_and_signed(call, tmp_path):
+    said = call("keys", "request", tmp_path / "north", "--name", "north")
+    signed = call(
+        "keys",
+        "sign",
+        tmp_path / "ca",
+        tmp_path / "north" / "request.pem",
+        "--name",
+        "north",
+        "--out",
+        tmp_path / "signed",
+    )
+    digits = re.findall(r"[0-9a-f]{64}", said.replace("\n", ""))
+    assert digits and digits == re.findall(r"[0-9a-f]{64}", signed.replace("\n", ""))
+    call("keys", "sign", tmp_path / "ca", tmp_path / "none.pem", "--name", "x", "--out", tmp_path / "y", status=2)
 
 
 def test_a_contract_is_tried_on_made_up_records(call, folder):

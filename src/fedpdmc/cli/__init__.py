@@ -6,6 +6,7 @@ from typing import Annotated
 
 import click
 import typer
+from typer.core import TyperGroup
 
 from fedpdmc.__main__ import main as main
 from fedpdmc.experiments import NAMES
@@ -94,7 +95,51 @@ def _secured(keys: Path | None, plain: bool) -> None:
         raise typer.BadParameter("give --keys, or --plain-on-loopback to do without")
 
 
-@app.command("keys")
+class _Keys(TyperGroup):
+    """`fedpdmc keys FOLDER` makes all keys of a study; `request` and `sign` are for parties that make their own."""
+
+    def parse_args(self, ctx, args):
+        return super().parse_args(ctx, self._with_command(args))
+
+    def resolve_command(self, ctx, args):
+        return super().resolve_command(ctx, self._with_command(args))
+
+    def _with_command(self, args):
+        named = not args or args[0] in self.commands or args[0] == "--help"
+        return list(args) if named else ["make", *args]
+
+
+keys_app = typer.Typer(help="A study's certificates.", no_args_is_help=True, cls=_Keys)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command("request")
+def _request(
+    folder: Annotated[Path, typer.Argument(help="This party's folder of keys.")],
+    name: Annotated[str, typer.Option(help="The site's name in the contract, or coordinator.")],
+) -> None:
+    """Make this party's own key, and a request for the authority to sign."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.keys_request(folder, name)))
+
+
+@keys_app.command("sign")
+def _sign(
+    authority: Annotated[Path, typer.Argument(help="The authority's folder; made if it is not there.")],
+    request: Annotated[Path, typer.Argument(help="A party's request.pem.")],
+    name: Annotated[str, typer.Option(help="Whose request it is.")],
+    out: Annotated[Path, typer.Option(help="Where the certificates for that party go.")],
+    days: Annotated[int, typer.Option(min=1, help="How long the certificate is good for.")] = 365,
+    host: Annotated[list[str] | None, typer.Option(help="A host name or address of the coordinator.")] = None,
+) -> None:
+    """Sign a party's request as the study's authority."""
+    from fedpdmc.cli import studies
+
+    raise typer.Exit(studies.guarded(lambda: studies.keys_sign(authority, request, name, out, days, host or [])))
+
+
+@keys_app.command("make")
 def _keys(
     folder: Annotated[Path, typer.Argument(help="Where the keys go.")],
     study: Annotated[Path | None, typer.Option(help="A contract whose sites get certificates.")] = None,

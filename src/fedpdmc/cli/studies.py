@@ -16,6 +16,7 @@ from fedpdmc.audit import compare, replay, show
 from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.keys import fingerprint, make_keys, revoke
+from fedpdmc.requests import request_certificate, sign_request
 from fedpdmc.service import serve_site, write_flower_app
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
@@ -80,6 +81,22 @@ def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int, host
     make_keys(folder, list(dict.fromkeys(names)), days=days, hosts=hosts)
     print(f"{folder}/coordinator goes to the coordinator, {folder}/sites/NAME to each site.")
     print(f"{folder}/authority makes further certificates: keep it apart and safe.")
+    return 0
+
+
+def keys_request(folder: Path, name: str) -> int:
+    """Make a party's key and a request."""
+    path, fingerprint = request_certificate(folder, name)
+    print(f"{path} goes to the study's authority; {folder}/key.pem stays here.")
+    print(f"SHA-256 of the key, to be compared with what the authority reads: {fingerprint}")
+    return 0
+
+
+def keys_sign(authority: Path, request: Path, name: str, out: Path, days: int, hosts: Sequence[str]) -> int:
+    """Sign a party's request."""
+    fingerprint = sign_request(authority, request, name, out, days=days, hosts=hosts)
+    print(f"SHA-256 of the key: {fingerprint}")
+    print(f"If {name} reads the same from its own request, send it {out}: both files go beside its key.pem.")
     return 0
 
 
