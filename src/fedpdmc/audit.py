@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import REFUSED_REQUEST, Agent
+from fedpdmc.federation.checks import DECLINED
 from fedpdmc.federation.journal import Entry, Kind, read_log, sealed_log
 from fedpdmc.federation.keepsakes import SEED, SUM_KEY
 from fedpdmc.federation.opening import open_agent
@@ -60,6 +61,7 @@ NO_SECRET = (
 KEYS = "they agree on the keys of secure sums, which do not depend on the records"
 # Hexadecimal digits of the beginning of a refused request.
 SHOWN = 32
+POLICY = "they were refused under the site's policy, which is not part of the log"
 STORAGE = "they were refused for want of space on the disk"
 EXCERPT = "they were refused, and of the long request only its hash and its beginning were kept"
 
@@ -167,6 +169,8 @@ def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
     """Why an answer cannot be made again, if so."""
     if isinstance(given, wire.Refusal) and given.code == "STORAGE":
         return STORAGE
+    if isinstance(given, wire.Refusal) and given.code in (*DECLINED, "TOO_MANY_DERIVATIVES"):
+        return POLICY
     try:
         asked = wire.decode(request)
     except WireError:

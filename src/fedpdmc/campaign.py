@@ -11,7 +11,8 @@ from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError
 from fedpdmc.federation import sparing
-from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteSite
+from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
+from fedpdmc.federation.rounding import TOLERANCE
 from fedpdmc.federation.rounds import Rounds
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
@@ -22,6 +23,7 @@ from fedpdmc.sampling import usual_burn_in
 from fedpdmc.site import local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.standing import Standing, account_report
+from fedpdmc.study.contract import Study
 
 
 class Keeper:
@@ -147,13 +149,28 @@ def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
     elif reference == "laplace" and study.derivatives == "summed":
         together: Any = [RemoteSite(federation, None, len(study.names))]
         together[0].guess = study.guess
-        found = laplace(together, study.prior())
+        found = _mode(federation, together, study)
         asked = dict.fromkeys(federation.names, 0)
         reference = Reference(found.center, found.scale_tril, found.control, found.rounds + AGREEMENT, asked)
+    elif reference == "laplace" and study.derivatives == "own":
+        reference = _mode(federation, members, study)
     return choose(
         members, study.prior(), "coordinator", study.dynamics(), reference, study.control, study.chains, None,
         connection.seed, "certified", keep, study.names,
     )  # fmt: skip
+
+
+def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
+    """The Laplace reference: found from rounded derivatives, and made from the exact ones at the last point."""
+    found = laplace(members, study.prior(), tolerance=TOLERANCE, reach=study.reach)
+    x = np.array(found.center)
+    for member in members:
+        own = slice(None) if member.coordinates is None else member.coordinates
+        x[own] = np.asarray((found.control or {})[member.name].point)
+    federation.ask_again()
+    made = laplace(members, study.prior(), start=x, tolerance=np.inf)
+    traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
+    return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
 
 
 def _restore_accounts(connection: Connection, saved: Saved) -> None:

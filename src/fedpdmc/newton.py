@@ -14,6 +14,8 @@ MOST_ROUNDS = 60
 SINGULAR, LEVELLED = 1e-10, 1e-2
 # A fall of the potential in one step that is none of rounding, and the growth of curvature down a funnel.
 FALLING, STEEPER = 1e-2, 1e6
+# The largest change of a predictor in the first step, where predictors are kept from changing more.
+FIRST_REACH = 1.0
 IMPROPER = (
     ": the posterior is improper under a flat prior (separable or collinear data, or none). Give a proper prior, such as "
     "fedpdmc.models.normal_prior(dim, scale=...)."
@@ -47,8 +49,17 @@ class Mode(NamedTuple):
     rounds: int
 
 
-def find_mode(ask: Callable[[np.ndarray], Point], start: Point, tolerance: float, flat: bool) -> Mode:
+def find_mode(
+    ask: Callable[[np.ndarray], Point],
+    start: Point,
+    tolerance: float,
+    flat: bool,
+    reach: np.ndarray | None = None,
+) -> Mode:
     """Damped Newton from ``start`` until the next step is shorter than ``tolerance`` standard deviations.
+
+    With ``reach``, the largest covariates, the first step changes no predictor by more than `FIRST_REACH`, and one after a
+    step that was cut so at most twice as much: under an exponential, a step that is too long costs many rounds.
 
     Raises
     ------
@@ -56,22 +67,28 @@ def find_mode(ask: Callable[[np.ndarray], Point], start: Point, tolerance: float
         By what the last points look like; ``flat`` says that there is no prior.
     """
     here, rounds, damping, falls = start, 1, 0.0, [0.0]
+    radius = np.inf if reach is None else FIRST_REACH
     while True:
-        precision = positive_definite(here.hessian, damping)
+        precision = positive_definite(here.hessian)
         step = -np.linalg.solve(precision, here.gradient)
         length = float(step @ precision @ step)
-        if damping == 0.0 and length <= tolerance**2:
+        if length <= tolerance**2:
             return Mode(here, step, rounds)
+        if damping > 0:
+            step = -np.linalg.solve(positive_definite(here.hessian, damping), here.gradient)
         if rounds >= MOST_ROUNDS or not np.isfinite(length):
             raise _no_mode(start, here, rounds, falls, flat)
+        size = 0.0 if reach is None else float(reach @ np.abs(step))
+        step = step * min(1.0, radius / max(size, 1e-300))
         trial = ask(here.x + step)
         rounds += 1
         usable = np.isfinite(trial.value) and np.all(np.isfinite(trial.hessian)) and np.all(np.isfinite(trial.gradient))
         if usable and trial.value <= here.value + 1e-12 * abs(here.value):
             falls.append(here.value - trial.value)
             here, damping = trial, 0.0 if damping < 1e-6 else damping / 10
+            radius = 2 * radius if size > radius else radius
         else:
-            damping = max(10 * damping, 1e-2)
+            damping, radius = max(10 * damping, 1e-2), radius / 4
 
 
 def _no_mode(start: Point, last: Point, rounds: int, falls: list[float], flat: bool) -> FedPDMCError:

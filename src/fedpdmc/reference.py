@@ -24,7 +24,14 @@ LEAST_RISE = 0.05
 
 
 @double_precision
-def laplace(sites: Sequence[Site], prior: Any = None, *, tolerance: float = 1e-3, start: Any = None) -> Reference:
+def laplace(
+    sites: Sequence[Site],
+    prior: Any = None,
+    *,
+    tolerance: float = 1e-3,
+    start: Any = None,
+    reach: np.ndarray | None = None,
+) -> Reference:
     """Laplace reference at the federated mode, by damped Newton on summed gradients and Hessians.
 
     One round asks every site for ``U_m, ∇U_m, ∇²U_m`` at one point. With ``x*`` the last point and ``P`` the summed
@@ -40,6 +47,8 @@ def laplace(sites: Sequence[Site], prior: Any = None, *, tolerance: float = 1e-3
         Stop when the next step is shorter than this many posterior standard deviations.
     start : array of shape (d,), optional
         Where the search begins. If None: where linear models with an unknown scale guess, else the prior's mean, or zero.
+    reach : array of shape (d,), optional
+        The largest covariates, where steps should change predictors by little at first.
 
     Raises
     ------
@@ -67,7 +76,7 @@ def laplace(sites: Sequence[Site], prior: Any = None, *, tolerance: float = 1e-3
         )
     flat = prior is None and all(site.name != PRIOR_SITE for site in sites)
     try:
-        here, step, rounds = find_mode(ask, first, tolerance, flat)
+        here, step, rounds = find_mode(ask, first, tolerance, flat, reach)
     except FedPDMCError:
         check_signs(sites, first, None)
         raise

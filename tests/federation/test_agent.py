@@ -169,21 +169,26 @@ def test_a_reference_without_width_in_some_direction_is_refused(few_rounds, tmp_
     agent.journal.close()
 
 
-def test_derivatives_are_those_of_the_site_and_end_with_the_opening(few_rounds, tmp_path):
+def test_derivatives_are_rounded_then_exact_and_end_with_the_opening(few_rounds, tmp_path):
     agent = joined(few_rounds, tmp_path)
     x = np.array([0.1, -0.2, 0.3])
-    found = ask(agent, wire.encode(wire.Derive(RUN, 1, x)))
     with jax.enable_x64(True):
         value, gradient, hessian = agent.site.derivatives(x)
+    rough = ask(agent, wire.encode(wire.Derive(RUN, 1, x)))
+    off = rough.gradient - gradient
+    assert 0 < off @ np.linalg.solve(hessian, off) < 2.0**-11 and 0 < abs(rough.value - value) <= 2.0**-21
+    assert 0 < np.abs(rough.hessian / hessian - 1).max() < 1e-3
+    found = ask(agent, wire.encode(wire.Derive(RUN, 2, x)))
     assert found.value == value
     np.testing.assert_array_equal(found.gradient, gradient)
     np.testing.assert_array_equal(found.hessian, hessian)
-    assert ask(agent, opening(2)).code == "NOT_IN_CONTRACT"
-    control = {"order": 2, "precision": found.hessian, "linear": found.gradient, "point": x}
+    assert ask(agent, wire.encode(wire.Derive(RUN, 3, x + 0.1))).code == "TOO_MANY_DERIVATIVES"
+    assert ask(agent, opening(3)).code == "NOT_IN_CONTRACT"
+    control = {"order": 2, "precision": found.hessian, "linear": found.gradient - found.hessian @ x, "point": x}
     for scale in (np.zeros((DIM, DIM)), np.full((DIM, DIM), 1e308)):
-        assert ask(agent, opening(2, scale=scale, **control)).code == "SINGULAR_REFERENCE"
-    assert isinstance(ask(agent, opening(2, scale=np.eye(DIM), **control)), wire.Opened)
-    assert ask(agent, wire.encode(wire.Derive(RUN, 3, x))).code == "ALREADY_OPEN"
+        assert ask(agent, opening(3, scale=scale, **control)).code == "SINGULAR_REFERENCE"
+    assert isinstance(ask(agent, opening(3, scale=np.eye(DIM), **control)), wire.Opened)
+    assert ask(agent, wire.encode(wire.Derive(RUN, 4, x))).code == "ALREADY_OPEN"
     agent.journal.close()
 
 

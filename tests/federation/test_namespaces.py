@@ -50,7 +50,7 @@ class Trial(Folder):
         self.path, self.contract, self.study = path, CONTRACT, parse_study(CONTRACT.encode())
         path.mkdir(parents=True, exist_ok=True)
         (path / "study.toml").write_text(CONTRACT)
-        policy = POLICY.replace("least_records = 5", "least_records = 1")
+        policy = POLICY.replace("least_records = 2", "least_records = 1")
         (path / "policy.toml").write_text(policy.replace("_per_record = 0.5", "_per_record = 5.0"))
         for hospital in TRIAL.hospitals:
             lines = ["ill,indomethacin,risk,age,male"]

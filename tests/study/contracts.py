@@ -37,8 +37,10 @@ observed_time = 1000.0
 """
 
 POLICY = """
-least_records = 5
+least_records = 2
 most_parameters_per_record = 0.5
+largest_share = 1.0
+least_cell = 1
 families = ["logistic"]
 derivatives = "own"
 passes = true

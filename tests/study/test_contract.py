@@ -85,16 +85,17 @@ def test_the_design_follows_from_the_contract_and_not_from_the_records():
 @pytest.mark.parametrize(
     ("old", "new", "records", "code"),
     [
-        ("", "", 4, "POLICY_RECORDS"),
+        ("", "", 1, "POLICY_RECORDS"),
         ("= 0.5", "= 0.1", 12, "POLICY_PARAMETERS"),
         ('["logistic"]', '["linear", "poisson"]', 12, "POLICY_FAMILY"),
         ('derivatives = "own"', 'derivatives = "summed"', 12, "POLICY_DERIVATIVES"),
+        ("least_cell = 1", "most_derivatives = 11", 12, "POLICY_POINTS"),
         ("passes = true", "passes = false", 12, "POLICY_PASSES"),
         ("1000000", "1999", 12, "POLICY_ROUNDS"),
         ("1e6", "999.0", 12, "POLICY_TIME"),
-        ("least_records = 5", "least_records = 5\nlargest_epsilon = 1.0", 12, "POLICY_EPSILON"),
-        ("least_records = 5", "least_records = 5\nmost_chains = 3", 12, "POLICY_CHAINS"),
-        ("least_records = 5", "least_records = 5\nleast_sites = 3", 12, "POLICY_SITES"),
+        ("least_records = 2", "least_records = 5\nlargest_epsilon = 1.0", 12, "POLICY_EPSILON"),
+        ("least_records = 2", "least_records = 5\nmost_chains = 3", 12, "POLICY_CHAINS"),
+        ("least_records = 2", "least_records = 5\nleast_sites = 3", 12, "POLICY_SITES"),
     ],
 )
 def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
@@ -252,7 +253,7 @@ def test_messages_name_the_file_as_it_is_called(tmp_path):
     with pytest.raises(InputError) as error:
         read_study(path)
     assert str(error.value).startswith(f"{path}: format: found 2.")
-    path.write_text(POLICY.replace("least_records = 5", ""))
+    path.write_text(POLICY.replace("least_records = 2", ""))
     with pytest.raises(InputError) as error:
         read_policy(path)
     assert str(error.value).startswith(f"{path}: least_records")

@@ -17,9 +17,11 @@ from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError, LedgerError, Refused, WireError
 from fedpdmc.federation import software, wire
-from fedpdmc.federation.checks import ROUNDING, No, Progress, charging, check
+from fedpdmc.federation.checks import DECLINED, ROUNDING, No, Progress, charging, check, declining
+from fedpdmc.federation.disclosure import Control
 from fedpdmc.federation.journal import Journal, Kind
 from fedpdmc.federation.masking import OutOfRange
+from fedpdmc.federation.rounding import rounded
 from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.sums import Party, Unproved
 from fedpdmc.keys import Credentials
@@ -65,6 +67,8 @@ class Agent:
         Its part in secure sums, where the contract has derivatives summed.
     credentials : Credentials, optional
         Its keys, with which it signs what its log has come to.
+    control : Control, optional
+        Decides at which points derivatives without noise are told; None: at all, as in the coordinator's own process.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class Agent:
         run_seed: int = 0,
         party: Party | None = None,
         credentials: Credentials | None = None,
+        control: Control | None = None,
     ):
         self.study, self.site, self.journal, self._run_seed, self.party = study, site, journal, run_seed, party
+        self._control = control
         self.run: bytes | None = None
         self._clock, self._keys = None, None
         self._private: PrivateSite | None = None
@@ -85,7 +91,10 @@ class Agent:
         self.observed_time, self.finished = 0.0, False
         # Since the last new answer: refusals, and answers given again.
         self.refusals, self._again = 0, 0
-        self.passes, self._charged, self._points, self._rounds = 0, 0.0, 0, 0
+        self.passes, self._charged, self._rounds = 0, 0.0, 0
+        # The points at which derivatives were told, and how many were declined.
+        self._points: list[np.ndarray] = []
+        self._declined, self._told_exactly = 0, False
         # The hash of a request that is in the log while its answer is not.
         self._working_on: bytes | None = None
         self.sealing = Sealing(journal, study, site.name, credentials)
@@ -111,6 +120,7 @@ class Agent:
                 request = entry.payload
             elif entry.kind is Kind.REFUSAL:
                 self.refusals += 1
+                self._declined += getattr(software.logged(entry.payload, last), "code", "") in DECLINED
             elif entry.kind is Kind.ANSWER and request is not None:
                 self.refusals = 0
                 self.absorb(*(software.logged(data, last) for data in (request, entry.payload)))
@@ -128,11 +138,11 @@ class Agent:
         run = f"{self.run.hex()}/{self.site.name}"
         rounds = ledger.answers(budget.account_name, budget.study, run)
         released = ledger.releases(budget.account_name)
-        if rounds < self._rounds or released < self._points:
+        if rounds < self._rounds or released < len(self._points):
             raise LedgerError(
                 f"{ledger.path} has {rounds} answers and {released} releases of a run of which {self.journal.folder} has "
-                f"{self._rounds} and {self._points}: it is not the ledger that they were charged to, or an older copy of "
-                "it. Put that ledger back."
+                f"{self._rounds} and {len(self._points)}: it is not the ledger that they were charged to, or an older "
+                "copy of it. Put that ledger back."
             )
 
     def progress(self) -> str:
@@ -207,6 +217,7 @@ class Agent:
         except OSError as error:
             logger.error("the audit log cannot be written: %s", error)
         self._working_on = None
+        self._declined += no.code in DECLINED
         return refusal
 
     def _keep_refused(self, data: bytes, asked: bytes, code: str) -> None:
@@ -264,7 +275,9 @@ class Agent:
         party = self.party
         shape, unit_speed = (self._shape, self.study.dynamics().unit_speed) if self._shape[0] else (None, False)
         agreed = party is not None and party.agreed
-        return Progress(party is not None, agreed, self._points, shape, unit_speed, self._next, self.observed_time)
+        # After the exact ones there are no more.
+        points = self.study.most_derivatives if self._told_exactly else len(self._points) + self._declined
+        return Progress(party is not None, agreed, points, shape, unit_speed, self._next, self.observed_time)
 
     def _store(self, kind: Kind, data: bytes) -> None:
         try:
@@ -290,11 +303,16 @@ class Agent:
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
             with charging():
-                gradient, hessian, _ = noisy_derivatives(self.site, message.x, self._points)
+                gradient, hessian, _ = noisy_derivatives(self.site, message.x, len(self._points))
             return wire.Derivatives(message.run, message.sequence, asked, 0.0, gradient, hessian)
+        if self._control is not None:
+            with declining():
+                self._control.check(message.x, self._own(message.x), self._points)
         value, gradient, hessian = self.site.derivatives(message.x)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise No("NOT_FINITE")
+        if not self._asked_again(message.x):
+            value, gradient, hessian = rounded(value, gradient, hessian)
         if self.party is None:
             return wire.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
         try:
@@ -302,6 +320,13 @@ class Agent:
         except OutOfRange as error:
             logger.error("%s Declare the columns with a center and a scale.", error)
             raise No("OUT_OF_RANGE") from error
+
+    def _asked_again(self, x: np.ndarray) -> bool:
+        """Whether this is the last point once more: its derivatives are then told exactly, and none after that."""
+        return bool(self._points) and np.array_equal(self._points[-1], self._own(x))
+
+    def _own(self, x: np.ndarray) -> np.ndarray:
+        return np.array(x if self.site.coordinates is None else x[self.site.coordinates])
 
     def _open(self, message: wire.Open, asked: bytes) -> wire.Opened:
         if self.site.budget is None:
@@ -398,7 +423,8 @@ class Agent:
         elif isinstance(message, wire.Agree) and self.party is not None:
             self.party.absorb(message)
         elif isinstance(message, wire.Derive):
-            self._points += 1
+            self._told_exactly = self._asked_again(message.x) and self.site.budget is None
+            self._points.append(self._own(message.x))
         elif isinstance(message, wire.Plans) and isinstance(given, wire.Arrivals):
             self.passes, self._charged, self._rounds = given.passes, given.observed, self._rounds + 1
             horizon = message.duration.sum(-1)

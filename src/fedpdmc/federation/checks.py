@@ -12,6 +12,7 @@ import numpy as np
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError
 from fedpdmc.federation import wire
 from fedpdmc.federation.codecs import MOST_BYTES
+from fedpdmc.federation.disclosure import Disclosing
 from fedpdmc.study.contract import Study
 
 logger = logging.getLogger("fedpdmc.site")
@@ -19,6 +20,8 @@ MOST_SEGMENTS = 4096
 # A horizon may exceed what is left of the observed time by rounding.
 ROUNDING = 1e-9
 SPEED = 1e-12
+# What disclosure control refuses. That it does tells a little too: these count as points that were asked.
+DECLINED = ("FEW_RECORDS", "TOO_FAR")
 
 
 class No(Exception):
@@ -46,6 +49,16 @@ def charging() -> Iterator[None]:
         raise No("LEDGER" if isinstance(error, LedgerError) else "PLAN_REFUSED") from error
 
 
+@contextlib.contextmanager
+def declining() -> Iterator[None]:
+    """Refuse in one word what disclosure control refuses; the site's own log has the rest."""
+    try:
+        yield
+    except Disclosing as error:
+        logger.error("no derivatives are told: %s", error)
+        raise No(error.code) from error
+
+
 class Progress(NamedTuple):
     """How far a run has come at a site.
 
@@ -56,7 +69,7 @@ class Progress(NamedTuple):
     agreed : bool
         Whether the sites have agreed on the masks of these.
     points : int
-        Points at which derivatives were told.
+        Points at which derivatives were told, or declined because few records carry them.
     shape : (int, int, int) or None
         Chains, segments and coordinates of plans; None before the opening.
     unit_speed : bool

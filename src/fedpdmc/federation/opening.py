@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.agent import Agent
+from fedpdmc.federation.disclosure import Control
 from fedpdmc.federation.journal import Journal
 from fedpdmc.federation.keepsakes import site_seed, sum_secret
 from fedpdmc.federation.sums import Party
@@ -14,6 +15,8 @@ from fedpdmc.keys import Credentials
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Site
 from fedpdmc.study import Policy, Study, read_records
+from fedpdmc.study.contract import EXACT
+from fedpdmc.study.records import check_cells
 
 logger = logging.getLogger("fedpdmc.site")
 
@@ -61,6 +64,8 @@ def open_agent(
     records = read_records(study, source, query, site=name)
     if policy is not None:
         policy.check(name, study, len(records))
+        if study.epsilon is None:
+            check_cells(study, records, policy.least_cell)
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
         raise InputError(
             "seed",
@@ -75,6 +80,9 @@ def open_agent(
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
     potential, coordinates = study.potential(records, name), study.coordinates(name)
     site = Site(potential, name=name, coordinates=coordinates, seed=own, budget=budget)
+    control = None
+    if policy is not None and study.derivatives in EXACT:
+        control = Control(study, name, records, potential, policy)
     party = None
     if study.derivatives == "summed":
         pinned = None if policy is None else policy.certificates
@@ -87,7 +95,7 @@ def open_agent(
         if site.budget is not None and site.seed is not None:
             logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
             journal.note("seeded for tests: NOT private")
-        return Agent(study, site, journal, run_seed or 0, party, credentials)
+        return Agent(study, site, journal, run_seed or 0, party, credentials, control)
     except BaseException:
         journal.close()
         raise

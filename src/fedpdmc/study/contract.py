@@ -24,6 +24,8 @@ KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("r
 # From nothing to most that is told.
 DERIVATIVES = ("none", "noisy", "summed", "own")
 LOG_SIGMA = "log_sigma"
+# Those without noise.
+EXACT = ("summed", "own")
 DEFAULT_REFRESH = {"Boomerang": 1.2}
 
 
@@ -134,6 +136,13 @@ class Study:
         low, high = self.columns[self.design.response_name].range
         middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
         return np.array([*middle, np.log((high - low) / 8)])
+
+    @property
+    def reach(self) -> np.ndarray | None:
+        """How much a unit of each parameter can change the logarithm of a mean or of σ; None where there is none."""
+        if self.unknown_scale:
+            return np.eye(len(self.names))[-1]
+        return self.design.largest if self.family == "poisson" else None
 
     def prior(self):
         """The prior, or None for a flat one."""
@@ -318,7 +327,7 @@ def _releases(releases: Table, limits: Table) -> dict[str, Any]:
         "derivatives": derivatives,
         "passes": passes,
         "rounds": limits.whole("rounds", least=1, most=2**62),
-        "most_derivatives": limits.whole("derivatives", 100, least=0),
+        "most_derivatives": limits.whole("derivatives", 12, least=0),
         "observed_time": limits.number("observed_time", least=1e-300),
     }
     limits.done()

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.keys import check_fingerprint
-from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
+from fedpdmc.study.contract import DERIVATIVES, EXACT, FAMILIES, Study
 from fedpdmc.study.tables import Table, naming_file, read_bytes
 
 CHECK = "Change the contract together, or the site's policy.toml."
@@ -23,7 +23,16 @@ class Policy:
     Attributes
     ----------
     least_records : int
-        Fewer records than this take part in nothing.
+        Fewer records than this take part in nothing; and fewer effective records, ``(Σ w)²/Σ w²`` of their contributions
+        w, do not carry a value, gradient or Hessian that is told without noise, nor what is new in it.
+    largest_share : float
+        The most that one record may contribute to these, in any direction.
+    least_cell : int
+        A level that some records have, but fewer than this, takes part in nothing.
+    most_derivatives : int
+        At how many points a contract may have derivatives told.
+    farthest : float
+        How far from the prior's mean, in the prior's standard deviations, such a point may be in any parameter.
     most_parameters_per_record : float
     families : tuple of str
     derivatives : {"none", "noisy", "summed", "own"}
@@ -67,6 +76,10 @@ class Policy:
     least_sites: int = 1
     least_pinned: int = 0
     hours: tuple[int, int] | None = None
+    largest_share: float = 0.75
+    least_cell: int = 3
+    most_derivatives: int = 12
+    farthest: float = 6.0
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -83,6 +96,7 @@ class Policy:
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
             "POLICY_FAMILY": study.family not in self.families,
             "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
+            "POLICY_POINTS": study.derivatives in EXACT and study.most_derivatives > self.most_derivatives,
             "POLICY_PASSES": study.passes and not self.passes,
             "POLICY_ROUNDS": study.rounds > self.most_rounds,
             "POLICY_TIME": study.observed_time > self.most_observed_time,
@@ -125,6 +139,10 @@ def _policy(table: Table) -> Policy:
         least_sites=table.whole("least_sites", 1, least=1),
         least_pinned=table.whole("least_pinned", 0),
         hours=_hours(table),
+        largest_share=table.number("largest_share", 0.75, least=0.0, most=1.0),
+        least_cell=table.whole("least_cell", 3, least=0),
+        most_derivatives=table.whole("most_derivatives", 12, least=0),
+        farthest=table.number("farthest", 6.0, least=0.0),
     )
     table.done()
     return policy

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import polars as pl
 
@@ -54,6 +55,36 @@ def read_records(
     if not count:
         raise InputError(origin.where, "no records", "Give at least one: a site without records takes no part.")
     return checked_records(study, {name: raw[name] for name in needed}, origin, count)
+
+
+def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
+    """Refuse records of which fewer than ``least``, but not none, share a level, or are told apart by a term of the formula.
+
+    A sum over so few is close to what one of them says.
+
+    Raises
+    ------
+    InputError
+    """
+    for name in records:
+        if study.columns[str(name)].type == "level":
+            counts = records[name].value_counts()
+            for level, count in counts.items():
+                _check_cell(f"level {level!r} of column {str(name)!r}", int(count), least)
+    matrix = study.design.matrix(records)
+    for name, column in zip(study.design.names, matrix.T, strict=True):
+        values, counts = np.unique(column, return_counts=True)
+        if len(values) == 2:
+            _check_cell(f"term {name!r} of the formula", int(counts.min()), least)
+
+
+def _check_cell(what: str, count: int, least: int) -> None:
+    if 0 < count < least:
+        raise InputError(
+            f"data, {what}",
+            f"{count} records that share it",
+            f"The policy has least_cell = {least}: merge levels in the contract, leave these records out, or lower it.",
+        )
 
 
 def _needed(study: Study) -> list[str]:

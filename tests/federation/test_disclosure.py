@@ -1,0 +1,324 @@
+"""A coordinator with a good key tries to read records from what the sites tell of their derivatives."""
+
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+from tests.federation.studies import SITE_SEED, SUMMED, Folder
+from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
+
+from fedpdmc.audit import replay
+from fedpdmc.campaign import _mode
+from fedpdmc.errors import InputError, Refused
+from fedpdmc.federation import wire
+from fedpdmc.federation.direct import DirectTransport
+from fedpdmc.federation.disclosure import largest_leverage
+from fedpdmc.federation.opening import open_agent
+from fedpdmc.federation.remote import RemoteFederation, RemoteSite, Request
+from fedpdmc.federation.streams import serve
+from fedpdmc.keys import read_credentials
+from fedpdmc.precision import double_precision
+from fedpdmc.study import read_policy
+
+RUN, RECORDS = b"r" * 16, 100
+OWN = CONTRACT.replace("mean = 0.1\nscale = 1.5", "mean = 0.0\nscale = 2.5")
+CAREFUL = POLICY.replace("largest_share = 1.0\nleast_cell = 1\n", "").replace("least_records = 2", "least_records = 20")
+
+
+class Guarded(Folder):
+    """A study whose sites have a policy with the defaults, and many records."""
+
+    def __init__(self, path, contract=OWN, policy=CAREFUL, records=RECORDS):
+        super().__init__(path, contract)
+        (path / "policy.toml").write_text(policy)
+        for name in self.study.sites:
+            write_csv(path / f"{name}.csv", rows(name, records))
+
+    def agent(self, name, store=None, seed=SITE_SEED):
+        agent = open_agent(
+            self.study, name, self.data[name], store=store or self.path / "sites" / name, seed=seed,
+            policy=read_policy(self.path / "policy.toml"), credentials=read_credentials(self.keys(name)),
+        )  # fmt: skip
+        if agent.run is None:
+            agent.join(wire.encode(wire.Welcome(RUN, self.study.digest)))
+        return agent
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    return Guarded(tmp_path_factory.mktemp("guarded"))
+
+
+@pytest.fixture
+def agent(guarded, tmp_path):
+    agent = guarded.agent("north", tmp_path / "store")
+    yield agent
+    agent.journal.close()
+
+
+def derive(agent, x):
+    return wire.decode(agent.answer(wire.encode(wire.Derive(RUN, agent.journal.answers + 1, np.asarray(x, float)))))
+
+
+def code(answer):
+    return getattr(answer, "code", None)
+
+
+def selecting(age, drug, steep=400.0):
+    """A point far out at which only records of about this age and with this drug have curvature."""
+    far, center = 20 * steep, -steep * (age - 50) / 10
+    return np.array([center - far * drug, far * drug if drug else far, steep])
+
+
+def rank_one(hessian):
+    values, vectors = np.linalg.eigh(hessian)
+    return vectors[:, -1] if values[-1] > 1e-3 and values[-2] < 1e-4 * values[-1] else None
+
+
+def test_a_coordinator_with_a_good_key_reads_no_rows_over_the_network(guarded, tmp_path):
+    """Live: the points of the attack, over TLS, with the coordinator's own key."""
+    agents = {name: open_fresh(guarded, name, tmp_path) for name in guarded.study.sites}
+    stop = threading.Event()
+    with guarded.listening() as connection:
+        threads = [
+            threading.Thread(
+                target=serve, args=(agent, connection.address, read_credentials(guarded.keys(name)), stop.wait)
+            )
+            for name, agent in agents.items()
+        ]
+        for thread in threads:
+            thread.start()
+        rowed, refused = 0, []
+        for age in range(30, 50):
+            message = wire.Derive(connection.run, agents["north"].journal.answers + 1, selecting(age, age % 2))
+            answer = wire.decode(connection.transport.ask([Request.of(message), None])[0])
+            refused.append(code(answer))
+            rowed += code(answer) is None and rank_one(answer.hessian) is not None
+        stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert rowed == 0 and refused[:12] == ["TOO_FAR"] * 12 and set(refused[12:]) == {"TOO_MANY_DERIVATIVES"}
+    for agent in agents.values():
+        agent.journal.close()
+
+
+def open_fresh(folder, name, tmp_path):
+    """An agent that has not joined."""
+    return open_agent(
+        folder.study, name, folder.data[name], store=tmp_path / name, seed=SITE_SEED,
+        policy=read_policy(folder.path / "policy.toml"), credentials=read_credentials(folder.keys(name)),
+    )  # fmt: skip
+
+
+def test_without_control_the_same_points_are_rows(guarded, tmp_path):
+    """The attack works where nothing stops it."""
+    agent = Folder.agent(guarded, "north", tmp_path)
+    agent.join(wire.encode(wire.Welcome(RUN, guarded.study.digest)))
+    real, found = {(drug == "verum", age) for _, drug, age in rows("north", RECORDS)}, 0
+    for age in range(30, 42):
+        row = rank_one(derive(agent, selecting(age, age % 2)).hessian)
+        if row is not None:
+            found += (row[1] / row[0] > 0.5, round(10 * row[2] / row[0] + 50)) in real
+    assert found >= 4
+    agent.journal.close()
+
+
+SLY = {
+    # Within the trust region, a narrow window of ages.
+    "a narrow window": ([[-14.0, 0.0, 14.0]], "FEW_RECORDS", "effective records carry it"),
+    "far along a ray": ([[0.0, 0.0, 1.0], [0.0, 0.0, 15.1]], "TOO_FAR", "farthest = 6"),
+    "overflow": ([[1e300, 0.0, 0.0]], "TOO_FAR", "farthest = 6"),
+}
+
+
+@pytest.mark.parametrize(("points", "refusal", "words"), SLY.values(), ids=SLY)
+def test_points_within_reach_that_few_records_carry_are_refused(agent, caplog, points, refusal, words):
+    for x in points[:-1]:
+        assert code(derive(agent, x)) is None
+    assert code(derive(agent, points[-1])) == refusal
+    assert any(words in record.message and "policy has" in record.message for record in caplog.records)
+
+
+def test_one_record_that_is_alone_in_some_direction_is_found_among_many(tmp_path, caplog):
+    """At this point many on placebo have curvature, and of those on verum one: the drug's coordinate is hers."""
+    folder = Guarded(tmp_path / "group")
+    table = [("yes" if k % 3 else "no", "verum" if k < 30 else "placebo", 48 + k % 5) for k in range(RECORDS - 1)]
+    write_csv(folder.path / "north.csv", [*table, ("yes", "verum", 65)])
+    agent = folder.agent("north", tmp_path / "store")
+    assert code(derive(agent, [0.0, -15.0, 14.0])) == "FEW_RECORDS"
+    assert "Hessian: one record carries" in caplog.records[-2].message and "0.75" in caplog.records[-2].message
+    assert code(derive(agent, [0.0, -1.0, 0.2])) is None
+    agent.journal.close()
+
+
+def test_differences_and_combinations_of_releases_are_looked_at(tmp_path, caplog):
+    """A step along the drug alone changes only what its few takers contribute."""
+    folder = Guarded(tmp_path / "few", policy=CAREFUL.replace("least_records = 20", "least_records = 12"))
+    table = [("yes" if k % 3 else "no", "verum" if k < 8 else "placebo", 30 + k % 45) for k in range(RECORDS)]
+    write_csv(folder.path / "north.csv", table)
+    agent = folder.agent("north", tmp_path / "north")
+    assert code(derive(agent, [0.1, 0.2, 0.1])) is None
+    assert code(derive(agent, [0.1, 0.9, 0.1])) == "FEW_RECORDS"
+    assert "the difference to point 1" in caplog.records[-2].message
+    agent.journal.close()
+    folder = Guarded(tmp_path / "small", policy=CAREFUL.replace("least_records = 20", "least_records = 3"), records=24)
+    agent = folder.agent("north", tmp_path / "small")
+    told = [code(derive(agent, [-t, 0.0, 1.0])) for t in np.linspace(-2.5, 3.5, 12)]
+    assert "FEW_RECORDS" in told
+    assert any("combinations of" in record.message for record in caplog.records)
+    agent.journal.close()
+
+
+def test_a_restart_does_not_reset_the_control(guarded, agent, tmp_path):
+    assert code(derive(agent, [0.1, 0.2, 0.1])) is None
+    for k in range(4):
+        assert code(derive(agent, [100.0 + k, 0.0, 0.0])) == "TOO_FAR"
+    store = agent.journal.folder
+    agent.journal.close()
+    again = guarded.agent("north", store)
+    agent.journal = again.journal
+    told = [code(derive(again, 0.1 * np.random.default_rng(k).normal(size=3))) for k in range(8)]
+    assert told == [None] * 7 + ["TOO_MANY_DERIVATIVES"]
+    found = replay(guarded.study, "north", guarded.data["north"], store=store)
+    assert found.same == 8 and not found.different and sum(found.unchecked.values()) == 5
+
+
+def test_exact_numbers_are_told_once_and_end_the_release(agent):
+    x = np.array([0.1, 0.2, 0.1])
+    rough, exact = derive(agent, x), derive(agent, x)
+    assert (rough.gradient != exact.gradient).all()
+    assert [code(derive(agent, y)) for y in (x, x + 1e-9)] == ["TOO_MANY_DERIVATIVES"] * 2
+
+
+def test_sums_are_controlled_at_each_site(tmp_path):
+    """Masks hide a site's part from the coordinator, not from one that has the other sites on its side."""
+    folder = Guarded(tmp_path, SUMMED.replace("mean = 0.1\nscale = 1.5", "mean = 0.0\nscale = 2.5"))
+    agents = {name: folder.agent(name) for name in folder.study.sites}
+    offers = tuple(agent.answer(wire.encode(wire.Offer(RUN, 1))) for agent in agents.values())
+    for agent in agents.values():
+        agent.answer(wire.encode(wire.Agree(RUN, 2, offers)))
+        assert code(derive(agent, [0.0, -14.6, 4.0])) == "FEW_RECORDS"
+        assert isinstance(derive(agent, [0.0, 0.1, 0.1]), wire.Masked)
+        agent.journal.close()
+
+
+def searched(folder, tmp_path):
+    """An honest search for the mode; the points that it took."""
+    agents = [folder.agent(name, tmp_path / name) for name in folder.study.sites]
+    federation = RemoteFederation(DirectTransport(agents), RUN)
+    members = [RemoteSite(federation, k, len(folder.study.names)) for k in range(len(agents))]
+    try:
+        return double_precision(_mode)(federation, members, folder.study)
+    finally:
+        federation.transport.close()
+
+
+def test_an_honest_search_is_not_refused(guarded, tmp_path):
+    found = searched(guarded, tmp_path)
+    assert found.rounds <= 7
+
+
+COUNTED = """
+[model]
+family = "poisson"
+formula = "falls ~ drug + age"
+
+[columns]
+falls = { type = "count", bounds = [0, 60] }
+drug = { type = "level", levels = ["placebo", "verum"] }
+age = { type = "number", bounds = [18, 100], center = 50, scale = 10 }
+
+[prior]"""
+MEASURED = {
+    "student_t": ('falls = { type = "number", bounds = [-20, 80] }', "scale = 3.0\ndf = 4.0"),
+    "linear": ('falls = { type = "number", bounds = [-20, 80] }', "scale = 3.0"),
+}
+
+
+@pytest.mark.parametrize("family", ["poisson", "student_t", "linear"])
+def test_an_honest_search_of_other_families_is_not_refused(tmp_path, family):
+    head, tail = OWN.split("[model]")[0], OWN.split("[prior]")[1]
+    contract = head + COUNTED + tail
+    if family != "poisson":
+        column, options = MEASURED[family]
+        contract = re.sub(r"falls = \{.*\}", column, contract).replace('"poisson"', f'"{family}"\n{options}')
+    folder = Guarded(tmp_path, contract, CAREFUL.replace('"logistic"', f'"{family}"'))
+    for k, name in enumerate(folder.study.sites):
+        rng = np.random.default_rng(k)
+        drug, age = rng.integers(0, 2, 200), rng.integers(20, 90, 200)
+        mean = np.exp(1.2 - 0.4 * drug + 0.02 * (age - 50))
+        falls = rng.poisson(mean) if family == "poisson" else np.round(mean + 3 * rng.normal(size=200), 1)
+        lines = [f"{f},{('placebo', 'verum')[d]},{a}" for f, d, a in zip(falls, drug, age, strict=True)]
+        Path(folder.data[name]).write_text("\n".join(["falls,drug,age", *lines]) + "\n")
+    assert searched(folder, tmp_path).rounds <= 11
+
+
+def test_a_site_that_is_too_small_is_told_which_key_to_change(tmp_path, caplog):
+    folder = Guarded(tmp_path, records=25)
+    with pytest.raises(Refused, match="FEW_RECORDS"):
+        searched(folder, tmp_path)
+    assert any("least_records = 20" in record.message for record in caplog.records)
+
+
+def test_small_cells_are_refused_when_records_are_read(tmp_path):
+    folder = Guarded(tmp_path / "study")
+    table = rows("north", RECORDS)
+    for rare, words in (
+        ([("no", "verum", 50)] * 2 + [("no", "placebo", age) for _, _, age in table], "level 'verum' of column 'drug'"),
+        ([("yes", "verum", 50)] * 2 + [("no", drug, age) for _, drug, age in table], "level 'yes' of column 'ill'"),
+    ):
+        write_csv(folder.path / "north.csv", rare)
+        with pytest.raises(InputError, match=words) as error:
+            folder.agent("north", tmp_path / "store")
+        assert "least_cell = 3" in str(error.value) and "2 records" in str(error.value)
+    write_csv(folder.path / "north.csv", [("no", "placebo", age) for _, _, age in table])
+    folder.agent("north", tmp_path / "store").journal.close()
+
+
+def test_the_largest_share_is_that_of_the_worst_direction():
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(40, 3)) * [1.0, 10.0, 0.01]
+    worst = max(
+        float(np.max((rows @ u) ** 2) / np.sum((rows @ u) ** 2))
+        for u in rng.normal(size=(20000, 3)) / [1.0, 10.0, 0.01]
+    )
+    assert worst <= largest_leverage(rows) <= 1.05 * worst
+    assert largest_leverage(np.zeros((4, 2))) == 0.0
+    assert largest_leverage(np.eye(3)[:1]) == pytest.approx(1.0)
+
+
+@pytest.mark.long
+def test_solving_for_all_records_at_once_finds_few_of_them(tmp_path):
+    """Non-negative least squares over all possible rows, from what twelve points tell: rounding is what stops it."""
+    folder = Guarded(tmp_path, policy=CAREFUL.replace("least_records = 20", "least_records = 10"), records=50)
+    agent = folder.agent("north", tmp_path / "store")
+    points = [x for x in 1.5 * np.random.default_rng(2).normal(size=(12, 3)) if code(derive(agent, x)) is None]
+    assert len(points) >= 8
+    possible = np.array([(i, d, a) for i in (0, 1) for d in (0, 1) for a in range(20, 90)], float)
+    table = np.array([(i == "yes", d == "verum", a) for i, d, a in rows("north", 50)], float)
+    truth = np.array([np.all(table == row, axis=1).sum() for row in possible])
+
+    def terms(records, x):
+        design = np.c_[np.ones(len(records)), records[:, 1], (records[:, 2] - 50) / 10]
+        z, (i, j) = design @ x, np.triu_indices(3)
+        p = 1 / (1 + np.exp(-z))
+        value = np.logaddexp(0, z) - records[:, 0] * z
+        second = (p * (1 - p))[:, None] * design[:, i] * design[:, j]
+        return np.c_[value, (p - records[:, 0])[:, None] * design, second]
+
+    def found(told, precision):
+        matrix = np.concatenate([terms(possible, x).T for x in points])
+        weight = 1 / (precision * np.abs(told) + 1e-12)
+        solved = np.round(nnls(matrix * weight[:, None], told * weight, maxiter=20000)[0])
+        return np.minimum(solved, truth).sum() / len(table)
+
+    upper = np.triu_indices(3)
+    answers = [agent.journal.answer(k) for k in range(agent.journal.answers)]
+    rounded = [np.concatenate([[m.value], m.gradient, m.hessian[upper]]) for m in map(wire.decode, answers)]
+    exact = np.concatenate([terms(table, x).sum(0) for x in points])
+    assert found(exact, 1e-12) > 0.4
+    assert found(np.concatenate(rounded), 1e-3) < 0.3
+    agent.journal.close()
