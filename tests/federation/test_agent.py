@@ -436,3 +436,15 @@ def test_the_secret_seed_is_the_sites_alone(zigzag, tmp_path):
     assert other.site.seed != again.site.seed
     for one in (again, other):
         one.journal.close()
+
+
+@pytest.mark.parametrize("name", ["audit.log", "audit.index", "seed", "anything"])
+def test_a_store_with_links_is_refused(zigzag, tmp_path, name):
+    """A log that is a link could be anyone's file; a seed that is one, anyone's seed."""
+    joined(zigzag, tmp_path / "store").journal.close()
+    path = tmp_path / "store" / name
+    if path.exists():
+        path.rename(tmp_path / name)
+    path.symlink_to(tmp_path / name)
+    with pytest.raises(InputError, match=f"{name}, a symbolic link"):
+        zigzag.agent("north", tmp_path / "store")

@@ -14,7 +14,7 @@ SEED, SUM_KEY = "seed", "sum.key"
 
 def site_seed(folder: str | Path, seed: int | None) -> int:
     """The seed that the site keeps in its store: as given the first time, else from the operating system."""
-    path = Path(folder) / SEED
+    path = refuse_links(folder) / SEED
     if path.exists():
         kept = int(path.read_text())
         if seed is not None and seed != kept:
@@ -27,10 +27,18 @@ def site_seed(folder: str | Path, seed: int | None) -> int:
 
 def sum_secret(folder: str | Path) -> bytes:
     """The site's secret X25519 key in this run, from the operating system."""
-    path = Path(folder) / SUM_KEY
+    path = refuse_links(folder) / SUM_KEY
     if not path.exists():
         _keep(path, new_secret())
     return path.read_bytes()
+
+
+def refuse_links(folder: str | Path) -> Path:
+    """A store none of whose files is a link: what is secret, or never to be changed, lies where it is looked for."""
+    for path in Path(folder).glob("*"):
+        if path.is_symlink():
+            raise InputError("store", f"{path}, a symbolic link", "Put the file itself there: links are not followed.")
+    return Path(folder)
 
 
 def _keep(path: Path, content: bytes) -> None:

@@ -9,7 +9,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.agent import Agent
 from fedpdmc.federation.disclosure import Control
 from fedpdmc.federation.journal import Journal
-from fedpdmc.federation.keepsakes import site_seed, sum_secret
+from fedpdmc.federation.keepsakes import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.sums import Party
 from fedpdmc.keys import Credentials
 from fedpdmc.precision import double_precision
@@ -87,7 +87,7 @@ def open_agent(
     if study.derivatives == "summed":
         pinned = None if policy is None else policy.certificates
         party = Party(study, name, sum_secret(store), credentials, pinned)
-    journal = Journal(store)
+    journal = Journal(refuse_links(store))
     try:
         if site.budget is not None:
             # An account on other terms is told to the operator before anyone is asked anything.
