@@ -106,7 +106,7 @@ def sample_study(
         raise InputError("keep", repr(keep), f"The run in this store was begun with keep={saved.facts['keep']!r}.")
     method = _method(connection, saved if begun else None, keep)
     keeper, federation = Keeper(connection), connection.federation
-    federation.flips = study.dynamics().flips
+    federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
     federation.columns = [local_columns(site, method.opening(site)) for site in method.sites]
     burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
     if not begun:

@@ -514,7 +514,16 @@ def opened(data, request):
     return wire.encode(wire.Opened(message.run, message.sequence, message.request))
 
 
+def budgeted(data, request):
+    """A privacy budget that nobody has asked for."""
+    message = wire.decode(data)
+    if not isinstance(message, wire.Opened):
+        return data
+    return wire.encode(dataclasses.replace(message, remaining=5.0, account=np.arange(13.0)))
+
+
 BAD = {
+    "budget": budgeted,
     "garbage": lambda data, request: b"\x00" * 40,
     "truncated": lambda data, request: data[:-3],
     "nan": rewrite(time=lambda m: np.full_like(m.time, np.nan)),

@@ -103,6 +103,8 @@ class RemoteFederation(Federation):
         The coordinates that each site is sent, None for all; set before the first plan.
     flips : bool or None
         Whether arrivals name coordinates, and not normals; None: either is taken.
+    private : bool or None
+        Whether sites have privacy budgets; None: as they say.
     """
 
     def __init__(self, transport: Transport, run: bytes):
@@ -118,6 +120,7 @@ class RemoteFederation(Federation):
         self.used: dict[str, tuple[float, float]] = {}
         self.passes = np.zeros(len(transport.names), dtype=np.int64)
         self.flips: bool | None = None
+        self.private: bool | None = None
         self._haste = Haste(transport.names)
 
     @property
@@ -198,6 +201,9 @@ class RemoteFederation(Federation):
             message = wire.Open(self.run, int(sequence) + 1, chains, segments, center, scale, order, *parts)
             requests.append(Request.of(message))
         found = self._ask(requests, wire.Opened)
+        for name, message in zip(self.names, found, strict=True):
+            if self.private is not None and self.private != (message.remaining >= 0):
+                raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, unlike the contract")
         dim = reference.dim
         told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
         self.standings = {name: _standing(name, message) for name, message in told.items()}
