@@ -21,8 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 INTERRUPTED = 130
-# Seconds after a Ctrl-C until something is said, or a command is ended that has not come to a `check`; and until one is
-# ended that has, and is still at its last work.
+# Seconds after a Ctrl-C until something is said, or a command is ended; and those that a command gets for its last work.
 PATIENCE, LAST_WORK = 1.5, 20.0
 
 
@@ -32,7 +31,7 @@ class _Deferral:
     def __init__(self, command: bool):
         self.command = command
         self.noted, self.raised, self.waiting = False, False, False
-        self.remains, self._last = "Interrupted.", 0.0
+        self.remains, self.finishes, self._last = "Interrupted.", False, 0.0
 
     def __enter__(self) -> _Deferral:
         self._heard, self._told = socket.socketpair()
@@ -82,7 +81,7 @@ class _Deferral:
 
     def _late(self, since: float | None) -> float | None:
         """What to do when there was no end in time; returns when to look again."""
-        if self.command and self.raised and since != self._last:
+        if self.command and self.raised and self.finishes and since != self._last:
             self._last = time.monotonic() + LAST_WORK
             return self._last
         if self.command:
@@ -163,10 +162,13 @@ def happened() -> bool:
     return _active is not None and (_active.noted or _active.raised)
 
 
-def remains(text: str) -> None:
-    """Say what is kept of a command and how to go on, should it be interrupted from now on."""
+def remains(text: str, finishes: bool = False) -> None:
+    """Say what is kept of a command and how to go on, should it be interrupted from now on.
+
+    ``finishes``: it looks at `happened` and does some last work, for which it gets more time.
+    """
     if _active is not None:
-        _active.remains = text
+        _active.remains, _active.finishes = text, finishes
 
 
 def run_command(work: Callable[[], object]) -> None:

@@ -97,6 +97,8 @@ def sample(
         An argument cannot be used; nothing has run.
     BoundViolation
         A rate exceeded its certified bound: a bug.
+    KeyboardInterrupt
+        Ctrl-C before the first block of samples was complete. A later one ends the run with the blocks that are.
 
     Warns
     -----

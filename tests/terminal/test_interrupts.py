@@ -56,7 +56,7 @@ def test_a_command_that_compiles_ends_at_once():
 
 def test_python_code_gets_an_interrupt_of_the_burn_in():
     with Terminal([sys.executable, "-c", ENDLESS, "1e7", "1"]) as terminal:
-        status, said = interrupt(terminal, "process time")
+        status, said = interrupt(terminal, "rounds, about")
     assert status == 0 and "STOPPED interrupted before the first block was complete: nothing is returned" in said
 
 

@@ -193,7 +193,10 @@ def _coordinator(
 ) -> None:
     """Run a study with sites that dial in. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
-    remains(f"Interrupted. What was drawn is in {store}, and the sites wait: the same command goes on from there.")
+    remains(
+        f"Interrupted. What was drawn is in {store}, and the sites wait: the same command goes on from there.",
+        finishes=True,
+    )
     from fedpdmc.cli import studies
 
     raise typer.Exit(
@@ -223,7 +226,10 @@ def _site(
 ) -> None:
     """Take part in a study. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
-    remains(f"Interrupted. The site's log is in {store}, and the run waits: the same command takes part again.")
+    remains(
+        f"Interrupted. The site's log is in {store}, and the run waits: the same command takes part again.",
+        finishes=True,
+    )
     from fedpdmc.cli import studies
 
     raise typer.Exit(
@@ -249,9 +255,9 @@ def _run(
 ) -> None:
     """Run a study with all its sites in this process, to try it out."""
     if store is None:
-        remains("Interrupted: nothing was kept. With --store FOLDER an interrupted run can go on.")
+        remains("Interrupted: nothing was kept. With --store FOLDER an interrupted run can go on.", finishes=True)
     else:
-        remains(f"Interrupted. What was drawn is in {store}: the same command goes on from there.")
+        remains(f"Interrupted. What was drawn is in {store}: the same command goes on from there.", finishes=True)
     from fedpdmc.cli import studies
 
     raise typer.Exit(studies.guarded(lambda: studies.run(study, data, query or [], seed, site_seed or [], store, out)))

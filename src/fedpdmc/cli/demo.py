@@ -77,7 +77,8 @@ def run(out: Path, *, seed: int, check: bool) -> bool:
     out.mkdir(parents=True, exist_ok=True)
     _forest_plot(federated, pooled, trial.names).savefig(out / "forest.png", dpi=200)
     post.save(str(out / "posterior.zarr"))
-    console.print(f"Saved: {out / 'forest.png'}, {out / 'posterior.zarr'} (read it with fedpdmc.load).")
+    console.print(f"Saved: {out / 'forest.png'} (the plot) and {out / 'posterior.zarr'} (read it with fedpdmc.load).")
+    console.print("Next: your own records, as in the example of README.md.")
     return agrees
 
 

@@ -227,7 +227,7 @@ def run(
     if happened() and store is not None:
         return INTERRUPTED
     if happened():
-        remains("Interrupted: this is what was drawn so far. With --store FOLDER an interrupted run can go on.")
+        remains("Interrupted: this is what was drawn so far. With --store FOLDER an interrupted run can go on.", True)
     print(post.summary())
     if out is not None:
         post.save(out)
