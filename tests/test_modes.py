@@ -7,6 +7,7 @@ import pytest
 import fedpdmc as fp
 from fedpdmc import newton
 from fedpdmc.errors import ImproperPosterior, InputError, NoMode, NotConverged
+from fedpdmc.signs import check_rays
 from tests.zoo import CASES
 
 RNG = np.random.default_rng(1)
@@ -102,6 +103,23 @@ def test_a_log_likelihood_is_found(name):
     site, prior = site_and_prior(case, likelihood=-1.0)
     with pytest.raises(InputError, match=r"sites \('all'\).*MINUS the log likelihood.*from_logdensity"):
         fp.laplace([site], prior, start=case.start)
+
+
+def heavy(x, data):
+    """Cauchy errors, minus the log likelihood."""
+    return jnp.sum(jnp.log1p((data - x[0]) ** 2))
+
+
+def test_heavy_tails_far_from_the_start_are_no_false_alarm():
+    check_rays([fp.Site(heavy, data=np.array([999.0, 1000.0, 1002.0]), name="a").sized(1)], np.zeros(1), np.eye(1))
+
+
+def test_a_log_likelihood_is_found_where_no_mode_is_looked_for():
+    case = CASES["probit"]
+    site, _ = site_and_prior(case, likelihood=-1.0)
+    options = {"dynamics": fp.ZigZag(), "reference": "identity", "init": case.start, "progress": False}
+    with pytest.raises(InputError, match="MINUS"):
+        fp.sample([site], fp.models.normal_prior(3), **options)
 
 
 def test_a_log_prior_and_a_density_with_a_minus_are_found():

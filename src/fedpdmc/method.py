@@ -16,7 +16,7 @@ from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
-from fedpdmc.errors import ImproperPosterior, InputError, NotFinite
+from fedpdmc.errors import ImproperPosterior, InputError, NoMode, NotConverged, NotFinite
 from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
@@ -28,6 +28,7 @@ from fedpdmc.progress import report
 from fedpdmc.randomness import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
+from fedpdmc.signs import check_rays
 from fedpdmc.site import Opening, Site, local_columns, open_site, whiten
 from fedpdmc.variables import Variables, coordinate_names, variables
 from fedpdmc.written import check_start
@@ -192,6 +193,8 @@ def choose(
     if extra and any(site.name == PRIOR_SITE for site in members):
         raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
     found, name = _reference(members, prior, reference, dim, start, unsaid and not few_rounds)
+    if start is not None and name != "laplace":
+        check_rays(members, start, np.asarray(found.matrix))
     control = _usual_control(found, dynamics) if control is None else control
     found, controls = _controls(members, prior, found, control, start)
     if prior is not None and extra:
@@ -326,8 +329,8 @@ def _reference(sites, prior, reference, dim, start, unsaid: bool) -> tuple[Refer
         return identity, reference
     try:
         found = laplace(sites, prior, start=start)
-    except (ImproperPosterior, NotFinite) as error:
-        if not unsaid or prior is None:
+    except (ImproperPosterior, NoMode, NotConverged, NotFinite) as error:
+        if not unsaid or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
         warnings.warn(
             f"No Laplace reference could be made, so the chains move in the parameters' own coordinates: {error} To choose: "

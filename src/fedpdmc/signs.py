@@ -13,11 +13,12 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.membership import PRIOR_SITE
 from fedpdmc.newton import Point, positive_definite, root_of_inverse
+from fedpdmc.precision import double_precision
 from fedpdmc.site import Site
 from fedpdmc.written import Minus
 
 # Rays from a point, how far they go in standard deviations, and the least fall at their end.
-RAYS, DISTANCES, LEAST_FALL = 12, (4.0, 16.0, 64.0), 1.0
+RAYS, DISTANCES, LEAST_FALL = 12, (4.0, 64.0, 2.0**10, 2.0**14), 1.0
 # Mean curvature in units of posterior standard deviations below which a function is looked at.
 LITTLE = 0.01
 
@@ -37,22 +38,36 @@ def check_signs(sites: Sequence[Any], start: Point, mode: Point | None) -> None:
     """
     points = [start] if mode is None else [mode, start]
     scales = [root_of_inverse(positive_definite(point.hessian)) for point in points]
-    parts, scale = points[0].parts, scales[0]
-    groups: dict[Any, list[tuple[Site, np.ndarray]]] = {}
-    for site, (_, hessian) in zip(sites, parts, strict=True):
+    bends = {}
+    for site, (_, hessian) in zip(sites, points[0].parts, strict=True):
+        rows = scales[0] if site.coordinates is None else scales[0][site.coordinates]
+        bends[site.name] = float(np.sum(rows * (hessian @ rows)))
+    for own in _by_function(sites):
+        if mode is None or sum(bends[site.name] for site in own) <= LITTLE * len(start.x):
+            for point, scale in zip(points, scales, strict=True):
+                _refuse_falling(own, point.x, scale)
+
+
+@double_precision
+def check_rays(sites: Sequence[Any], x: np.ndarray, scale: np.ndarray) -> None:
+    """The same where no mode is looked for: along rays from ``x``, in units of ``scale``."""
+    for own in _by_function(sites):
+        _refuse_falling(own, x, scale)
+
+
+def _by_function(sites: Sequence[Any]) -> list[list[Site]]:
+    """The sites whose models are functions, those of one function together."""
+    groups: dict[Any, list[Site]] = {}
+    for site in sites:
         if isinstance(site, Site) and site.model is not None:
-            groups.setdefault(site.model.function, []).append((site, hessian))
-    for function, members in groups.items():
-        bend = sum(np.sum(_rows(site, scale) * (hessian @ _rows(site, scale))) for site, hessian in members)
-        if mode is not None and bend > LITTLE * len(start.x):
-            continue
-        own = [site for site, _ in members]
-        if any(_falls(own, point.x, scale) for point, scale in zip(points, scales, strict=True)):
-            raise _wrong_sign([site.name for site in own], isinstance(function, Minus))
+            groups.setdefault(site.model.function, []).append(site)
+    return list(groups.values())
 
 
-def _rows(site: Site, scale: np.ndarray) -> np.ndarray:
-    return scale if site.coordinates is None else scale[site.coordinates]
+def _refuse_falling(own: list[Site], x: np.ndarray, scale: np.ndarray) -> None:
+    if _falls(own, x, scale):
+        model = own[0].model
+        raise _wrong_sign([site.name for site in own], model is not None and isinstance(model.function, Minus))
 
 
 def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
