@@ -60,6 +60,7 @@ def test_python_code_gets_an_interrupt_of_the_burn_in():
     assert status == 0 and "STOPPED interrupted before the first block was complete: nothing is returned" in said
 
 
+@pytest.mark.long
 def test_python_code_keeps_whole_blocks():
     with Terminal([sys.executable, "-c", ENDLESS, "1", "1e5"]) as terminal:
         status, said = interrupt(terminal, "worst ESS")
