@@ -1,0 +1,66 @@
+"""The posterior given noisy derivatives against quadrature, and its coverage over simulated studies."""
+
+import numpy as np
+import pytest
+
+from fedpdmc.privacy import noise_aware
+from fedpdmc.privacy.noise_aware import Gaussian, Release
+
+DRAWS = 20_000
+
+
+def one_dimension(sd_g, sd_h):
+    """A noisy gradient and curvature whose posterior of θ is skewed: the curvature is hardly above its noise."""
+    release = Release(np.array([0.3]), np.array([-9.0]), np.array([[6.0]]), np.array([sd_g]), np.array([[sd_h]]))
+    return release, Gaussian(np.array([0.2]), np.array([[0.5]]))
+
+
+def by_quadrature(release, prior):
+    """Mean, variance and third central moment of θ by a sum over a fine grid of θ and h > 0."""
+    theta, h = np.linspace(-9, 9, 2001)[:, None], np.linspace(1e-4, 60, 4001)[None, :]
+    spread = h + release.gradient_sd[0] ** 2
+    log = -0.5 * (release.gradient[0] + h * (theta - release.x[0])) ** 2 / spread - 0.5 * np.log(spread)
+    log = log - 0.5 * ((release.hessian[0, 0] - h) / release.hessian_sd[0, 0]) ** 2
+    log = log - 0.5 * prior.precision[0, 0] * (theta - prior.mean[0]) ** 2
+    weight = np.exp(log - log.max()).sum(1)
+    weight /= weight.sum()
+    mean = float(weight @ theta[:, 0])
+    return mean, float(weight @ (theta[:, 0] - mean) ** 2), float(weight @ (theta[:, 0] - mean) ** 3)
+
+
+@pytest.mark.parametrize(("sd_g", "sd_h"), [(2.0, 4.0), (3.0, 3.0)])
+def test_draws_have_the_moments_of_quadrature(sd_g, sd_h):
+    release, prior = one_dimension(sd_g, sd_h)
+    found = noise_aware.draws(release, prior, DRAWS, np.random.default_rng(3))[:, 0]
+    mean, variance, third = by_quadrature(release, prior)
+    # The Hessians that draws share are 256: their part of the variance has that many effective draws.
+    few = noise_aware.HESSIANS
+    off = found - found.mean()
+    assert abs(found.mean() - mean) < 4.5 * np.sqrt(variance / few)
+    assert abs(off.var() - variance) < 4.5 * np.sqrt(np.var(off**2) / few)
+    assert abs(np.mean(off**3) - third) < 4.5 * np.sqrt(np.var(off**3) / few)
+    assert abs(third) > 0.2 * variance**1.5, "the target must be skewed for this to be a test"
+
+
+def test_noise_left_out_is_seen():
+    release, prior = one_dimension(6.0, 9.0)
+    _, variance, _ = by_quadrature(release, prior)
+    ignored = release._replace(gradient_sd=np.zeros(1), hessian_sd=np.zeros((1, 1)))
+    found = noise_aware.draws(ignored, prior, DRAWS, np.random.default_rng(3))[:, 0]
+    assert found.var() < 0.5 * variance
+
+
+def test_without_noise_it_is_the_laplace_approximation():
+    hessian = np.array([[5.0, 1.0], [1.0, 3.0]])
+    release = Release(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.zeros(2), np.zeros((2, 2)))
+    prior = Gaussian(np.zeros(2), np.eye(2))
+    mean, cov = noise_aware.given_hessian(release, hessian, prior)
+    assert np.allclose(cov, np.linalg.inv(hessian + np.eye(2)))
+    assert np.allclose(mean, np.linalg.solve(hessian + np.eye(2), hessian @ release.x - release.gradient))
+
+
+def test_with_noise_without_bound_it_is_the_prior():
+    hessian = np.array([[5.0, 1.0], [1.0, 3.0]])
+    release = Release(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.full(2, 1e6), np.full((2, 2), 1.0))
+    mean, cov = noise_aware.given_hessian(release, hessian, Gaussian(np.array([0.3, 0.1]), np.eye(2)))
+    assert np.allclose(mean, [0.3, 0.1], atol=1e-4) and np.allclose(cov, np.eye(2), atol=1e-4)
