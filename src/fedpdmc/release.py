@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,13 +16,12 @@ from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.entries import FAULT, Reply, Request
 from fedpdmc.privacy.mechanism import noise_multiplier, noise_scale, release, release_symmetric
 from fedpdmc.privacy.rounding import LARGEST_SHARE, gradient_rounding, hessian_rounding
+from fedpdmc.privacy.schedule import REFERENCE, Schedule
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
 from fedpdmc.records import fingerprint, model_of
 from fedpdmc.site import Site, derivatives
 
 logger = logging.getLogger("fedpdmc.site")
-# Newton steps of a private reference: fixed beforehand, each a release of every site.
-STEPS = 4
 # What is left of a share, relatively, when it is spent but for rounding.
 LEAST_LEFT = 1e-6
 # Under a flat prior: the least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
@@ -33,12 +32,25 @@ REACH = 3.0
 FARTHEST = 1e15
 
 
-def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray, ...]:
-    """``∇U_m`` and ``∇²U_m`` with Gaussian noise, and where: at x, within the declared region. Charged before it returns.
+class Noisy(NamedTuple):
+    """Released derivatives of one site: at ``point``, with the standard deviations of their noise.
 
-    What was released before at the same point is told again at no charge; a new release costs an equal part of what is left
-    of the study's share for the steps from ``step`` on, and is refused when nothing is. The sampler stays exact with it:
-    a control variate may be any symmetric quadratic, as long as both sides use the same.
+    Entries of the Hessian off the diagonal have ``1/√2`` of the noise of those on it.
+    """
+
+    gradient: np.ndarray
+    hessian: np.ndarray
+    point: np.ndarray
+    gradient_sd: float
+    hessian_sd: float
+
+
+def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE) -> Noisy:
+    """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
+
+    What was released before at the same point is told again at no charge; a new release costs what the schedule says of
+    what is left of the study's share, and is refused when nothing is. The sampler stays exact with it: a control variate
+    may be any symmetric quadratic, as long as both sides use the same.
 
     Raises
     ------
@@ -46,7 +58,7 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
         The share is spent.
     """
     budget = site.budget
-    if budget is None or not budget.release:
+    if budget is None or not (budget.release or schedule.usual):
         raise InputError(
             "reference",
             f"'laplace' with site {site.name!r}, whose budget grants no release",
@@ -63,10 +75,10 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
     asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
-    share = budget.release * budget.study_limit(account)
+    share = (budget.release or schedule.usual) * budget.study_limit(account)
     left = max(share - ledger.released(dataset, study, asked), 0.0)
-    cost = left / max(STEPS - step, 1)
-    if (step >= STEPS or left <= LEAST_LEFT * share) and not ledger.answered(request):
+    cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
+    if (step >= len(schedule.steps) or left <= LEAST_LEFT * share) and not ledger.answered(request):
         raise BudgetSpent(
             f"site {site.name!r}: the share of its privacy budget that study {study!r} may spend on released summaries "
             "is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
@@ -75,13 +87,13 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
     def work(key: bytes) -> Reply:
         if site.seed is not None:
             key = hashlib.sha256(repr((site.name, site.seed, own.tolist())).encode()).digest()
-        multiplier = noise_multiplier(account.alpha, cost, sum(s > 0 for s in sensitivity))
         try:
             _, gradient, hessian = derivatives(site, own)
             entries = len(own) * (len(own) + 1) // 2
+            parts = (schedule.gradient, 1 - schedule.gradient) if sensitivity[1] > 0 else (1.0, 1.0)
             sigmas = [
-                noise_scale(multiplier, *known)
-                for known in zip(sensitivity, rounding, (len(own), entries), strict=True)
+                noise_scale(noise_multiplier(account.alpha, cost * part), *known)
+                for part, *known in zip(parts, sensitivity, rounding, (len(own), entries), strict=True)
             ]
             noisy = release(gradient, sigmas[0], key + b"gradient")
             noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
@@ -89,13 +101,13 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int) -> tuple[np.ndarray,
             # That it failed may depend on the records: it is charged, and told in one word.
             logger.exception("site %r: a release has failed", site.name)
             return Reply(FAULT, 0.0, cost)
-        return Reply(np.concatenate([noisy, noisier.ravel()]).astype("<f8").tobytes(), 0.0, cost)
+        return Reply(np.concatenate([noisy, noisier.ravel(), sigmas]).astype("<f8").tobytes(), 0.0, cost)
 
     content = ledger.answer(request, cost, work, granted=budget.study_limit(account))
     if content == FAULT:
         raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
-    values = np.frombuffer(content, dtype="<f8")
-    return values[: len(own)], values[len(own) :].reshape(len(own), len(own)), own
+    values, d = np.frombuffer(content, dtype="<f8"), len(own)
+    return Noisy(values[:d], values[d:-2].reshape(d, d), own, float(values[-2]), float(values[-1]))
 
 
 def _rounding(site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float]) -> tuple[float, float]:
@@ -124,15 +136,15 @@ def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
 
 
 def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
-    """The Laplace reference from `STEPS` Newton steps on noisy sums; everything in it comes from charged releases."""
+    """The Laplace reference from a few Newton steps on noisy sums; everything in it comes from charged releases."""
     traffic, start = {site.name: 0 for site in sites}, x
-    for step in range(STEPS):
+    for step in range(len(REFERENCE.steps)):
         hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
         parts = {}
         for site in sites:
             index = np.arange(len(x)) if site.coordinates is None else site.coordinates
             if site.budget is not None:
-                g, h, point = noisy_derivatives(site, x, step)
+                g, h, point, *_ = noisy_derivatives(site, x, step)
             else:
                 (_, g, h), point = site.derivatives(x), x[index]
                 # A site elsewhere takes its noisy derivatives within the region that the contract declares.
@@ -151,7 +163,7 @@ def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray
     }
     covariance = np.linalg.inv(precision)
     scale = np.linalg.cholesky((covariance + covariance.T) / 2)
-    return Reference(jnp.asarray(x), jnp.asarray(scale), control, STEPS, traffic)
+    return Reference(jnp.asarray(x), jnp.asarray(scale), control, len(REFERENCE.steps), traffic)
 
 
 def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:

@@ -14,6 +14,8 @@ from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.precision import double_precision
+from fedpdmc.private_laplace import NAME as ONE_SHOT_NAME
+from fedpdmc.private_laplace import private_laplace
 from fedpdmc.progress import report, showing
 from fedpdmc.redistribution import Redistributed
 from fedpdmc.sampler import FIRST_BLOCK, Sampler, as_number, check_length
@@ -42,6 +44,7 @@ def sample(
     keep: str = "skeleton",
     names: Sequence[str] | None = None,
     progress: bool = True,
+    method: str | None = None,
 ) -> Posterior:
     """Draw from the posterior ``π(x) ∝ exp(−U_0(x) − Σ_m U_m(x))``, exactly, without pooling the sites' records.
 
@@ -105,6 +108,13 @@ def sample(
     NotConverged
         The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
     """
+    if method not in (None, "exact", ONE_SHOT_NAME):
+        raise InputError("method", repr(method), f"Give None, 'exact' or {ONE_SHOT_NAME!r}.")
+    if method == ONE_SHOT_NAME or (method is None and dynamics is None and _budgeted(sites)):
+        said = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
+                "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
+        _nothing_said(said, f"A private answer in one shot has no such setting: leave it out, or say method={'exact'!r}.")
+        return private_laplace(sites, prior, names, seed)
     check_length(duration, ess)
     if isinstance(sites, Connection):
         said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
@@ -122,6 +132,18 @@ def sample(
         if wanted > 0:
             sampler.burn_in(progress)
         return sampler.extend(duration=duration, ess=ess, progress=progress)
+
+
+def _budgeted(sites: Any) -> bool:
+    """Whether one of the sites has a privacy budget."""
+    members = [sites] if isinstance(sites, Site) else sites
+    return isinstance(members, (list, tuple)) and any(getattr(site, "budget", None) is not None for site in members)
+
+
+def _nothing_said(said: dict[str, Any], remedy: str) -> None:
+    for name, value in said.items():
+        if value is not None:
+            raise InputError(name, repr(value), remedy)
 
 
 def _sample_connection(connection: Connection, said: dict[str, Any], **options: Any) -> Posterior:

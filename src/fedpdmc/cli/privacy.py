@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedpdmc.errors import FedPDMCError, InputError
-from fedpdmc.privacy import planning
+from fedpdmc.privacy import comparison, planning
 from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon, running_epsilon
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.entries import Entry, account_of, read
@@ -76,13 +76,15 @@ def run(k: Sensitivity, excess: float, delta: float, observed: float | None, eps
 
 
 def plan(question: planning.Question, picture: Path | None) -> str:
-    """What a budget buys: the answer, the frontier, and a picture of it."""
-    text = f"{planning.advice(question)}\n\n{planning.table(question)}"
+    """What a budget buys: the ways to an answer, the frontier of the exact chain at its best, and pictures of both."""
+    text = f"{comparison.text(question)}\n\nThe exact chain at its best. {planning.advice(question)}\n\n{planning.table(question)}"
     if picture is None:
         return text
     others = [question._replace(epsilon=factor * question.epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
     planning.plot(others, picture)
-    return f"{text}\n\nThe frontiers for epsilon up to {others[-1].epsilon:g}: {picture}"
+    ways = picture.with_stem(f"{picture.stem}-ways")
+    comparison.plot(question, ways)
+    return f"{text}\n\nThe frontiers for epsilon up to {others[-1].epsilon:g}: {picture}; all ways: {ways}"
 
 
 def create(path: Path | None) -> str:

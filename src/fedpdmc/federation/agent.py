@@ -303,7 +303,7 @@ class Agent:
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
             with charging():
-                gradient, hessian, _ = noisy_derivatives(self.site, message.x, len(self._points))
+                gradient, hessian, *_ = noisy_derivatives(self.site, message.x, len(self._points))
             return wire.Derivatives(message.run, message.sequence, asked, 0.0, gradient, hessian)
         if self._control is not None:
             with declining():

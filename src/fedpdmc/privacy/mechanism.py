@@ -19,12 +19,9 @@ GRID = 2.0**-30
 CHUNK = 4096
 
 
-def noise_multiplier(alpha: float, cost: float, parts: int) -> float:
-    """σ/Δ for which ``parts`` releases, each with noise in proportion to its sensitivity, cost ``cost`` at order α.
-
-    Each costs ``α Δ²/(2σ²)``, and costs add. Rounded up.
-    """
-    return up(math.sqrt(alpha * parts / (2 * cost)))
+def noise_multiplier(alpha: float, cost: float) -> float:
+    """σ/Δ of a release with Gaussian noise that costs ``cost`` at order α: ``α Δ²/(2σ²)``. Rounded up."""
+    return up(math.sqrt(alpha / (2 * cost)))
 
 
 def noise_scale(multiplier: float, sensitivity: float, rounding: float, count: int) -> float:

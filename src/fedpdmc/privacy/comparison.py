@@ -1,0 +1,101 @@
+"""Ways to a private answer, compared by the error of its mean in posterior standard deviations.
+
+In whitened coordinates the information of all records is the identity. Gradient noise of standard deviation ``σ_m`` at each of M
+sites moves the mean by noise of variance ``M σ_m²`` in every coordinate, with ``σ_m = K √(α/(2c))`` for the cost c that
+the step's gradient has. A chain of n effective samples has a mean with error ``1/√n``.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpdmc.privacy.accountant import best_order, renyi_limit
+from fedpdmc.privacy.mechanism import noise_multiplier
+from fedpdmc.privacy.planning import Question, most_samples
+from fedpdmc.privacy.schedule import ONE_SHOT
+
+# What a documented run of the exact chain reaches of the samples that its observed time could give: the reference takes its
+# share, burn-in and a reserve for pacing take theirs, and the records object where a noisy control variate is off.
+HONEST = 0.35
+# Errors of the mean, in posterior standard deviations, up to which an answer is worth having.
+WORTH_HAVING = 1.0
+
+
+class Way(NamedTuple):
+    """One way to an answer: its error of the mean in posterior standard deviations, its rounds, and what it is."""
+
+    name: str
+    error: float
+    rounds: float
+    what: str
+
+
+def exact_samples(question: Question) -> float:
+    """Effective samples of the exact chain that the budget buys in practice."""
+    return HONEST * most_samples(question)
+
+
+def one_shot_error(question: Question) -> float:
+    """Root mean square error of the mean, by coordinate, beyond that of the posterior itself."""
+    alpha = best_order(question.epsilon, question.delta)
+    limit = renyi_limit(alpha, question.epsilon, question.delta)
+    share = ONE_SHOT.usual * ONE_SHOT.steps[-1] / sum(ONE_SHOT.steps) * ONE_SHOT.gradient
+    return noise_multiplier(alpha, limit * share) * question.sensitivity * math.sqrt(question.sites)
+
+
+def ways(question: Question) -> list[Way]:
+    """All ways, best first."""
+    samples = exact_samples(question)
+    found = [
+        Way(
+            "one shot",
+            one_shot_error(question),
+            len(ONE_SHOT.steps),
+            "method='private-laplace': noisy derivatives; not exact, its intervals allow for the noise",
+        ),
+        Way(
+            "exact chain",
+            math.inf if samples <= 0 else 1 / math.sqrt(samples),
+            math.inf,
+            f"dynamics=fedpdmc.FactorisedBoomerang(): exact, about {samples:.2g} effective samples",
+        ),
+    ]
+    return sorted(found, key=lambda way: way.error)
+
+
+def text(question: Question) -> str:
+    """The comparison as lines, with a recommendation first."""
+    found = ways(question)
+    best = found[0]
+    lines = [f"{'way':<12} {'error of the mean (posterior sd)':>34} {'as effective samples':>22}"]
+    lines += [f"{way.name:<12} {way.error:>34.3g} {way.error**-2:>22,.3g}   {way.what}" for way in found]
+    if best.error > WORTH_HAVING:
+        first = "None is worth having: noise is larger than the posterior is wide. It takes more records or a larger epsilon."
+    else:
+        first = f"Recommended: {best.name}."
+    return "\n".join([first, *lines])
+
+
+def plot(question: Question, path: Path) -> None:
+    """Errors of all ways against ε, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4))
+    epsilons = [question.epsilon * 2.0**k for k in range(-3, 4)]
+    for name in sorted(way.name for way in ways(question)):
+        errors = [
+            next(w.error for w in ways(question._replace(epsilon=epsilon)) if w.name == name) for epsilon in epsilons
+        ]
+        axes.loglog(epsilons, errors, marker="o", label=name)
+    axes.axhline(1.0, linestyle=":", color="grey")
+    axes.set_xlabel("ε")
+    axes.set_ylabel("error of the mean, posterior sd")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
