@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from tests.support import SHORT, hospitals, logistic_site, prior
 
 import fedpdmc as fp
 from fedpdmc import models
 from fedpdmc.errors import InputError
 from fedpdmc.run import Run
+from tests.support import SHORT, hospitals, logistic_site, prior
 
 NAN = float("nan")
 X, LABELS = np.arange(8.0).reshape(4, 2), [0, 1, 1, 0]

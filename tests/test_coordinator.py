@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.support import states
 
 from fedpdmc.coordinator import JUMPED, NOTHING, REFRESHED, Coordinator, PublicKeys, State
 from fedpdmc.dynamics import BouncyParticle, FactorisedBoomerang, ZigZag
 from fedpdmc.plan import Arrival
 from fedpdmc.potentials import Quadratic
+from tests.support import states
 
 pytestmark = pytest.mark.usefixtures("double")
 

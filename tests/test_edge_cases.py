@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.support import SHORT, ZIGZAG, on_grid, short_run
 
 import fedpdmc as fp
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, NotFinite, RunTooLong
+from tests.support import SHORT, ZIGZAG, on_grid, short_run
 
 X = np.array([[1.0, -2.0], [1.0, -1.0], [1.0, 1.0], [1.0, 2.0]])
 SEPARATED, MIXED = np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0, 1.0])

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigzag_run
 
 import fedpdmc as fp
+from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigzag_run
 
 
 def floats(post):

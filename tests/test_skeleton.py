@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from tests.paths import block, integrals, position, skeleton, zigzag
 
 from fedpdmc.dynamics import Line, Rotation
 from fedpdmc.skeleton import Block, Chunk, in_two, join, side_by_side
+from tests.paths import block, integrals, position, skeleton, zigzag
 
 FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation")]
 

@@ -5,11 +5,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tests.paths import block, position, skeleton
 
 from fedpdmc.dynamics import Line, Rotation
 from fedpdmc.errors import InputError
 from fedpdmc.store import MOST_DRAWS, DrawStore, SkeletonStore
+from tests.paths import block, position, skeleton
 
 FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation")]
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.support import hospitals, on_grid, prior
 
 import fedpdmc as fp
 from fedpdmc import method
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.membership import settle
+from tests.support import hospitals, on_grid, prior
 
 RNG = np.random.default_rng(0)
 DATA = {"X": RNG.normal(size=(9, 2)), "y": RNG.normal(1.0, 1.0, 9)}

@@ -19,9 +19,9 @@ from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
 from fedpdmc.privacy.accountant import Sensitivity
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.comparison import exact_samples
 from fedpdmc.privacy.noise_aware import Gaussian, Release
 from fedpdmc.privacy.planning import Question
-from fedpdmc.privacy.comparison import exact_samples
 from fedpdmc.privacy.schedule import ONE_SHOT
 from fedpdmc.privacy.sensitivity import derivative_sensitivity, sensitivity
 from fedpdmc.records import model_of
@@ -43,8 +43,8 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     """The posterior of θ given the derivatives that private sites release with noise, all of it charged.
 
     Each of three rounds asks every site for a noisy gradient and Hessian at one public point; the first two find the
-    point, `noise_aware.draws` are made of the last. It is not exact: the log likelihood is taken as quadratic over the width of
-    the posterior, which for many records it nearly is. Sites without a budget take part without noise.
+    point, `noise_aware.draws` are made of the last. It is not exact: the log likelihood is taken as quadratic over the
+    width of the posterior, which for many records it nearly is. Sites without a budget take part without noise.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def _exact_samples(site: Site, scale: np.ndarray, sites: int) -> float:
     rows = scale if site.coordinates is None else scale[site.coordinates]
     known: Sensitivity = sensitivity(model_of(site.potential), budget.bounds, budget.neighbours, rows)
     granted = budget.granted or (budget.epsilon, budget.delta)
-    return exact_samples(Question(site.records, sites, scale.shape[0], *granted, known.k_2, 1.0))
+    return exact_samples(Question(site.records, sites, scale.shape[0], granted[0], granted[1], known.k_2, 1.0))
 
 
 def _posterior(

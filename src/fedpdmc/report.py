@@ -128,6 +128,9 @@ def _interval(flat: np.ndarray, level: float, interval: str) -> np.ndarray:
 
 
 def _notes(post: Posterior) -> list[str]:
+    if post.settings.get("method") == "private-laplace":
+        cost = f"one shot: {post.rounds} rounds, {int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes."
+        return [post.settings["chosen"], cost, *privacy_lines(post.privacy)]
     found, _ = post.diagnosis()
     lines = [
         f"energy: ESS {found.ess[-1]:,.0f}, R-hat {found.rhat[-1]:.3f}",

@@ -113,7 +113,7 @@ def sample(
     if method == ONE_SHOT_NAME or (method is None and dynamics is None and _budgeted(sites)):
         said = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
                 "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
-        _nothing_said(said, f"A private answer in one shot has no such setting: leave it out, or say method={'exact'!r}.")
+        _nothing_said(said, "A private answer in one shot has no such setting: leave it out, or say method='exact'.")
         return private_laplace(sites, prior, names, seed)
     check_length(duration, ess)
     if isinstance(sites, Connection):
@@ -123,11 +123,11 @@ def sample(
     if burn_in is not None and not 0 <= as_number(burn_in) < float("inf"):
         raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
     with showing(progress):
-        method = choose(
+        chosen = choose(
             sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess
         )
-        wanted = usual_burn_in(burn_in, duration, method)
-        sampler = Sampler(method, wanted, keep)
+        wanted = usual_burn_in(burn_in, duration, chosen)
+        sampler = Sampler(chosen, wanted, keep)
         sampler.check_budget(0.0 if duration is None else float(duration))
         if wanted > 0:
             sampler.burn_in(progress)

@@ -77,7 +77,8 @@ def run(k: Sensitivity, excess: float, delta: float, observed: float | None, eps
 
 def plan(question: planning.Question, picture: Path | None) -> str:
     """What a budget buys: the ways to an answer, the frontier of the exact chain at its best, and pictures of both."""
-    text = f"{comparison.text(question)}\n\nThe exact chain at its best. {planning.advice(question)}\n\n{planning.table(question)}"
+    chain = f"The exact chain at its best. {planning.advice(question)}"
+    text = "\n\n".join([comparison.text(question), chain, planning.table(question)])
     if picture is None:
         return text
     others = [question._replace(epsilon=factor * question.epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]

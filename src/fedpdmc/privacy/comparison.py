@@ -1,8 +1,8 @@
 """Ways to a private answer, compared by the error of its mean in posterior standard deviations.
 
-In whitened coordinates the information of all records is the identity. Gradient noise of standard deviation ``σ_m`` at each of M
-sites moves the mean by noise of variance ``M σ_m²`` in every coordinate, with ``σ_m = K √(α/(2c))`` for the cost c that
-the step's gradient has. A chain of n effective samples has a mean with error ``1/√n``.
+In whitened coordinates the information of all records is the identity. Gradient noise of standard deviation σ at each of M
+sites moves the mean by noise of variance ``M σ²`` in every coordinate, with ``σ = K √(α/(2c))`` for the cost c that the
+step's gradient has. A chain of n effective samples has a mean with error ``1/√n``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def text(question: Question) -> str:
     lines = [f"{'way':<12} {'error of the mean (posterior sd)':>34} {'as effective samples':>22}"]
     lines += [f"{way.name:<12} {way.error:>34.3g} {way.error**-2:>22,.3g}   {way.what}" for way in found]
     if best.error > WORTH_HAVING:
-        first = "None is worth having: noise is larger than the posterior is wide. It takes more records or a larger epsilon."
+        first = "None is worth having: the noise is wider than the posterior. Use more records or a larger epsilon."
     else:
         first = f"Recommended: {best.name}."
     return "\n".join([first, *lines])

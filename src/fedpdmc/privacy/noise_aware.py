@@ -1,7 +1,7 @@
 """The posterior given noisy derivatives: the noise is part of the uncertainty.
 
-Near a public point x a likelihood of many records is ``exp(−g·δ − ½ δᵀHδ)`` in ``δ = θ − x``, so the gradient g tells of θ as
-an observation from ``N(−Hδ, H)`` does (the score is centred at the truth with the information as its variance). What is
+Near a public point x a likelihood of many records is ``exp(−g·δ − ½ δᵀHδ)`` in ``δ = θ − x``, so the gradient g tells of θ
+as an observation from ``N(−Hδ, H)`` does (the score is centred at the truth, with the information as its variance). What is
 seen is ``ĝ = g + N(0, Σ)`` and ``Ĥ = H + E`` with Gaussian E, so that
 
     p(θ, H | ĝ, Ĥ) ∝ p(θ) N(ĝ; −H(θ − x), H + Σ) N(Ĥ; H) 1[H positive definite].
