@@ -6,7 +6,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc import newton
-from fedpdmc.errors import ImproperPosterior, InputError, NoMode, NotConverged
+from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoMode
 from fedpdmc.signs import check_rays
 from tests.zoo import CASES
 
@@ -76,7 +76,7 @@ def test_separable_data_are_improper_under_a_flat_prior_only():
 def test_an_iteration_limit_is_not_taken_for_anything_else(monkeypatch):
     monkeypatch.setattr(newton, "MOST_ROUNDS", 3)
     site = fp.Site(MODELS["poisson"](DESIGN), name="a")
-    with pytest.raises(NotConverged, match="start=") as caught:
+    with pytest.raises(ModeNotFound, match="start=") as caught:
         fp.laplace([site], fp.models.normal_prior(3, scale=10.0))
     assert "improper" not in str(caught.value) and "no mode after 3 rounds" in str(caught.value)
 

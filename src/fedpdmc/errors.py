@@ -63,7 +63,7 @@ class NoMode(FedPDMCError):
     """The posterior density grows without bound, as that of a centred hierarchy does."""
 
 
-class NotConverged(FedPDMCError):
+class ModeNotFound(FedPDMCError):
     """The search for the mode ended before it was found."""
 
 

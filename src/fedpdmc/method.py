@@ -16,7 +16,7 @@ from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import Coordinator, State
 from fedpdmc.dynamics import Boomerang, Dynamics
-from fedpdmc.errors import ImproperPosterior, InputError, NoMode, NotConverged, NotFinite
+from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoMode, NotFinite
 from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
@@ -329,7 +329,7 @@ def _reference(sites, prior, reference, dim, start, unsaid: bool) -> tuple[Refer
         return identity, reference
     try:
         found = laplace(sites, prior, start=start)
-    except (ImproperPosterior, NoMode, NotConverged, NotFinite) as error:
+    except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
         if not unsaid or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
         warnings.warn(

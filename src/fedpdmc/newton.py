@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpdmc.errors import FedPDMCError, ImproperPosterior, NoMode, NotConverged
+from fedpdmc.errors import FedPDMCError, ImproperPosterior, ModeNotFound, NoMode
 
 MOST_ROUNDS = 60
 # Relative eigenvalue of a flat direction, and the loss of curvature that tells of a potential that only levels off.
@@ -63,7 +63,7 @@ def find_mode(
 
     Raises
     ------
-    ImproperPosterior, NoMode, NotConverged
+    ImproperPosterior, NoMode, ModeNotFound
         By what the last points look like; ``flat`` says that there is no prior.
     """
     here, rounds, damping, falls = start, 1, 0.0, [0.0]
@@ -104,7 +104,7 @@ def _no_mode(start: Point, last: Point, rounds: int, falls: list[float], flat: b
         return NoMode(at + NONE)
     if flat and (singular(last.hessian) or np.any(after < LEVELLED * before)):
         return ImproperPosterior(at + IMPROPER)
-    return NotConverged(at + LIMIT)
+    return ModeNotFound(at + LIMIT)
 
 
 def sizes(hessian: np.ndarray) -> np.ndarray:

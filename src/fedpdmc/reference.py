@@ -52,7 +52,7 @@ def laplace(
 
     Raises
     ------
-    ImproperPosterior, NoMode, NotConverged
+    ImproperPosterior, NoMode, ModeNotFound
         Without a mode, by what the search met.
     InputError
         At a function that seems to be a log likelihood, not minus one.
