@@ -14,9 +14,17 @@ CELL = 1 / 16
 
 
 def exposure(
-    dynamics: Dynamics, start: np.ndarray, duration: np.ndarray, velocity: np.ndarray, until: np.ndarray
+    dynamics: Dynamics,
+    start: np.ndarray,
+    duration: np.ndarray,
+    velocity: np.ndarray,
+    until: np.ndarray,
+    unit: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """For each chain, ``until`` on lines of unit speed; on rotations an upper bound of ``∫ max_i |v_i| dt`` up to there.
+
+    With a grid of times, rates are those at its points for a whole cell each: a segment of length t has at most ``t/h + 1``
+    points, so one cell at its largest speed is added for every segment, however short.
 
     Parameters
     ----------
@@ -28,13 +36,17 @@ def exposure(
         The plan.
     until : (C,)
         Time since the plan's start.
+    unit : (C,)
+        The grid.
     """
     if dynamics.unit_speed:
-        return np.asarray(until, dtype=np.float64)
+        begun = np.cumsum(duration, 1) - duration < np.asarray(until)[:, None]
+        return until + unit * np.count_nonzero(begun & (duration > 0), 1)
     total, a, begin = np.zeros(start.shape[0]), start, np.zeros(start.shape[0])
     for s in range(duration.shape[1]):
         seen = np.clip(until - begin, 0.0, duration[:, s])
         total += _path_length(a, velocity[:, s], seen)
+        total += np.where(seen > 0, unit * np.hypot(a, velocity[:, s]).max(1), 0.0)
         turn = duration[:, s, None]
         a, begin = a * np.cos(turn) + velocity[:, s] * np.sin(turn), begin + duration[:, s]
     return total

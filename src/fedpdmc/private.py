@@ -38,7 +38,7 @@ LONGEST, LARGEST = 1e300, 1e15
 # The largest speed of a plan.
 FASTEST = 1e6
 # What is charged for each chain of a plan beyond its exposure, in units of α/(α − 1): the law of the points is that of real
-# arithmetic up to a factor 1 ± 2⁻⁵⁵ for each tile, and a walk looks at fewer than 2²⁸ tiles.
+# arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a walk looks at no more than 2²⁷ tiles.
 SLACK = 2.0**-26
 
 
@@ -194,9 +194,10 @@ class PrivateSite:
         """Observed time over all chains, and what it costs."""
         _, start, duration, velocity = own
         dynamics, horizon = self.opening.dynamics, duration.sum(1)
-        watched = exposure(dynamics, start, duration, velocity, until)
+        unit = time_grid(horizon, self.dim).unit
+        watched = exposure(dynamics, start, duration, velocity, until, unit)
         # Both bound what was watched up to ``until``; by cells of its own length the first may be the looser one.
-        seen = float(np.minimum(watched, exposure(dynamics, start, duration, velocity, horizon)).sum())
+        seen = float(np.minimum(watched, exposure(dynamics, start, duration, velocity, horizon, unit)).sum())
         alpha, plans = self.account.alpha, int(np.count_nonzero(horizon > 0))
         return seen, up(seen * self.cost_rate + plans * SLACK * alpha / (alpha - 1)) if seen > 0 else 0.0
 
@@ -257,7 +258,7 @@ class PrivateSite:
         if not (np.all(farthest <= limits.distance) and np.all(steepest <= limits.slope) and np.all(speed <= FASTEST)):
             raise PlanRefused(
                 f"site {self.site.name!r}: the plan goes further from the centre than numbers of 64 bits can follow it "
-                f"(code TOO_FAR: at most {limits.distance:g} whitened units). Start nearer to the posterior."
+                f"(code PLAN_TOO_FAR: at most {limits.distance:g} whitened units). Start nearer to the posterior."
             )
         model, rows = model_of(self.site.potential), _own_rows(self.site, self.opening, self.columns)[0]
         steep = steepness(model, self.budget.bounds, self.budget.neighbours, rows, where)
@@ -325,7 +326,7 @@ def site_limits(site: Site, opening: Opening) -> Limits:
     assert isinstance(site.budget, Budget)
     rows, center = _own_rows(site, opening, local_columns(site, opening))
     terms = (model_of(site.potential), site.budget.bounds, site.budget.neighbours)
-    return limits(*terms, rows, center, sensitivity(*terms, rows))
+    return limits(*terms, rows, center, sensitivity(*terms, rows), site.budget.excess or 0.0)
 
 
 def _own_rows(site: Site, opening: Opening, columns) -> tuple[np.ndarray, np.ndarray]:

@@ -24,6 +24,8 @@ from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.sensitivity import Model
 
+LARGEST = 1e100
+
 
 def model_of(potential: Potential) -> Model:
     """The public side of a potential: which loss it sums, and its parameters."""
@@ -63,11 +65,12 @@ def model_of(potential: Potential) -> Model:
 def hold_to_bounds(potential: Potential, budget: Budget) -> Potential:
     """The potential of the records within the declared bounds: clipped there, or refused if one lies outside."""
     inside = _clipped(potential, budget.bounds)
-    terms = len(_arrays(inside)[0])
-    if model_of(inside).loss != "cox" and terms > budget.bounds.most_records:
+    # A record of a Cox model is a point.
+    terms = _arrays(inside)[1].sum() if model_of(inside).loss == "cox" else len(_arrays(inside)[0])
+    if terms > budget.bounds.most_records:
         raise InputError(
             "Site(budget)",
-            f"{terms} records where at most {budget.bounds.most_records} are declared",
+            f"{terms:.0f} records where at most {budget.bounds.most_records} are declared",
             "Declare Bounds(most_records=...): it must be known without the records.",
         )
     if budget.on_violation == "refuse" and not _same(potential, inside):
@@ -98,7 +101,8 @@ def _clipped(potential: Potential, bounds: Bounds) -> Potential:
     else:
         design = bounds.clip_rows(design)
     if model.loss != "logistic":
-        response = bounds.clip_values("outcome", response)
+        # Without a declared range, still of a size that can be squared.
+        response = np.clip(bounds.clip_values("outcome", response), -LARGEST, LARGEST)
     low, high = bounds.offset or (0.0, 0.0)
     arrays = (jnp.asarray(x) for x in (design, response, np.clip(offset, low, high)))
     return dataclasses.replace(potential, **dict(zip(("design", "response", "offset"), arrays, strict=True)))

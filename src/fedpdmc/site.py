@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from fedpdmc.arrivals import (
     AdaptiveClock,
@@ -242,6 +242,7 @@ def _model(potential: Any, data: Any, budget: Budget | None) -> Written:
 
 
 P = TypeVar("P", bound=Potential)
+W = TypeVar("W")
 
 
 def derivatives(site: Site, own: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -449,6 +450,25 @@ def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:
     state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
     walk = clock.walk(state)
     return walk.arrival(clock.dynamics), walk
+
+
+def begin_walk(clock: Clock[W], plan: Plan) -> W:
+    """A walk at the start of a plan."""
+    path, chains = follow(clock.dynamics, plan), plan.start.shape[0]
+    return clock.restart(clock.idle(chains), jnp.ones(chains, bool), path)
+
+
+def walk_on(clock: Clock[W], keys: ChainKeys, state: W, plan: Plan, steps: Int[Array, ""]) -> tuple[W, Bool[Array, ""]]:
+    """At most so many steps more of a walk, and whether it is at its end."""
+    path = follow(clock.dynamics, plan)
+
+    def going(carry):
+        return jnp.any(~clock.walk(carry[1]).done) & (carry[0] < steps)
+
+    _, state = jax.lax.while_loop(
+        going, lambda carry: (carry[0] + 1, clock.step(carry[1], path, keys)), (jnp.zeros_like(steps), state)
+    )
+    return state, ~jnp.any(~clock.walk(state).done)
 
 
 def _check_coordinates(coordinates: Sequence[int] | None, dim: int | None) -> np.ndarray | None:

@@ -339,7 +339,7 @@ def test_a_request_is_in_the_log_before_it_is_worked_on(zigzag, agent, monkeypat
     undisturbed = joined(zigzag, agent.journal.folder.parent / "other")
     expected = [undisturbed.answer(data) for data in (opening(), plans())][1]
     undisturbed.journal.close()
-    monkeypatch.setattr("fedpdmc.federation.agent._answer", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedpdmc.federation.walks._answer", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         agent.answer(plans())
     monkeypatch.undo()
@@ -448,3 +448,18 @@ def test_a_store_with_links_is_refused(zigzag, tmp_path, name):
     path.symlink_to(tmp_path / name)
     with pytest.raises(InputError, match=f"{name}, a symbolic link"):
         zigzag.agent("north", tmp_path / "store")
+
+
+def test_a_plan_that_would_take_for_ever_is_refused_by_name(tmp_path):
+    """Far out on a rotation cells are so short that no number of them ends a plan: the watchdog does."""
+    contract = FEW_ROUNDS.replace("[dynamics]", '[dynamics]\nkind = "FactorisedBoomerang"\ncontrol = "none"')
+    agent = joined(Folder(tmp_path, contract), tmp_path / "store")
+    assert isinstance(ask(agent, opening()), wire.Opened)
+    agent.most_seconds = 1.0
+    far = plans(start=np.full((CHAINS, DIM), 1e11), duration=np.full((CHAINS, 1), 30.0))
+    refusal = ask(agent, far)
+    assert refusal.code == "TOO_MUCH_WORK"
+    assert ask(agent, plans(start=np.full((CHAINS, DIM), 1e200))).code == "PLAN_TOO_FAR"
+    # It goes on with one that ends.
+    assert isinstance(ask(agent, plans()), wire.Arrivals)
+    agent.journal.close()

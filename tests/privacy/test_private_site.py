@@ -1,12 +1,13 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.privacy.support import a_plan, opened, private_site, records
+from tests.privacy.support import a_ledger, a_plan, opened, private_site, records
 
 import fedpdmc as fp
+from fedpdmc.arrivals.plane import time_grid
 from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
 from fedpdmc.exposure import exposure, usual_speed
-from fedpdmc.privacy.entries import read
+from fedpdmc.privacy.entries import FAULT, read
 from fedpdmc.private import SLACK
 from fedpdmc.randomness import chacha20
 
@@ -43,9 +44,10 @@ def test_all_that_was_watched_is_charged_on_every_chain(path):
     arrival = guard.answer(a_plan(np.zeros((4, 2)), 1.0, [0.5, 0.01, 0.0, 3.0]))
     seen = np.where(np.asarray(arrival.rang), np.asarray(arrival.time), [0.5, 0.01, 0.0, 3.0])
     entry = read(path)[-1]
-    assert entry.exposure == pytest.approx(seen.sum(), rel=1e-12)
+    # A cell of the grid more for every segment.
+    assert seen.sum() < entry.exposure < seen.sum() * (1 + 1e-7)
     alpha = guard.account.alpha
-    assert entry.cost == pytest.approx(seen.sum() * guard.cost_rate + 3 * SLACK * alpha / (alpha - 1), rel=1e-12)
+    assert entry.cost == pytest.approx(entry.exposure * guard.cost_rate + 3 * SLACK * alpha / (alpha - 1), rel=1e-12)
     assert guard.report()["observed"] == pytest.approx(seen.sum())
     assert np.asarray(arrival.rang).any()
 
@@ -188,7 +190,7 @@ def test_no_charge_exceeds_what_the_whole_plan_may_cost(path):
 
 def test_a_tiny_change_under_a_large_excess_is_charged(path):
     tiny = (np.full((40, 2), 1e-9), np.zeros(40))
-    guard = opened(private_site(path, excess=1e9, bounds=fp.Bounds(box=1e-9), data=tiny))
+    guard = opened(private_site(path, excess=1e2, bounds=fp.Bounds(box=1e-9), data=tiny))
     for number in range(3):
         guard.answer(a_plan(np.zeros((4, 2)), 1.0, 1e-12, number))
     costs = [(entry.cost, entry.spent) for entry in read(path) if entry.kind == "round"]
@@ -214,3 +216,29 @@ def test_a_seed_under_a_budget_is_warned_of(path):
     with pytest.warns(UserWarning, match="nothing is private"):
         private_site(path, seeded_for_tests=False)
     private_site(path, seed=None, seeded_for_tests=False)
+
+
+def test_speed_that_is_high_only_at_the_points_of_the_grid_is_charged(path):
+    """A plan whose segments are fast for a moment around points of the grid: rates there count for a whole cell each."""
+    guard, fast, spikes = opened(private_site(path), fp.FactorisedBoomerang()), 1e5, 20
+    unit = time_grid(np.ones(1), 2).unit[0]
+    duration, velocity = [], []
+    for _ in range(spikes):
+        duration += [unit - 1e-14, 1e-14]
+        velocity += [[0.0, 0.0], [fast, fast]]
+    duration.append(1 - sum(duration))
+    velocity.append([0.0, 0.0])
+    own = (np.zeros(1, int), np.zeros((1, 2)), np.array([duration]), np.array([velocity]))
+    seen, _ = guard._charge(own, own[2].sum(1))
+    assert seen >= spikes * fast * unit > 100 * spikes * fast * 1e-14
+
+
+def test_outcomes_of_any_size_break_no_walk(path):
+    """A Student-t record needs no declared range: one that cannot be squared must not be seen by its fault."""
+    X = np.full((3, 2), 0.3)
+    budget = fp.Budget(
+        100.0, 1e-3, bounds=fp.Bounds(norm=1.0), ledger=a_ledger(path), on_violation="clip", seeded_for_tests=True
+    )
+    site = fp.Site(fp.models.student_t(X, [0.0, 1e300, -1e200], 3.0, 1e-3), name="north", seed=1, budget=budget)
+    opened(site).answer(a_plan(np.zeros((4, 2)), 1.0, 0.01))
+    assert FAULT not in [entry.reply for entry in read(path)]

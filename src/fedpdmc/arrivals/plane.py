@@ -35,14 +35,17 @@ from fedpdmc.randomness import CHACHA_WORDS, ChainKeys, chacha20
 
 # Bits of a released time, and of the order among points of one cell of the grid.
 BITS, FINER = 31, 32
-# The longest tile, as an exponent of two.
-LONGEST_TILE = -2
+# The longest and the shortest tile of the lowest layers, as exponents of two.
+LONGEST_TILE, SHORTEST_TILE = -2, -10
+# Coordinates slower than this do not flip: levels are multiples of 2⁻⁵⁵ or finer, which is small beside what one record can
+# change at such a speed.
+SLOWEST = 2.0**-20
 # Points that a tile can have: of mean ½ or less, more have a probability below 2⁻⁶⁴.
 MOST_POINTS = 16
-# Blocks of ChaCha20 for a tile: one word of 64 bits for the number, two and a half for each point.
-BLOCKS = 6
+# Blocks of ChaCha20 for a tile: one word of 64 bits for the number, three for each point.
+BLOCKS = 7
 # Steps after which a walk gives up.
-MOST_STEPS = 1 << 22
+MOST_STEPS = 1 << 21
 TOO_LONG = 3
 
 
@@ -52,7 +55,7 @@ class Grid(NamedTuple):
     Attributes
     ----------
     unit : (C,)
-        ``h``: a power of two of which the horizon is less than 2³¹.
+        ``h``: a power of two, of which the horizon is less than 2³¹, and at least 2⁻⁴¹.
     bits : (C,)
         A tile of the lowest layers has two to this power of cells.
     base : (C,)
@@ -66,7 +69,7 @@ class Grid(NamedTuple):
 
 def time_grid(horizon: Float[np.ndarray, " C"], dim: int) -> Grid:
     """The grid of plans of these lengths in ``dim`` coordinates."""
-    _, power = np.frexp(np.asarray(horizon, dtype=np.float64))
+    power = np.maximum(np.frexp(np.asarray(horizon, dtype=np.float64))[1], SHORTEST_TILE)
     tile = np.minimum(power, LONGEST_TILE)
     return Grid(
         np.ldexp(1.0, power - BITS),
@@ -118,21 +121,23 @@ def tile_points(
     tile = cell >> within
     words = _words(keys, number, layer, tile)
     count = jnp.sum(words[0][None] >= jnp.asarray(count_thresholds(dim))[:, None], 0)
-    place, height = words[1 : 1 + MOST_POINTS], words[1 + MOST_POINTS : 1 + 2 * MOST_POINTS]
+    place, height, draw = words[1 : 1 + 3 * MOST_POINTS].reshape(3, MOST_POINTS, -1)
     inside = ((place >> 1) >> (63 - within).astype(jnp.uint64)).astype(jnp.int64)
     finer = ((place << within.astype(jnp.uint64)) >> 32).astype(jnp.int64)
-    pairs = words[1 + 2 * MOST_POINTS : 1 + 2 * MOST_POINTS + MOST_POINTS // 2]
-    draw = jnp.concatenate([pairs >> 32, pairs & jnp.uint64(0xFFFFFFFF)])
-    mark = ((draw * jnp.uint64(dim)) >> 32).astype(jnp.int64)
-    u = (height >> 12).astype(jnp.float64) * 2.0**-52
+    lower, d = draw & jnp.uint64(0xFFFFFFFF), jnp.uint64(dim)
+    # The whole part of d times a number of 64 bits after the point.
+    mark = (((draw >> 32) * d + ((lower * d) >> 32)) >> 32).astype(jnp.int64)
+    # In the lowest layer a level has all of the 64 bits that a float can hold.
     lowest = layer == 0
-    level = grid.base * jnp.where(lowest, 1.0, power_of_two(jnp.maximum(layer - 1, 0))) * jnp.where(lowest, u, 1.0 + u)
+    u = height.astype(jnp.float64) * 2.0**-64
+    above = 1.0 + (height >> 12).astype(jnp.float64) * 2.0**-52
+    level = grid.base * jnp.where(lowest, u, power_of_two(jnp.maximum(layer - 1, 0)) * above)
     present = (jnp.arange(MOST_POINTS)[:, None] < count) & (width >= 0)
     return Points((((tile << within) + inside) << FINER) + finer, mark, level, present)
 
 
 def _words(keys: ChainKeys, number, layer, tile) -> Array:
-    """48 words of 64 random bits for each chain's tile."""
+    """56 words of 64 random bits for each chain's tile."""
     counter = jnp.broadcast_to(jnp.arange(BLOCKS, dtype=jnp.uint32)[:, None], (BLOCKS, keys.shape[0]))
     key = tuple(keys[None, :, i] for i in range(CHACHA_WORDS))
     number, layer, tile = (jnp.broadcast_to(x, tile.shape).astype(jnp.uint32)[None] for x in (number, layer, tile))
@@ -225,7 +230,7 @@ def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Sear
     a, v = path.state(dynamics, segment, offset)
     seen = look(dynamics, potential, a, v, v)
     size = jnp.abs(v)
-    rates = jnp.maximum(seen.rates, 0.0) + excess_rates(excess, v)
+    rates = jnp.where(size < SLOWEST, 0.0, jnp.maximum(seen.rates, 0.0) + excess_rates(excess, v))
     rate = jnp.take_along_axis(rates, now.mark[:, None], -1)[:, 0]
     finite = jnp.all(jnp.isfinite(seen.rates) & jnp.isfinite(seen.bound.curve) & jnp.isfinite(seen.bound.slope), -1)
     violated = now.candidate & ~(rate <= now.ceiling)

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedpdmc import __version__
 from fedpdmc.arrivals import VIOLATED
-from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import InputError, LedgerError, Refused, WireError
 from fedpdmc.federation import software, wire
@@ -24,6 +23,7 @@ from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.rounding import rounded
 from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.sums import Party, Unproved
+from fedpdmc.federation.walks import MOST_SECONDS, TooMuchWork, walked
 from fedpdmc.keys import Credentials
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
@@ -31,7 +31,7 @@ from fedpdmc.precision import double_precision
 from fedpdmc.private import PrivateSite
 from fedpdmc.randomness import chain_keys
 from fedpdmc.release import noisy_derivatives
-from fedpdmc.site import Opening, Site, answer, open_site
+from fedpdmc.site import Opening, Site, open_site
 from fedpdmc.study import Study
 
 logger = logging.getLogger("fedpdmc.site")
@@ -43,12 +43,6 @@ MOST_KEPT, BEGINNING = 4096, 1024
 REFUSED_REQUEST = "refused request"
 
 REQUESTS = (wire.Derive, wire.Open, wire.Plans, wire.Offer, wire.Agree)
-
-
-@compiled
-def _answer(clock, keys, *plan):
-    """A site's answer; the plan's arrays are taken as they came, which is faster than giving them to JAX one by one."""
-    return answer(clock, keys, Plan(*plan))
 
 
 class Agent:
@@ -69,6 +63,8 @@ class Agent:
         Its keys, with which it signs what its log has come to.
     control : Control, optional
         Decides at which points derivatives without noise are told; None: at all, as in the coordinator's own process.
+    most_seconds : float
+        How long it works on one plan.
     """
 
     def __init__(
@@ -80,9 +76,10 @@ class Agent:
         party: Party | None = None,
         credentials: Credentials | None = None,
         control: Control | None = None,
+        most_seconds: float = MOST_SECONDS,
     ):
         self.study, self.site, self.journal, self._run_seed, self.party = study, site, journal, run_seed, party
-        self._control = control
+        self._control, self.most_seconds = control, most_seconds
         self.run: bytes | None = None
         self._clock, self._keys = None, None
         self._private: PrivateSite | None = None
@@ -361,7 +358,11 @@ class Agent:
         if self._private is not None:
             return self._privately(message, Plan(*(jnp.asarray(x) for x in plan)), asked)
         assert clock is not None and keys is not None
-        arrival, walk = _answer(clock, keys, *plan)
+        try:
+            arrival, walk = walked(clock, keys, plan, self.site.records, self.most_seconds)
+        except TooMuchWork as error:
+            logger.error("a plan took more than %g seconds to walk: it is refused", self.most_seconds)
+            raise No("TOO_MUCH_WORK") from error
         faults = np.flatnonzero(np.asarray(walk.fault))
         if faults.size:
             first = int(faults[0])

@@ -22,6 +22,8 @@ ROUNDING = 1e-9
 SPEED = 1e-12
 # What disclosure control refuses. That it does tells a little too: these count as points that were asked.
 DECLINED = ("FEW_RECORDS", "TOO_FAR")
+# Coordinates and speeds beyond which no plan is walked.
+FARTHEST = 1e12
 
 
 class No(Exception):
@@ -164,6 +166,9 @@ def _plans(study: Study, message: wire.Plans, so_far: Progress) -> None:
         used = message.duration > 0
         if (np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any():
             raise No("NOT_UNIT_SPEED")
+    # Nothing that is sampled is so far out, in coordinates of any use: a number from a site that lies, or an attack.
+    if max(np.max(np.abs(x), initial=0.0) for x in (message.start, message.velocity)) > FARTHEST:
+        raise No("PLAN_TOO_FAR")
     most = study.observed_time * (1 + ROUNDING)
     if message.duration.sum() > most:
         raise No("HORIZON_TOO_LONG")

@@ -11,6 +11,7 @@ from fedpdmc.federation.disclosure import Control
 from fedpdmc.federation.journal import Journal
 from fedpdmc.federation.keepsakes import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.sums import Party
+from fedpdmc.federation.walks import MOST_SECONDS
 from fedpdmc.keys import Credentials
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Site
@@ -95,7 +96,8 @@ def open_agent(
         if site.budget is not None and site.seed is not None:
             logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
             journal.note("seeded for tests: NOT private")
-        return Agent(study, site, journal, run_seed or 0, party, credentials, control)
+        seconds = MOST_SECONDS if policy is None else policy.most_seconds
+        return Agent(study, site, journal, run_seed or 0, party, credentials, control, seconds)
     except BaseException:
         journal.close()
         raise

@@ -23,7 +23,7 @@ LEAST_SLACK, LEAST_SLACK_ROTATING = 0.05, 0.25
 # The share of the slack that the objections still to come may use, in expectation.
 SHARE = 0.8
 # The longest plan: a site refuses those that may take it for ever.
-LONGEST = 64.0
+LONGEST = 32.0
 
 
 class Pace:

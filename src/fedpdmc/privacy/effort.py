@@ -11,7 +11,7 @@ from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, largest_row, predictor_reach, row_bounds, slopes
 
 # Cells of a plan, by the public bound of their number, beyond which it is refused.
-MOST_CELLS = 2.0**20
+MOST_CELLS = 2.0**18
 
 
 def steepness(

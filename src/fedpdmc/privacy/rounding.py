@@ -30,6 +30,8 @@ FARTHEST, NEAREST = 1e6, 1e3
 USUAL_SHARE, LARGEST_SHARE = 0.01, 0.1
 # The slope of a control variate, in units of K, beyond which its rounding would show: d u·2³⁶ is d 2⁻¹⁷ of K.
 STEEPEST = 2.0**36
+# Levels that rates are compared with are multiples of 2⁻⁵⁵ or finer, and no coordinate flips below a speed of 2⁻²⁰.
+LEVELS = 2.0**-35
 # Log intensities of a Cox model stay within this: beyond, a count would be lost in the rounding of an intensity.
 COX_REGION = 20.0
 
@@ -61,7 +63,13 @@ def gamma(n: float) -> float:
 
 
 def limits(
-    model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, exact: Sensitivity
+    model: Model,
+    bounds: Bounds,
+    neighbours: str,
+    scale: np.ndarray,
+    center: np.ndarray,
+    exact: Sensitivity,
+    excess: float = 0.0,
 ) -> Limits:
     """The widest limits at which rounding is small beside K.
 
@@ -73,6 +81,8 @@ def limits(
         The rows of S, and the centre, of the site's own parameters.
     exact : Sensitivity
         K in real arithmetic.
+    excess : float
+        The excess rate, where it is given and not in proportion to K.
 
     Raises
     ------
@@ -82,7 +92,7 @@ def limits(
     distance, slope = _within_region(bounds, scale, center), STEEPEST * exact.k_2
     while True:
         off = gradient_rounding(model, bounds, neighbours, scale, center, distance)
-        off = up(off + 4 * UNIT * (scale.shape[1] + 4) * slope)
+        off = up(off + 4 * UNIT * ((scale.shape[1] + 4) * slope + excess) + LEVELS)
         share = 2 * off / exact.k_2
         if share <= USUAL_SHARE or distance <= NEAREST:
             break

@@ -59,6 +59,8 @@ class Policy:
         are summed: with fewer, who they are is the authority's word.
     hours : (int, int) or None
         The site answers from the first hour of the day to the second, by its own clock; None: at all hours.
+    most_seconds : float
+        How long the site works on one plan before it refuses it (`TOO_MUCH_WORK`).
     """
 
     least_records: int
@@ -80,6 +82,7 @@ class Policy:
     least_cell: int = 3
     most_derivatives: int = 12
     farthest: float = 6.0
+    most_seconds: float = 600.0
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -143,6 +146,7 @@ def _policy(table: Table) -> Policy:
         least_cell=table.whole("least_cell", 3, least=0),
         most_derivatives=table.whole("most_derivatives", 12, least=0),
         farthest=table.number("farthest", 6.0, least=0.0),
+        most_seconds=table.number("most_seconds", 600.0, least=1.0),
     )
     table.done()
     return policy
