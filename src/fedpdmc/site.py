@@ -43,6 +43,7 @@ from fedpdmc.potentials import (
     Shared,
     Sum,
     cubic_remainder,
+    known_orders,
     polynomial_on_lines,
     polynomial_remainder,
     taylor_quadratic,
@@ -51,7 +52,7 @@ from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.randomness import ChainKeys
 from fedpdmc.records import hold_to_bounds
-from fedpdmc.written import Written, written
+from fedpdmc.written import Written, derivatives_of, written
 
 use_compilation_cache()
 
@@ -247,18 +248,13 @@ W = TypeVar("W")
 
 def derivatives(site: Site, own: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, for its own use."""
-    value, gradient, hessian = _derivatives(_bare(site.potential), jnp.asarray(own))
+    value, gradient, hessian = derivatives_of(_bare(site.potential), jnp.asarray(own))
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
 def _bare(potential: P) -> P:
     """Without the records that a quadratic remembers, for which the compiler would start anew."""
     return dataclasses.replace(potential, source=None, records=0) if isinstance(potential, Quadratic) else potential
-
-
-@eqx.filter_jit
-def _derivatives(potential: Potential, x):
-    return potential.value(x), potential.gradient(x), potential.hessian(x)
 
 
 class Opening(NamedTuple):
@@ -310,12 +306,23 @@ def open_site(site: Site, opening: Opening) -> Clock:
         whitened = Shared(whitened, share) if opening.redistributed else _sum(whitened, share)
     if opening.adaptive and site.model is not None:
         return AdaptiveClock(whitened, opening.dynamics)
+    if isinstance(whitened, Program):
+        return _program_clock(opening, whitened)
     prepared = _prepared(whitened, opening.dynamics)
-    if isinstance(prepared, Program):
-        staged = _polynomial_clock(opening, prepared) or curve_clock(prepared, opening.dynamics)
-    else:
-        staged = _staged_clock(site, opening, prepared) if sent is None else None
+    staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
+
+
+def _program_clock(opening: Opening, program: Program) -> Clock:
+    """Polynomials where there are few parameters, else curves, else cells; the usual cell is measured where it matters."""
+    dynamics = opening.dynamics
+    few = dynamics.flips != dynamics.flow.rotating and known_orders(program.dim, dynamics.flow.rotating)
+    curved = None if few else curve_clock(program, dynamics)
+    if curved is not None:
+        return curved
+    paced = _paced(program, dynamics)
+    polynomial = (_polynomial_clock(opening, paced) or curve_clock(paced, dynamics)) if few else None
+    return clock_for(paced, dynamics) if polynomial is None else polynomial
 
 
 def less_public(site: Site, opening: Opening) -> Potential:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,10 +192,16 @@ def _check(model: Written, dim: int, name: str) -> None:
         ) from error
 
 
+@eqx.filter_jit
+def derivatives_of(potential: Potential, x):
+    """Value, gradient and Hessian, compiled once for each kind and shape of potential."""
+    return potential.value(x), potential.gradient(x), potential.hessian(x)
+
+
 @double_precision
 def check_start(potential: Potential, x: np.ndarray, name: str) -> None:
     """A value and a gradient that are finite where the chains set out."""
-    value, gradient = jax.value_and_grad(potential.value)(jnp.asarray(x))
+    value, gradient, _ = derivatives_of(potential, jnp.asarray(x))
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         what = "value" if not np.isfinite(value) else "gradient"
         raise InputError(

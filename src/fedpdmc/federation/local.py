@@ -295,16 +295,19 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
 
     A site that has come past the earliest arrival found so far stops: it cannot be the first, and nobody else is told.
     """
-    none = jnp.zeros_like(new)
-    walks = _steps(groups, walks, path, new)
     if not to_the_end:
-        return walks
+        return _steps(groups, walks, path, new)
 
-    def unfinished(walks):
+    def unfinished(carry):
+        walks, new = carry
         done = [jax.vmap(lambda c, w: c.walk(w).done)(g.clock, w) for g, w in zip(groups, walks, strict=True)]
-        return ~jnp.all(jnp.concatenate(done))
+        return jnp.any(new) | ~jnp.all(jnp.concatenate(done))
 
-    return jax.lax.while_loop(unfinished, lambda w: _steps(groups, w, path, none), walks)
+    # The first step is a turn of the loop too, so that a step is compiled once.
+    def step(carry):
+        return _steps(groups, carry[0], path, carry[1]), jnp.zeros_like(new)
+
+    return jax.lax.while_loop(unfinished, step, (walks, new))[0]
 
 
 def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:

@@ -7,6 +7,7 @@ from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.polynomial import (
     PolynomialCover,
     PolynomialRemainder,
+    known_orders,
     polynomial_on_lines,
     polynomial_remainder,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "StudentT",
     "Sum",
     "cubic_remainder",
+    "known_orders",
     "polynomial_on_lines",
     "polynomial_remainder",
     "taylor_quadratic",

@@ -175,12 +175,17 @@ class PolynomialRemainder(eqx.Module):
         return jnp.where(known, self.hazards[jnp.where(known, above, 0)], jnp.inf)
 
 
+def known_orders(dim: int, rotating: bool) -> tuple[int, ...]:
+    """The orders that are tried for so many parameters."""
+    return (ORDERS if rotating else ORDERS_ON_LINES).get(dim, ())
+
+
 def polynomial_remainder(
     program: Program, center: np.ndarray, rounding: float, rotating: bool = True
 ) -> PolynomialRemainder | None:
     """The lowest order that knows a program well, or the best; None where its derivatives cannot be enclosed."""
     best, least = None, np.inf
-    for order in (ORDERS if rotating else ORDERS_ON_LINES).get(program.dim, ()):
+    for order in known_orders(program.dim, rotating):
         found = _of_order(program, np.asarray(center), order, rounding)
         if found is None:
             break

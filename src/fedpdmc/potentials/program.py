@@ -180,17 +180,18 @@ class Program(Potential):
         program = self._program(flips)
 
         def best(one, other):
-            bend = _look(program, rotating, one, other, jnp.zeros(()))[0]
-            longest = 2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST))
-            lengths = jnp.minimum(longest, LONGEST if rotating else jnp.inf) * LADDER
+            # One loop, so that the program is enclosed once: a cell of no length says which lengths to try.
+            def look(longest, rung):
+                h = longest * rung
+                found = _rates(program, rotating, one, other, h)
+                bend, bound = _judged(found, h)
+                first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
+                work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
+                return jnp.where(rung == 0, first, longest), (h, work, jnp.max(found.error))
 
-            def work(h):
-                _, bound = _look(program, rotating, one, other, h)
-                return jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
-
-            length = lengths[jnp.argmin(jax.lax.map(work, lengths))] * _speed(rotating, one, other)
-            error = jnp.max(_rates(program, rotating, one, other, jnp.zeros(())).error)
-            return length, error / (jnp.linalg.norm(other) * (1 + jnp.linalg.norm(one)))
+            _, (lengths, works, errors) = jax.lax.scan(look, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
+            length = lengths[1:][jnp.argmin(works[1:])] * _speed(rotating, one, other)
+            return length, errors[0] / (jnp.linalg.norm(other) * (1 + jnp.linalg.norm(one)))
 
         lengths, errors = jax.vmap(best)(a, v)
         pace, noise = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0), NOISE * jnp.nanmax(errors)
@@ -276,7 +277,10 @@ def _ends(interval):
 
 def _look(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], RateBound]:
     """The bound of the rates on a cell of this length, and how much they bend there, up or down; NaN if not finite."""
-    found = _rates(program, rotating, a, v, h)
+    return _judged(_rates(program, rotating, a, v, h), h)
+
+
+def _judged(found: Series, h) -> tuple[Float[Array, ""], RateBound]:
     bend = 2 * jnp.sum(jnp.maximum(jnp.abs(found.low), jnp.abs(found.high)))
     bend = bend + 0.0 * jnp.sum(found.value + found.error + found.slope)
     curve = 2 * jnp.maximum(found.high, 0.0) * ROOM
@@ -300,13 +304,16 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
 
     def misjudged(state):
         ratio = factor(state)
-        return (state[0] < LOOKS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
+        return (state[0] == 0) | (state[0] < LOOKS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
 
     def again(state):
         count, limit, bend, bound = state
         limit = jnp.where(jnp.isfinite(bend), limit, jnp.minimum(limit, bound.reach / STRIDE))
-        return count + 1, limit, *_look(program, rotating, a, v, bound.reach * factor(state))
+        length = jnp.where(count == 0, bound.reach, bound.reach * factor(state))
+        return count + 1, limit, *_look(program, rotating, a, v, length)
 
+    # The first look is a turn of the loop too, so that the program is enclosed in one place.
     first = jnp.minimum(EAGER * usual / _speed(rotating, a, v), longest)
-    start = (jnp.asarray(1), longest, *_look(program, rotating, a, v, first))
+    rates = jnp.zeros(jax.eval_shape(program, a, v).shape)
+    start = (jnp.asarray(0), longest, jnp.zeros(()), RateBound(rates, rates, rates, first))
     return jax.lax.while_loop(misjudged, again, start)[3]
