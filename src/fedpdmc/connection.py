@@ -85,14 +85,14 @@ class Connection:
         """Tell the sites that the run is over."""
         if self._witness is not None and self.federation.sequence.any():
             # The second time for the signatures on what the first has brought.
-            for _ in range(2):
+            if self._exchange_seals(self._witness, last=True):
                 self._exchange_seals(self._witness, last=True)
         self.federation.farewell()
 
-    def _exchange_seals(self, witness: Witness, last: bool = False) -> None:
+    def _exchange_seals(self, witness: Witness, last: bool = False) -> bool:
         # They may have been renewed.
         witness.credentials = self.transport.credentials or witness.credentials
-        self.federation.attest(witness, last)
+        return self.federation.attest(witness, last)
 
     def close(self) -> None:
         """Let go of the sites. They keep their logs and wait for the coordinator to come back."""

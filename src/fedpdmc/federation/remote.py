@@ -257,10 +257,10 @@ class RemoteFederation(Federation):
         self._take(self.transport.part(requests), requests, wire.Opened)
         self.sequence = sequence
 
-    def attest(self, witness: Witness, last: bool = False) -> None:
+    def attest(self, witness: Witness, last: bool = False) -> bool:
         """Exchange seals of the sites' logs; like a farewell this has no place in the sequence.
 
-        At the ``last`` exchange a site that is gone is not waited for.
+        At the ``last`` exchange a site that is gone is not waited for; returns whether all have answered.
         """
         pairs = zip(self.names, self.sequence, strict=True)
         requests = [Request.of(witness.request(name, int(sequence) + 1)) for name, sequence in pairs]
@@ -270,6 +270,7 @@ class RemoteFederation(Federation):
         for name, message in zip(self.names, found, strict=True):
             if message is not None:
                 witness.take(name, message)
+        return all(message is not None for message in found)
 
     def _all(self, kind: type, *content: Any) -> list[Request]:
         """The same request to every site, each with its own number."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from formulaic import Formula
-from formulaic.errors import FormulaicError
 from formulaic.parser.types import Factor
 
 from fedpdmc.errors import InputError
@@ -49,8 +48,8 @@ class Design:
         # The template holds every level, so that the columns of the design follow from the contract alone.
         try:
             self._spec = parsed.rhs.get_model_matrix(self._template(), na_action="raise").model_spec
-        except FormulaicError as error:
-            raise InputError(WHERE, repr(formula), str(error)) from error
+        except Exception as error:
+            raise InputError(WHERE, repr(formula), str(error)[:200]) from error
         self.names: tuple[str, ...] = tuple(self._spec.column_names)
         if not self.names:
             raise InputError(WHERE, repr(formula), "Give at least one term.")

@@ -9,11 +9,11 @@ from fedpdmc.errors import InputError
 
 WHERE = "study.toml: model: formula"
 MOST_CHARACTERS, MOST_COLUMNS, MOST_POWER = 2000, 2048, 8
-TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~|])")
+TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~])")
 # As lme4 and brms write it, such as (1|district) or (age||clinic).
 RANDOM_EFFECT = re.compile(r"\([^()|]*\|{1,2}\s*([\w.]+)[^()]*\)")
 # In the order in which they bind; '**' and '^' bind most.
-BINDING = {"~": 0, "|": 1, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
+BINDING = {"~": 0, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
 
 
 def check_size(formula: str, widths: Mapping[str, int]) -> None:
