@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from fedpdmc.sampling import usual_burn_in
 from fedpdmc.site import local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.standing import Standing, account_report
-from fedpdmc.study.contract import Study
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Study
 
 
 class Keeper:
@@ -127,10 +129,13 @@ def sample_study(
         if burn_in > 0:
             sampler.burn_in(progress)
     connection.saved = None
-    if duration is not None:
-        left = duration - max(sampler.run.time, 0.0)
-        return sampler.extend(duration=left, progress=progress) if left > 0 else sampler.posterior()
-    return sampler.extend(ess=ess, progress=progress)
+    left = None if duration is None else duration - max(sampler.run.time, 0.0)
+    if left is not None and left <= 0:
+        return sampler.posterior()
+    post = sampler.extend(ess=ess if left is None else None, duration=left, progress=progress)
+    if federation.plausible is not None:
+        federation.plausible.judge(post.mean(), np.sqrt(np.diag(post.cov())))
+    return post
 
 
 def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
@@ -169,6 +174,10 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
         x[own] = np.asarray((found.control or {})[member.name].point)
     federation.ask_again()
     made = laplace(members, study.prior(), start=x, tolerance=np.inf)
+    if federation.plausible is not None and len(members) > 1:
+        scale = np.asarray(made.scale_tril)
+        hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
+        federation.plausible.weigh(hessians, scale @ scale.T)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
     return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
 

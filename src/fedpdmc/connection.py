@@ -16,6 +16,7 @@ import numpy as np
 from fedpdmc.checkpoint import Checkpoint, Saved
 from fedpdmc.errors import InputError
 from fedpdmc.federation.direct import DirectTransport
+from fedpdmc.federation.plausible import Plausible
 from fedpdmc.federation.remote import RemoteFederation, Transport
 from fedpdmc.federation.wire import RUN_BYTES, Welcome, encode
 
@@ -56,6 +57,7 @@ class Connection:
         self.study, self.transport, self.run, self.seed = study, transport, run, seed
         self.checkpoint, self.saved = checkpoint, saved
         self.federation = RemoteFederation(transport, run)
+        self.federation.plausible = Plausible(study)
         self._witness: Witness | None = None
         self._attested = -math.inf
         if transport.credentials is not None:

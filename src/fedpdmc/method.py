@@ -43,6 +43,8 @@ REFRESH = 1.2
 SEGMENTS_FEW_OBJECTIONS, SEGMENTS_MANY_OBJECTIONS = 64, 1
 SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
 REDISTRIBUTED = "redistributed"
+# How much wider than the reference chains set out where sites are elsewhere.
+WIDE = 2.0
 REFERENCES, CONTROLS = ("laplace", "diagonal", "identity"), ("none", "linear", "quadratic")
 # What is left of a sum relative to its largest term when it is rounding only.
 CANCELLED = 1e-10
@@ -127,14 +129,18 @@ class Method(NamedTuple):
         )  # fmt: skip
 
     def start(self, burn_in: float) -> State:
-        """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean."""
+        """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean.
+
+        Of sites elsewhere the reference is not taken on trust: chains set out wider than it, so that they disagree for long
+        if it is too narrow for what the sites then object to.
+        """
         keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 2), self.chains)
         count = jnp.zeros(self.chains, int)
         spread, v = _spread(self.dynamics, keys, count, self.dim)
         if self.init is not None:
             a = jnp.broadcast_to(self.reference.to_a(jnp.asarray(self.init)), (self.chains, self.dim))
         elif self.whitened:
-            a = spread
+            a = (WIDE if isinstance(self.sites[0], RemoteSite) else 1.0) * spread
         else:
             center = jnp.zeros(self.dim) if self.prior is None else jnp.asarray(prior_mean(self.prior))
             a = self.reference.to_a(center) + 0.1 * spread

@@ -17,6 +17,7 @@ from fedpdmc.federation import wire
 from fedpdmc.federation.direct import DirectTransport
 from fedpdmc.federation.disclosure import largest_leverage
 from fedpdmc.federation.opening import open_agent
+from fedpdmc.federation.plausible import Plausible
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite, Request
 from fedpdmc.federation.streams import serve
 from fedpdmc.keys import read_credentials
@@ -205,10 +206,11 @@ def test_sums_are_controlled_at_each_site(tmp_path):
         agent.journal.close()
 
 
-def searched(folder, tmp_path):
+def searched(folder, tmp_path, believed=False):
     """An honest search for the mode; the points that it took."""
     agents = [folder.agent(name, tmp_path / name) for name in folder.study.sites]
     federation = RemoteFederation(DirectTransport(agents), RUN)
+    federation.plausible = Plausible(folder.study) if believed else None
     members = [RemoteSite(federation, k, len(folder.study.names)) for k in range(len(agents))]
     try:
         return double_precision(_mode)(federation, members, folder.study)
@@ -217,7 +219,7 @@ def searched(folder, tmp_path):
 
 
 def test_an_honest_search_is_not_refused(guarded, tmp_path):
-    found = searched(guarded, tmp_path)
+    found = searched(guarded, tmp_path, believed=True)
     assert found.rounds <= 7
 
 
@@ -253,7 +255,7 @@ def test_an_honest_search_of_other_families_is_not_refused(tmp_path, family):
         falls = rng.poisson(mean) if family == "poisson" else np.round(mean + 3 * rng.normal(size=200), 1)
         lines = [f"{f},{('placebo', 'verum')[d]},{a}" for f, d, a in zip(falls, drug, age, strict=True)]
         Path(folder.data[name]).write_text("\n".join(["falls,drug,age", *lines]) + "\n")
-    assert searched(folder, tmp_path).rounds <= 11
+    assert searched(folder, tmp_path, believed=True).rounds <= 11
 
 
 def test_a_site_that_is_too_small_is_told_which_key_to_change(tmp_path, caplog):

@@ -63,6 +63,12 @@ def open_agent(
         The site's keys: a contract whose derivatives are summed needs them to answer.
     """
     records = read_records(study, source, query, site=name)
+    if len(records) > study.most_records:
+        raise InputError(
+            f"data of site {name!r}",
+            f"{len(records):,} records",
+            f"The contract has at most {study.most_records:,} of a site: change it together, [limits] records = ....",
+        )
     if policy is not None:
         policy.check(name, study, len(records))
         if study.epsilon is None:

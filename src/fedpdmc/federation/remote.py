@@ -14,6 +14,7 @@ from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached,
 from fedpdmc.federation import masking, wire
 from fedpdmc.federation.base import Federation
 from fedpdmc.federation.haste import Haste
+from fedpdmc.federation.plausible import Plausible
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.bounds import Bounds
@@ -101,6 +102,8 @@ class RemoteFederation(Federation):
         Number of the last request that each site has answered; a run that is resumed goes on from there.
     columns : list
         The coordinates that each site is sent, None for all; set before the first plan.
+    plausible : Plausible or None
+        What derivatives can be, by the contract; None: they are not looked at.
     flips : bool or None
         Whether arrivals name coordinates, and not normals; None: either is taken.
     private : bool or None
@@ -122,6 +125,7 @@ class RemoteFederation(Federation):
         self.flips: bool | None = None
         self.private: bool | None = None
         self._haste = Haste(transport.names)
+        self.plausible: Plausible | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -152,6 +156,8 @@ class RemoteFederation(Federation):
                 skew, size = (float(np.abs(a).max()) for a in (message.hessian - message.hessian.T, message.hessian))
                 if size > LARGEST or skew > SYMMETRIC * size:
                     raise BadAnswer(name, "a Hessian that is not symmetric, or too large to be added to others")
+                if self.plausible is not None:
+                    self.plausible.check(name, x, message.value, message.gradient, message.hessian)
             self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
             self._point = np.array(x)
         return self._derived
@@ -175,7 +181,10 @@ class RemoteFederation(Federation):
         for name, message in zip(self.names, found, strict=True):
             if message.words.shape != (2 * masking.size(len(x)),):
                 raise BadAnswer(name, "derivatives of another number of parameters")
-        return masking.unpacked(masking.total([message.words for message in found]), len(x))
+        total = masking.unpacked(masking.total([message.words for message in found]), len(x))
+        if self.plausible is not None:
+            self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names))
+        return total
 
     def open(
         self,

@@ -69,6 +69,8 @@ class Study:
         The most requests that a site answers.
     most_derivatives : int
         At how many points.
+    most_records : int
+        The most records that a site may have: what a site tells beyond what so many could is refused.
     observed_time : float
         The most process time, summed over chains, that a site lets be observed.
     missing : {"refuse", "drop"}
@@ -106,6 +108,7 @@ class Study:
     region: float | tuple[float, ...] | None = None
     release: float = 0.0
     missing: str = "refuse"
+    most_records: int = 1_000_000
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -328,6 +331,7 @@ def _releases(releases: Table, limits: Table) -> dict[str, Any]:
         "passes": passes,
         "rounds": limits.whole("rounds", least=1, most=2**62),
         "most_derivatives": limits.whole("derivatives", 12, least=0),
+        "most_records": limits.whole("records", 1_000_000, least=1),
         "observed_time": limits.number("observed_time", least=1e-300),
     }
     limits.done()
