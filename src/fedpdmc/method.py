@@ -15,8 +15,8 @@ from jaxtyping import Array, Int
 from fedpdmc.compilation import compiled
 from fedpdmc.coordinates import Reference
 from fedpdmc.coordinator import Coordinator, State
-from fedpdmc.dynamics import Boomerang, Dynamics
-from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoMode, NotFinite
+from fedpdmc.dynamics import Boomerang, Dynamics, ZigZag
+from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoEnclosure, NoMode, NotFinite
 from fedpdmc.federation.guarded import GuardedFederation
 from fedpdmc.federation.local import LocalFederation
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
@@ -46,6 +46,8 @@ REDISTRIBUTED = "redistributed"
 # How much wider than the reference chains set out where sites are elsewhere.
 WIDE = 2.0
 REFERENCES, CONTROLS = ("laplace", "diagonal", "identity"), ("none", "linear", "quadratic")
+# Number of the first plan of a run after a burn-in that was given up: beyond any that it may have used.
+SECOND_RUN = 2**30
 # What is left of a sum relative to its largest term when it is rounding only.
 CANCELLED = 1e-10
 
@@ -54,7 +56,8 @@ class Method(NamedTuple):
     """All choices of a run.
 
     ``public`` is what the coordinator walks with, in whitened coordinates, ``segments`` the most segments of a plan, and
-    ``redistribution`` the rate at which the prior is dealt anew to the sites, zero if it is not.
+    ``redistribution`` the rate at which the prior is dealt anew to the sites, zero if it is not. ``open_dynamics``: nobody
+    said which; ``chosen`` says what was chosen in a burn-in and why. Plans are numbered from ``first_plan`` on.
     """
 
     sites: tuple[Site, ...]
@@ -76,6 +79,9 @@ class Method(NamedTuple):
     bounds: str = "certified"
     variables: Variables | None = None
     reference_name: str = "given"
+    open_dynamics: bool = False
+    chosen: str = ""
+    first_plan: int = 0
 
     @property
     def certified(self) -> bool:
@@ -136,7 +142,8 @@ class Method(NamedTuple):
         """
         keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 2), self.chains)
         count = jnp.zeros(self.chains, int)
-        spread, v = _spread(self.dynamics, keys, count, self.dim)
+        number = count + self.first_plan
+        spread, v = _spread(self.dynamics, keys, number, self.dim)
         if self.init is not None:
             a = jnp.broadcast_to(self.reference.to_a(jnp.asarray(self.init)), (self.chains, self.dim))
         elif self.whitened:
@@ -148,7 +155,7 @@ class Method(NamedTuple):
         if self.redistribution > 0:
             keys = chain_keys(jax.random.fold_in(jax.random.key(self.seed), 3), self.chains)
             share = shares(uniforms(keys, count, count, len(self.sites)))
-        return State(a, v, jnp.full(self.chains, -burn_in), count, count, count, count, share)
+        return State(a, v, jnp.full(self.chains, -burn_in), number, count, count, count, share)
 
 
 @compiled
@@ -212,7 +219,29 @@ def choose(
     segments = _usual_segments(members, chains) if few_objections else SEGMENTS_MANY_OBJECTIONS
     return Method(
         members, dim, prior, prior_at, dynamics, found, controls, control, chains, names, init, seed, whitened, public,
-        segments, redistribution, bounds, variables(members, names), name,
+        segments, redistribution, bounds, variables(members, names), name, few_rounds,
+    )  # fmt: skip
+
+
+def on_lines(method: Method, reason: str) -> Method | None:
+    """What is better where the few-rounds method has turned out unsuitable: Zig-Zag on the same reference.
+
+    None where there are no certified bounds for it. The decision is made from a burn-in of which nothing is kept. The run
+    that is kept is drawn afresh: its plans have numbers of their own, so that it shares no random number with what the
+    decision saw. Given the decision it is a run of Zig-Zag as any other, and exact as such.
+    """
+    dynamics = ZigZag()
+    try:
+        if method.bounds == "certified":
+            _check_enclosures(method.sites, dynamics)
+    except NoEnclosure:
+        return None
+    controls = linear_control(method.reference)
+    prior = method.prior if method.prior_at == "coordinator" else None
+    return method._replace(
+        dynamics=dynamics, control=controls, control_name="linear", segments=SEGMENTS_MANY_OBJECTIONS, open_dynamics=False,
+        public=public_potential(method.sites, prior, controls, method.reference, dynamics), first_plan=SECOND_RUN,
+        chosen=f"Zig-Zag was chosen in the burn-in, in place of the Boomerang: {reason}",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.distance import USUAL_YIELD, Distance
+from fedpdmc.distance import USUAL_YIELD, Distance, Unsuitable
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
 from fedpdmc.federation.base import message_bytes
 from fedpdmc.federation.guarded import GuardedFederation
@@ -21,7 +21,7 @@ from fedpdmc.federation.pacing import Pace
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.rounds import Rounds
 from fedpdmc.membership import PRIOR_SITE
-from fedpdmc.method import Method
+from fedpdmc.method import Method, on_lines
 from fedpdmc.posterior import Posterior
 from fedpdmc.precision import double_precision
 from fedpdmc.progress import Display
@@ -90,6 +90,15 @@ class Goal(NamedTuple):
     step: float
 
 
+class GivenUp(NamedTuple):
+    """What a burn-in that was given up has cost: rounds, plans and segments of all chains, passes of each site."""
+
+    rounds: int
+    plans: int
+    segments: int
+    passes: np.ndarray
+
+
 class Sampler:
     """A run and what has been kept of it; `extend` leaves this one as it is and returns the next posterior.
 
@@ -101,6 +110,8 @@ class Sampler:
         self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
         self.goal: Goal | None = None
+        # What a burn-in has cost that was given up before this run, and what this one's has cost so far.
+        self.given_up = self._cost = GivenUp(0, 0, 0, np.zeros(len(method.sites), np.int64))
         # The posterior that was made last, and when: its diagnostics are not made twice.
         self._made: tuple[float, Posterior] | None = None
         federation = method.federation()
@@ -119,7 +130,7 @@ class Sampler:
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         few_rounds = method.whitened and method.control_name == "quadratic" and method.dynamics.flow.rotating
         # Private sites object by design: their excess flips say nothing of the reference.
-        self.distance = Distance(method.chains) if few_rounds and self.pace is None else None
+        self.distance = Distance(method.chains, method.dim) if few_rounds and self.pace is None else None
         flow = method.dynamics.flow
         self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
 
@@ -154,11 +165,39 @@ class Sampler:
         )
         self._advance(span + fits, display)
 
-    def burn_in(self, progress: bool) -> None:
-        """Run to process time zero and keep nothing."""
-        with self._display(progress, "burn-in") as display:
-            self._set_goal(0.0, 1)
-            self._reach_goal(display)
+    def burn_in(self, progress: bool) -> Sampler:
+        """Run to process time zero and keep nothing; returns this sampler, or the one that turned out better.
+
+        Where nobody said which dynamics, the burn-in decides: if it shows that the posterior is too far from its reference,
+        another method takes its place from the start. `fedpdmc.method.on_lines` says why that is exact.
+        """
+        try:
+            if self.distance is not None:
+                self.distance.deciding = self._may_switch
+            with self._display(progress, "burn-in") as display:
+                self._set_goal(0.0, 1)
+                self._reach_goal(display)
+            if self.distance is not None and self.distance.deciding:
+                self.distance.judge(float(np.mean(self.run.events)), None, self.burn_in_time)
+                self.distance.deciding = False
+        except Unsuitable as found:
+            return self._instead(str(found)).burn_in(progress)
+        return self
+
+    def _instead(self, reason: str) -> Sampler:
+        """The sampler that takes this one's place; this one, which will not ask again, if there is none."""
+        method = on_lines(self.method, reason)
+        if method is None:
+            self.method = self.method._replace(open_dynamics=False)
+            return self
+        better = Sampler(method, self.burn_in_time, self.keep, self.watch)
+        better.given_up = self._cost
+        return better
+
+    @property
+    def _may_switch(self) -> bool:
+        """Sites in this process can be opened anew; those elsewhere have agreed to one method."""
+        return self.method.open_dynamics and self.distance is not None and isinstance(self.run, Run)
 
     def resume(self, progress: bool) -> bool:
         """Reach the goal that was set before; returns whether that could be done."""
@@ -219,13 +258,21 @@ class Sampler:
         def tick(tick: Tick) -> None:
             display.tick(tick)
             if self.distance is not None:
+                if self.distance.deciding:
+                    self._cost = GivenUp(
+                        tick.rounds, int(self.run.plans.sum()), int(self.run.planned.sum()), self.run.passes
+                    )
                 self.distance.tick(tick)
 
         return tick
 
     def _advance(self, until: float, display: Display) -> None:
         # Chains wait for each other at the end of a block: few blocks, of many plans each.
-        plans = self.run.plans.mean() / max(self.burn_in_time + self.run.time, 1e-9) * (until - self.run.time)
+        plans = (
+            (self.run.plans.mean() - self.method.first_plan)
+            / max(self.burn_in_time + self.run.time, 1e-9)
+            * (until - self.run.time)
+        )
         self._set_goal(until, int(np.clip(plans / PLANS_PER_BLOCK, 1, MOST_PIECES)))
         self._reach_goal(display)
 
@@ -315,16 +362,16 @@ class Sampler:
             return self._made[1]
         method, rounds = self.method, self.run.rounds
         counts = {
-            "rounds": rounds + method.reference.rounds,
+            "rounds": rounds + self.given_up.rounds + method.reference.rounds,
             "messages": [
-                2 * (int(exchanges) + self._reference_rounds(site))
+                2 * (int(exchanges) + self.given_up.rounds + self._reference_rounds(site))
                 for site, exchanges in zip(method.sites, self.run.asked[0], strict=True)
             ],
             "bytes": [
                 self._bytes(site, int(plans)) for site, plans in zip(method.sites, self.run.asked[1], strict=True)
             ],
             "events": self.run.events - self.burn_in_events,
-            "gradient_evaluations": self.run.passes,
+            "gradient_evaluations": self.run.passes + self.given_up.passes,
             "certified": method.certified,
             "violations": self.run.violations,
             "privacy": self._privacy(),
@@ -352,6 +399,10 @@ class Sampler:
         if isinstance(self.run.federation, RemoteFederation):
             return int(self.run.federation.bytes[self.run.federation.names.index(site.name)])
         made = (method.reference.bytes or {}).get(site.name, 0)
+        if self.given_up.plans:
+            made += sum(
+                message_bytes(self.given_up.plans, self.given_up.segments, sent, False, method.redistribution > 0)
+            )
         share = method.redistribution > 0
         # Sites that are not always asked are sent the last velocity too, for what is not planned yet.
         segments = plans * (method.segments + 1) if self.run.spares else int(self.run.planned.sum())
@@ -369,11 +420,12 @@ class Sampler:
             "dynamics": repr(method.dynamics),
             "reference": method.reference_name,
             "control": method.control_name,
+            "chosen": method.chosen,
             "prior_at": self._prior_at(),
             "redistribution": method.redistribution,
             "chains": method.chains,
             "segments": method.segments,
-            "objected": float(self.run.objections.sum() / max(self.run.plans.sum(), 1)),
+            "objected": float(self.run.objections.sum() / max((self.run.plans - method.first_plan).sum(), 1)),
             "burn_in": self.burn_in_time,
             "duration": max(self.run.time, 0.0),
             "seed": method.seed,

@@ -59,7 +59,8 @@ def sample(
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
         site. The posterior is the same. `Redistributed` has a place of its own.
     dynamics : Dynamics, optional
-        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates.
+        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates; or, if the burn-in
+        shows that the posterior is too far from that, `ZigZag` on the same reference (``settings["chosen"]`` says why).
     reference : Reference, "laplace", "diagonal" or "identity", optional
         Whitened coordinates: of the Laplace approximation, of its standard deviations alone, or none. None: "laplace"; with
         flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget "identity",
@@ -130,7 +131,7 @@ def sample(
         sampler = Sampler(chosen, wanted, keep)
         sampler.check_budget(0.0 if duration is None else float(duration))
         if wanted > 0:
-            sampler.burn_in(progress)
+            sampler = sampler.burn_in(progress)
         return sampler.extend(duration=duration, ess=ess, progress=progress)
 
 

@@ -11,8 +11,8 @@ from fedpdmc.diagnostics import Diagnosis
 
 # R-hat that nobody minds; effective draws below which nothing can be told, in all and of each chain.
 GOOD_RHAT, LEAST_ESS, LEAST_ESS_PER_CHAIN = 1.01, 100.0, 4.0
-# Drift, and distance of the first draws from the rest, that nobody minds: in standard deviations.
-SMALL_DRIFT, SMALL_BEGIN = 0.1, 0.25
+# Drift, and error of the mean that the beginning leaves in it, that nobody minds: in standard deviations.
+SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 
 
 class NotConverged(UserWarning):
@@ -63,9 +63,9 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     """A verdict from diagnostics.
 
     A statistic speaks against a run where it is both beyond chance and large enough to matter: R-hat above 1.01 and above
-    its limit, a drift above a tenth of a standard deviation and above its limit, first draws a quarter of one from
-    the rest and beyond their limit. Too few effective draws, in all or for each chain, leave the question open, and an
-    open question is not convergence.
+    its limit, a drift above a tenth of a standard deviation and above its limit, first draws beyond their limit that move
+    the mean by more than its Monte Carlo error. Too few effective draws, in all or for each chain, leave the question open,
+    and an open question is not convergence.
 
     Parameters
     ----------
@@ -90,7 +90,10 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         reasons.append(f"the chains drift: {found.names[i]} moves by {abs(found.drift[i]):.2g} sd from the first fifth to "
                        "the second half")  # fmt: skip
         burn = True
-    away = np.abs(found.begin) > np.maximum(found.begin_limit, SMALL_BEGIN)
+    # Chains that forget like exp(−t/τ) have T/(2τ) effective draws each: what they begin with moves the mean by this much.
+    bias = np.abs(found.begin) * chains / (2 * np.maximum(found.ess, 1e-300))
+    small = np.maximum(1 / np.sqrt(np.maximum(found.ess, 1e-300)), SMALL_BIAS)
+    away = (np.abs(found.begin) > found.begin_limit) & (bias > small)
     if away.any():
         i = int(np.argmax(np.where(away, np.abs(found.begin), 0)))
         reasons.append(f"what is kept begins {abs(found.begin[i]):.2g} sd off in {found.names[i]}")
