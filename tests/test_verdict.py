@@ -8,7 +8,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.diagnostics import diagnose, nested_rhat
-from fedpdmc.verdict import NotConverged, judge
+from fedpdmc.verdict import ConvergenceWarning, judge
 from tests.support import default_run
 
 NAMES = ["a", "b", "energy"]
@@ -104,7 +104,7 @@ def counts():
 def test_explicit_dynamics_in_the_parameters_own_coordinates(dynamics):
     prior = fp.models.normal_prior(2, scale=5.0)
     run = {"dynamics": dynamics, "chains": 8, "duration": 4.0, "seed": 1, "progress": False}
-    with pytest.warns(NotConverged, match="^NOT converged: .*To do: .*reference='laplace'"):
+    with pytest.warns(ConvergenceWarning, match="^NOT converged: .*To do: .*reference='laplace'"):
         post = fp.sample([counts()], prior, reference="identity", **run)
     assert not post.verdict.converged and not post.verdict and post.verdict.reasons
     assert str(post.summary()).startswith("NOT converged: ")

@@ -29,7 +29,7 @@ from fedpdmc.run import Run, Tick
 from fedpdmc.site import Site, local_columns
 from fedpdmc.skeleton import Block
 from fedpdmc.store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
-from fedpdmc.verdict import NotConverged
+from fedpdmc.verdict import ConvergenceWarning
 
 DEFAULT_ESS = 1000.0
 FIRST_BLOCK = 10.0
@@ -242,7 +242,7 @@ class Sampler:
         following.judge()
         post = following.posterior()
         if not post.verdict:
-            warnings.warn(str(post.verdict), NotConverged, stacklevel=3)
+            warnings.warn(str(post.verdict), ConvergenceWarning, stacklevel=3)
         return post
 
     def judge(self, ess: float | None = None) -> None:

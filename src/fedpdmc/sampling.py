@@ -106,7 +106,7 @@ def sample(
 
     Warns
     -----
-    NotConverged
+    ConvergenceWarning
         The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
     """
     if method not in (None, "exact", ONE_SHOT_NAME):

@@ -15,7 +15,7 @@ GOOD_RHAT, LEAST_ESS, LEAST_ESS_PER_CHAIN = 1.01, 100.0, 4.0
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 
 
-class NotConverged(UserWarning):
+class ConvergenceWarning(UserWarning):
     """The draws of a run are not to be used as they are."""
 
 

@@ -20,7 +20,7 @@ from fedpdmc.requests import request_certificate, sign_request
 from fedpdmc.service import serve_site, write_flower_app
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
-from fedpdmc.verdict import NotConverged
+from fedpdmc.verdict import ConvergenceWarning
 
 # Exit status of a run that was refused or given something it cannot use.
 REFUSED = 2
@@ -272,7 +272,7 @@ def audit_replay(path: Path, name: str, data: str, query: str | None, store: Pat
 def _verdict_is_printed():
     """The summary begins with it: no warning beside."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConverged)
+        warnings.simplefilter("ignore", ConvergenceWarning)
         yield
 
 

@@ -35,7 +35,7 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedpdmc.experiments.study import Study, record
-    from fedpdmc.verdict import NotConverged
+    from fedpdmc.verdict import ConvergenceWarning
 
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -45,7 +45,7 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
             processor, wall = time.process_time(), time.perf_counter()
             with warnings.catch_warnings():
                 # The paper's runs start in stationarity and have lengths of their own: what is checked is their error.
-                warnings.simplefilter("ignore", NotConverged)
+                warnings.simplefilter("ignore", ConvergenceWarning)
                 verdict = module.run(Study(out, quick, progress))
             record(out, verdict, time.process_time() - processor, time.perf_counter() - wall)
             yield verdict

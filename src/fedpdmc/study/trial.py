@@ -104,7 +104,7 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
     seed : int
     """
     import fedpdmc
-    from fedpdmc.verdict import NotConverged
+    from fedpdmc.verdict import ConvergenceWarning
 
     with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
         data = {}
@@ -115,7 +115,7 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
         with fedpdmc.connect(study, data=data, seed=seed, ledger=ledger) as connection:
             with warnings.catch_warnings():
                 # Long enough to see what a run costs, not to converge.
-                warnings.simplefilter("ignore", NotConverged)
+                warnings.simplefilter("ignore", ConvergenceWarning)
                 post = fedpdmc.sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
