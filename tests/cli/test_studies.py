@@ -90,6 +90,13 @@ def test_a_full_disk_is_told_in_a_sentence(caplog):
     assert "No space left on device: 'run/state.npz'. What was kept in the store stands" in caplog.text
 
 
+def test_without_descriptors_a_service_is_started_again():
+    def work():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert studies.guarded(work) == 75
+
+
 @pytest.mark.parametrize(
     ("words", "status", "what"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import sys
 import warnings
@@ -24,6 +25,8 @@ from fedpdmc.verdict import ConvergenceWarning
 
 # Exit status of a run that was refused or given something it cannot use.
 REFUSED = 2
+# Of one that had no descriptor left: started again it may have.
+LATER = 75
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -42,7 +45,7 @@ def guarded(work: Callable[[], int]) -> int:
         logging.getLogger("fedpdmc").error(
             "%s. What was kept in the store stands: mend this (a full disk: make room) and start again.", error
         )
-        return REFUSED
+        return LATER if error.errno in (errno.EMFILE, errno.ENFILE) else REFUSED
 
 
 class _ToStandardError(logging.StreamHandler):
