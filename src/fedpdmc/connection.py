@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import tempfile
 import time
@@ -59,7 +58,7 @@ class Connection:
         self.federation = RemoteFederation(transport, run)
         self.federation.plausible = Plausible(study)
         self._witness: Witness | None = None
-        self._attested = -math.inf
+        self._attested = time.monotonic()
         if transport.credentials is not None:
             from fedpdmc.federation.seals import Witness
 
