@@ -79,11 +79,16 @@ def _range(x: Form) -> Interval:
 
 def _moved(primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
     """A primitive that moves entries."""
-    linear.refuse_fill(params)
+    params, fill = linear.split_fill(primitive.name, params)
     count = linear.MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
     if not all(isinstance(form, Curve) or is_point(form) for form in data) or not all(map(is_point, rest)):
         raise NotImplementedError("of a comparison, or at a place that depends on the parameters")
+    if fill is not None and isinstance(data[0], Curve):
+        gone = wide(linear.absent(primitive, params, data[0], rest))
+        found = fields(lambda part: primitive.bind(part, *rest, **params), data[0])
+        first = jnp.zeros_like(found.error) if not found.parts or found.parts[0] is None else found.parts[0]
+        return [Curve((jnp.where(gone, fill, first), *found.parts[1:]), found.error)]
     if primitive.name == "pad" and isinstance(data[0], Curve) and _is_zero(data[1]) and len(data[0].shape) == 1:
         before, after, between = map(int, params["padding_config"][0])
         if before >= 0 and after >= 0 and between == 0:
@@ -99,16 +104,27 @@ def _is_few(params: dict[str, Any], forms: list[Form]) -> bool:
     """Whether it fetches single entries of a short vector."""
     numbers, data = params["dimension_numbers"], forms[0]
     plain = numbers.collapsed_slice_dims == (0,) and numbers.start_index_map == (0,) and not numbers.offset_dims
+    plain = plain and params["slice_sizes"] == (1,) and params["mode"] in FETCHED
     return isinstance(data, Curve) and len(data.shape) == 1 and data.shape[0] <= FEW and plain and is_point(forms[1])
 
 
+MODES = lax.GatherScatterMode
+FETCHED = (MODES.CLIP, MODES.PROMISE_IN_BOUNDS, MODES.FILL_OR_DROP)
+
+
 def _gather(stretch: Stretch, params, x: Curve, index: Any) -> Curve:
-    """Single entries of a short vector; NaN for places that are not there."""
-    place, entries = index[..., 0], np.arange(x.shape[0])
-    ones = jnp.asarray(place[..., None] == entries, x.dtype)
-    absent = jnp.where((place < 0) | (place >= x.shape[0]), jnp.nan, 0.0)
+    """Single entries of a short vector; for places that are not there the nearest, or what is filled in (NaN by default)."""
+    place, count = index[..., 0], x.shape[0]
+    gone, filled = (place < 0) | (place >= count), params["mode"] == MODES.FILL_OR_DROP
+    place = place if filled else jnp.clip(place, 0, count - 1)
+    ones = jnp.asarray(place[..., None] == np.arange(count), x.dtype)
     found = Curve(tuple(None if part is None else ones @ part for part in x.parts), ones @ x.error)
-    return Curve(found.parts, found.error + wide(absent))
+    fill = np.nan if params["fill_value"] is None else float(params["fill_value"])
+    if not filled or fill == 0:
+        return found
+    first = jnp.zeros_like(found.error) if not found.parts or found.parts[0] is None else found.parts[0]
+    error = jnp.where(wide(gone), 0.0 if np.isfinite(fill) else np.nan, found.error)
+    return Curve((jnp.where(wide(gone), fill, first), *found.parts[1:]), error)
 
 
 def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: Form) -> Curve:
@@ -129,6 +145,13 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
     terms = int(np.prod(new.shape, initial=1)) + 1
     joined, size = fields(one, old, new), fields(one, Curve((), old.size), Curve((), new.size)).error
     return Curve(joined.parts, joined.error + (unit(size) + terms * float(jnp.finfo(size.dtype).eps)) * size + TINY)
+
+
+def _scatter(stretch: Stretch, params, operand: Form, index: Form, updates: Form) -> Curve:
+    """Entries replaced where constant indices say."""
+    if not is_point(index):
+        raise NotImplementedError("scatter at a place that depends on the parameters")
+    return fields(lambda part, new: primitives.scatter_p.bind(part, index, new, **params), operand, updates)
 
 
 class Placed(eqx.Module):
@@ -422,7 +445,8 @@ SPECIAL: dict[str, Callable[..., Form]] = {
     "add": _add, "add_any": _add, "sub": _sub, "neg": _neg, "mul": _mul, "div": _div, "pow": _pow, "square": _square,
     "integer_pow": _integer_pow, "polygamma": _polygamma, "logaddexp": _logaddexp, "convert_element_type": _convert,
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve, "gather": _gather,
-    "scatter-add": _scatter_add, "scatter_add": _scatter_add, "select_n": _select, "eq": _equal(True), "ne": _equal(False),
+    "scatter-add": _scatter_add, "scatter_add": _scatter_add, "scatter": _scatter,
+    "select_n": _select, "eq": _equal(True), "ne": _equal(False),
     "max": _either("ge"), "min": _either("le"), "abs": _abs, "sign": _sign, "clamp": _clamp,
     "reduce_max": _extreme("max"), "reduce_min": _extreme("min"),
     "is_finite": lambda stretch, params, x: Assumed(True, x), "copy": lambda stretch, params, x: x,

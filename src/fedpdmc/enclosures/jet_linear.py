@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import primitives
 
 from fedpdmc.enclosures import linear
@@ -109,6 +110,9 @@ def _mapped(x: Jet, along: Callable[[np.ndarray], np.ndarray], absolute: Callabl
 
 
 def _dot(balls: Balls, params, x: Form, y: Form) -> Jet:
+    kind = params["preferred_element_type"]
+    if kind is not None and jnp.finfo(kind).bits < 64:
+        raise NotImplementedError("a product in fewer bits")
     (axes, others), (batch, other_batch) = params["dimension_numbers"]
     shapes = [np.ndim(form) if is_point(form) else len(form.shape) for form in (x, y)]
     one, other = list(range(shapes[0])), list(range(shapes[0], sum(shapes)))
@@ -138,8 +142,7 @@ def _dot(balls: Balls, params, x: Form, y: Form) -> Jet:
 
 
 def moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form]) -> Jet:
-    """A primitive that moves entries, found by moving their numbers."""
-    linear.refuse_fill(params)
+    """A primitive that moves entries, found by moving their numbers; what is filled in is one entry more."""
     count = linear.MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
     if not all(isinstance(form, Jet) or is_point(form) for form in data) or not all(is_point(form) for form in rest):
@@ -152,10 +155,16 @@ def moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form
         jnp.arange(start, end, dtype=float).reshape(jet.shape)
         for start, end, jet in zip(starts[:-1], starts[1:], jets, strict=True)
     ]
-    place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params))
-    if np.any(np.isnan(place)):
+    if params.get("fill_value") is not None or params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP:
+        fill = params.get("fill_value")
+        params = {**params, "fill_value": float(starts[-1])}
+        jets.append(lifted(balls, np.asarray(np.nan if fill is None else fill, float)))
+    place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params)).astype(int)
+    if len(jets) > len(data) and not np.any(place == starts[-1]):
+        jets = jets[:-1]
+    elif len(jets) > len(data) and np.isnan(jets[-1].lo[0, 0]):
         raise NotImplementedError(f"{primitive.name} beyond the end of an array")
-    return picked(jets, place.astype(int))
+    return picked(jets, place)
 
 
 def _scatter_add(balls: Balls, params, operand: Form, indices: Form, updates: Form) -> Jet:

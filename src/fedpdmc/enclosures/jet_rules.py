@@ -188,6 +188,9 @@ def _pow(balls: Balls, params, x: Form, y: Form) -> Form:
 def _convert(balls: Balls, params, x: Form) -> Form:
     if not isinstance(x, Jet) or not jnp.issubdtype(params["new_dtype"], jnp.floating):
         raise NotImplementedError("a value that is rounded to an integer, or a comparison as a number")
+    if jnp.finfo(params["new_dtype"]).bits < jnp.finfo(x.dtype).bits:
+        # Rounding is allowed for in 64 bits, here and in all that follows.
+        raise NotImplementedError("a value in fewer bits")
     return x
 
 

@@ -47,23 +47,48 @@ MOVES: dict[str, int | None] = {
 
 def move(cell: Cell, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
     """The results of a primitive that moves entries."""
-    refuse_fill(params)
+    params, fill = split_fill(primitive.name, params)
     count = MOVES[primitive.name]
     data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
     if not all(is_point(form) for form in rest):
         raise NotImplementedError("at a place that depends on the parameters")
     data = [truth(cell, form) if isinstance(form, Assumed) else form for form in data]
+    if fill is not None:
+        if not isinstance(data[0], (Interval, Series)):
+            raise NotImplementedError("a comparison with a fill value")
+        found = fields(lambda part: primitive.bind(part, *rest, **params), data[0])
+        return [put_fill(found, absent(primitive, params, data[0], rest), fill)]
     if not primitive.multiple_results:
         return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
     count = len(jax.eval_shape(lambda *parts: primitive.bind(*parts, *rest, **params), *map(_sample, data)))
     return [fields(lambda *parts, i=i: primitive.bind(*parts, *rest, **params)[i], *data) for i in range(count)]
 
 
-def refuse_fill(params: dict[str, Any]) -> None:
-    """A number in place of entries that are not there is a value, and no part of one."""
-    fill = params.get("fill_value")
-    if fill is not None and not np.isnan(fill) and fill != 0:
-        raise NotImplementedError(f"with fill_value={fill}")
+def split_fill(name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """The parameters of a move that fills with zero, as every part of a form must be, and the number to put there instead.
+
+    None where there is none to put: nothing is filled, zero, or NaN (the default), which no part of a form forgets.
+    """
+    fill = params.get("fill_value") if name == "gather" else None
+    if fill is None or params["mode"] != lax.GatherScatterMode.FILL_OR_DROP or fill == 0 or np.isnan(fill):
+        return params, None
+    return {**params, "fill_value": 0.0}, float(fill)
+
+
+def absent(primitive: Any, params: dict[str, Any], x: Form, rest: list[Any]) -> Any:
+    """Which entries of the result are filled."""
+    return primitive.bind(jnp.zeros(x.shape), *rest, **{**params, "fill_value": 1.0}) > 0
+
+
+def put_fill(x: Form, where: Any, fill: float) -> Form:
+    """A number at some entries."""
+
+    def put(part):
+        return jnp.where(where, jnp.asarray(fill, part.dtype), part)
+
+    if isinstance(x, Interval):
+        return Interval(put(x.lo), put(x.hi))
+    return Series(put(x.value), x.error, x.slope, x.turn, x.low, x.high)
 
 
 def _sample(form: Form) -> Any:
