@@ -60,6 +60,9 @@ use_compilation_cache()
 MOST_STAGED_PASSES = 8.0
 # Cost of a clock on a polynomial, as it counts it, above which cells are the better way.
 MOST_COST = 80.0
+# Share of a usual rate that its rounding may be; and rounding, per unit of velocity, above which a polynomial is not used,
+# because what is known of rounding there is an estimate, whereas cells and curves carry a bound of it.
+NOISY, CLEAN = 1e-3, 1e-6
 # Relative difference of two quadratics that are the same but for rounding.
 SAME = 1e-12
 
@@ -307,13 +310,13 @@ def open_site(site: Site, opening: Opening) -> Clock:
     if opening.adaptive and site.model is not None:
         return AdaptiveClock(whitened, opening.dynamics)
     if isinstance(whitened, Program):
-        return _program_clock(opening, whitened)
+        return _program_clock(site.name, opening, whitened)
     prepared = _prepared(whitened, opening.dynamics)
     staged = _staged_clock(site, opening, prepared) if sent is None else None
     return clock_for(prepared, opening.dynamics) if staged is None else staged
 
 
-def _program_clock(opening: Opening, program: Program) -> Clock:
+def _program_clock(name: str, opening: Opening, program: Program) -> Clock:
     """Polynomials where there are few parameters, else curves, else cells; the usual cell is measured where it matters."""
     dynamics = opening.dynamics
     few = dynamics.flips != dynamics.flow.rotating and known_orders(program.dim, dynamics.flow.rotating)
@@ -321,6 +324,7 @@ def _program_clock(opening: Opening, program: Program) -> Clock:
     if curved is not None:
         return curved
     paced = _paced(program, dynamics)
+    _check_noise(paced, name)
     polynomial = (_polynomial_clock(opening, paced) or curve_clock(paced, dynamics)) if few else None
     return clock_for(paced, dynamics) if polynomial is None else polynomial
 
@@ -357,10 +361,24 @@ def _staged_clock(site: Site, opening: Opening, potential: Potential) -> StagedC
     return clock if clock.usual_passes() <= MOST_STAGED_PASSES else None
 
 
+def _check_noise(program: Program, name: str) -> None:
+    """Refuse a function whose rates are computed with an error that is not small against them."""
+    if program.noise is None or program.usual is None or not np.isfinite(program.noise):
+        return
+    share = float(program.noise) / max(1.0, float(program.usual))
+    if share > NOISY:
+        raise InputError(
+            f"sites ({name!r})",
+            f"a model whose event rates are lost in rounding: their error may be {share:.1g} of their size",
+            "Look for values in 32 bits, for large offsets that are added and taken off again, and for differences such as "
+            "(1 + u) - 1 or log(1 + u): write them with expm1, log1p and centred data.",
+        )
+
+
 def _polynomial_clock(opening: Opening, program: Program) -> PolynomialClock | FlippingClock | None:
     """A clock that thins on a polynomial first, where the program's derivatives can be enclosed well enough."""
     dynamics, control = opening.dynamics, opening.control
-    if dynamics.flips == dynamics.flow.rotating or program.noise is None:
+    if dynamics.flips == dynamics.flow.rotating or program.noise is None or not program.noise <= CLEAN:
         return None
     whole = control is not None and control.point.shape == opening.reference.center.shape
     center = opening.reference.to_a(control.point) if control is not None and whole else jnp.zeros(program.dim)

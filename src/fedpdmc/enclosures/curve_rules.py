@@ -310,6 +310,7 @@ def _each(function: Callable) -> Callable:
 
 
 def _dot(stretch: Stretch, params, x: Form, y: Form) -> Curve:
+    linear.refuse_fewer_bits(params, x, y)
     dimensions = params["dimension_numbers"]
     dot = functools.partial(lax.dot_general, preferred_element_type=params["preferred_element_type"])
     (axes, others), (batch, other_batch) = dimensions

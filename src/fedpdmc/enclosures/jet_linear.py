@@ -110,9 +110,7 @@ def _mapped(x: Jet, along: Callable[[np.ndarray], np.ndarray], absolute: Callabl
 
 
 def _dot(balls: Balls, params, x: Form, y: Form) -> Jet:
-    kind = params["preferred_element_type"]
-    if kind is not None and jnp.finfo(kind).bits < 64:
-        raise NotImplementedError("a product in fewer bits")
+    linear.refuse_fewer_bits(params, x, y)
     (axes, others), (batch, other_batch) = params["dimension_numbers"]
     shapes = [np.ndim(form) if is_point(form) else len(form.shape) for form in (x, y)]
     one, other = list(range(shapes[0])), list(range(shapes[0], sum(shapes)))

@@ -175,6 +175,7 @@ def mapped(cell: Cell, x: Form, linear: Callable, absolute: Callable, terms: int
 @rule("dot_general")
 def dot_general(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     """A contraction with a constant array, or of two forms."""
+    refuse_fewer_bits(params, x, y)
     dimensions = params["dimension_numbers"]
     dot = functools.partial(
         lax.dot_general, dimension_numbers=dimensions, preferred_element_type=params["preferred_element_type"]
@@ -186,6 +187,13 @@ def dot_general(cell: Cell, params: Any, x: Form, y: Form) -> Form:
     if is_point(y):
         return mapped(cell, x, lambda part: dot(part, y), lambda part: dot(part, jnp.abs(y)), terms)
     return contracted(cell, dot, terms, x, y)
+
+
+def refuse_fewer_bits(params: Any, *forms: Form) -> None:
+    """A product is rounded as its arguments are, or its rounding is not known."""
+    kind = params["preferred_element_type"]
+    if kind is not None and jnp.finfo(kind).bits < max(jnp.finfo(form.dtype).bits for form in forms):
+        raise NotImplementedError("a product in fewer bits")
 
 
 def contracted(cell: Cell, dot: Callable, terms: int, x: Form, y: Form) -> Form:

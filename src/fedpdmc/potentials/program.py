@@ -58,6 +58,8 @@ class Program(Potential):
         What `paced` found: the usual length of a cell at unit speed, the first guess of it everywhere.
     noise : array, optional
         What `paced` found of the rounding of a rate, per unit of velocity and of ``1 + |a|``.
+    usual : array, optional
+        What `paced` found of the size of a rate, in the same units.
     records : int
         Number of records, for the report.
     """
@@ -70,6 +72,7 @@ class Program(Potential):
     control: Quadratic | None = None
     pace: Float[Array, ""] | None = None
     noise: Float[Array, ""] | None = None
+    usual: Float[Array, ""] | None = None
     records: int = eqx.field(default=0, static=True)
 
     @property
@@ -187,15 +190,22 @@ class Program(Potential):
                 bend, bound = _judged(found, h)
                 first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
                 work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
-                return jnp.where(rung == 0, first, longest), (h, work, jnp.max(found.error))
+                return jnp.where(rung == 0, first, longest), (
+                    h,
+                    work,
+                    jnp.max(found.error),
+                    jnp.max(jnp.abs(found.value)),
+                )
 
-            _, (lengths, works, errors) = jax.lax.scan(look, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
+            _, (lengths, works, errors, rates) = jax.lax.scan(look, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
             length = lengths[1:][jnp.argmin(works[1:])] * _speed(rotating, one, other)
-            return length, errors[0] / (jnp.linalg.norm(other) * (1 + jnp.linalg.norm(one)))
+            size = jnp.linalg.norm(other) * (1 + jnp.linalg.norm(one))
+            return length, errors[0] / size, rates[0] / size
 
-        lengths, errors = jax.vmap(best)(a, v)
+        lengths, errors, rates = jax.vmap(best)(a, v)
         pace, noise = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0), NOISE * jnp.nanmax(errors)
-        return dataclasses.replace(self, pace=pace, noise=jnp.nan_to_num(noise, nan=jnp.inf))
+        noise, usual = jnp.nan_to_num(noise, nan=jnp.inf), jnp.nan_to_num(jnp.nanmedian(rates))
+        return dataclasses.replace(self, pace=pace, noise=noise, usual=usual)
 
     def field(self, rotating, flips, a, v):
         """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""

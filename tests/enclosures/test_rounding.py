@@ -1,0 +1,70 @@
+"""Rounding: fewer bits, offsets and differences that cancel."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose
+from fedpdmc.enclosures.jets import Balls, identity
+from fedpdmc.enclosures.monomials import monomials
+from fedpdmc.errors import InputError, NoEnclosure
+
+DATA = np.random.default_rng(0).exponential(1.0, 20)
+
+
+def in_32_bits(x):
+    return jnp.sum((jnp.asarray(DATA, jnp.float32) - x[0].astype(jnp.float32)) ** 2).astype(float)
+
+
+def product_in_32_bits(x):
+    return jnp.dot(x, x, preferred_element_type=jnp.float32).astype(float)
+
+
+@pytest.mark.usefixtures("double")
+def test_fewer_bits_are_allowed_for_on_cells_and_left_to_them_by_balls():
+    f, x = in_32_bits, np.array([0.3, 0.1])
+    balls = Balls(np.asarray([0.0, 0.5]), monomials(2, 3))
+    with pytest.raises(NoEnclosure, match="fewer bits"):
+        enclose(f, balls)(identity(balls, x))
+    v = np.array([1.0, -2.0])
+    found = enclose(f, Cell(0.1))(Series(jnp.asarray(x), jnp.full(2, 1e-14), jnp.asarray(v)))
+    for s in np.linspace(0.0, 0.1, 7):
+        value, middle = float(f(jnp.asarray(x + s * v))), float(found.value + s * found.slope)
+        low, high = (0.0 if end is None else float(end) for end in (found.low, found.high))
+        assert middle - found.error + low * s * s <= value <= middle + found.error + high * s * s
+    assert 1e-7 < found.error < 1e-2
+
+
+@pytest.mark.usefixtures("double")
+def test_a_product_in_fewer_bits_is_refused_everywhere():
+    x, balls = np.array([0.3, 0.1]), Balls(np.asarray([0.0, 0.5]), monomials(2, 3))
+    still = jnp.zeros(2)
+    for domain, form in (
+        (balls, identity(balls, x)),
+        (Cell(0.1), Series(jnp.asarray(x), still)),
+        (Stretch(2), Curve((jnp.asarray(x)[:, None],), still[:, None])),
+    ):
+        with pytest.raises(NoEnclosure, match="fewer bits"):
+            enclose(product_in_32_bits, domain)(form)
+
+
+@pytest.mark.usefixtures("double")
+def test_an_offset_that_cancels_leaves_its_rounding_behind():
+    def difference(x):
+        return (1e6 + jnp.exp(x)) - 1e6
+
+    at = np.linspace(-12.0, -11.9, 50)
+    found = enclose(difference, Cell(0.1))(Series(jnp.asarray(at[0]), jnp.asarray(1e-14), jnp.asarray(1.0)))
+    computed, true = np.asarray(difference(jnp.asarray(at))), np.exp(at)
+    room = float(found.error)
+    assert np.max(np.abs(computed - true)) > 1e-11
+    assert np.all(np.abs(computed - true) <= room) and room < 1e-7
+
+
+def test_a_run_whose_rates_are_lost_in_rounding_is_refused():
+    def offset(x, data):
+        return 0.5 * jnp.sum(((data + 1e12 + x[0]) - 1e12 - 2 * data) ** 2)
+
+    with pytest.raises(InputError, match=r"lost in rounding.*centred data"):
+        fp.sample(fp.Site(offset, name="a", data=DATA), fp.models.normal_prior(1), dynamics=fp.ZigZag(), duration=1.0)
