@@ -87,6 +87,7 @@ Keys = Annotated[Path | None, typer.Option(help="This party's folder of keys.")]
 Plain = Annotated[bool, typer.Option("--plain-on-loopback", help="No TLS, on this machine's own address only.")]
 Data = Annotated[str, typer.Option(help="Records: a .csv or .parquet file, sqlite:PATH or postgresql://...")]
 Query = Annotated[str | None, typer.Option(help="The query that gives the records, for a database.")]
+Check = Annotated[bool, typer.Option("--check", help="Look at everything that is needed, and stop: nothing joins.")]
 Name = Annotated[str, typer.Option(help="The site's name in the contract.")]
 
 
@@ -190,9 +191,14 @@ def _coordinator(
         str, typer.Option(help="In memory: skeleton, or draws for long runs. The store has all.")
     ] = "skeleton",
     out: Annotated[Path | None, typer.Option(help="Where the posterior goes; into the store by default.")] = None,
+    check: Check = False,
 ) -> None:
     """Run a study with sites that dial in. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
+    if check:
+        from fedpdmc.cli import preflight
+
+        raise typer.Exit(preflight.coordinator(study, listen, keys, store))
     remains(
         f"Interrupted. What was drawn is in {store}, and the sites wait: the same command goes on from there.",
         finishes=True,
@@ -223,9 +229,16 @@ def _site(
     server_name: Annotated[
         str, typer.Option(help="The name that the coordinator's certificate must have.")
     ] = "coordinator",
+    check: Check = False,
 ) -> None:
     """Take part in a study. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
+    if check:
+        from fedpdmc.cli import preflight
+
+        raise typer.Exit(
+            preflight.site(study, name, data, query, policy, coordinator, keys, store, ledger, server_name)
+        )
     remains(
         f"Interrupted. The site's log is in {store}, and the run waits: the same command takes part again.",
         finishes=True,

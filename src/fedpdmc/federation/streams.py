@@ -16,7 +16,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -25,7 +25,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc  # noqa: E402
 
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import wire
 from fedpdmc.federation.agent import SOFTWARE, Agent
 from fedpdmc.federation.answers import Answers
@@ -52,7 +52,7 @@ from fedpdmc.study.contract import Study
 logger = logging.getLogger("fedpdmc.coordinator")
 site_logger = logging.getLogger("fedpdmc.site")
 
-SERVICE, METHOD = "fedpdmc.Federation", "Join"
+SERVICE, METHOD, CHECK = "fedpdmc.Federation", "Join", "Check"
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0
 # Answers that belong to no request under way are dropped; so many of them in a row are not an accident.
 MOST_STRAYS = 16
@@ -120,8 +120,9 @@ class StreamTransport(Transport):
         threads = futures.ThreadPoolExecutor(2 * sites + 2 * STRANGERS, "fedpdmc-stream")
         options = [*SERVER, ("grpc.max_allowed_incoming_connections", most_connections(sites))]
         self._server = grpc.server(threads, options=options)
-        handler = grpc.stream_stream_rpc_method_handler(self._stream)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        methods = {METHOD: self._stream, CHECK: self._check}
+        handlers = {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             if credentials is None:
                 check_loopback(host, "listen")
@@ -200,22 +201,10 @@ class StreamTransport(Transport):
 
     def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One stream of one site, from its hello to its end."""
+        hello = yield from self._greeting(incoming, context)
+        if hello is None:
+            return
         caller, peer = _caller(context), context.peer()
-        code = self._door.fault(caller)
-        with self._waiting.place(caller.certificates or peer, not code, context.cancel):
-            # Who is refused may choose not to read it.
-            late = threading.Timer(HELLO, context.cancel)
-            late.daemon = True
-            late.start()
-            try:
-                hello = None if code else self._door.hello(caller, _next(incoming))
-                if not isinstance(hello, wire.Hello):
-                    code = code or str(hello)
-                    self._refuse(peer, code)
-                    yield self._no(code)
-                    return
-            finally:
-                late.cancel()
         desk, admission = self._desks[hello.site], self._door.admit(caller)
         inbox = desk.arrive(context.cancel)
         lost = functools.partial(self._lost, desk, inbox, peer)
@@ -243,6 +232,35 @@ class StreamTransport(Transport):
             logger.debug("stream of %s: %r", desk.name, error)
         finally:
             lost()
+
+    def _check(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Tell a site that would be let in what it has to compare; it does not join."""
+        hello = yield from self._greeting(incoming, context)
+        if hello is not None:
+            logger.info("site %s checks its side; it does not join yet", hello.site)
+            yield wire.encode(wire.Checked(time.time(), SOFTWARE))
+
+    def _greeting(
+        self, incoming: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Generator[bytes, None, wire.Hello | None]:
+        """The hello that a stream begins with; None, and a refusal is sent, for one that is not let in."""
+        caller, peer = _caller(context), context.peer()
+        code = self._door.fault(caller)
+        with self._waiting.place(caller.certificates or peer, not code, context.cancel):
+            # Who is refused may choose not to read it.
+            late = threading.Timer(HELLO, context.cancel)
+            late.daemon = True
+            late.start()
+            try:
+                hello = None if code else self._door.hello(caller, _next(incoming))
+                if isinstance(hello, wire.Hello):
+                    return hello
+                code = code or str(hello)
+                self._refuse(peer, code)
+                yield self._no(code)
+                return None
+            finally:
+                late.cancel()
 
     def _lost(self, desk: Desk, inbox: queue.SimpleQueue, peer: str) -> None:
         self._knows(peer, False)
@@ -402,6 +420,26 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None, di
         if broken:
             # Raises what broke it.
             next(call)
+
+
+def inquire(
+    coordinator: str, credentials: Credentials | None, hello: bytes, server_name: str, seconds: float
+) -> wire.Message:
+    """What a coordinator answers to a site that only checks: `wire.Checked` or a refusal.
+
+    Raises
+    ------
+    InputError
+        It does not answer.
+    """
+    try:
+        with _channel(coordinator, credentials, server_name) as channel:
+            call = channel.stream_stream(f"/{SERVICE}/{CHECK}")(iter([hello]), timeout=seconds)
+            return wire.decode(next(call))
+    except (grpc.RpcError, StopIteration, WireError) as error:
+        reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error) or "silence"
+        remedy = "Look at the coordinator's log; both sides need the same version of fedpdmc."
+        raise InputError("coordinator", f"{coordinator}: {reason}", remedy) from error
 
 
 def _channel(coordinator: str, credentials: Credentials | None, server_name: str) -> grpc.Channel:

@@ -333,11 +333,20 @@ class Attested(Message):
     kind, codecs = 16, (RUN, WHOLE, DIGEST, WHOLE, DIGEST, BLOB, BLOB)
 
 
+@dataclass(frozen=True, eq=False)
+class Checked(Message):
+    """Coordinator → site that only checks: it would be let in; the clock, in seconds since 1970, and software."""
+
+    clock: float
+    software: str
+    kind, codecs = 17, (REAL, TEXT)
+
+
 KINDS: dict[int, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell, Offer, Offered, Agree, Masked,
-        Attest, Attested,
+        Attest, Attested, Checked,
     )
 }  # fmt: skip
 ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked, Attested)

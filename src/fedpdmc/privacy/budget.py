@@ -129,14 +129,18 @@ class Budget:
 
     def open(self) -> tuple[Ledger, Account]:
         """The site's ledger and its account: that of the whole ledger, or of the data set that is named."""
+        ledger, wanted = self.find()
+        return ledger, ledger.account(wanted)
+
+    def find(self) -> tuple[Ledger, Account]:
+        """The site's ledger and the terms of the account, which is not opened if it is not there yet."""
         ledger = Ledger.open(default_path() if self.ledger is None else self.ledger)
         others = [name for name in ledger.datasets if name != self.account_name]
         if others and DATASET in (self.account_name, *others):
             found = f"{self.dataset!r} in {ledger.path}, which keeps {', '.join(map(repr, others))}"
             remedy = "A ledger is one data set without a name, or several with names: give the name, or another ledger."
             raise InputError("Budget(dataset)", found, remedy)
-        wanted = Account(self.account_name, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
-        return ledger, ledger.account(wanted)
+        return ledger, Account(self.account_name, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
 
 
 def default_path() -> Path:
