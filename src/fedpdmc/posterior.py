@@ -228,8 +228,8 @@ class Posterior:
             raise InputError(
                 "extend",
                 "a posterior loaded from disk",
-                "Its sites and where its chains stood are not there: extend the posterior that sample() returned before it is "
-                "saved, or sample again. A study goes on from its store: fedpdmc.connect(..., store=...).",
+                "Its sites and where its chains stood are not there: extend the posterior that sample() returned "
+                "before it is saved, or sample again. A study goes on from its store: fedpdmc.connect(..., store=...).",
             )
         return self._sampler.extend(duration=duration, ess=ess, progress=progress)
 
