@@ -30,6 +30,7 @@ from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
 from fedpdmc.signs import check_rays
 from fedpdmc.site import Opening, Site, local_columns, open_site, whiten
+from fedpdmc.unchanged import check_unchanged
 from fedpdmc.variables import Variables, coordinate_names, variables
 from fedpdmc.written import check_start
 
@@ -321,6 +322,8 @@ def _check_functions(sites, prior, init: np.ndarray | None, dim: int) -> np.ndar
     else:
         start = np.zeros(dim) if prior is None else prior_mean(prior)
     for site in written:
+        assert site.model is not None
+        check_unchanged(site.model, site.dim, site.name)
         check_start(site.potential, start if site.coordinates is None else start[site.coordinates], site.name)
     return start
 

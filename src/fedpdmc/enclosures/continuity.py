@@ -67,7 +67,7 @@ def check_continuity(function: Callable, dim: int) -> None:
     Discontinuous
         Where that is not shown: it may jump there.
     """
-    closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((dim,), jnp.float64))
+    closed = jax.make_jaxpr(lambda x: function(x))(jax.ShapeDtypeStruct((dim,), jnp.float64))
     text = str(closed.jaxpr)
     for small in (1, math.inf):
         # For all data if that can be shown, else for the data at hand.
