@@ -4,11 +4,12 @@ import dataclasses
 import datetime
 import threading
 import time
+import types
 
 import pytest
 from tests.federation.studies import Folder
 
-from fedpdmc.federation import doors, streams, wire
+from fedpdmc.federation import answers, doors, streams, wire
 from fedpdmc.federation.doors import next_hour, opens
 from fedpdmc.keys import fingerprint, make_keys, read_credentials, revoke
 
@@ -54,17 +55,17 @@ def test_outside_its_hours_a_site_does_not_dial_and_a_stream_ends_with_them(tmp_
         )
         assert agent.run is None and f"answers from {closed[0]} to {closed[1]} o'clock" in caplog.text
         # In the middle of a stream: the next request after the end is not answered.
-        ends = time.time() + 1.0
-        monkeypatch.setattr(doors, "opens", lambda hours, now: 0.0 if time.time() < ends else ends + 3600)
+        later, ends, stop = [], time.time() + 3600, threading.Event()
+        clock = types.SimpleNamespace(time=lambda: time.time() + 7200 * len(later), monotonic=time.monotonic)
+        monkeypatch.setattr(answers, "time", clock)
+        monkeypatch.setattr(doors, "opens", lambda hours, now: float(len(later)))
         monkeypatch.setattr(doors, "next_hour", lambda hour, now: ends)
-        stop = threading.Event()
-        worker = threading.Thread(
-            target=streams.serve, args=(agent, connection.address, own, stop.wait, doors.Dialling((8, 18)))
-        )
+        words = (agent, connection.address, own, stop.wait, doors.Dialling((8, 18)))
+        worker = threading.Thread(target=streams.serve, args=words)
         worker.start()
-        while agent.run is None:
+        while agent.run is None and worker.is_alive():
             time.sleep(0.01)
-        time.sleep(max(ends - time.time(), 0.0) + 0.1)
+        later.append("it is")
         request = streams.Request(b"too late")
         assert connection.transport._exchange([request, None], 2.0) == [None, None]
         stop.set()
