@@ -169,7 +169,7 @@ def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
     """Why an answer cannot be made again, if so."""
     if isinstance(given, wire.Refusal) and given.code == "STORAGE":
         return STORAGE
-    if isinstance(given, wire.Refusal) and given.code in (*DECLINED, "TOO_MANY_DERIVATIVES"):
+    if isinstance(given, wire.Refusal) and given.code in (*DECLINED, "NOT_TOLD", "TOO_WIDE", "TOO_MANY_DERIVATIVES"):
         return POLICY
     try:
         asked = wire.decode(request)

@@ -10,6 +10,7 @@ from scipy.optimize import nnls
 from tests.federation.studies import SITE_SEED, SUMMED, Folder
 from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
 
+import fedpdmc as fp
 from fedpdmc.audit import replay
 from fedpdmc.campaign import _mode
 from fedpdmc.errors import InputError, Refused
@@ -206,6 +207,51 @@ def test_sums_are_controlled_at_each_site(tmp_path):
         agent.journal.close()
 
 
+def opening(agent, center, scale, linear, precision, point):
+    message = wire.Open(
+        RUN, agent.journal.answers + 1, 4, 1, center, scale * np.eye(3), 2, precision, linear, point
+    )  # fmt: skip
+    return wire.decode(agent.answer(wire.encode(message)))
+
+
+def planned(agent, start, speed=1.0):
+    velocity = speed * np.random.default_rng(0).normal(size=(4, 1, 3))
+    message = wire.Plans(
+        RUN, agent.journal.answers + 1, np.full(4, agent.journal.answers), np.broadcast_to(start, (4, 3)).copy(),
+        np.full((4, 1), 40.0), velocity, np.arange(4),
+    )  # fmt: skip
+    return wire.decode(agent.answer(wire.encode(message)))
+
+
+def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
+    """One patient is against the rule that all others follow: far out the gradient is hers, and a normal tells it."""
+    folder = Guarded(tmp_path / "study")
+    table = [("yes" if age > 50 else "no", ("placebo", "verum")[age % 2], age) for age in range(20, 90) if age != 50]
+    write_csv(folder.path / "north.csv", [*table, ("yes", "verum", 30)])
+    far, nothing = np.array([0.0, 0.0, 100.0]), (np.zeros(3), np.zeros((3, 3)), np.zeros(3))
+    free = Folder.agent(folder, "north", tmp_path / "free")
+    free.join(wire.encode(wire.Welcome(RUN, folder.study.digest)))
+    assert isinstance(opening(free, far, 0.05, *nothing), wire.Opened)
+    told = planned(free, np.zeros(3))
+    rows_told = told.normal[told.rang.astype(bool)]
+    np.testing.assert_allclose(rows_told[:, 1:] / rows_told[:, :1], [[1.0, -2.0]] * len(rows_told), rtol=1e-4)
+    assert len(rows_told)
+    free.journal.close()
+    agent = folder.agent("north", tmp_path / "guarded")
+    assert code(opening(agent, far, 0.05, *nothing)) == "NOT_TOLD"
+    x = np.array([0.1, 0.2, 0.1])
+    told = [derive(agent, x) for _ in range(2)][1]
+    own = (told.gradient - told.hessian @ x, told.hessian, x)
+    assert code(opening(agent, x, 0.01, *nothing[:2], x)) == "NOT_TOLD"
+    assert code(opening(agent, x, 1.0, *own)) == "TOO_WIDE"
+    assert code(opening(agent, far, 0.01, *own)) == "TOO_WIDE"
+    assert code(opening(agent, x, 0.01, *own)) is None
+    assert code(planned(agent, np.array([0.0, 0.0, 16.0]))) == "TOO_FAR"
+    assert code(planned(agent, np.zeros(3), 20.0)) == "TOO_FAR"
+    assert isinstance(planned(agent, np.ones(3)), wire.Arrivals)
+    agent.journal.close()
+
+
 def searched(folder, tmp_path, believed=False):
     """An honest search for the mode; the points that it took."""
     agents = [folder.agent(name, tmp_path / name) for name in folder.study.sites]
@@ -221,6 +267,19 @@ def searched(folder, tmp_path, believed=False):
 def test_an_honest_search_is_not_refused(guarded, tmp_path):
     found = searched(guarded, tmp_path, believed=True)
     assert found.rounds <= 7
+
+
+@pytest.mark.parametrize("contract", [OWN, pytest.param(SUMMED, marks=pytest.mark.long)], ids=["own", "summed"])
+def test_a_whole_honest_run_over_the_network_is_not_refused(tmp_path, contract):
+    folder = Guarded(tmp_path / "study", contract)
+    with folder.listening() as connection:
+        agents = {name: open_fresh(folder, name, tmp_path) for name in folder.study.sites}
+        with folder.sites(connection, agents):
+            post = fp.sample(connection, progress=False)
+    assert post.duration == 6.0
+    for name in folder.study.sites:
+        found = replay(folder.study, name, folder.data[name], store=tmp_path / name)
+        assert found.same > 5 and not found.different
 
 
 COUNTED = """

@@ -145,7 +145,7 @@ def test_a_fault_names_the_site_and_the_chain(kind, tmp_path):
     folder = Folder(tmp_path / "study", COUNTS)
     for path in folder.data.values():
         path.write_text("falls,age\n" + "".join(f"{k % 3},{30 + 5 * k}\n" for k in range(8)))
-    (folder.path / "policy.toml").write_text(POLICY.replace('"logistic"', '"poisson"'))
+    (folder.path / "policy.toml").write_text("farthest = 1e6" + POLICY.replace('"logistic"', '"poisson"'))
     with kind(folder, tmp_path) as federation, jax.enable_x64(True), pytest.raises(NotFinite) as error:
         federation.exchange(plan(dim=2, scale=1e4))
     assert error.value.site in federation.names and 0 <= error.value.chain < 4

@@ -20,6 +20,7 @@ from fedpdmc.federation.checks import DECLINED, ROUNDING, No, Progress, charging
 from fedpdmc.federation.disclosure import Control
 from fedpdmc.federation.journal import Journal, Kind
 from fedpdmc.federation.masking import OutOfRange
+from fedpdmc.federation.region import Region
 from fedpdmc.federation.rounding import rounded
 from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.sums import Party, Unproved
@@ -63,6 +64,8 @@ class Agent:
         Its keys, with which it signs what its log has come to.
     control : Control, optional
         Decides at which points derivatives without noise are told; None: at all, as in the coordinator's own process.
+    region : Region, optional
+        Decides in which coordinates plans are answered, and how far out; likewise.
     most_seconds : float
         How long it works on one plan.
     """
@@ -77,9 +80,11 @@ class Agent:
         credentials: Credentials | None = None,
         control: Control | None = None,
         most_seconds: float = MOST_SECONDS,
+        region: Region | None = None,
     ):
         self.study, self.site, self.journal, self._run_seed, self.party = study, site, journal, run_seed, party
         self._control, self.most_seconds = control, most_seconds
+        self._region = region
         self.run: bytes | None = None
         self._clock, self._keys = None, None
         self._private: PrivateSite | None = None
@@ -327,11 +332,21 @@ class Agent:
 
     def _open(self, message: wire.Open, asked: bytes) -> wire.Opened:
         if self.site.budget is None:
+            self._check_opening(message)
             return wire.Opened(message.run, message.sequence, asked)
         with charging():
             guard = self._guard(message)
         account = np.append(guard.standing.numbers(), guard.spent)
         return wire.Opened(message.run, message.sequence, asked, guard.terms.remaining, account)
+
+    def _check_opening(self, message: wire.Open) -> None:
+        if self._region is None or self.study.reference == "none":
+            return
+        point = self._points[-1] if self._told_exactly else None
+        at = np.zeros(len(self.study.names)) if point is None else point
+        _, gradient, hessian = self.site.derivatives(at)
+        with declining():
+            self._region.check_opening(message, point, gradient, hessian)
 
     def _guard(self, message: wire.Open) -> PrivateSite:
         """The site under its budget, charged to this run."""
@@ -358,6 +373,9 @@ class Agent:
         if self._private is not None:
             return self._privately(message, Plan(*(jnp.asarray(x) for x in plan)), asked)
         assert clock is not None and keys is not None
+        if self._region is not None:
+            with declining():
+                self._region.check_plans(message)
         try:
             arrival, walk = walked(clock, keys, plan, self.site.records, self.most_seconds)
         except TooMuchWork as error:
@@ -418,6 +436,8 @@ class Agent:
                 # The records are touched when a plan has been charged, and not before.
                 self._shape = (message.chains, message.segments, self._guard(message).dim)
                 return
+            if self._region is not None:
+                self._region.opened(message)
             self._clock = open_site(self.site, self._opening(message))
             self._shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)

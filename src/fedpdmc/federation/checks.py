@@ -57,7 +57,7 @@ def declining() -> Iterator[None]:
     try:
         yield
     except Disclosing as error:
-        logger.error("no derivatives are told: %s", error)
+        logger.error("not answered: %s", error)
         raise No(error.code) from error
 
 

@@ -10,6 +10,7 @@ from fedpdmc.federation.agent import Agent
 from fedpdmc.federation.disclosure import Control
 from fedpdmc.federation.journal import Journal
 from fedpdmc.federation.keepsakes import refuse_links, site_seed, sum_secret
+from fedpdmc.federation.region import Region
 from fedpdmc.federation.sums import Party
 from fedpdmc.federation.walks import MOST_SECONDS
 from fedpdmc.keys import Credentials
@@ -87,7 +88,9 @@ def open_agent(
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
     potential, coordinates = study.potential(records, name), study.coordinates(name)
     site = Site(potential, name=name, coordinates=coordinates, seed=own, budget=budget)
-    control = None
+    control = region = None
+    if policy is not None and study.epsilon is None:
+        region = Region(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
         control = Control(study, name, records, potential, policy)
     party = None
@@ -103,7 +106,7 @@ def open_agent(
             logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
             journal.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        return Agent(study, site, journal, run_seed or 0, party, credentials, control, seconds)
+        return Agent(study, site, journal, run_seed or 0, party, credentials, control, seconds, region)
     except BaseException:
         journal.close()
         raise
