@@ -114,6 +114,13 @@ def test_a_posterior_that_records_cannot_make_or_have_not_made_is_said():
         plausible.judge(np.full(3, 0.01), prior)
 
 
+def test_a_sum_is_held_to_the_records_of_all_sites():
+    plausible, x = Plausible(parse_study(OWN.encode())), np.zeros(3)
+    plausible.check("north, south", x, 1.0, np.ones(3), np.eye(3) * 4e5, sites=2)
+    with pytest.raises(BadAnswer, match="north, south.*a Hessian that"):
+        plausible.check("north, south", x, 1.0, np.ones(3), np.eye(3) * 6e5, sites=2)
+
+
 def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
     folder = Guarded(tmp_path / "study", records=12, policy=LOOSE)
     write_csv(folder.path / "south.csv", rows("south", 4000))
