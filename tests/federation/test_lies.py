@@ -1,0 +1,76 @@
+"""A site that lies at random in any field of its answers: the run goes on, or ends in a sentence, never in a traceback."""
+
+import dataclasses
+import random
+import warnings
+
+import numpy as np
+import pytest
+from tests.federation.studies import FEW_ROUNDS, SEED, SUMMED, ZIGZAG, Folder
+
+import fedpdmc as fp
+from fedpdmc.errors import FedPDMCError
+from fedpdmc.federation import wire
+
+
+def _array(value, rng):
+    number = np.asarray(value, float)
+    one = number.copy()
+    if one.size:
+        one.flat[rng.randrange(one.size)] = rng.choice([0, 1, 7, 1e9])
+    turned = number.T if number.ndim == 2 else number[::-1]
+    scaled = number * rng.choice([0.0, 1e-300, 1e300, 1e10, -1.0])
+    found = rng.choice([one, turned, scaled, number[:-1], number[:0], np.concatenate([number, number]), number + 1])
+    return found if value.dtype.kind == "f" else np.clip(found, 0, 2**31).astype(value.dtype)
+
+
+def lied(value, rng):
+    """Something else of the same type."""
+    if isinstance(value, np.ndarray):
+        return _array(value, rng)
+    choices = {
+        int: [0, 1, 2**62],
+        float: [0.0, -1.0, 1e300, -1e300, 1e-300],
+        bytes: [bytes(len(value))] if isinstance(value, bytes) else [],
+        str: ["X", "NOT_FINITE", "BOUND_VIOLATED", "BUDGET_SPENT", "TOO_MANY_ROUNDS"],
+    }
+    return rng.choice(choices[type(value)])
+
+
+def liar(agent, rng, after):
+    """The agent with its answers changed from one of them on."""
+    answer, said = agent.answer, []
+
+    def lie(data):
+        out = answer(data)
+        said.append(out)
+        if len(said) < after:
+            return out
+        message = wire.decode(out)
+        name = rng.choice([field.name for field in dataclasses.fields(message)])
+        return wire.encode(dataclasses.replace(message, **{name: lied(getattr(message, name), rng)}))
+
+    agent.answer = lie
+
+
+@pytest.mark.parametrize(
+    ("contract", "lies"),
+    [
+        pytest.param(ZIGZAG, 6, id="a few"),
+        pytest.param(ZIGZAG, 200, marks=pytest.mark.long, id="zigzag"),
+        pytest.param(FEW_ROUNDS, 200, marks=pytest.mark.long, id="few rounds"),
+        pytest.param(SUMMED, 200, marks=pytest.mark.long, id="summed"),
+    ],
+)
+def test_whatever_a_site_answers_the_run_goes_on_or_ends_in_a_sentence(tmp_path, contract, lies):
+    folder = Folder(tmp_path, contract.replace("duration = 6.0", "duration = 0.5"))
+    rng, ends = random.Random(lies), []
+    for _ in range(lies):
+        with fp.connect(folder.study, data=folder.data, seed=SEED) as connection, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            liar(connection.transport.agents[1], rng, rng.choice([1, 2, 3, 4, 6, 20]))
+            try:
+                fp.sample(connection, progress=False)
+            except FedPDMCError as error:
+                ends.append(str(error))
+    assert len(ends) > lies / 4
