@@ -30,6 +30,15 @@ ROUNDING = 1e-9
 # Of a Hessian: its entries, and how far it may be from symmetric by rounding.
 LARGEST, SYMMETRIC = 1e150, 1e-6
 LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT")
+# What those who run the site can do about it, where its policy decides.
+REMEDIES = {
+    "FEW_RECORDS": (
+        "Too few of its records carry what was asked: it has too few for its policy's least_records and largest_share. "
+        "Its own log names the key.",
+    ),
+    "TOO_FAR": ("What was asked lies further from the prior's mean than its policy's farthest: is the prior right?",),
+    "TOO_MANY_DERIVATIVES": ("The search for the mode takes more points than the contract's [limits] derivatives.",),
+}
 # The name under which all sites together go where only sums are known; no site can have it.
 SUM = "/sum"
 # Rounds in which the sites agree on their masks.
@@ -328,7 +337,9 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
             raise BudgetSpent(
                 f"site {name!r}: the plan costs more than is left of its privacy budget (code BUDGET_SPENT)."
             )
-        raise (LimitReached if message.code in LIMITS else Refused)(name, message.code)
+        if message.code in LIMITS:
+            raise LimitReached(name, message.code)
+        raise Refused(name, message.code, *REMEDIES.get(message.code, ()))
     if not isinstance(message, kind):
         raise BadAnswer(name, f"{type(message).__name__} where {kind.__name__} was asked for")
     if (message.run, message.sequence, message.request) != asked:  # type: ignore[attr-defined]
