@@ -25,6 +25,7 @@ SECONDS = 60.0
 if TYPE_CHECKING:
     from fedpdmc.federation.seals import Witness
     from fedpdmc.keys import Credentials
+    from fedpdmc.progress import Showing
     from fedpdmc.study.contract import Study
 
 
@@ -57,6 +58,8 @@ class Connection:
         self.checkpoint, self.saved = checkpoint, saved
         self.federation = RemoteFederation(transport, run)
         self.federation.plausible = Plausible(study)
+        # Told of every run that is shown, to follow it from elsewhere.
+        self.shown_to: Callable[[Showing], None] | None = None
         self._witness: Witness | None = None
         self._attested = time.monotonic()
         if transport.credentials is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpdmc.interrupts import check
 from fedpdmc.quiet import quiet_compiler
@@ -56,6 +56,8 @@ class Showing:
         self._tick: Tick | None = None
         self._rate, self._until = 0.0, 0.0
         self._ess, self._target, self._rhat = None, None, None
+        # Whether someone follows the run elsewhere than on the screen.
+        self.watched = False
         self.screen = open_screen(wanted, self.view)
 
     def enter(self, phase: str, number: int = 0, of: int = 0) -> None:
@@ -109,6 +111,23 @@ class Showing:
             facts.append(f"{self._rate:,.0f} events/s")
         facts.append(f"process time {tick.time - self._begin:.4g} of {until - self._begin:.4g}")
         return View(self._phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
+
+    def facts(self) -> dict[str, Any]:
+        """The same as numbers; None for what is not known yet."""
+        view, tick = self.view(), self._tick
+        begin = self._begin or 0.0
+        moving = tick is not None and self._begin is not None
+        return {
+            "phase": view.phase,
+            "share": view.share,
+            "seconds_left": view.left,
+            "rounds": tick.rounds if tick is not None else None,
+            "process_time": tick.time - begin if tick is not None and moving else None,
+            "until": max(self._until, tick.until) - begin if tick is not None and moving else None,
+            "worst_ess": self._ess,
+            "ess_wanted": self._target,
+            "worst_rhat": self._rhat,
+        }
 
     def last_words(self) -> str:
         """One line for the end."""
@@ -184,7 +203,7 @@ class Display:
     @property
     def visible(self) -> bool:
         """Whether someone looks on all the time, so that it pays to work the quality out between blocks."""
-        return self._showing.screen.lively
+        return self._showing.screen.lively or self._showing.watched
 
     def tick(self, tick: Tick) -> None:
         """Show how far the slowest chain has come. Between two chunks a Ctrl-C does no harm: it is raised here."""

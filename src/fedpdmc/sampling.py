@@ -154,7 +154,9 @@ def _sample_connection(connection: Connection, said: dict[str, Any], **options: 
         if value is not None:
             where = "to connect()" if name == "seed" else "in the contract"
             raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
-    with showing(options["progress"], connection.transport.status):
+    with showing(options["progress"], connection.transport.status) as this:
+        if connection.shown_to is not None:
+            connection.shown_to(this)
         report("waiting for the sites")
         return sample_study(connection, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from fedpdmc.errors import InputError
 from fedpdmc.federation.opening import open_agent
 from fedpdmc.keys import COORDINATOR, read_credentials
+from fedpdmc.status import SiteBoard, Watching, watched
 from fedpdmc.study import Policy, Study
 
 
@@ -27,6 +29,7 @@ def serve_site(
     seeded_for_tests: bool = False,
     wait: Callable[[float], bool] | None = None,
     server_name: str = COORDINATOR,
+    watching: Watching | None = None,
 ) -> None:
     """Take part in a study: read the records, dial the coordinator, answer until the run is over.
 
@@ -54,6 +57,8 @@ def serve_site(
         As for `fedpdmc.federation.streams.serve`.
     server_name : str
         The name that the coordinator's certificate must have, where an institution's own authority has made it.
+    watching : Watching, optional
+        A status page of the site's own, and what is done when nothing comes from the coordinator.
     """
     from fedpdmc.federation.doors import Dialling
     from fedpdmc.federation.streams import serve
@@ -65,8 +70,10 @@ def serve_site(
         study, name, source, query=query, policy=policy, store=store, seed=seed, ledger=ledger, credentials=own,
         seeded_for_tests=seeded_for_tests,
     )  # fmt: skip
+    dialling = Dialling(policy.hours, server_name, policy.certificates.get(COORDINATOR))
     try:
-        serve(agent, coordinator, own, wait, Dialling(policy.hours, server_name, policy.certificates.get(COORDINATOR)))
+        with contextlib.nullcontext() if watching is None else watched(SiteBoard(agent, coordinator), watching):
+            serve(agent, coordinator, own, wait, dialling)
         logging.getLogger("fedpdmc.site").info("%s", agent.progress())
     finally:
         agent.journal.close()

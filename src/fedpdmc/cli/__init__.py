@@ -88,6 +88,13 @@ Plain = Annotated[bool, typer.Option("--plain-on-loopback", help="No TLS, on thi
 Data = Annotated[str, typer.Option(help="Records: a .csv or .parquet file, sqlite:PATH or postgresql://...")]
 Query = Annotated[str | None, typer.Option(help="The query that gives the records, for a database.")]
 Check = Annotated[bool, typer.Option("--check", help="Look at everything that is needed, and stop: nothing joins.")]
+Status = Annotated[
+    str | None, typer.Option(help="Show how the run stands on this address, such as 127.0.0.1:8080; off by default.")
+]
+OnStall = Annotated[
+    str | None, typer.Option(help="A command that is run when nothing comes from someone, and when that is over.")
+]
+StallAfter = Annotated[float, typer.Option(min=1.0, help="Seconds after which it is a stall.")]
 Name = Annotated[str, typer.Option(help="The site's name in the contract.")]
 
 
@@ -192,6 +199,9 @@ def _coordinator(
     ] = "skeleton",
     out: Annotated[Path | None, typer.Option(help="Where the posterior goes; into the store by default.")] = None,
     check: Check = False,
+    status: Status = None,
+    on_stall: OnStall = None,
+    stall_after: StallAfter = 300.0,
 ) -> None:
     """Run a study with sites that dial in. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
@@ -206,7 +216,20 @@ def _coordinator(
     from fedpdmc.cli import studies
 
     raise typer.Exit(
-        studies.guarded(lambda: studies.coordinator(study, listen, keys, store, seed, ess, duration, keep, out))
+        studies.guarded(
+            lambda: studies.coordinator(
+                study,
+                listen,
+                keys,
+                store,
+                seed,
+                ess,
+                duration,
+                keep,
+                out,
+                studies.watching(status, on_stall, stall_after),
+            )
+        )
     )
 
 
@@ -230,6 +253,9 @@ def _site(
         str, typer.Option(help="The name that the coordinator's certificate must have.")
     ] = "coordinator",
     check: Check = False,
+    status: Status = None,
+    on_stall: OnStall = None,
+    stall_after: StallAfter = 300.0,
 ) -> None:
     """Take part in a study. Started again with the same store, it goes on."""
     _secured(keys, plain_on_loopback)
@@ -248,8 +274,20 @@ def _site(
     raise typer.Exit(
         studies.guarded(
             lambda: studies.site(
-                study, name, data, query, policy, coordinator, keys, store, seed, ledger, seeded_for_tests, server_name
-            )
+                study,
+                name,
+                data,
+                query,
+                policy,
+                coordinator,
+                keys,
+                store,
+                seed,
+                ledger,
+                seeded_for_tests,
+                server_name,
+                studies.watching(status, on_stall, stall_after),
+            )  # fmt: skip
         )
     )
 

@@ -14,11 +14,13 @@ from rich.console import Console
 
 import fedpdmc as fp
 from fedpdmc.audit import compare, replay, show
+from fedpdmc.connection import Connection
 from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.keys import fingerprint, make_keys, revoke
 from fedpdmc.requests import request_certificate, sign_request
 from fedpdmc.service import serve_site, write_flower_app
+from fedpdmc.status import CoordinatorBoard, Watching, watched
 from fedpdmc.study import read_policy, read_study
 from fedpdmc.study.trial import try_study
 from fedpdmc.verdict import ConvergenceWarning
@@ -156,6 +158,7 @@ def coordinator(
     duration: float | None,
     keep: str,
     out: Path | None,
+    watching: Watching | None = None,
 ) -> int:
     """Wait for the sites, run the study, save the posterior."""
     with fp.connect(
@@ -164,7 +167,7 @@ def coordinator(
         if not sys.stderr.isatty():
             # On a terminal the log says so, line by line with the sites that join.
             print(f"listening on {connection.address}", flush=True)
-        with _verdict_is_printed():
+        with _watched(connection, watching), _verdict_is_printed():
             post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
         if happened():
             return INTERRUPTED
@@ -189,6 +192,7 @@ def site(
     ledger: Path | None,
     seeded_for_tests: bool,
     server_name: str,
+    watching: Watching | None = None,
 ) -> int:
     """Answer the coordinator until the run is over."""
     serve_site(
@@ -204,6 +208,7 @@ def site(
         ledger=ledger,
         seeded_for_tests=seeded_for_tests,
         server_name=server_name,
+        watching=watching,
     )
     print(f"The run is over. What was asked and answered: fedpdmc audit show {store}")
     return 0
@@ -269,6 +274,20 @@ def audit_replay(path: Path, name: str, data: str, query: str | None, store: Pat
     for sequence in different[:10]:
         print(f"request {sequence}: another answer than the log has")
     return 1 if different else 0
+
+
+def watching(status: str | None, on_stall: str | None, stall_after: float) -> Watching | None:
+    """How a run is to be watched; None if nobody asked."""
+    if status is None and on_stall is None:
+        return None
+    found = Watching(status, on_stall, stall_after)
+    _ = found.command
+    return found
+
+
+def _watched(connection: Connection, watching: Watching | None) -> contextlib.AbstractContextManager:
+    """With a status page, if one is wanted."""
+    return contextlib.nullcontext() if watching is None else watched(CoordinatorBoard(connection), watching)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ An agent turns one message into another and knows nothing of how messages travel
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,16 @@ MOST_KEPT, BEGINNING = 4096, 1024
 REFUSED_REQUEST = "refused request"
 
 REQUESTS = (wire.Derive, wire.Open, wire.Plans, wire.Offer, wire.Agree)
+
+
+@dataclass
+class Contact:
+    """A site's coordinator: connected or not, asking or not, when it was last heard, what the last answer took."""
+
+    connected: bool = False
+    working: bool = False
+    heard: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
 
 
 class Agent:
@@ -90,7 +102,7 @@ class Agent:
         self._private: PrivateSite | None = None
         self._shape = (0, 0, len(study.names))
         self._next = np.zeros(0, dtype=np.int64)
-        self.observed_time, self.finished = 0.0, False
+        self.observed_time, self.finished, self.contact = 0.0, False, Contact()
         # Since the last new answer: refusals, and answers given again.
         self.refusals, self._again = 0, 0
         self.passes, self._charged, self._rounds = 0, 0.0, 0
@@ -146,6 +158,11 @@ class Agent:
                 f"{self._rounds} and {len(self._points)}: it is not the ledger that they were charged to, or an older "
                 "copy of it. Put that ledger back."
             )
+
+    @property
+    def privacy_spent(self) -> float | None:
+        """The share of the account that all studies have spent; None without a budget, or before it is known."""
+        return None if self._private is None else float(self._private.spent)
 
     def progress(self) -> str:
         """How much of what the contract allows has been asked."""

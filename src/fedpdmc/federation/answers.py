@@ -58,18 +58,22 @@ class Answers:
         """Answer nothing more; waits for the answer that is being made."""
         with self._busy:
             self._closed = True
+            self.agent.contact.connected = False
 
     def _next(self, call: Iterator[bytes], work: Callable[[bytes], Any]) -> Any:
         """What is made of the next message; None at the end of the stream."""
         with self._busy:
             if self._closed:
                 return None
+            began = None
             try:
-                message = next(call)
+                message, contact = next(call), self.agent.contact
+                contact.heard = began = time.monotonic()
                 if time.time() >= self.until:
                     raise Outlived(self.over)
                 if (fault := self._pass.fault()) is not None:
                     raise Outlived(fault)
+                contact.working = True
                 with quiet_compiler():
                     return work(message)
             except StopIteration:
@@ -79,9 +83,20 @@ class Answers:
                 self.error = error
                 self.ended.put(None)
                 return None
+            finally:
+                self._rest(began)
+
+    def _rest(self, began: float | None) -> None:
+        """The message that came then, if one did, is dealt with."""
+        contact = self.agent.contact
+        contact.working = False
+        if began is not None:
+            contact.heard = time.monotonic()
+            contact.seconds = contact.heard - began
 
     def _join(self, welcome: bytes) -> bool:
         self._pass = self._check(self._hello, welcome)
         self.agent.join(welcome)
+        self.agent.contact.connected = True
         logger.info("joined the run at %s", self.coordinator)
         return True

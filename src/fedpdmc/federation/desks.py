@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedpdmc.federation.remote import Request
+from fedpdmc.federation.remote import Request, SiteState
 from fedpdmc.interrupts import waiting
 
 
@@ -54,17 +54,24 @@ class Desk:
         self._asked: Asked | None = None
         self._inbox: queue.SimpleQueue | None = None
         self._hang_up: Callable[[], object] = _nothing
-        self.since, self.round_trip = time.monotonic(), 0.0
+        self.since, self.round_trip, self._put = time.monotonic(), 0.0, 0.0
 
     @property
     def connected(self) -> bool:
         """Whether the site has a stream open."""
         return self._inbox is not None
 
+    def state(self) -> SiteState:
+        """How the site stands."""
+        now = time.monotonic()
+        with self._lock:
+            waited = None if self._asked is None else now - self._put
+            return SiteState(self.name, self.connected, now - self.since, self.round_trip or None, waited)
+
     def put(self, asked: Asked) -> None:
         """Leave a request, in place of any before it."""
         with self._lock:
-            self._asked = asked
+            self._asked, self._put = asked, time.monotonic()
             if self._inbox is not None:
                 self._inbox.put(asked)
 

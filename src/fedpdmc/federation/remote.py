@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,16 @@ class Request:
         return wire.digest(self.data)
 
 
+class SiteState(NamedTuple):
+    """How a site stands with its coordinator: times in seconds, None where there is nothing yet."""
+
+    name: str
+    connected: bool
+    since_seconds: float
+    round_trip_seconds: float | None
+    waited_seconds: float | None
+
+
 class Transport(abc.ABC):
     """An engine that brings one message to each site and one answer back from each.
 
@@ -90,6 +100,10 @@ class Transport(abc.ABC):
     def status(self) -> str:
         """A few words on the sites; none where there is nothing to say."""
         return ""
+
+    def states(self) -> list[SiteState]:
+        """How each site stands, where the engine knows."""
+        return []
 
     @abc.abstractmethod
     def close(self) -> None:

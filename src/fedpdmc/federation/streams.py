@@ -44,7 +44,7 @@ from fedpdmc.federation.doors import (
     stream_end,
 )
 from fedpdmc.federation.gate import Bucket, Gate, Limits, Lines, most_connections, split_peer
-from fedpdmc.federation.remote import Request, Transport
+from fedpdmc.federation.remote import Request, SiteState, Transport
 from fedpdmc.interrupts import waiting
 from fedpdmc.keys import COORDINATOR, Credentials, renewed
 from fedpdmc.study.contract import Study
@@ -181,6 +181,10 @@ class StreamTransport(Transport):
                 state = "connected" if self._desks[name].connected else "not connected"
                 logger.warning("site %s has not answered for %.0f s; it is %s", name, waited, state)
         return answers
+
+    def states(self) -> list[SiteState]:
+        """How each site stands."""
+        return [desk.state() for desk in self._desks.values()]
 
     def status(self) -> str:
         """Each site with its last round trip, or for how long it has been away."""
