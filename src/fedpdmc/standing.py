@@ -17,7 +17,7 @@ COVERED = (
     "collude with the coordinator"
 )
 NOT_COVERED = (
-    "how long the site takes to answer, that it fails or does not take part, the last bits of floating-point times, what "
+    "how long the site takes to answer, that it fails or does not take part, what "
     "is released outside this ledger, starting points and references that were made from the records by hand, whoever reads "
     "the ledger itself, and a person with records at several sites"
 )
