@@ -263,7 +263,8 @@ class PrivateSite:
         model, rows = model_of(self.site.potential), _own_rows(self.site, self.opening, self.columns)[0]
         steep = steepness(model, self.budget.bounds, self.budget.neighbours, rows, where)
         known = (curved, float(np.max(steepest, initial=0.0)))
-        work = cells(steep, self.dim, rotating, self.excess, known, farthest, speed, duration.sum(1))
+        least = self.excess + limits.rounding
+        work = cells(steep, self.dim, rotating, least, known, farthest, speed, duration.sum(1))
         if not np.all(work <= MOST_CELLS):
             raise PlanRefused(
                 f"site {self.site.name!r}: the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most "

@@ -54,6 +54,7 @@ delta = 1e-5
 neighbours = "{neighbours}"
 excess = {excess}
 release = 0.1
+most_records = 10000
 {region}
 """
 
@@ -62,7 +63,8 @@ def contract(
     family="logistic", kind="ZigZag", neighbours="replace", control="quadratic", chains=64, excess=2.0, epsilon=1e4
 ):
     """A contract under which a coordinator may choose reference and control variate."""
-    region = "region = 3.0" if family in ("poisson", "linear") else ""
+    region = "region = 1.0" if family in ("poisson", "linear") else ""
+    excess = 20.0 if family == "poisson" else excess
     return parse_study(
         CONTRACT.format(
             family=family, kind=kind, neighbours=neighbours, control=control, chains=chains, excess=excess, region=region,

@@ -55,7 +55,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(tmp_path):
 
 def test_a_run_that_just_fits_never_runs_out(tmp_path):
     # The horizon shrinks as what is left does: the run ends within its cap, whatever the sites do.
-    sites = two_sites(tmp_path, epsilon=15.0, excess=1.0)
+    sites = two_sites(tmp_path, epsilon=9.0, excess=1.0)
     fits = covered(sites)
     post = fp.sample(sites, prior(), duration=0.99 * fits - 0.5, **SHORT)
     assert all(0.9 < facts["spent"] <= 1.0 for facts in post.privacy.values())
@@ -86,7 +86,7 @@ def test_a_site_that_is_not_asked_is_not_charged(tmp_path):
 
 
 def test_effective_samples_end_with_the_budget(tmp_path):
-    sites = two_sites(tmp_path, epsilon=15.0, excess=1.0)
+    sites = two_sites(tmp_path, epsilon=9.0, excess=1.0)
     with pytest.warns(UserWarning, match="the run ends with it"):
         post = fp.sample(sites, prior(), ess=100000, **SHORT)
     assert post.duration > 0.5 and max(facts["spent"] for facts in post.privacy.values()) > 0.8

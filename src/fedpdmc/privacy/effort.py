@@ -68,7 +68,7 @@ def cells(
     dim : int
     rotating : bool
     excess : float
-        ``ρ``.
+        ``ρ``, and what bounds allow for rounding.
     control : (float, float)
         Norms of the control variate's whitened Hessian, and of its slope on the plan.
     farthest, speed, horizon : (C,)

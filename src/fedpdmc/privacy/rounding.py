@@ -30,6 +30,8 @@ FARTHEST, NEAREST = 1e6, 1e3
 USUAL_SHARE, LARGEST_SHARE = 0.01, 0.1
 # The slope of a control variate, in units of K, beyond which its rounding would show: d u·2³⁶ is d 2⁻¹⁷ of K.
 STEEPEST = 2.0**36
+# And a slope that no control variate of use has.
+MOST_SLOPE = 1e12
 # Levels that rates are compared with are multiples of 2⁻⁵⁵ or finer, and no coordinate flips below a speed of 2⁻²⁰.
 LEVELS = 2.0**-35
 # Log intensities of a Cox model stay within this: beyond, a count would be lost in the rounding of an intensity.
@@ -89,7 +91,7 @@ def limits(
     InputError
         Coordinates in which rounding could hide, or make, what one record changes.
     """
-    distance, slope = _within_region(bounds, scale, center), STEEPEST * exact.k_2
+    distance, slope = _within_region(bounds, scale, center), min(STEEPEST * exact.k_2, MOST_SLOPE)
     while True:
         off = gradient_rounding(model, bounds, neighbours, scale, center, distance)
         off = up(off + 4 * UNIT * ((scale.shape[1] + 4) * slope + excess) + LEVELS)
@@ -101,7 +103,8 @@ def limits(
         raise InputError(
             "reference",
             f"coordinates in which rounding can change a rate by {share:.3g} of what one record can",
-            "Use a reference whose centre and scale fit the posterior, and bounds of the size of the records.",
+            "Use a reference whose centre and scale fit the posterior, bounds and a region no wider than needed, and "
+            "most_records=... no larger.",
         )
     wide = math.sqrt(scale.shape[1])
     k_inf, k_1, k_2 = exact

@@ -107,6 +107,7 @@ class Study:
     excess: float | None = None
     region: float | tuple[float, ...] | None = None
     release: float = 0.0
+    most_records: int = 1 << 22
     missing: str = "refuse"
     most_records: int = 1_000_000
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -178,6 +179,7 @@ class Study:
             outcome=None if response.type == "level" else response.range,
             offset=None if offset is None else self.columns[offset].range,
             region=tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region,
+            most_records=self.most_records,
         )
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
@@ -349,6 +351,7 @@ def _privacy(top: Table) -> dict[str, Any]:
         "excess": table.number("excess", None, least=1e-300),
         "region": table.numbers("region", None) if "region" in table.values else None,
         "release": table.number("release", 0.0, least=0.0, most=0.99),
+        "most_records": table.whole("most_records", 1 << 22, least=1),
     }
     table.done()
     return found
