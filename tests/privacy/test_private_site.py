@@ -91,7 +91,7 @@ def test_plans_that_the_guarantee_does_not_cover_are_refused(path, plan, code):
     assert len([e for e in read(path) if e.kind == "round"]) == 0
 
 
-@pytest.mark.parametrize("dynamics", [fp.Boomerang(), fp.BouncyParticle(), None])
+@pytest.mark.parametrize("dynamics", [fp.Boomerang(), fp.BouncyParticle()])
 def test_reflections_are_refused_with_the_reason(path, dynamics):
     with pytest.raises(InputError, match="ZigZag.*FactorisedBoomerang"):
         fp.sample([private_site(path)], dynamics=dynamics, chains=2, duration=1.0, progress=False)
