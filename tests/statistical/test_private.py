@@ -21,7 +21,7 @@ def private_sites(model, count, folder, **options):
     region = None if model in ("logistic", "student_t", "ar1_student_t") else 20.0
     # An intensity is the exponential of all that covariates and parameters may be: both are declared closely.
     rows, region = ({"box": [1.0, 4.0]}, 4.5) if model == "poisson" else ({"norm": 8.0}, region)
-    bounds = fp.Bounds(**rows, outcome=outcome, region=region, offset=(-10.0, 0.0), most_records=1000)
+    bounds = fp.Bounds(**rows, outcome=outcome, region=region, offset=(-10.0, 0.0), most_records=200)
     terms = {"epsilon": 1e250, "delta": 0.1, "bounds": bounds, "excess": 0.3, "ledger": folder / "ledger.db"}
     terms |= {"seeded_for_tests": True} | options
     a_ledger(terms["ledger"])
