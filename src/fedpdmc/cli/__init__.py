@@ -173,6 +173,37 @@ def _revoke(
     raise typer.Exit(studies.guarded(lambda: studies.revoke_certificates(folder, certificate or [], fingerprint or [])))
 
 
+@app.command("bundle")
+def _bundle(
+    study: Contract,
+    authority: Annotated[Path, typer.Option(help="The certificate of the study's authority, authority.pem.")],
+    coordinator: Annotated[str, typer.Option(help="The coordinator's address as sites reach it, host:port.")],
+    out: Annotated[Path, typer.Option(help="The file for the sites, a zip archive.")],
+    server_name: Annotated[
+        str, typer.Option(help="The name that the coordinator's certificate must have.")
+    ] = "coordinator",
+) -> None:
+    """Put all that a site needs of others into one file."""
+    from fedpdmc.cli import bundles, studies
+
+    raise typer.Exit(studies.guarded(lambda: bundles.bundle(study, authority, coordinator, out, server_name)))
+
+
+@app.command("join")
+def _join(
+    bundle: Annotated[Path, typer.Argument(help="The file that this site was sent.")],
+    name: Name,
+    data: Data,
+    query: Query = None,
+    folder: Annotated[Path, typer.Option(help="Where the study's files go at this site.")] = Path("study"),
+    ledger: Annotated[Path | None, typer.Option(help="The site's privacy ledger; the user's own by default.")] = None,
+) -> None:
+    """Make a site ready from a bundle: key and request, policy, unit file, and a look at everything. Nothing joins."""
+    from fedpdmc.cli import bundles, studies
+
+    raise typer.Exit(studies.guarded(lambda: bundles.join(bundle, name, data, query, folder, ledger)))
+
+
 @study_app.command("check")
 def _check(
     study: Contract,
