@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc.certificate import Certificate
 from fedpdmc.coordinates import Reference
 from fedpdmc.diagnostics import Diagnosis, diagnose, energy
 from fedpdmc.dynamics import Dynamics
@@ -92,6 +93,11 @@ class Posterior:
         begin, end = self.store.span
         size = f"{len(self.names)} parameters, {self.chains} chains, process time {end - begin:g}"
         return f"Posterior({size}, {self.rounds} rounds)"
+
+    @property
+    def certificate(self) -> Certificate:
+        """What ``certified`` rests on, site by site: a list of dicts that prints in words. Convergence is another matter."""
+        return Certificate(self.settings.get("certificate", []), self.gradient_evaluations, self.certified)
 
     @property
     def chains(self) -> int:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc.certificate import certificate
 from fedpdmc.distance import USUAL_YIELD, Distance, Unsuitable
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
 from fedpdmc.federation.base import message_bytes
@@ -118,6 +119,7 @@ class Sampler:
         start = method.start(burn_in)
         self.origin = np.asarray(start.a)
         parts = method.coordinator(burn_in), start, jax.random.fold_in(jax.random.key(method.seed), 1)
+        self._proofs: list[dict[str, Any]] | None = None
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
         if not isinstance(federation, LocalFederation) and federation.terms:
@@ -413,6 +415,14 @@ class Sampler:
             return self.method.prior_at
         return "extra" if any(site.name == PRIOR_SITE for site in self.method.sites) else "flat"
 
+    def _certificate(self) -> list[dict[str, Any]]:
+        """What is proved of the sites' event times, made once."""
+        if self._proofs is None:
+            federation: Any = self.run.federation if self.guarded is None else self.guarded.plain
+            clocks = federation.clocks if isinstance(federation, LocalFederation) else {}
+            self._proofs = certificate([site.name for site in self.method.sites], clocks)
+        return self._proofs
+
     def _settings(self) -> dict[str, Any]:
         method = self.method
         extra = {} if self.watch is None else self.watch.facts()
@@ -432,5 +442,6 @@ class Sampler:
             "bounds": method.bounds,
             "keep": self.keep,
             "sites": [site.name for site in method.sites],
+            "certificate": self._certificate(),
             "versions": {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")},
         }

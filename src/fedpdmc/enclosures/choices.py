@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpdmc.enclosures.terms import Atom, Terms, added, equal, number, of_atom, replaced, scaled
+from fedpdmc.enclosures.terms import Atom, Terms, added, equal, number, of_atom, remainder, replaced, scaled
 
 # Leaves of a tree, above which a proof is tried before more is built on it.
 MOST_LEAVES = 48
@@ -33,10 +33,11 @@ class Surface:
 
 
 class Choice:
-    """A value for each sign of a surface's formula."""
+    """A value for each sign of a surface's formula; whether it is continuous, None where nobody has looked yet."""
 
     def __init__(self, surface: Surface, cases: dict[int, Value]):
         self.surface, self.cases = surface, cases
+        self.continuous: bool | None = None
         self.leaves: int = sum(case.leaves if isinstance(case, Choice) else 1 for case in cases.values())
 
     @property
@@ -191,23 +192,26 @@ def _meet(zero: Terms, one: Value, other: Value, rebuild: Rebuild) -> bool:
     """Whether two values are equal wherever ``zero`` is."""
     pairs = apply(Pair, one, other)
 
-    def agree(by: dict[Atom, Terms], there: np.ndarray) -> bool:
+    def agree(by: dict[Atom, Terms] | None, there: np.ndarray) -> bool:
         seen: dict[Atom, Terms] = {}
 
         def put(x: Terms) -> Terms:
+            if by is None:
+                return replaced(x, {}, rebuild, seen, lambda y: remainder(y, zero) if y.shape == zero.shape else y)
             return replaced(x, by, rebuild, seen) if by else x
 
         for mask, pair in _reached(pairs, put, there):
             x, y = put(pair.one), put(pair.other)
             same = equal(x, y)
-            if not by:
+            if by == {}:
                 # They may differ by the formula itself.
                 same = same | equal(x, added(y, zero)) | equal(added(x, zero), y)
             if not np.all(same | ~mask):
                 return False
         return True
 
-    return _on_surface(zero, np.ones(zero.shape, bool), agree)
+    everywhere = np.ones(zero.shape, bool)
+    return _on_surface(zero, everywhere, agree) or agree(None, everywhere)
 
 
 def _reached(value: Value, put: Callable[[Terms], Terms], mask: np.ndarray) -> Iterator[tuple[np.ndarray, Pair]]:
@@ -241,7 +245,7 @@ def _scale(terms: Terms, put: Callable[[Terms], Terms]) -> np.ndarray:
         size = np.abs(c)
         for atom, power in monomial:
             value = put(of_atom(atom)).constant
-            size = size * (np.inf if value is None else np.abs(value) ** power)
+            size = size * (1.0 if value is None else np.abs(value) ** power)
         total = total + size
     return total
 
@@ -254,7 +258,7 @@ def _still(terms: Terms) -> np.ndarray:
     return found
 
 
-def _on_surface(zero: Terms, there: np.ndarray, agree: Callable[[dict[Atom, Terms], np.ndarray], bool]) -> bool:
+def _on_surface(zero: Terms, there: np.ndarray, agree: Callable[[dict[Atom, Terms] | None, np.ndarray], bool]) -> bool:
     """Whether a claim holds where ``zero = 0``, by solving for one atom after the other; ``there`` masks entries."""
     if agree({}, there):
         return True

@@ -164,14 +164,25 @@ class _Reader:
 
     def held(self, x: Value, where: str) -> Value:
         """A value that is small enough to go on with, as an atom if need be."""
+        known = x.continuous if isinstance(x, Choice) else None
         x = pruned(x)
+        if isinstance(x, Choice) and known:
+            x.continuous = True
         return x if not isinstance(x, Choice) or x.leaves <= MOST_LEAVES else self.settled(x, where)
+
+    def continuous(self, x: Value) -> bool:
+        """Whether a value is shown to be continuous."""
+        if not isinstance(x, Choice):
+            return True
+        if x.continuous is None:
+            x.continuous = jump_of(x, self.rebuilt) is None
+        return x.continuous
 
     def settled(self, x: Value, where: str) -> Terms:
         """A value as one formula: continuous, or the program is refused."""
         if not isinstance(x, Choice):
             return as_terms(x)
-        surface = jump_of(x, self.rebuilt)
+        surface = None if self.continuous(x) else jump_of(x, self.rebuilt)
         if surface is not None:
             raise Discontinuous("select_n", surface.where or where, "a choice whose branches are not shown to meet")
         leaves = tuple(as_terms(leaf) for leaf in leaves_of(x))
@@ -267,7 +278,10 @@ class _Reader:
             return np.asarray(move(x))
         if isinstance(x, Choice):
             signs = self.sign(self.moved(move, own, x.surface.terms, shape), x.surface.where, x.surface.free)
-            return self.by_sign(signs, *(self.moved(move, own, x.cases[s], shape) for s in (1, 0, -1)))
+            found = self.by_sign(signs, *(self.moved(move, own, x.cases[s], shape) for s in (1, 0, -1)))
+            if isinstance(found, Choice):
+                found.continuous = x.continuous
+            return found
 
         def atom(old: Atom) -> Terms:
             if old.name == STOPPED:
@@ -344,24 +358,34 @@ class _Reader:
         if name in MOVES and (found := self._moves(equation, values)) is not None:
             return found
         if name in RULED:
-            return [self.held(RULED[name](self, params, where, *self._alike(values)), where)]
+            values = self._alike(values)
+            found = RULED[name](self, params, where, *values)
+            meets = name in MEETING or (name == "select_n" and not depends(values[0]))
+            return [self._composed(found, values[name == "select_n" :], where) if meets else self.held(found, where)]
         if name in ENTRYWISE:
-            return [self._entrywise(name, equation, values, where)]
+            values = self._alike(values)
+            return [self._composed(self._entrywise(name, equation, values), values, where)]
         return self._others(equation, values, where)
 
     def _alike(self, values: list[Value]) -> list[Value]:
         shape = np.broadcast_shapes(*(value.shape for value in values))
         return [self.wide(value, shape) for value in values]
 
-    def _entrywise(self, name: str, equation, values: list[Value], where: str) -> Value:
+    def _composed(self, found: Value, values: list[Value], where: str) -> Value:
+        """A continuous function of values: continuous where they are, however many pieces it has."""
+        if not isinstance(found, Choice):
+            return found
+        found = pruned(found)
+        if isinstance(found, Choice) and all(map(self.continuous, values)):
+            found.continuous = True
+        return self.held(found, where)
+
+    def _entrywise(self, name: str, equation, values: list[Value]) -> Value:
         def evaluate(*arrays):
             return equation.primitive.bind(*map(jnp.asarray, arrays), **equation.params)
 
         own = str(sorted(equation.params.items()))
-        return self.held(
-            apply(lambda *leaves: self.function(name, own, evaluate, *map(as_terms, leaves)), *self._alike(values)),
-            where,
-        )
+        return apply(lambda *leaves: self.function(name, own, evaluate, *map(as_terms, leaves)), *values)
 
     def _moves(self, equation, values: list[Value]) -> list[Value] | None:
         name, params, (x, *rest) = equation.primitive.name, equation.params, values
@@ -425,10 +449,8 @@ class _Reader:
                 return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*map(jnp.asarray, arrays))[0]
 
             values = self._alike(values)
-            known = apply(
-                lambda *leaves: self.function(called, (), evaluate, *map(as_terms, leaves)), *values
-            )  # fmt: skip
-            return [self.held(known, where)]
+            known = apply(lambda *leaves: self.function(called, (), evaluate, *map(as_terms, leaves)), *values)
+            return [self._composed(known, values, where)]
         if name.startswith("custom_") and not called and any(map(depends, values)):
             raise Discontinuous(name, where, "a derivative given by hand, which need not be that of the function")
         return self.run(jaxpr, consts, values, where)
@@ -483,6 +505,8 @@ class _Reader:
         return [self.opaque("custom_linear_solve", where, values, shape, where, i) for i, shape in enumerate(shapes)]
 
 
+# Continuous functions of their arguments.
+MEETING = {"add", "add_any", "sub", "neg", "mul", "div", "integer_pow", "square", "max", "min", "clamp", "abs"}
 FLOW: dict[str, Callable[..., list[Value]]] = {
     "scan": _Reader.loop, "cond": _Reader.cond, "while": _Reader.endless, "custom_linear_solve": _Reader.solve,
 }  # fmt: skip

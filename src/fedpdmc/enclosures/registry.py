@@ -14,6 +14,8 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Jitted and custom functions that are known as a whole.
 CALLS: dict[str, Rule] = {}
+# Primitives whose rule a user has taught: the package believes it.
+TAUGHT: set[str] = set()
 
 
 def rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
@@ -49,6 +51,7 @@ def register(primitive: str) -> Callable[[Callable], Callable]:
             return tuple(map(_moving, found)) if isinstance(found, (tuple, list)) else _moving(found)
 
         RULES[primitive] = wrapped
+        TAUGHT.add(primitive)
         return function
 
     return enter

@@ -204,8 +204,42 @@ def equal(x: Terms, y: Terms) -> np.ndarray:
     return np.broadcast_to(found, x.shape)
 
 
-def replaced(x: Terms, by: dict[Atom, Terms], rebuild: Callable[[Atom, tuple[Terms, ...]], Terms], seen: dict) -> Terms:
-    """With atoms replaced, within entrywise functions too; ``rebuild`` makes a function of new arguments."""
+def remainder(x: Terms, zero: Terms) -> Terms:
+    """What is left of x after division by a polynomial that is zero; x itself where that cannot be divided by."""
+    atoms = sorted(x.atoms | zero.atoms, key=lambda atom: atom.number)
+
+    def order(monomial: Monomial) -> tuple:
+        powers = dict(monomial)
+        degrees = tuple(powers.get(atom, 0) for atom in atoms)
+        return sum(degrees), degrees
+
+    if any(power < 0 for w in (x, zero) for monomial in w.terms for _, power in monomial):
+        return x
+    leading = max(zero.terms, key=order, default=())
+    if not leading or np.any(zero.terms[leading] == 0):
+        return x
+    rest = scaled(Terms({m: c for m, c in zero.terms.items() if m != leading}, zero.shape), -1 / zero.terms[leading])
+    for _ in range(MOST_TERMS):
+        high = next((m for m in x.terms if all(dict(m).get(atom, 0) >= power for atom, power in leading)), None)
+        if high is None:
+            return x
+        left = joined(high, tuple((atom, -power) for atom, power in leading))
+        factor = Terms({left: x.terms[high]}, x.shape)
+        product = multiplied(factor, rest)
+        if product is None:
+            return x
+        x = added(Terms({m: c for m, c in x.terms.items() if m != high}, x.shape), product)
+    return x
+
+
+def replaced(
+    x: Terms, by: dict[Atom, Terms], rebuild: Callable[[Atom, tuple[Terms, ...]], Terms], seen: dict,
+    finish: Callable[[Terms], Terms] = lambda x: x,
+) -> Terms:  # fmt: skip
+    """With atoms replaced, within entrywise functions too; ``rebuild`` makes a function of new arguments.
+
+    ``finish`` is applied to every formula that is made.
+    """
 
     def one(atom: Atom) -> Terms:
         if atom not in seen:
@@ -214,7 +248,7 @@ def replaced(x: Terms, by: dict[Atom, Terms], rebuild: Callable[[Atom, tuple[Ter
             elif not atom.entrywise or not atom.args:
                 seen[atom] = of_atom(atom)
             else:
-                args = tuple(replaced(arg, by, rebuild, seen) for arg in atom.args)
+                args = tuple(replaced(arg, by, rebuild, seen, finish) for arg in atom.args)
                 same = all(new.key == old.key for new, old in zip(args, atom.args, strict=True))
                 seen[atom] = of_atom(atom) if same else rebuild(atom, args)
         return seen[atom]
@@ -233,6 +267,6 @@ def replaced(x: Terms, by: dict[Atom, Terms], rebuild: Callable[[Atom, tuple[Ter
                     factor = None if factor is None else multiplied(factor, new)
             product = None if product is None or factor is None else multiplied(product, factor)
         if product is None:
-            return x
+            return finish(x)
         total = added(total, product)
-    return total
+    return finish(total)

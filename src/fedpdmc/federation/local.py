@@ -103,6 +103,11 @@ class LocalFederation(Federation):
         return self._names
 
     @property
+    def clocks(self) -> dict[str, Clock]:
+        """The sites' clocks by name."""
+        return dict(zip(self._names, self._clocks, strict=True))
+
+    @property
     def columns(self) -> list[np.ndarray | None]:
         """The coordinates that each site is sent."""
         return self._columns
