@@ -18,6 +18,7 @@ from tests.privacy.audit import (
 from tests.privacy.support import a_plan
 
 import fedpdmc as fp
+from fedpdmc.arrivals.plane import time_grid
 from fedpdmc.exposure import exposure
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.entries import read
@@ -137,7 +138,7 @@ def test_no_byte_of_a_reply_says_more_than_the_arrivals(tmp_path, name):
             assert entry.reply == _pack(np.where(rang, time, horizon), rang, np.where(rang, mark, 0))
             assert np.all(time <= horizon) and np.all((0 <= mark) & (mark < dim))
             path = (np.asarray(x) for x in (plan.start, plan.duration, plan.velocity))
-            seen = exposure(case.dynamics, *path, time)
+            seen = exposure(case.dynamics, *path, time, time_grid(horizon, dim).unit)
             assert entry.exposure == pytest.approx(honest(seen, None, None, WIDTH)[0], rel=0.01)
             replies.append((rang, entry.reply))
     assert replies[0][0].any() and not replies[1][0].any()
