@@ -75,6 +75,7 @@ def test_a_run_is_seen_from_both_sides_while_it_goes_on(folder, tmp_path, caplog
     """A coordinator waits for a site: the page says so, then the log and a command; when it comes the run goes on."""
     caplog.set_level(logging.INFO, "fedpdmc")
     monkeypatch.setattr(watch, "SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LINE_SECONDS", 0.2)
     told = tmp_path / "told"
     script = (
         "import os, sys; e = os.environ; print(e['FEDPDMC_STATE'], e['FEDPDMC_STALL'], file=open(sys.argv[1], 'a'))"
@@ -105,6 +106,10 @@ def test_a_run_is_seen_from_both_sides_while_it_goes_on(folder, tmp_path, caplog
                 pages = get(address)[2], get(other)[2]
                 values = dict(re.findall(r"^(fedpdmc_\w+(?:{[^}]*})?) (\S+)$", get(address, "metrics")[2], re.M))
     post = found[0]
+    lines = [
+        json.loads(one.message.removeprefix("facts ")) for one in caplog.records if one.message.startswith("facts ")
+    ]
+    assert {line["name"] for line in lines} == {"coordinator", "north"} and lines[0]["stalls"] is not None
     assert seen["joined"] == 2 and not seen["stalls"] and seen["rounds"] == post.rounds and seen["share"] == 1.0
     assert seen["worst_ess"] == pytest.approx(min(post.ess().values()))
     assert seen["worst_rhat"] == pytest.approx(max(post.rhat().values()))

@@ -64,6 +64,17 @@ class Board(Protocol):
         ...
 
 
+def finite(value: Any) -> Any:
+    """The same facts with None for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    return value
+
+
 def _common(party: str, name: str, study: Any, run: bytes | None, began: float) -> dict[str, Any]:
     return {
         "party": party,

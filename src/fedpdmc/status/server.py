@@ -20,6 +20,7 @@ from typing import Any
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.doors import split_address
+from fedpdmc.status.board import finite
 from fedpdmc.status.metrics import metrics
 from fedpdmc.status.page import page
 
@@ -69,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(404, "text/plain", "There are /, /status.json, /metrics and /healthz.\n")
             return
         kind, make = found
-        self._say(200, kind, make(_finite(self.server.facts())))
+        self._say(200, kind, make(finite(self.server.facts())))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Whatever else is asked, in one line that repeats nothing of it."""
@@ -145,17 +146,6 @@ class _Server(HTTPServer):
 def _hang_up(request: socket.socket) -> None:
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
-
-
-def _finite(value: Any) -> Any:
-    """The same facts with None for numbers that are not finite, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return None
-    return value
 
 
 class StatusServer:

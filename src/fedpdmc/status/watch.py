@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fedpdmc.errors import InputError
-from fedpdmc.status.board import Board, Silence
+from fedpdmc.status.board import Board, Silence, finite
 
 logger = logging.getLogger("fedpdmc.status")
-# Between two looks, and how long an operator's command may take.
-SECONDS, MOST_COMMAND = 1.0, 60.0
+# Between two looks, between two lines of facts in the log, and how long an operator's command may take.
+SECONDS, LINE_SECONDS, MOST_COMMAND = 1.0, 60.0, 60.0
 USUAL_PATIENCE = 300.0
 
 
@@ -80,10 +82,16 @@ class Watch:
         return self.board.facts() | {"waiting": waited, "stalls": stalls, "history": self.board.history.points()}
 
     def _watch(self) -> None:
+        spoke = time.monotonic()
         while not self._over.wait(SECONDS):
             try:
                 self.board.history.add(self.board.point())
                 self._look(self.board.silent())
+                if time.monotonic() - spoke >= LINE_SECONDS:
+                    spoke = time.monotonic()
+                    facts = self.facts()
+                    del facts["history"]
+                    logger.info("facts %s", json.dumps(finite(facts), allow_nan=False))
             except Exception:  # noqa: BLE001
                 # Whoever looks on must not end the run.
                 logger.exception("the status could not be taken")
