@@ -87,8 +87,11 @@ def test_offsets_beyond_floating_point_are_called_what_they_are():
         short_run(two(fp.models.poisson(X, MIXED, offset=np.full(4, 800.0))), UNIT)
 
 
+FAR = np.column_stack([np.ones(4), [1.0, 2.0, 3.0, 4.0]])
 IMPROPER = {
     "separable": lambda: [fp.Site(fp.models.logistic(X, SEPARATED), name="a")],
+    "separable far from zero": lambda: [fp.Site(fp.models.logistic(FAR, [0, 0, 1, 1]), name="a")],
+    "separable but for a tie": lambda: [fp.Site(fp.models.logistic(FAR[[0, 1, 1, 2, 3]], [0, 0, 1, 1, 1]), name="a")],
     "collinear": lambda: [fp.Site(fp.models.logistic(X[:, [1, 1]], MIXED), name="a")],
     "no records": lambda: [fp.Site(fp.models.logistic(NONE, []), name="a")],
     "no counts": lambda: [fp.Site(fp.models.log_gaussian_cox([0, 3]), name="a")],

@@ -104,8 +104,9 @@ def counts():
 def test_explicit_dynamics_in_the_parameters_own_coordinates(dynamics):
     prior = fp.models.normal_prior(2, scale=5.0)
     run = {"dynamics": dynamics, "chains": 8, "duration": 4.0, "seed": 1, "progress": False}
-    with pytest.warns(ConvergenceWarning, match="^NOT converged: .*To do: .*reference='laplace'"):
+    with pytest.warns(ConvergenceWarning, match="^NOT converged: .*To do: .*reference='laplace'") as caught:
         post = fp.sample([counts()], prior, reference="identity", **run)
+    assert {one.filename for one in caught} == {__file__}  # The user's own line.
     assert not post.verdict.converged and not post.verdict and post.verdict.reasons
     assert str(post.summary()).startswith("NOT converged: ")
 

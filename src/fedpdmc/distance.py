@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
+from fedpdmc.quiet import warn
 from fedpdmc.run import Tick
 
 # Effective samples that a chain on a good reference makes per unit of process time, and what is too few.
@@ -81,4 +80,4 @@ class Distance:
             raise Unsuitable(reason)
         if not self.told:
             self.told = True
-            warnings.warn(f"The posterior is far from its Laplace reference: {reason}. {REMEDY}", stacklevel=2)
+            warn(f"The posterior is far from its Laplace reference: {reason}. {REMEDY}")

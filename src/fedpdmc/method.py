@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import secrets
-import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +24,7 @@ from fedpdmc.potentials import ControlVariate, Program, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.private import PrivateSite, check_dynamics
 from fedpdmc.progress import report
+from fedpdmc.quiet import warn
 from fedpdmc.randomness import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.redistribution import Redistributed, shares
 from fedpdmc.reference import laplace, linear_control, prior_mean
@@ -370,10 +370,9 @@ def _reference(sites, prior, reference, dim, start, unsaid: bool) -> tuple[Refer
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
         if not unsaid or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
-        warnings.warn(
+        warn(
             f"No Laplace reference could be made, so the chains move in the parameters' own coordinates: {error} To choose: "
             "reference=fedpdmc.Reference(center, scales) or reference='identity'.",
-            stacklevel=4,
         )
         return identity, "identity"
     if reference == "diagonal":

@@ -100,7 +100,8 @@ class Showing:
             return View(f"{self._phase}{step}{waiting}", None, gone, None, [], status)
         until = max(self._until, tick.until)
         share = (tick.time - self._begin) / max(until - self._begin, 1e-300)
-        left = self.pace.left(until)
+        there = tick.time >= until
+        left = None if there else self.pace.left(until)
         facts = [f"{tick.rounds:,} rounds" + ("" if left is None else f", about {left[1]:,.0f} left")]
         if self._ess is not None or self._target is not None:
             wanted = "" if self._target is None else f" of {self._target:,.0f}"
@@ -110,7 +111,8 @@ class Showing:
         if self._rate > 0:
             facts.append(f"{self._rate:,.0f} events/s")
         facts.append(f"process time {tick.time - self._begin:.4g} of {until - self._begin:.4g}")
-        return View(self._phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
+        phase = "measuring the ESS" if there and self._phase == "sampling" else self._phase
+        return View(phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
 
     def facts(self) -> dict[str, Any]:
         """The same as numbers; None for what is not known yet."""

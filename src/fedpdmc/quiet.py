@@ -1,9 +1,10 @@
-"""Alarms of other packages that say nothing to a user of this one."""
+"""Warnings: this package's at the user's own line, and none of other packages that say nothing to a user of this one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,15 @@ from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 ALL, FATAL = 0, 3
 
 _lock, _depth = threading.Lock(), 0
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's program that called this package."""
+    frame, level = sys._getframe(), 1
+    # The outermost function of this package may be wrapped by a context manager that serves as its decorator.
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("fedpdmc", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def import_arviz() -> Any:

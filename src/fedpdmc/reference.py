@@ -83,7 +83,7 @@ def laplace(
     check_signs(sites, first, here)
     scale = root_of_inverse(positive_definite(here.hessian))
     if flat:
-        rounds += _check_proper(ask, here, first.hessian)
+        rounds += _check_proper(ask, here, step, first.hessian)
     control = {
         site.name: ControlVariate(
             Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, here.x))), jnp.asarray(_own(site, here.x)), 2
@@ -112,26 +112,26 @@ def _guess(site) -> tuple[np.ndarray | None, float]:
     return site.guess, 1.0
 
 
-def _check_proper(ask, here: Point, first: np.ndarray) -> int:
+def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray) -> int:
     """Under a flat prior: refuse a posterior that is flat in some direction; returns the rounds this took.
 
     A potential that only levels off, as with separable data, seems to have a mode once its slope is small. Then its
-    curvature has fallen far below where it started, and one standard deviation further out it has hardly risen.
+    curvature has fallen far below where it started, and one standard deviation further out it has hardly risen. Data may be
+    separable by several covariates together: the directions are eigenvectors of the Hessian relative to the first one, and
+    the way that the search would have gone on.
     """
     if singular(here.hessian):
         raise ImproperPosterior(f"laplace: the likelihood is flat in some direction{IMPROPER}")
-    size = np.sqrt(np.abs(np.diag(here.hessian)))
-    lost = np.flatnonzero(np.diag(here.hessian) < LEVELLED * np.diag(first))
-    rounds = 0
-    for i in lost:
-        for sign in (-1.0, 1.0):
-            step = np.zeros_like(here.x)
-            step[i] = sign / size[i]
-            rise = ask(here.x + step).value - here.value
-            rounds += 1
-            if not rise > LEAST_RISE:
-                raise ImproperPosterior(f"laplace: the likelihood levels off in parameter {i}{IMPROPER}")
-    return rounds
+    root = root_of_inverse(positive_definite(first))
+    curvature, vectors = np.linalg.eigh(root.T @ here.hessian @ root)
+    lost = (root @ vectors)[:, curvature < LEVELLED].T
+    ways = [step] * (len(lost) > 0 and bool(np.any(step))) + [sign * way for way in lost for sign in (-1.0, 1.0)]
+    for way in ways:
+        rise = ask(here.x + way / np.sqrt(way @ here.hessian @ way)).value - here.value
+        if not rise > LEAST_RISE:
+            i = int(np.argmax(np.abs(way) * np.sqrt(np.abs(np.diag(first)))))
+            raise ImproperPosterior(f"laplace: the likelihood levels off, mostly in parameter {i}{IMPROPER}")
+    return len(ways)
 
 
 def linear_control(reference: Reference) -> dict[str, ControlVariate]:

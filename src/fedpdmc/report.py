@@ -49,13 +49,24 @@ class Summary(pd.DataFrame):
         return f"<p><b>{_escaped(self.verdict)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
 
     def _table(self) -> str:
-        return self._formatted().to_string()
+        return self._formatted().rename_axis(index=None).to_string()
 
     def _formatted(self) -> pd.DataFrame:
-        """Numbers as they are read: four digits, ESS whole, R-hat to a thousandth."""
+        """Numbers as they are read: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""
         how = {"ess": "{:,.0f}", "rhat": "{:.3f}", "mcse": "{:.2g}"}
-        columns = {name: [how.get(name, "{:.4g}").format(x) for x in self[name]] for name in self.columns}
+        places = [_places(sd) for sd in self["sd"]]
+        columns = {
+            name: [how.get(name, place).format(x) for x, place in zip(self[name], places, strict=True)]
+            for name in self.columns
+        }
         return pd.DataFrame(columns, index=self.index)
+
+
+def _places(sd: float) -> str:
+    """A format for numbers that are known to within ``sd``; the exponent is written where it is very small or large."""
+    if not 1e-4 <= sd < 1e6:
+        return "{:.3g}"
+    return f"{{:.{max(2 - int(np.floor(np.log10(sd))), 0)}f}}"
 
 
 def _escaped(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +25,7 @@ from fedpdmc.method import Method, on_lines
 from fedpdmc.posterior import Posterior
 from fedpdmc.precision import double_precision
 from fedpdmc.progress import Display
+from fedpdmc.quiet import warn
 from fedpdmc.run import Run, Tick
 from fedpdmc.site import Site, local_columns
 from fedpdmc.skeleton import Block
@@ -160,10 +160,9 @@ class Sampler:
     def _end_with_budget(self, span: float, fits: float, name: str, display: Display) -> None:
         """A last block as long as the budget covers: decided before it, so what it will show has no part in it."""
         self.check_budget(span + 1e-3 * max(span, FIRST_BLOCK))
-        warnings.warn(
+        warn(
             f"The privacy budget of site {name!r} covers {fits:.4g} more process time on each of "
             f"{self.method.chains} chains: the run ends with it.",
-            stacklevel=4,
         )
         self._advance(span + fits, display)
 
@@ -217,9 +216,8 @@ class Sampler:
             raise stopped
         reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
         why = reasons.get(type(stopped), "Interrupted")
-        warnings.warn(
+        warn(
             f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.run.time:g}.",
-            stacklevel=3,
         )
 
     def _display(self, wanted: bool, title: str) -> Display:
@@ -244,7 +242,7 @@ class Sampler:
         following.judge()
         post = following.posterior()
         if not post.verdict:
-            warnings.warn(str(post.verdict), ConvergenceWarning, stacklevel=3)
+            warn(str(post.verdict), ConvergenceWarning)
         return post
 
     def judge(self, ess: float | None = None) -> None:
@@ -333,7 +331,7 @@ class Sampler:
             first = float(np.clip(target / (USUAL_YIELD * self.method.chains), FIRST_BLOCK, 100 * FIRST_BLOCK))
         for _ in range(MOST_BLOCKS + 1):
             length, span = first, max(self.run.time, 0.0)
-            display.aim(span + length, target)
+            display.aim(span or length, target)
             if span > 0:
                 found = self.posterior().ess()
                 worst = min(found.values())
@@ -350,11 +348,10 @@ class Sampler:
                 self._end_with_budget(span, fits, name, display)
                 return
             self._advance(span + length, display)
-        warnings.warn(
+        warn(
             f"The worst effective sample size is {worst:.0f} of the {target:.0f} asked for at process time "
             f"{max(self.run.time, 0.0):.4g} ({min(found, key=lambda name: found[name])}). Use extend(), more chains, or "
             "another dynamics.",
-            stacklevel=3,
         )
 
     @double_precision

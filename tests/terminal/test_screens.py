@@ -44,6 +44,9 @@ def show(name):
                     if name == "resized":
                         resize(60)
                 time.sleep(0.1)
+            if name not in ("narrow", "resized"):
+                display.tick(Tick(0.0, 20.0, 20.0, 9000, 36, 0.1))
+                time.sleep(0.3)
 
 for name in sys.argv[1:] or CONDITIONS:
     columns, variables = CONDITIONS[name]
@@ -81,7 +84,15 @@ def test_a_terminal_shows_phase_estimates_and_quality_within_its_width(shown, na
     text, width = shown[name], 200 if name == "plain200" else 80
     drawn = lines(text)
     assert max(map(len, drawn)) <= width
-    for words in ("compiling (site 3 of 18)", "burn-in", "sampling", "left", "worst ESS 123 of 1,000", "R-hat 1.031"):
+    for words in (
+        "compiling (site 3 of 18)",
+        "burn-in",
+        "sampling",
+        "left",
+        "worst ESS 123 of 1,000",
+        "R-hat 1.031",
+        "measuring the ESS",
+    ):
         assert any(words in line for line in drawn), words
     assert any(re.search(r"\d+ rounds, about \d+ left", line) for line in drawn)
     assert any("process time 8 of 20" in line for line in drawn) == (width == 200)

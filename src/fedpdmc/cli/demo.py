@@ -56,7 +56,7 @@ def run(out: Path, *, seed: int, check: bool) -> bool:
 
     federated = _summarise_federated(post, trial.names)
     console.print(str(post.verdict), style="" if post.verdict else "red", highlight=False)
-    console.print(_odds_table(federated, post.rhat(), trial.names))
+    console.print(_odds_table(federated, post.ess(), post.rhat(), trial.names))
     console.print(_traffic_table(post, trial))
     console.print(
         f"{post.rounds} rounds of messages, {seconds:.1f} s with compilation; "
@@ -106,7 +106,7 @@ def _quantiles(draws: Float[ndarray, "n d"]) -> Float[ndarray, "5 d"]:
     return np.quantile(draws, [0.025, 0.25, 0.5, 0.75, 0.975], axis=0)
 
 
-def _odds_table(summary: Summary, rhat: dict[str, float], names: tuple[str, ...]) -> Table:
+def _odds_table(summary: Summary, ess: dict[str, float], rhat: dict[str, float], names: tuple[str, ...]) -> Table:
     table = Table(title="Odds ratios of pancreatitis", title_justify="left", caption_justify="left")
     table.caption = "Baseline: a woman of 45 on placebo with risk score 2.5."
     table.add_column("")
@@ -117,7 +117,7 @@ def _odds_table(summary: Summary, rhat: dict[str, float], names: tuple[str, ...]
         i = names.index(name)
         low, _, middle, _, high = np.exp(summary.quantiles[:, i])
         table.add_row(
-            LABELS[name], f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{summary.ess[i]:,.0f}", f"{rhat[name]:.3f}"
+            LABELS[name], f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{ess[name]:,.0f}", f"{rhat[name]:.3f}"
         )
     return table
 
@@ -155,7 +155,7 @@ def _print_comparison(console: Console, federated: Summary, pooled: Summary, nam
     largest = max(np.abs(shift).max(), np.abs(spread).max())
     agrees = bool(largest <= Z_LIMIT)
     verdict = "[green]agree[/green]" if agrees else "[red]DISAGREE[/red]"
-    console.print(f"The two {verdict}: the largest deviation is {largest:.1f} Monte Carlo standard errors.")
+    console.print(f"The two {verdict}: means and sds differ by at most {largest:.1f} Monte Carlo standard errors.")
     return agrees
 
 
