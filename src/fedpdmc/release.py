@@ -92,8 +92,8 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
             entries = len(own) * (len(own) + 1) // 2
             parts = (schedule.gradient, 1 - schedule.gradient) if sensitivity[1] > 0 else (1.0, 1.0)
             sigmas = [
-                noise_scale(noise_multiplier(account.alpha, cost * part), *known)
-                for part, *known in zip(parts, sensitivity, rounding, (len(own), entries), strict=True)
+                noise_scale(noise_multiplier(account.alpha, cost * part), change, off, count)
+                for part, change, off, count in zip(parts, sensitivity, rounding, (len(own), entries), strict=True)
             ]
             noisy = release(gradient, sigmas[0], key + b"gradient")
             noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")

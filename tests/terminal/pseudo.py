@@ -15,6 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+# The new session's terminal is what Ctrl-C is sent through; no code of this process runs between fork and exec.
+TAKE_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+
 
 @dataclass
 class Terminal:
@@ -45,8 +48,8 @@ class Terminal:
                 env.pop(name, None)
         env = {name: value for name, value in env.items() if value is not None}
         self.process = subprocess.Popen(
-            self.command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, cwd=self.folder,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            [sys.executable, "-c", TAKE_TERMINAL, *self.command],
+            stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True, cwd=self.folder,
         )  # fmt: skip
         os.close(slave)
         self._seen = b""

@@ -47,9 +47,10 @@ except KeyboardInterrupt as stop:
 """
 
 
-def test_a_command_that_compiles_ends_at_once():
-    with Terminal([*COMMAND, "demo"]) as terminal:
-        status, said = interrupt(terminal, "finding the mode")
+def test_a_command_that_compiles_ends_at_once(tmp_path):
+    env = {"FEDPDMC_COMPILATION_CACHE": "off"}
+    with Terminal([*COMMAND, "demo", "--out", str(tmp_path)], env=env) as terminal:
+        status, said = interrupt(terminal, "compiling")
     assert status == 130 and "Interrupted: nothing was kept. `fedpdmc demo` starts anew." in said
     assert "\x1b[?25h" in terminal.text
 
@@ -88,7 +89,7 @@ def test_parties_that_wait_for_each_other(tmp_path):
 @pytest.mark.parametrize("presses", [1, 2])
 def test_the_demonstration_at_any_moment(tmp_path, sign, presses):
     # Without what earlier runs have compiled.
-    env = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    env = {"FEDPDMC_COMPILATION_CACHE": "off"}
     with Terminal([*COMMAND, "demo", "--out", str(tmp_path)], env=env) as terminal:
         status, said = interrupt(terminal, sign, presses)
     assert status == 130 and "Interrupted: nothing was kept." in said
@@ -97,7 +98,7 @@ def test_the_demonstration_at_any_moment(tmp_path, sign, presses):
 @pytest.mark.long
 def test_the_compiler_is_waited_for_and_a_second_ctrl_c_is_not():
     script = ENDLESS.replace("dynamics=ZIGZAG, ", "")
-    env = {"JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_FLAGS": None}
+    env = {"FEDPDMC_COMPILATION_CACHE": "off", "XLA_FLAGS": None}
     for presses in (1, 2):
         with Terminal([sys.executable, "-c", script, "5", "50"], env=env) as terminal:
             status, said = interrupt(terminal, "burn-in (compiling)", presses)

@@ -125,7 +125,7 @@ def test_a_pipe_gets_whole_lines_whatever_its_colours_or_none():
     words = [sys.executable, "-c", SCRIPT, "plain80", "forced"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "\x1b" not in done.stderr
-    assert done.stderr.count("fedpdmc: compiling (site 3 of 18)") == 2 and "about" in done.stderr
+    assert "fedpdmc: compiling (site 3 of 18)" in done.stderr and "about" in done.stderr
     words[2] = SCRIPT.replace("showing(True", "showing(False").replace("Display(True", "Display(False")
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
