@@ -255,8 +255,11 @@ class Sampler:
             self.distance.judge(objections, ess, max(self.run.time, 0.0))
 
     def _tick(self, display: Display) -> Callable[[Tick], None]:
+        # The display counts as the posterior does: the search for the mode and a method that was given up included.
+        before = self.given_up.rounds + self.method.reference.rounds
+
         def tick(tick: Tick) -> None:
-            display.tick(tick)
+            display.tick(tick._replace(rounds=tick.rounds + before))
             if self.distance is not None:
                 if self.distance.deciding:
                     self._cost = GivenUp(
