@@ -276,8 +276,8 @@ class PrivateSite:
         """Where the site's own parameters must stay."""
         dim = self.site.potential.dim
         declared = self.budget.bounds.sizes("region", dim)
-        if declared is None and model_of(self.site.potential).loss == "cox":
-            return np.full(dim, COX_REGION)
+        if model_of(self.site.potential).loss == "cox":
+            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
         return declared
 
     def _parameters(self, own, starts: np.ndarray) -> np.ndarray:

@@ -12,10 +12,11 @@ import numpy as np
 from fedpdmc.coordinates import Reference
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.precision import double_precision
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.entries import FAULT, Reply, Request
 from fedpdmc.privacy.mechanism import noise_multiplier, noise_scale, release, release_symmetric
-from fedpdmc.privacy.rounding import LARGEST_SHARE, gradient_rounding, hessian_rounding
+from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
 from fedpdmc.privacy.schedule import REFERENCE, Schedule
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
 from fedpdmc.records import fingerprint, model_of
@@ -45,6 +46,7 @@ class Noisy(NamedTuple):
     hessian_sd: float
 
 
+@double_precision
 def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE) -> Noisy:
     """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
 
@@ -113,8 +115,10 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
 def _rounding(site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float]) -> tuple[float, float]:
     """Bounds of the rounding of gradient and Hessian at a point; one at which they would matter is refused."""
     assert site.budget is not None
-    if not np.max(np.abs(own), initial=0.0) <= FARTHEST:
-        raise PlanRefused(f"site {site.name!r}: a point where numbers might overflow (code BAD_POINT).")
+    if not np.max(np.abs(own), initial=0.0) <= (COX_REGION if model.loss == "cox" else FARTHEST):
+        raise PlanRefused(
+            f"site {site.name!r}: a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
+        )
     bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
     first = gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size)
     second = hessian_rounding(model, bounds, neighbours, size)

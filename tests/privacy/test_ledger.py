@@ -368,3 +368,16 @@ def test_what_is_reserved_counts_and_gives_way_to_the_cost(ledger):
     # The plan of a round that was begun stays its plan.
     with pytest.raises(PlanRefused, match="OTHER_PLAN"):
         again.answer(request(0, b"q" * 32), 0.1, reply())
+
+
+def test_what_was_cut_short_is_not_made_for_more_than_was_reserved(ledger):
+    def cut(key):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ledger.answer(request(0), 0.1, cut)
+    ledger.answer(request(1), 0.85, reply(0.85))
+    with pytest.raises(PlanRefused, match="reserved"):
+        ledger.answer(request(0), 0.5, reply(0.5))
+    ledger.answer(request(0), 0.1, reply(0.1))
+    assert ledger.spent("patients") == pytest.approx(0.95)

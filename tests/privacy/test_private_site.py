@@ -10,6 +10,7 @@ from fedpdmc.exposure import exposure, usual_speed
 from fedpdmc.privacy.entries import FAULT, read
 from fedpdmc.private import SLACK
 from fedpdmc.randomness import chacha20
+from fedpdmc.release import noisy_derivatives
 
 
 @pytest.fixture
@@ -242,3 +243,16 @@ def test_outcomes_of_any_size_break_no_walk(path):
     site = fp.Site(fp.models.student_t(X, [0.0, 1e300, -1e200], 3.0, 1e-3), name="north", seed=1, budget=budget)
     opened(site).answer(a_plan(np.zeros((4, 2)), 1.0, 0.01))
     assert FAULT not in [entry.reply for entry in read(path)]
+
+
+def test_counts_of_a_cox_model_are_not_told_where_rounding_would_show_them(tmp_path):
+    """At e^44 the spacing of numbers is 2048: a count of 1024 or 1025 would change the gradient by 0 or by 2048."""
+    budget = fp.Budget(
+        4.0, 1e-6, "add-remove", fp.Bounds(region=50.0), release=0.5, ledger=a_ledger(tmp_path / "ledger.db")
+    )
+    site = fp.Site(fp.models.log_gaussian_cox([1024.0, 3.0]), name="s", budget=budget)
+    with pytest.raises(PlanRefused, match="BAD_POINT"):
+        noisy_derivatives(site, np.array([44.0, 0.0]), 0)
+    assert budget.open()[0].spent("records") == 0
+    guard = opened(site)
+    assert np.all(guard._region == 20.0)

@@ -235,14 +235,21 @@ class Ledger:
         BudgetSpent
             ``most`` is more than what is left, of the account or of the study's part. Nothing was made.
         PlanRefused
-            The round was answered for another request.
+            The round was answered for another request, or less was reserved for it than it would cost now.
         LedgerError
             The ledger cannot be written or trusted.
         """
         with self._mutex, self._transaction():
             if (stored := self._stored(request)) is not None:
                 return stored
-            if self._reserved(request) is None and most > 0:
+            reserved = self._reserved(request)
+            if reserved is not None and most > reserved:
+                raise PlanRefused(
+                    f"What was reserved for round {request.round} of run {request.run!r} when it was cut short "
+                    f"({reserved:.4g}) does not cover what it would cost now ({most:.4g}): ask it as it was asked (code "
+                    "OTHER_PLAN)."
+                )
+            if reserved is None and most > 0:
                 self._check_covered(request, most, granted)
                 self._append(request._replace(kind=request.kind + RESERVED), Reply(b"", 0.0, most), detail)
         reply = work(self.key(request))
