@@ -192,7 +192,8 @@ def choose(
     reference = _usual_reference(members, dynamics) if unsaid else reference
     seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0, 2**63 - 1)
     chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
-    names = check_names(coordinate_names(members, dim) if names is None else names, dim)
+    own = coordinate_names(members, dim)
+    names = check_names(own if names is None else names, dim, own)
     init = check_init(init, chains, dim)
     start = _check_functions(members, prior, init, dim)
     if bounds == "certified" and isinstance(reference, str) and reference != "identity":
@@ -411,8 +412,8 @@ def _controls(sites, prior, found: Reference, control: str, start) -> tuple[Refe
     return found, controls
 
 
-def check_names(names: Any, dim: int) -> list[str]:
-    """One distinct name for each parameter."""
+def check_names(names: Any, dim: int, usual: Any = None) -> list[str]:
+    """One distinct name for each parameter; ``usual`` are the models' own, for an error to show."""
     if names is None:
         return [f"x{i}" for i in range(dim)]
     try:
@@ -420,7 +421,8 @@ def check_names(names: Any, dim: int) -> list[str]:
     except TypeError as error:
         raise InputError("names", repr(names), f"Give {dim} names, one for each parameter.") from error
     if len(names) != dim:
-        raise InputError("names", f"{len(names)} names", f"Give {dim}, one for each parameter.")
+        own = "" if usual is None else f" The models call them {', '.join(map(str, usual))}."
+        raise InputError("names", f"{len(names)} names", f"Give {dim}, one for each parameter.{own}")
     if len(set(names)) != dim or "energy" in names:
         raise InputError("names", repr(names), "Give distinct names, none of them 'energy'.")
     return names

@@ -69,7 +69,8 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     cov = np.cov(drawn.reshape(-1, dim).T).reshape(dim, dim)
     _say_if_little(cov, known)
     settings = _settings(members, cov, seed)
-    labels = check_names(coordinate_names(members, dim) if names is None else names, dim)
+    own = coordinate_names(members, dim)
+    labels = check_names(own if names is None else names, dim, own)
     return _posterior(members, drawn, labels, settings, traffic)
 
 
