@@ -104,7 +104,7 @@ def plan(offset, dim, length=0.7):
 @pytest.mark.parametrize(
     ("name", "offset"),
     [
-        ("skewed", [1.2, 0.4]),
+        pytest.param("skewed", [1.2, 0.4], marks=pytest.mark.long),
         ("skewed", [-4.5, -7.5]),
         ("counts", [0.4, -0.8, 0.3, 0.9]),
         ("bent", [-1.5, 1.9]),

@@ -118,6 +118,7 @@ def test_one_class_sites_have_one_class_and_every_record_is_somewhere(ones):
             assert all(len(set(y[rows])) == 1 for rows in parts)
 
 
+@pytest.mark.long
 def test_redistribution(out):
     run("redistribution", out)
     figures(out, "redistribution", "redistribution-listener")
@@ -141,6 +142,7 @@ def test_redistribution(out):
     assert last[IGNORED]["error"] > 1.5 * max(last[name]["error"] for name in (WITHOUT, MEAN_OFF, READ))
 
 
+@pytest.mark.long
 def test_dynamics(out):
     run("dynamics", out)
     figures(out, "dynamics")

@@ -94,6 +94,7 @@ def skewed(x, data):
     return jnp.sum(jnp.exp(u) - 0.4 * x[1] - u)
 
 
+@pytest.mark.long
 def test_polynomials_of_programs_do_what_plain_rounds_do():
     """The program gives the same bits whether it is asked for one chain or for several that wait, or gives the bound."""
     sites = [fp.Site(skewed, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
