@@ -46,6 +46,7 @@ derivatives = "noisy"
 
 [limits]
 rounds = 100000
+records = 10000
 observed_time = 1e9
 
 [privacy]
@@ -54,7 +55,6 @@ delta = 1e-5
 neighbours = "{neighbours}"
 excess = {excess}
 release = 0.1
-most_records = 10000
 {region}
 """
 

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pandas as pd
 import pytest
+from tests.privacy.agents import contract
 from tests.study.contracts import CONTRACT, POLICY
 
 import fedpdmc as fp
@@ -257,3 +258,8 @@ def test_messages_name_the_file_as_it_is_called(tmp_path):
     with pytest.raises(InputError) as error:
         read_policy(path)
     assert str(error.value).startswith(f"{path}: least_records")
+
+
+def test_one_limit_of_records_serves_the_budget_too():
+    study = contract()
+    assert study.most_records == study.budget().bounds.most_records == 10_000

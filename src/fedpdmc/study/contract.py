@@ -70,7 +70,8 @@ class Study:
     most_derivatives : int
         At how many points.
     most_records : int
-        The most records that a site may have: what a site tells beyond what so many could is refused.
+        The most records that a site may have: what a site tells beyond what so many could is refused, and under a privacy
+        budget the rounding of its sums is bounded from it.
     observed_time : float
         The most process time, summed over chains, that a site lets be observed.
     missing : {"refuse", "drop"}
@@ -107,7 +108,6 @@ class Study:
     excess: float | None = None
     region: float | tuple[float, ...] | None = None
     release: float = 0.0
-    most_records: int = 1 << 22
     missing: str = "refuse"
     most_records: int = 1_000_000
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -351,7 +351,6 @@ def _privacy(top: Table) -> dict[str, Any]:
         "excess": table.number("excess", None, least=1e-300),
         "region": table.numbers("region", None) if "region" in table.values else None,
         "release": table.number("release", 0.0, least=0.0, most=0.99),
-        "most_records": table.whole("most_records", 1 << 22, least=1),
     }
     table.done()
     return found
