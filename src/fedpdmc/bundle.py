@@ -23,7 +23,8 @@ from fedpdmc.keys import COORDINATOR, fingerprint
 from fedpdmc.preflight import Finding, SiteCheck, Step, look
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.requests import request_certificate
-from fedpdmc.study import Study, parse_study, read_policy, read_records
+from fedpdmc.study import Study, parse_study, read_policy
+from fedpdmc.study.records import site_records
 from fedpdmc.units import site_unit
 
 FORMAT, MOST_BYTES = 1, 2**20
@@ -224,7 +225,7 @@ class Joining:
         return f"fedpdmc {__version__}, as at the coordinator"
 
     def _data(self) -> str:
-        self._records = read_records(self.study, self.source, self.query, site=self.name)
+        self._records = site_records(self.study, self.name, self.source, self.query)
         return f"{len(self._records):,} records with the columns that the contract declares"
 
     def _policy(self) -> str:

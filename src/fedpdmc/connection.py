@@ -23,6 +23,8 @@ from fedpdmc.federation.wire import RUN_BYTES, Welcome, encode
 SECONDS = 60.0
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedpdmc.federation.seals import Witness
     from fedpdmc.keys import Credentials
     from fedpdmc.progress import Showing
@@ -150,10 +152,12 @@ def connect(
     """
     if (listen is None) == (data is None):
         raise InputError("connect", "both or neither of listen and data", "Give one of them.")
+    study = _contract(study)
+    records = None if data is None else _records(study, data)
 
     def transport(study: Study, run: bytes, seed: int) -> Transport:
-        if data is not None:
-            return _in_process(study, data, site_seeds or {}, store, seed, run, ledger, seeded_for_tests)
+        if records is not None:
+            return _in_process(study, records, site_seeds or {}, store, seed, run, ledger, seeded_for_tests)
         from fedpdmc.federation.streams import StreamTransport
         from fedpdmc.keys import read_credentials
 
@@ -172,12 +176,7 @@ def join(
     seed: int | None,
 ) -> Connection:
     """A connection over any engine: ``transport(study, run, seed)`` reaches the sites of the run with that id."""
-    try:
-        from fedpdmc.study import read_study
-    except ModuleNotFoundError as error:
-        raise InputError("connect", f"no module {error.name}", "Install fedpdmc[federation].") from error
-
-    study = read_study(study) if isinstance(study, (str, Path)) else study
+    study = _contract(study)
     if seed is not None and (
         isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
     ):
@@ -186,6 +185,24 @@ def join(
     saved = None if checkpoint is None else checkpoint.read()
     run, seed = _identity(study, checkpoint, saved, seed)
     return Connection(study, transport(study, run, seed), run, seed, checkpoint, saved)
+
+
+def _contract(study: Study | str | Path) -> Study:
+    try:
+        from fedpdmc.study import read_study
+    except ModuleNotFoundError as error:
+        raise InputError("connect", f"no module {error.name}", "Install fedpdmc[federation].") from error
+    return read_study(study) if isinstance(study, (str, Path)) else study
+
+
+def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """All sites' records, read before anything is written or started."""
+    from fedpdmc.study.records import records_of_sites
+
+    if set(data) != set(study.sites):
+        raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
+    told = {name: data[name] if isinstance(data[name], tuple) else (data[name], None) for name in study.sites}
+    return records_of_sites(study, told)
 
 
 def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple[bytes, int]:
@@ -203,20 +220,18 @@ def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple
 
 
 def _in_process(
-    study: Study, data: Mapping[str, Any], seeds: Mapping[str, int], store, seed: int, run: bytes, ledger, seeded: bool
-) -> DirectTransport:
-    if set(data) != set(study.sites):
-        raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
+    study: Study, records: Mapping[str, pd.DataFrame], seeds: Mapping[str, int], store, seed: int, run: bytes, ledger,
+    seeded: bool,
+) -> DirectTransport:  # fmt: skip
     from fedpdmc.federation.opening import open_agent
 
     keys = _trial_keys(study, store) if study.derivatives == "summed" else {}
     agents = []
     for name in study.sites:
-        source, query = data[name] if isinstance(data[name], tuple) else (data[name], None)
         folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name
         derived = None if name in seeds else seed
         agent = open_agent(
-            study, name, source, query=query, store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger,
+            study, name, records[name], store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger,
             dataset=name, seeded_for_tests=seeded, credentials=keys.get(name),
         )  # fmt: skip
         agent.join(encode(Welcome(run, study.digest)))

@@ -28,8 +28,8 @@ from fedpdmc.federation.journal import Kind, read_log
 from fedpdmc.federation.keepsakes import refuse_links
 from fedpdmc.keys import COORDINATOR, Credentials, certificate_name, read_credentials
 from fedpdmc.precision import double_precision
-from fedpdmc.study import Study, read_policy, read_records, read_study
-from fedpdmc.study.records import check_cells
+from fedpdmc.study import Study, read_policy, read_study
+from fedpdmc.study.records import check_cells, site_records
 
 # Seconds for one step on the network, and seconds by which two clocks may differ.
 PATIENCE, MOST_SKEW = 15.0, 60.0
@@ -135,7 +135,7 @@ class SiteCheck:
 
     @double_precision
     def _data(self) -> str:
-        self.records = read_records(self.study, self.source, self.query, site=self.name)
+        self.records = site_records(self.study, self.name, self.source, self.query)
         self.study.potential(self.records, self.name)
         return f"{len(self.records):,} records with the columns that the contract declares"
 

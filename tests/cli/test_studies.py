@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, Folder
+from tests.study.contracts import write_csv
 from typer.testing import CliRunner
 
 import fedpdmc as fp
@@ -80,6 +81,18 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     said = call(*other, status=1)
     assert "another answer than the log has" in said
     assert f"It was written with jax {here['jax']} (here 99.0): answers may differ in their last bits" in said
+
+
+def test_the_faults_of_all_files_are_told_at_once(call, folder, tmp_path, caplog):
+    words = ["run", "study.toml", "--store", tmp_path / "store"]
+    for name in folder.study.sites:
+        path = write_csv(tmp_path / f"{name}.csv", [("no", "verum", 10), ("no", "drug", 40)])
+        words += ["--data", f"{name}={path}"]
+    call(*words, status=2)
+    assert "found 4 faults at 2 of 2 sites" in caplog.text and not (tmp_path / "store").exists()
+    for name in folder.study.sites:
+        assert f"data of site {name!r} ({tmp_path / name}.csv): 2 faults in 2 of 2 records" in caplog.text
+    assert caplog.text.count("line 3, column 'drug': an unknown level ('drug')") == 2
 
 
 def test_a_full_disk_is_told_in_a_sentence(caplog):

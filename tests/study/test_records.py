@@ -11,8 +11,10 @@ import polars as pl
 import pytest
 from tests.study.contracts import CONTRACT, rows, write_csv
 
+import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.study import parse_study, read_records
+from fedpdmc.study.records import records_of_sites
 
 STUDY = parse_study(CONTRACT.encode())
 QUERY = "SELECT ill, drug, age FROM patients ORDER BY id"
@@ -209,3 +211,80 @@ def test_a_site_without_records_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("ill,drug,age\n")
     with pytest.raises(InputError, match="site 'south'.*no records"):
         read_records(STUDY, tmp_path / "a.csv", site="south")
+
+
+FOUR = parse_study(CONTRACT.replace('"south"]', '"south", "west", "east"]').encode())
+
+
+def four_files(folder):
+    """Records of four sites, all faulty but the second."""
+    sources = {name: (write_csv(folder / f"{name}.csv", rows(name)), None) for name in FOUR.sites}
+    (folder / "north.csv").write_text("ill,drug,age\nno,verum,40\nYes,verum,17\nno,,old\n")
+    write_csv(folder / "west.csv", [("no", "verum", 10)] * 30)
+    (folder / "east.csv").write_text("ill,drug\nno,verum\nno,vrum\n")
+    return sources
+
+
+def test_the_faults_of_all_sites_are_in_one_report(tmp_path):
+    with pytest.raises(InputError) as error:
+        records_of_sites(FOUR, four_files(tmp_path))
+    said = str(error.value).splitlines()
+    assert said[0] == "data: found 36 faults at 3 of 4 sites. Correct them:"
+    north, west, east = (said.index(f"  data of site '{name}' ({tmp_path / name}.csv): {what}") for name, what in (
+        ("north", "4 faults in 2 of 3 records"), ("west", "30 faults in 30 of 30 records"),
+        ("east", "2 faults in 1 of 2 records"),
+    ))  # fmt: skip
+    assert north < west < east and "south" not in str(error.value)
+    assert said[north + 1].startswith("    line 3, column 'ill': an unknown level ('Yes').")
+    assert said[north + 4].startswith("    line 4, column 'age': no number ('old').")
+    assert said[east - 1] == "    and 16 more."
+    assert said[east + 1].startswith("    no column 'age'. Give the columns")
+    assert said[east + 2].startswith("    line 3, column 'drug': an unknown level ('vrum').")
+    # Twenty faults in all; every site's first ones are among them.
+    assert sum(line.startswith("    ") for line in said) == 20 + 1
+
+
+def test_many_faulty_sites_are_counted(tmp_path):
+    names = [f"site{k}" for k in range(25)]
+    study = parse_study(CONTRACT.replace('"north", "south"', ", ".join(f'"{name}"' for name in names)).encode())
+    path = write_csv(tmp_path / "all.csv", [("no", "verum", 10)] * 2)
+    with pytest.raises(InputError, match="50 faults at 25 of 25 sites") as error:
+        records_of_sites(study, {name: (path, None) for name in names})
+    assert str(error.value).count("line 2, column 'age'") == 20
+    assert str(error.value).endswith("  and 10 faults at 5 more sites.")
+
+
+def test_what_is_wrong_at_one_site_is_told_as_if_it_were_alone(tmp_path):
+    sources = four_files(tmp_path)
+    for name in ("north", "west"):
+        write_csv(tmp_path / f"{name}.csv", rows(name))
+    (tmp_path / "east.csv").unlink()
+    with pytest.raises(InputError, match=r"^data of site 'east': found .*east.csv: .*No such file"):
+        records_of_sites(FOUR, sources)
+
+
+def test_nothing_is_written_before_all_records_are_good(tmp_path):
+    data = {name: source for name, (source, _) in four_files(tmp_path).items()}
+    with pytest.raises(InputError, match="36 faults at 3 of 4 sites"):
+        fp.connect(FOUR, data=data, store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_records_with_missing_values_are_dropped_at_every_site_and_counted_once(tmp_path, caplog):
+    study = parse_study(CONTRACT.replace("sites =", 'missing = "drop"\nsites =').encode())
+    text = "ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,\nyes,placebo,60\n"
+    data = {name: tmp_path / f"{name}.csv" for name in study.sites}
+    for path in data.values():
+        path.write_text(text)
+    with fp.connect(study, data=data) as connection:
+        assert [agent.site.records for agent in connection.transport.agents] == [2, 2]
+    for name, path in data.items():
+        said = f"data of site {name!r} ({path}): 2 of 4 records dropped for a missing value"
+        assert caplog.text.count(said) == 1
+    # Faults are found beside what is dropped.
+    data["north"].write_text(text + "no,verum,10\n")
+    data["south"].write_text("ill,drug,age\nno,NA,40\n")
+    with pytest.raises(InputError, match="2 faults at 2 of 2 sites") as error:
+        fp.connect(study, data=data)
+    assert "line 6, column 'age': found a value out of bounds ('10')" in str(error.value)
+    assert "found a missing value in each of 1 records" in str(error.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import pandas as pd
+
 from fedpdmc.errors import InputError
 from fedpdmc.federation.agent import Agent
 from fedpdmc.federation.disclosure import Control
@@ -16,9 +18,9 @@ from fedpdmc.federation.walks import MOST_SECONDS
 from fedpdmc.keys import Credentials
 from fedpdmc.precision import double_precision
 from fedpdmc.site import Site
-from fedpdmc.study import Policy, Study, read_records
+from fedpdmc.study import Policy, Study
 from fedpdmc.study.contract import EXACT
-from fedpdmc.study.records import check_cells
+from fedpdmc.study.records import check_cells, site_records
 
 logger = logging.getLogger("fedpdmc.site")
 
@@ -27,7 +29,7 @@ logger = logging.getLogger("fedpdmc.site")
 def open_agent(
     study: Study,
     name: str,
-    source: str | Path,
+    source: str | Path | pd.DataFrame,
     *,
     store: str | Path,
     query: str | None = None,
@@ -46,7 +48,7 @@ def open_agent(
     study : Study
     name : str
     source, query
-        As `fedpdmc.study.read_records` takes them.
+        As `fedpdmc.study.read_records` takes them; or the records themselves, as `site_records` gives them.
     store : path
         The folder of the site's log and seed.
     policy : Policy, optional
@@ -63,13 +65,7 @@ def open_agent(
     credentials : Credentials, optional
         The site's keys: a contract whose derivatives are summed needs them to answer.
     """
-    records = read_records(study, source, query, site=name)
-    if len(records) > study.most_records:
-        raise InputError(
-            f"data of site {name!r}",
-            f"{len(records):,} records",
-            f"The contract has at most {study.most_records:,} of a site: change it together, [limits] records = ....",
-        )
+    records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query)
     if policy is not None:
         policy.check(name, study, len(records))
         if study.epsilon is None:

@@ -191,32 +191,33 @@ class Study:
 
         return getattr(fedpdmc.dynamics, self.kind)(**self.rates)
 
+    def matrix(self, records, site: str | None = None) -> np.ndarray:
+        """The design matrix in the site's own parameters."""
+        own = None if site is None else self.coordinates(site)
+        matrix = self.design.matrix(records)
+        return matrix if own is None else self._own_columns(matrix, own, records)
+
     def potential(self, records, site: str | None = None):
         """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
         from fedpdmc import models
 
-        X, y = self.design.matrix(records), self.design.response(records)
-        own = None if site is None else self.coordinates(site)
-        if own is not None:
-            X = self._own_columns(X, own, records)
+        X, y = self.matrix(records, site), self.design.response(records)
         if self.family == "poisson":
             name = self.options.get("offset")
             return models.poisson(X, y, offset=None if name is None else np.asarray(records[name], float))
         return getattr(models, self.family)(X, y, **self.options)
 
     def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
-        from fedpdmc.study.values import record_names
+        from fedpdmc.study.values import Fault, refuse_records
 
-        others = np.setdiff1d(np.arange(X.shape[1]), own)
-        bad = np.argwhere(X[:, others] != 0)
-        if bad.size:
-            row, column = (int(k) for k in bad[0])
-            where, (place,) = record_names(records, np.array([row]))
-            raise InputError(
-                f"{where}, {place}",
-                f"a record that depends on {self.names[others[column]]!r}",
-                "The contract says that this site's records do not: correct the records or its [coordinates].",
-            )
+        others, names = np.setdiff1d(np.arange(X.shape[1]), own), self.names
+        remedy = "The contract says that this site's records do not: correct the records or its [coordinates]."
+        faults = [
+            Fault(int(row), "", f"a record that depends on {names[others[column]]!r}", remedy)
+            for row, column in np.argwhere(X[:, others] != 0)
+        ]
+        if faults:
+            raise refuse_records(records, faults)
         return np.ascontiguousarray(X[:, own])
 
 

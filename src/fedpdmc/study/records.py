@@ -13,7 +13,7 @@ import polars as pl
 
 from fedpdmc.errors import InputError
 from fedpdmc.study.contract import Study
-from fedpdmc.study.values import Origin, checked_records
+from fedpdmc.study.values import Fault, FaultyRecords, Origin, checked_records, faulty_sites
 
 DATABASES = ("sqlite:", "postgresql://", "postgres://")
 
@@ -40,21 +40,54 @@ def read_records(
         first `MOST_SHOWN` of them.
     """
     database = isinstance(source, str) and source.startswith(DATABASES)
+    whose = "data" if site is None else f"data of site {site!r}"
     if database != (query is not None):
         found = "a database without a query" if database else "a query for a file"
-        raise InputError("data", found, "Give a query for sqlite: and postgresql:// sources, and only for them.")
-    whose = "data" if site is None else f"data of site {site!r}"
+        raise InputError(whose, found, "Give a query for sqlite: and postgresql:// sources, and only for them.")
     needed, origin = _needed(study), Origin(f"{whose} ({shown(str(source))})", None if database else Path(source))
     raw = _from_database(str(source), str(query), whose) if database else _from_file(Path(source), needed, whose)
-    missing = [repr(name) for name in needed if name not in raw]
-    if missing:
-        raise InputError(
-            origin.where, f"no column {', '.join(missing)}", f"Give the columns {', '.join(needed)}, by these names."
-        )
-    count = max((len(raw[name]) for name in needed), default=0)
+    missing = ", ".join(repr(name) for name in needed if name not in raw)
+    faults = [Fault(-1, "", f"no column {missing}", f"Give the columns {', '.join(needed)}, by these names.")]
+    faults = faults if missing else []
+    count = max((len(column) for column in raw.values()), default=0)
+    if faults and not count:
+        raise FaultyRecords(origin, faults, count)
     if not count:
         raise InputError(origin.where, "no records", "Give at least one: a site without records takes no part.")
-    return checked_records(study, {name: raw[name] for name in needed}, origin, count)
+    return checked_records(study, {name: raw[name] for name in needed if name in raw}, origin, count, faults)
+
+
+def site_records(study: Study, site: str, source: str | Path, query: str | None = None) -> pd.DataFrame:
+    """The records of a site of the study, as `read_records` gives them, if the contract lets it take part with them."""
+    records = read_records(study, source, query, site=site)
+    if len(records) > study.most_records:
+        raise InputError(
+            f"data of site {site!r}",
+            f"{len(records):,} records",
+            f"The contract has at most {study.most_records:,} of a site: change it together, [limits] records = ....",
+        )
+    if study.coordinates(site) is not None:
+        study.matrix(records, site)
+    return records
+
+
+def records_of_sites(study: Study, sources: Mapping[str, tuple[str | Path, str | None]]) -> dict[str, pd.DataFrame]:
+    """The records of all sites, each from its source and query.
+
+    Raises
+    ------
+    InputError
+        With what is wrong with all of them, in one report.
+    """
+    found, faults = {}, {}
+    for site, (source, query) in sources.items():
+        try:
+            found[site] = site_records(study, site, source, query)
+        except InputError as error:
+            faults[site] = error
+    if faults:
+        raise faulty_sites(faults, len(sources))
+    return found
 
 
 def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
@@ -104,16 +137,16 @@ def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Ser
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(whose, f"{path}: {error}", "Give a file that can be read.") from error
     if kind == ".csv":
-        _refuse_twins(path)
+        _refuse_twins(path, whose)
     return {name: frame[name] for name in needed if name in frame.columns}
 
 
-def _refuse_twins(path: Path) -> None:
+def _refuse_twins(path: Path, whose: str) -> None:
     """Of two columns of one name polars would rename one, and nobody would know which of them was taken."""
     header = [str(name) for name in pl.read_csv(path, infer_schema=False, has_header=False, n_rows=1).row(0)]
     for name in header:
         if header.count(name) > 1:
-            raise InputError("data", f"{path} with two columns {name!r}", "Give every column a name of its own.")
+            raise InputError(whose, f"{path} with two columns {name!r}", "Give every column a name of its own.")
 
 
 def shown(source: str) -> str:
@@ -124,11 +157,11 @@ def shown(source: str) -> str:
 
 def _from_database(source: str, query: str, whose: str) -> dict[str, pl.Series]:
     try:
-        names, rows = _sqlite(source, query) if source.startswith("sqlite:") else _postgres(source, query)
+        names, rows = _sqlite(source, query) if source.startswith("sqlite:") else _postgres(source, query, whose)
     except sqlite3.Error as error:
         raise InputError(whose, f"{shown(source)}: {error}", "Check the database and the query.") from error
     if len(set(names)) != len(names):
-        raise InputError("data", "a query with two columns of one name", "Name the columns apart with AS.")
+        raise InputError(whose, "a query with two columns of one name", "Name the columns apart with AS.")
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
     return {
         name: pl.Series(name, [_as_text(value) for value in values], dtype=pl.String)
@@ -146,7 +179,7 @@ def _sqlite(source: str, query: str) -> tuple[list[str], list[tuple]]:
         connection.close()
 
 
-def _postgres(source: str, query: str) -> tuple[list[str], list[tuple]]:
+def _postgres(source: str, query: str, whose: str) -> tuple[list[str], list[tuple]]:
     import psycopg
 
     try:
@@ -158,7 +191,7 @@ def _postgres(source: str, query: str) -> tuple[list[str], list[tuple]]:
         said = str(error)
         for secret in re.findall(r"[^:@/?&=]{3,}", "".join(re.findall(r"//(.*)@", source))):
             said = said.replace(secret, "***")
-        raise InputError("data", f"{shown(source)}: {shown(said)}", "Check the database and the query.") from None
+        raise InputError(whose, f"{shown(source)}: {shown(said)}", "Check the database and the query.") from None
 
 
 def _as_text(value) -> str | None:

@@ -1,13 +1,13 @@
-"""The values of a site's records against the contract: all that is wrong with them in one report.
+"""The values of the records against the contract: all that is wrong with them in one report.
 
-It is told to the site's own operator, by line and column; the coordinator learns nothing of it.
+It is told to whoever holds the records, by site, line and column; the coordinator of a network learns nothing of it.
 """
 
 from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def _lines(path: Path) -> list[int]:
 
 
 class Fault(NamedTuple):
-    """A value that cannot be used; of no record if the whole column cannot."""
+    """A value that cannot be used; ``row`` is −1 if the whole column cannot, ``column`` empty if the record cannot."""
 
     row: int
     column: str
@@ -62,22 +62,98 @@ class Fault(NamedTuple):
     remedy: str
 
 
-def checked_records(study: Study, raw: Mapping[str, pl.Series], origin: Origin, count: int) -> pd.DataFrame:
-    """Numbers and levels of all columns; ``attrs["origin"]`` and ``attrs["rows"]`` say where each record is from."""
+class FaultyRecords(InputError):
+    """All that is wrong with the records of one source.
+
+    Attributes
+    ----------
+    where : str
+    lines : list of str
+        The first `MOST_SHOWN` faults.
+    total : int
+        How many there are.
+    extent : str
+        In how many records.
+    """
+
+    def __init__(self, origin: Origin, faults: list[Fault], count: int):
+        faults = sorted(faults, key=lambda fault: fault.row)
+        shown = faults[:MOST_SHOWN]
+        places = origin.places(np.maximum([fault.row for fault in shown], 0), count)
+        labels = [_label(fault, place) for fault, place in zip(shown, places, strict=True)]
+        self.where, self.total = origin.where, len(faults)
+        self.lines = [
+            f"{label}{': ' if label else ''}{fault.what}. {fault.remedy}"
+            for label, fault in zip(labels, shown, strict=True)
+        ]
+        bad = len({fault.row for fault in faults if fault.row >= 0})
+        self.extent = f"{_faults(self.total)} in {bad} of {count} records"
+        if self.total == 1:
+            super().__init__(", ".join(filter(None, [self.where, labels[0]])), faults[0].what, faults[0].remedy)
+        else:
+            super().__init__(self.where, self.extent, "\n  ".join(["Correct them:", *self.lines, *_more(self.total)]))
+
+
+def _label(fault: Fault, place: str) -> str:
+    column = f"column {fault.column!r}" if fault.column else ""
+    return ", ".join(filter(None, [place if fault.row >= 0 else "", column]))
+
+
+def _faults(count: int) -> str:
+    return "1 fault" if count == 1 else f"{count:,} faults"
+
+
+def _more(total: int, shown: int = MOST_SHOWN) -> list[str]:
+    return [f"and {total - shown:,} more."] if total > shown else []
+
+
+def faulty_sites(found: Mapping[str, InputError], sites: int) -> InputError:
+    """One report of what is wrong with the records of several of ``sites`` sites.
+
+    At most `MOST_SHOWN` faults are shown. They are shared out evenly, so that every site's first ones are among them.
+    """
+    if len(found) == 1:
+        return next(iter(found.values()))
+    totals = {site: error.total if isinstance(error, FaultyRecords) else 1 for site, error in found.items()}
+    shown = dict.fromkeys(found, 0)
+    for _ in range(MOST_SHOWN):
+        open_ones = [site for site in found if shown[site] < totals[site]]
+        if open_ones:
+            shown[min(open_ones, key=lambda site: shown[site])] += 1
+    told = ["Correct them:"]
+    for site, error in found.items():
+        if shown[site] and isinstance(error, FaultyRecords) and error.total > 1:
+            lines = [*error.lines[: shown[site]], *_more(error.total, shown[site])]
+            told += [f"{error.where}: {error.extent}", *(f"  {line}" for line in lines)]
+        elif shown[site]:
+            told.append(str(error))
+    left = [site for site in found if not shown[site]]
+    if left:
+        told.append(f"and {_faults(sum(totals[site] for site in left))} at {len(left):,} more sites.")
+    what = f"{_faults(sum(totals.values()))} at {len(found)} of {sites} sites"
+    return InputError("data", what, "\n  ".join(told))
+
+
+def checked_records(
+    study: Study, raw: Mapping[str, pl.Series], origin: Origin, count: int, faults: Sequence[Fault] = ()
+) -> pd.DataFrame:
+    """Numbers and levels of all columns; ``attrs["origin"]`` and ``attrs["rows"]`` say where each record is from.
+
+    ``faults`` are those that were found before.
+    """
     missing = {name: _missing(series, study.columns[name]) for name, series in raw.items()}
     drop = study.missing == "drop"
     kept = ~np.any(list(missing.values()), 0) if drop and missing else np.ones(count, bool)
+    faults, frame = list(faults), {}
     if not kept.any():
-        raise InputError(origin.where, f"a missing value in each of {count} records", "Give records that are complete.")
-    faults: list[Fault] = []
-    frame = {}
+        faults.append(Fault(-1, "", f"a missing value in each of {count} records", "Give records that are complete."))
     for name, series in raw.items():
         if not drop:
             faults += [Fault(int(row), name, "a missing value", IMPUTE) for row in np.flatnonzero(missing[name])]
         frame[name], found = _column(series, study.columns[name], kept & ~missing[name])
         faults += found
     if faults:
-        raise _report(faults, origin, count)
+        raise FaultyRecords(origin, faults, count)
     if not kept.all():
         logger.warning("%s: %d of %d records dropped for a missing value", origin.where, count - kept.sum(), count)
     records = pd.DataFrame({name: values[kept] for name, values in frame.items()})
@@ -85,30 +161,11 @@ def checked_records(study: Study, raw: Mapping[str, pl.Series], origin: Origin, 
     return records
 
 
-def record_names(records: pd.DataFrame, rows: np.ndarray) -> tuple[str, list[str]]:
-    """Where records come from, and what to call some of them."""
-    origin = records.attrs.get("origin", Origin("data", None))
-    own = np.asarray(records.attrs.get("rows", np.arange(len(records))))
-    return origin.where, origin.places(own[rows], records.attrs.get("count", len(records)))
-
-
-def _report(faults: list[Fault], origin: Origin, count: int) -> InputError:
-    faults = sorted(faults, key=lambda fault: fault.row)
-    rows = np.array([fault.row for fault in faults[:MOST_SHOWN]])
-    places = origin.places(np.maximum(rows, 0), count)
-    places = [f"{place}, " if row >= 0 else "" for place, row in zip(places, rows, strict=True)]
-    if len(faults) == 1:
-        fault = faults[0]
-        return InputError(f"{origin.where}, {places[0]}column {fault.column!r}", fault.what, fault.remedy)
-    told = [
-        f"  {place}column {fault.column!r}: {fault.what}. {fault.remedy}"
-        for place, fault in zip(places, faults, strict=False)
-    ]
-    more = [f"  and {len(faults) - MOST_SHOWN} more."] if len(faults) > MOST_SHOWN else []
-    bad = len({fault.row for fault in faults if fault.row >= 0})
-    return InputError(
-        origin.where, f"{len(faults)} faults in {bad} of {count} records", "\n".join(["Correct them:", *told, *more])
-    )
+def refuse_records(records: pd.DataFrame, faults: list[Fault]) -> FaultyRecords:
+    """What is wrong with records that `checked_records` has made: rows of ``faults`` are rows of the table."""
+    origin, count = records.attrs.get("origin", Origin("data", None)), records.attrs.get("count", len(records))
+    rows = records.attrs.get("rows", np.arange(len(records)))
+    return FaultyRecords(origin, [fault._replace(row=int(rows[fault.row])) for fault in faults], count)
 
 
 def _missing(raw: pl.Series, column: Column) -> np.ndarray:
