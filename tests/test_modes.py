@@ -8,6 +8,8 @@ import fedpdmc as fp
 from fedpdmc import newton
 from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoMode
 from fedpdmc.signs import check_rays
+from fedpdmc.study import parse_study
+from tests.study.contracts import CONTRACT
 from tests.zoo import CASES
 
 RNG = np.random.default_rng(1)
@@ -48,6 +50,9 @@ def test_a_covariate_of_size_1e5_is_sampled_as_the_scaled_one_is():
     np.testing.assert_allclose(np.sqrt(np.diag(raw.cov())) * UNITS, sd, rtol=1e-3)
 
 
+SEPARABLE = (np.array([[1.0, -2.0], [1.0, -1.0], [1.0, 1.0], [1.0, 2.0]]), np.array([0.0, 0.0, 1.0, 1.0]))
+
+
 def centred(x):
     """Means ``x[2:]`` about ``x[0]`` with scale ``e^{x[1]}``, which has a proper prior."""
     tau = jnp.exp(x[1])
@@ -66,11 +71,50 @@ def test_a_centred_hierarchy_has_no_mode_and_is_not_called_improper():
 
 
 def test_separable_data_are_improper_under_a_flat_prior_only():
-    X = np.array([[1.0, -2.0], [1.0, -1.0], [1.0, 1.0], [1.0, 2.0]])
-    site = fp.Site(fp.models.logistic(X, [0.0, 0.0, 1.0, 1.0]), name="a")
+    site = fp.Site(fp.models.logistic(*SEPARABLE), name="a")
     with pytest.raises(ImproperPosterior, match="flat prior"):
         fp.laplace([site])
     assert fp.laplace([site], fp.models.normal_prior(2, scale=5.0)).rounds < 12
+
+
+def test_parameters_without_a_mode_are_told_by_their_names():
+    site = fp.Site(fp.models.logistic(*SEPARABLE), name="a")
+    with pytest.raises(ImproperPosterior, match="mostly in parameter 'dose': the posterior is improper"):
+        fp.sample([site], names=["base", "dose"], progress=False)
+    with pytest.raises(ImproperPosterior, match="mostly in parameter 'dose'"):
+        fp.laplace([site], names=["base", "dose"])
+    with pytest.raises(ImproperPosterior, match=r"mostly in parameter 1 \(counted from 0\)"):
+        fp.sample([site], progress=False)
+    with pytest.raises(InputError, match="names: found 1 names"):
+        fp.laplace([site], names=["base"])
+
+
+def test_collinear_parameters_are_told_by_their_names():
+    X = np.column_stack([np.ones(120), AGE / 10, -0.2 * AGE])
+    site = fp.Site(fp.models.logistic(X, RESPONSES["logistic"]), name="a")
+    with pytest.raises(ImproperPosterior, match="flat in parameters '(age', 'days|days', 'age)':"):
+        fp.laplace([site], names=["base", "age", "days"])
+
+
+def test_a_search_without_an_end_tells_the_parameters_by_their_names(monkeypatch):
+    site = fp.Site(of_means, data={"y": np.array([0.1, -0.2, 0.3])}, name="a")
+    with pytest.raises(NoMode, match=r"the curvature keeps growing in parameters 'mu', 'a', 'b' and 1 more:"):
+        fp.laplace([site], centred, start=np.zeros(5), names=["mu", "log_tau", "a", "b", "c"])
+    monkeypatch.setattr(newton, "MOST_ROUNDS", 3)
+    site = fp.Site(MODELS["poisson"](DESIGN), name="a")
+    with pytest.raises(ModeNotFound, match="the last step is longest in parameters 'income', 'base', 'age'"):
+        fp.laplace([site], fp.models.normal_prior(3, scale=10.0), names=["base", "income", "age"])
+
+
+def test_a_study_tells_parameters_by_the_names_of_its_contract(tmp_path):
+    contract = CONTRACT.replace("mean = 0.1\nscale = 1.5", "flat = true")
+    study = parse_study(contract.encode())
+    data = {name: tmp_path / f"{name}.csv" for name in study.sites}
+    for path in data.values():
+        path.write_text("ill,drug,age\n" + "no,placebo,40\nno,verum,50\nyes,placebo,60\nyes,verum,70\n" * 3)
+    with fp.connect(study, data=data, seed=1) as connection:
+        with pytest.raises(ImproperPosterior, match="'age'"):
+            fp.sample(connection, progress=False)
 
 
 def test_an_iteration_limit_is_not_taken_for_anything_else(monkeypatch):

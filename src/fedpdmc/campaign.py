@@ -167,13 +167,13 @@ def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
     """The Laplace reference: found from rounded derivatives, and made from the exact ones at the last point."""
-    found = laplace(members, study.prior(), tolerance=TOLERANCE, reach=study.reach)
+    found = laplace(members, study.prior(), tolerance=TOLERANCE, reach=study.reach, names=study.names)
     x = np.array(found.center)
     for member in members:
         own = slice(None) if member.coordinates is None else member.coordinates
         x[own] = np.asarray((found.control or {})[member.name].point)
     federation.ask_again()
-    made = laplace(members, study.prior(), start=x, tolerance=np.inf)
+    made = laplace(members, study.prior(), start=x, tolerance=np.inf, names=study.names)
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)
         hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}

@@ -193,7 +193,9 @@ def choose(
     seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0, 2**63 - 1)
     chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
     own = coordinate_names(members, dim)
-    names = check_names(own if names is None else names, dim, own)
+    told = own if names is None else names
+    names = check_names(told, dim, own)
+    named = None if told is None else names
     init = check_init(init, chains, dim)
     start = _check_functions(members, prior, init, dim)
     if bounds == "certified" and isinstance(reference, str) and reference != "identity":
@@ -207,11 +209,11 @@ def choose(
     extra = prior is not None and prior_at == "extra"
     if extra and any(site.name == PRIOR_SITE for site in members):
         raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
-    found, name = _reference(members, prior, reference, dim, start, unsaid and not few_rounds)
+    found, name = _reference(members, prior, reference, start, unsaid and not few_rounds, dim, named)
     if start is not None and name != "laplace":
         check_rays(members, start, np.asarray(found.matrix))
     control = _usual_control(found, dynamics) if control is None else control
-    found, controls = _controls(members, prior, found, control, start)
+    found, controls = _controls(members, prior, found, control, start, named)
     if prior is not None and extra:
         members = (*members, Site(prior, name=PRIOR_SITE))
     whitened = found.control is not None
@@ -351,7 +353,7 @@ def _usual_reference(sites, dynamics: Dynamics) -> str:
     return "diagonal" if dynamics.flips and any(site.coordinates is not None for site in sites) else "laplace"
 
 
-def _reference(sites, prior, reference, dim, start, unsaid: bool) -> tuple[Reference, str]:
+def _reference(sites, prior, reference, start, unsaid: bool, dim: int, names) -> tuple[Reference, str]:
     """The reference and its name; the identity where nobody asked for another and the Laplace reference does not exist."""
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
@@ -367,7 +369,7 @@ def _reference(sites, prior, reference, dim, start, unsaid: bool) -> tuple[Refer
     if reference == "identity":
         return identity, reference
     try:
-        found = laplace(sites, prior, start=start)
+        found = laplace(sites, prior, start=start, names=names)
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
         if not unsaid or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
@@ -401,11 +403,13 @@ def _usual_control(found: Reference, dynamics: Dynamics) -> str:
     return "quadratic" if dynamics.flow.rotating else "linear"
 
 
-def _controls(sites, prior, found: Reference, control: str, start) -> tuple[Reference, dict[str, ControlVariate]]:
+def _controls(
+    sites, prior, found: Reference, control: str, start, names
+) -> tuple[Reference, dict[str, ControlVariate]]:
     """The control variates, and the reference with the rounds that they took where it had none."""
     if control == "none":
         return found, {}
-    made = found if found.control is not None else laplace(sites, prior, start=start)
+    made = found if found.control is not None else laplace(sites, prior, start=start, names=names)
     controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
     if made is not found:
         found = Reference(found.center, found.scale_tril, None, made.rounds, made.bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ MOST_ROUNDS = 60
 SINGULAR, LEVELLED = 1e-10, 1e-2
 # A fall of the potential in one step that is none of rounding, and the growth of curvature down a funnel.
 FALLING, STEEPER = 1e-2, 1e6
+# Of a direction those parameters are named whose part in it is this much of the largest, and so many at most.
+PART, MOST_NAMED = 0.5, 3
 # The largest change of a predictor in the first step, where predictors are kept from changing more.
 FIRST_REACH = 1.0
 IMPROPER = (
@@ -55,6 +57,7 @@ def find_mode(
     tolerance: float,
     flat: bool,
     reach: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
 ) -> Mode:
     """Damped Newton from ``start`` until the next step is shorter than ``tolerance`` standard deviations.
 
@@ -64,7 +67,7 @@ def find_mode(
     Raises
     ------
     ImproperPosterior, NoMode, ModeNotFound
-        By what the last points look like; ``flat`` says that there is no prior.
+        By what the last points look like; ``flat`` says that there is no prior. They tell the parameters by ``names``.
     """
     here, rounds, damping, falls = start, 1, 0.0, [0.0]
     radius = np.inf if reach is None else FIRST_REACH
@@ -77,7 +80,7 @@ def find_mode(
         if damping > 0:
             step = -np.linalg.solve(positive_definite(here.hessian, damping), here.gradient)
         if rounds >= MOST_ROUNDS or not np.isfinite(length):
-            raise _no_mode(start, here, rounds, falls, flat)
+            raise _no_mode(start, here, step, rounds, falls, flat, names)
         size = 0.0 if reach is None else float(reach @ np.abs(step))
         step = step * min(1.0, radius / max(size, 1e-300))
         trial = ask(here.x + step)
@@ -91,7 +94,9 @@ def find_mode(
             damping, radius = max(10 * damping, 1e-2), radius / 4
 
 
-def _no_mode(start: Point, last: Point, rounds: int, falls: list[float], flat: bool) -> FedPDMCError:
+def _no_mode(
+    start: Point, last: Point, step: np.ndarray, rounds: int, falls: list[float], flat: bool, names: Sequence[str] | None
+) -> FedPDMCError:  # fmt: skip
     """What the end of a search that did not converge says.
 
     Down a funnel the potential keeps falling while its curvature grows; a potential that levels off loses its curvature; and
@@ -99,12 +104,33 @@ def _no_mode(start: Point, last: Point, rounds: int, falls: list[float], flat: b
     """
     at = f"laplace: no mode after {rounds} rounds"
     before, after = np.abs(np.diag(start.hessian)), np.abs(np.diag(last.hessian))
-    steeper = np.any(after > STEEPER * np.maximum(before, np.finfo(float).tiny))
-    if steeper and falls[-1] > FALLING:
-        return NoMode(at + NONE)
-    if flat and (singular(last.hessian) or np.any(after < LEVELLED * before)):
-        return ImproperPosterior(at + IMPROPER)
-    return ModeNotFound(at + LIMIT)
+    growth = after / np.maximum(before, np.finfo(float).tiny)
+    if np.any(growth > STEEPER) and falls[-1] > FALLING:
+        return NoMode(f"{at}; the curvature keeps growing in {called(growth, names)}{NONE}")
+    if flat and singular(last.hessian):
+        return ImproperPosterior(f"{at}; the likelihood is flat in {called(flattest(last.hessian), names)}{IMPROPER}")
+    if flat and np.any(after < LEVELLED * before):
+        lost = before / np.maximum(after, np.finfo(float).tiny)
+        return ImproperPosterior(f"{at}; the likelihood levels off in {called(lost, names)}{IMPROPER}")
+    return ModeNotFound(f"{at}; the last step is longest in {called(step * sizes(last.hessian), names)}{LIMIT}")
+
+
+def called(parts: np.ndarray, names: Sequence[str] | None) -> str:
+    """The parameters with the largest parts in a direction, by name, or by their place if they have none."""
+    size = np.nan_to_num(np.abs(parts), nan=np.inf)
+    order = [int(i) for i in np.argsort(-size, kind="stable") if size[i] >= PART * size.max()]
+    shown = ", ".join(f"{i}" if names is None else repr(names[i]) for i in order[:MOST_NAMED])
+    more = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
+    return f"parameter{'s' * (len(order) > 1)} {shown}{more}{' (counted from 0)' if names is None else ''}"
+
+
+def flattest(hessian: np.ndarray) -> np.ndarray:
+    """The direction with the least curvature, in units in which the Hessian has a unit diagonal."""
+    diagonal = np.abs(np.diag(hessian))
+    if not np.all(diagonal > 0):
+        return (diagonal == 0).astype(float)
+    size = sizes(hessian)
+    return np.linalg.eigh(hessian / np.outer(size, size))[1][:, 0]
 
 
 def sizes(hessian: np.ndarray) -> np.ndarray:
@@ -138,4 +164,14 @@ def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     return np.linalg.cholesky((covariance + covariance.T) / 2) / size[:, None]
 
 
-__all__ = ["MOST_ROUNDS", "Mode", "Point", "find_mode", "positive_definite", "root_of_inverse", "singular"]
+__all__ = [
+    "MOST_ROUNDS",
+    "Mode",
+    "Point",
+    "called",
+    "find_mode",
+    "flattest",
+    "positive_definite",
+    "root_of_inverse",
+    "singular",
+]

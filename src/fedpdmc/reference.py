@@ -9,15 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.coordinates import Reference
-from fedpdmc.errors import FedPDMCError, ImproperPosterior, NotFinite
+from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
 from fedpdmc.membership import PRIOR_SITE, settle
-from fedpdmc.newton import IMPROPER, LEVELLED, Point, find_mode, positive_definite, root_of_inverse, singular
+from fedpdmc.newton import (
+    IMPROPER,
+    LEVELLED,
+    Point,
+    called,
+    find_mode,
+    flattest,
+    positive_definite,
+    root_of_inverse,
+    singular,
+)
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.precision import double_precision
 from fedpdmc.progress import report
 from fedpdmc.release import noisy_laplace
 from fedpdmc.signs import check_signs
 from fedpdmc.site import Site
+from fedpdmc.variables import coordinate_names
 
 # Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
 LEAST_RISE = 0.05
@@ -31,6 +42,7 @@ def laplace(
     tolerance: float = 1e-3,
     start: Any = None,
     reach: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
 ) -> Reference:
     """Laplace reference at the federated mode, by damped Newton on summed gradients and Hessians.
 
@@ -49,6 +61,8 @@ def laplace(
         Where the search begins. If None: where linear models with an unknown scale guess, else the prior's mean, or zero.
     reach : array of shape (d,), optional
         The largest covariates, where steps should change predictors by little at first.
+    names : sequence of str, optional
+        The parameters' names, for errors. If None: those that the models have.
 
     Raises
     ------
@@ -57,8 +71,11 @@ def laplace(
     InputError
         At a function that seems to be a log likelihood, not minus one.
     """
-    sites, prior, dim = settle(sites, prior, start)
+    sites, prior, dim = settle(sites, prior, start, names)
     x = _begin(sites, prior, dim) if start is None else np.asarray(start, float)
+    names = coordinate_names(sites, dim) if names is None else names
+    if names is not None and len(names) != dim:
+        raise InputError("names", f"{len(names)} names", f"Give one for each of {dim} parameters.")
     if any(site.noisy for site in sites):
         return noisy_laplace(sites, prior, x)
     traffic = {site.name: 0 for site in sites}
@@ -76,14 +93,14 @@ def laplace(
         )
     flat = prior is None and all(site.name != PRIOR_SITE for site in sites)
     try:
-        here, step, rounds = find_mode(ask, first, tolerance, flat, reach)
+        here, step, rounds = find_mode(ask, first, tolerance, flat, reach, names)
     except FedPDMCError:
         check_signs(sites, first, None)
         raise
     check_signs(sites, first, here)
     scale = root_of_inverse(positive_definite(here.hessian))
     if flat:
-        rounds += _check_proper(ask, here, step, first.hessian)
+        rounds += _check_proper(ask, here, step, first.hessian, names)
     control = {
         site.name: ControlVariate(
             Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, here.x))), jnp.asarray(_own(site, here.x)), 2
@@ -112,7 +129,7 @@ def _guess(site) -> tuple[np.ndarray | None, float]:
     return site.guess, 1.0
 
 
-def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray) -> int:
+def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: Sequence[str] | None) -> int:
     """Under a flat prior: refuse a posterior that is flat in some direction; returns the rounds this took.
 
     A potential that only levels off, as with separable data, seems to have a mode once its slope is small. Then its
@@ -121,7 +138,7 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray) -> int:
     the way that the search would have gone on.
     """
     if singular(here.hessian):
-        raise ImproperPosterior(f"laplace: the likelihood is flat in some direction{IMPROPER}")
+        raise ImproperPosterior(f"laplace: the likelihood is flat in {called(flattest(here.hessian), names)}{IMPROPER}")
     root = root_of_inverse(positive_definite(first))
     curvature, vectors = np.linalg.eigh(root.T @ here.hessian @ root)
     lost = (root @ vectors)[:, curvature < LEVELLED].T
@@ -129,8 +146,8 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray) -> int:
     for way in ways:
         rise = ask(here.x + way / np.sqrt(way @ here.hessian @ way)).value - here.value
         if not rise > LEAST_RISE:
-            i = int(np.argmax(np.abs(way) * np.sqrt(np.abs(np.diag(first)))))
-            raise ImproperPosterior(f"laplace: the likelihood levels off, mostly in parameter {i}{IMPROPER}")
+            mostly = called(way * np.sqrt(np.abs(np.diag(first))), names)
+            raise ImproperPosterior(f"laplace: the likelihood levels off, mostly in {mostly}{IMPROPER}")
     return len(ways)
 
 
