@@ -4,7 +4,8 @@ Python raises ``KeyboardInterrupt`` between any two instructions. In the midst o
 of the garbage collector it is swallowed, and right after XLA has compiled it leaves an executable behind that crashes the
 interpreter when it ends. So while `deferred` is in force a Ctrl-C is noted, and raised by the next `check`, or at once
 inside `waiting`. XLA itself cannot be stopped, nor does Python react before XLA returns: a thread of its own sees the
-signal too, says that the end is near, and ends the process on the second Ctrl-C.
+signal too, says that the end is near, and ends the process on the second Ctrl-C. In a notebook or at a prompt, where the
+interpreter is to live on, the compiler is waited for: left behind in a thread, it could crash the interpreter at its end.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ import warnings
 from collections.abc import Callable, Iterator
 
 INTERRUPTED = 130
-# Seconds after a Ctrl-C until something is said, or a command is ended; and those that a command gets for its last work.
-PATIENCE, LAST_WORK = 1.5, 20.0
+# Seconds after a Ctrl-C until something is said; until a command is ended; and those that it gets for its last work.
+SILENCE, PATIENCE, LAST_WORK = 0.5, 1.5, 20.0
+
+
+class Interrupted(KeyboardInterrupt):
+    """A Ctrl-C while a run was under way; the message says what is kept and how to go on."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: where the sampler stood says nothing to whoever stopped it."""
+        return [f"Interrupted {self}"]
 
 
 class _Deferral:
@@ -75,7 +84,7 @@ class _Deferral:
                     os.write(self._wakeup, numbers)
             if signal.SIGINT in numbers:
                 presses += numbers.count(signal.SIGINT)
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + (PATIENCE if self.command else SILENCE)
                 if presses > 1 and (self.command or not _interactive()):
                     self.end()
 
@@ -87,8 +96,9 @@ class _Deferral:
         if self.command:
             self.end()
         if self.noted:
-            again = "" if _interactive() else " Ctrl-C again ends the process at once."
-            print(f"Interrupted: this ends as soon as the compiler is done.{again}", file=sys.stderr, flush=True)
+            last = "No need to press again." if _interactive() else "Ctrl-C again ends the process at once."
+            waits = "the compiler cannot be stopped. This ends when it is done, mostly within seconds."
+            print(f"Interrupt received: {waits} {last}", file=sys.stderr, flush=True)
         return None
 
     def end(self) -> None:
@@ -114,10 +124,15 @@ def _main_thread() -> bool:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
-    """Hold a Ctrl-C back until the next `check`; also a decorator.
+def deferred(kept: str) -> Iterator[None]:
+    """Hold a Ctrl-C back until the next `check`, and raise it as `Interrupted`; also a decorator.
 
     It changes nothing in another thread than the main one, or where the program handles SIGINT itself.
+
+    Parameters
+    ----------
+    kept : str
+        What is left of the work if it is interrupted, and how to go on.
     """
     global _active
     if _active is not None or not _main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -127,9 +142,10 @@ def deferred() -> Iterator[None]:
         mine = _active
         try:
             yield
+        except Interrupted:
+            raise
         except KeyboardInterrupt:
-            # A short traceback: where the sampler stood says nothing to whoever pressed the keys.
-            raise KeyboardInterrupt("interrupted before the first block was complete: nothing is returned") from None
+            raise Interrupted(kept) from None
         finally:
             _active = None
     if mine.noted:

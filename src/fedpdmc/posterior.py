@@ -37,6 +37,9 @@ DRAWS_PER_TURN = 16
 MOST_DIAGNOSED, MOST_NUMBERS = 2**16, 2**23
 # Chains that ArviZ is given by default.
 ARVIZ_CHAINS = 4
+UNCHANGED = (
+    "before another block of samples was complete: nothing is added. The posterior is as it was: call extend() again."
+)
 
 
 class Posterior:
@@ -224,7 +227,7 @@ class Posterior:
         found = self.diagnosis()[0]
         return dict(zip(found.names, found.rhat.tolist(), strict=True))
 
-    @deferred()
+    @deferred(UNCHANGED)
     def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
         """Go on from where the run stopped, by a process time or up to an effective sample size.
 

@@ -216,8 +216,9 @@ class Sampler:
             raise stopped
         reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
         why = reasons.get(type(stopped), "Interrupted")
+        on = "" if type(stopped) in reasons else " post = post.extend(...) goes on from there."
         warn(
-            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.run.time:g}.",
+            f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.run.time:g}.{on}",
         )
 
     def _display(self, wanted: bool, title: str) -> Display:

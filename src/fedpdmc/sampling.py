@@ -9,7 +9,7 @@ from fedpdmc.connection import Connection
 from fedpdmc.coordinates import Reference
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.interrupts import deferred
+from fedpdmc.interrupts import Interrupted, deferred
 from fedpdmc.method import Method, choose
 from fedpdmc.posterior import Posterior
 from fedpdmc.potentials import Quadratic
@@ -22,9 +22,17 @@ from fedpdmc.sampler import FIRST_BLOCK, Sampler, as_number, check_length
 from fedpdmc.site import Site
 
 WHITENED_BURN_IN = 5.0
+ANEW = (
+    "before the first block of samples was complete: nothing is kept. The same call starts anew, and with the same seed it "
+    "makes the same draws; what has been compiled is not compiled again."
+)
+ANEW_OVER_A_NETWORK = (
+    "before the first block of samples was complete. A study with a store goes on from what is there when it is connected "
+    "and sampled again; without one a new run begins."
+)
 
 
-@deferred()
+@deferred(ANEW)
 @double_precision
 def sample(
     sites: Sequence[Site] | Site | Connection,
@@ -158,7 +166,10 @@ def _sample_connection(connection: Connection, said: dict[str, Any], **options: 
         if connection.shown_to is not None:
             connection.shown_to(this)
         report("waiting for the sites")
-        return sample_study(connection, **options)
+        try:
+            return sample_study(connection, **options)
+        except KeyboardInterrupt:
+            raise Interrupted(ANEW_OVER_A_NETWORK) from None
 
 
 def usual_burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:
