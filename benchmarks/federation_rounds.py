@@ -59,7 +59,7 @@ def study(sites: int, chains: int):
 
 def messages(chains: int, sequence: int, run: bytes):
     """A plan of all chains and the arrivals that answer it."""
-    from fedpdmc.federation import wire
+    from fedpdmc.federation import messages as wire
 
     rng = np.random.default_rng(sequence)
     velocity = np.where(rng.random((chains, 1, 2)) < 0.5, -1.0, 1.0)
@@ -80,7 +80,7 @@ def echo_site(address: str, keys: Path, name: str, size: int, handed: bool):
     """Bare gRPC: every message is answered with ``size`` bytes."""
     import grpc
 
-    from fedpdmc.keys import read_credentials
+    from fedpdmc.certificates.keys import read_credentials
 
     own = read_credentials(keys / "sites" / name)
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
@@ -108,9 +108,9 @@ def echo_site(address: str, keys: Path, name: str, size: int, handed: bool):
 
 def our_site(address: str, keys: Path, folder: Path, name: str, contract: bytes, answer: bool):
     """An agent of the package; without ``answer`` it is `Silent`."""
-    from fedpdmc.federation.opening import open_agent
-    from fedpdmc.federation.streams import serve
-    from fedpdmc.keys import read_credentials
+    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.federation.grpc.transport import serve
+    from fedpdmc.federation.site_agent.start import open_agent
     from fedpdmc.study import parse_study
 
     logging.disable(logging.WARNING)
@@ -129,7 +129,7 @@ class Silent:
 
     def answer(self, data: bytes) -> bytes:
         """Arrivals with the request's hash."""
-        from fedpdmc.federation import wire
+        from fedpdmc.federation import messages as wire
 
         plan: Any = wire.decode(data)
         return wire.encode(wire.Arrivals(plan.run, plan.sequence, wire.digest(data), *self.arrivals))
@@ -156,7 +156,7 @@ def echo(sites: int, plan: bytes, answer: bytes, keys: Path, handed: bool = Fals
     """A round of an echo: to all sites, and back from all of them."""
     import grpc
 
-    from fedpdmc.keys import read_credentials
+    from fedpdmc.certificates.keys import read_credentials
 
     ready: queue.SimpleQueue = queue.SimpleQueue()
     inboxes: list[queue.SimpleQueue] = []
@@ -198,12 +198,12 @@ def echo(sites: int, plan: bytes, answer: bytes, keys: Path, handed: bool = Fals
 
 def ours(sites: int, chains: int, keys: Path, folder: Path, answer: bool) -> Contestant:
     """A round of the package's transport, or with ``answer`` a whole round."""
-    from fedpdmc.coordinates import Reference
-    from fedpdmc.federation import wire
+    from fedpdmc.certificates.keys import read_credentials
+    from fedpdmc.federation import messages as wire
+    from fedpdmc.federation.grpc.transport import StreamTransport
     from fedpdmc.federation.remote import RemoteFederation, Request
-    from fedpdmc.federation.streams import StreamTransport
-    from fedpdmc.keys import read_credentials
     from fedpdmc.plan import Plan
+    from fedpdmc.whitening import Reference
 
     run, contract = os.urandom(16), study(sites, chains)
     transport = StreamTransport(contract, run, "127.0.0.1:0", read_credentials(keys / "coordinator"))
@@ -258,7 +258,7 @@ def contest(
     sites: int, chains: int, rounds: int, blocks: int, answered: bool, folder: Path
 ) -> dict[str, list[Figures]]:
     """Blocks of rounds of everyone in turn: what else the machine does slows all of them alike."""
-    from fedpdmc.keys import make_keys
+    from fedpdmc.certificates.keys import make_keys
 
     plan, answer = messages(chains, 1, bytes(16))
     keys = make_keys(folder / "keys", [f"site{k}" for k in range(sites)])
@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--most-answered", type=int, default=4, help="whole rounds with at most so many sites")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    multiprocessing.set_forkserver_preload(["fedpdmc.federation.opening", "fedpdmc.federation.streams"])
+    multiprocessing.set_forkserver_preload(["fedpdmc.federation.site_agent.start", "fedpdmc.federation.grpc.transport"])
     print(
         f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; milliseconds of a round, medians of blocks"
     )

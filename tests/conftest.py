@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 # Annotated shapes are checked at every call of these, also while JAX traces them.
-CHECKED = ["fedpdmc.potentials", "fedpdmc.arrivals", "fedpdmc.randomness", "fedpdmc.dynamics.flows"]
+CHECKED = ["fedpdmc.potentials", "fedpdmc.clocks", "fedpdmc._jax.random_streams", "fedpdmc.dynamics.flows"]
 
 with install_import_hook(CHECKED, "beartype.beartype"):
-    import fedpdmc.arrivals  # noqa: F401
+    import fedpdmc.clocks  # noqa: F401
 
 settings.register_profile(
     "fixed",

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from fedpdmc.skeleton import Block, Chunk, Skeleton, side_by_side, signs
+from fedpdmc.results.skeleton import Block, Chunk, Skeleton, side_by_side, signs
 
 
 def skeleton(seed=0, chains=3, dim=2, begin=0.0, end=10.0, knots=(7, 1, 12)):

@@ -9,21 +9,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedpdmc import models as models
-    from fedpdmc.archive import load as load
-    from fedpdmc.connection import connect as connect
-    from fedpdmc.coordinates import Reference as Reference
     from fedpdmc.dynamics import Boomerang as Boomerang
     from fedpdmc.dynamics import BouncyParticle as BouncyParticle
     from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
     from fedpdmc.dynamics import ZigZag as ZigZag
-    from fedpdmc.posterior import Posterior as Posterior
+    from fedpdmc.federation.session import connect as connect
     from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
     from fedpdmc.privacy.ledger import create_ledger as create_ledger
-    from fedpdmc.redistribution import Redistributed as Redistributed
-    from fedpdmc.reference import laplace as laplace
-    from fedpdmc.sampling import sample as sample
-    from fedpdmc.site import Site as Site
+    from fedpdmc.results.archive import load as load
+    from fedpdmc.results.posterior import Posterior as Posterior
+    from fedpdmc.sampling.api import sample as sample
+    from fedpdmc.sampling.laplace_reference import laplace as laplace
+    from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
+    from fedpdmc.sites.site import Site as Site
+    from fedpdmc.whitening import Reference as Reference
 
 # The public names and where they live. They are loaded on first use, so that the command line starts without JAX.
 _HOMES = {
@@ -32,17 +32,17 @@ _HOMES = {
     "Bounds": "fedpdmc.privacy.bounds",
     "Budget": "fedpdmc.privacy.budget",
     "FactorisedBoomerang": "fedpdmc.dynamics",
-    "Posterior": "fedpdmc.posterior",
-    "Redistributed": "fedpdmc.redistribution",
-    "Reference": "fedpdmc.coordinates",
-    "Site": "fedpdmc.site",
+    "Posterior": "fedpdmc.results.posterior",
+    "Redistributed": "fedpdmc.sampling.prior_shares",
+    "Reference": "fedpdmc.whitening",
+    "Site": "fedpdmc.sites.site",
     "ZigZag": "fedpdmc.dynamics",
-    "connect": "fedpdmc.connection",
+    "connect": "fedpdmc.federation.session",
     "create_ledger": "fedpdmc.privacy.ledger",
-    "laplace": "fedpdmc.reference",
-    "load": "fedpdmc.archive",
+    "laplace": "fedpdmc.sampling.laplace_reference",
+    "load": "fedpdmc.results.archive",
     "models": "fedpdmc.models",
-    "sample": "fedpdmc.sampling",
+    "sample": "fedpdmc.sampling.api",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

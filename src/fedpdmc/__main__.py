@@ -1,6 +1,6 @@
 """``python -m fedpdmc`` and the console script: Ctrl-C has a clean end from the first import on."""
 
-from fedpdmc.interrupts import run_command
+from fedpdmc.console.interrupts import run_command
 
 
 def main() -> None:

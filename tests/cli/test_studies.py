@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import fedpdmc as fp
 from fedpdmc.cli import app, studies
-from fedpdmc.federation import software
+from fedpdmc.federation.site_agent import versions
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     assert "joined" in shown and "Arrivals" in shown and "chains rang" in shown
     replayed = call("audit", "replay", "study.toml", "--name", "north", "--data", "north.csv", "--store", store)
     assert "0 did not" in replayed and "written with" not in replayed
-    here = software.present()
-    monkeypatch.setattr(software, "present", lambda: here | {"jax": "99.0"})
+    here = versions.present()
+    monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
     other = ("audit", "replay", "study.toml", "--name", "north", "--data", "south.csv", "--store", store)
     said = call(*other, status=1)
     assert "another answer than the log has" in said

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 from jax.extend import core
 
-from fedpdmc.enclosures.patterns import INNER
+from fedpdmc.enclosures.recognised_calls import INNER
 
 iv: Any = mpmath.iv
 iv.prec = 140

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.enclosures import exact
 
 from fedpdmc.enclosures import Stretch, check_continuity, enclose
-from fedpdmc.enclosures.jets import Balls, Jet, identity
-from fedpdmc.enclosures.monomials import monomials
+from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
+from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, NoEnclosure
 from fedpdmc.potentials import Program
-from fedpdmc.potentials.program import _rates, curved_path
+from fedpdmc.potentials.jax_function import _rates, curved_path
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -163,10 +163,12 @@ def test_no_bound_is_broken_by_many(tree, seed):
 
 def test_the_adversary_notices_a_bound_that_is_too_small(monkeypatch):
     """With the second derivative of the exponential left out."""
-    from fedpdmc.enclosures import smooth
+    from fedpdmc.enclosures.series import smooth_functions
 
-    wrong = smooth.FUNCTIONS["exp"]._replace(second=lambda x: smooth.Interval(0.0 * x.lo, 0.0 * x.hi))
-    monkeypatch.setitem(smooth.FUNCTIONS, "exp", wrong)
+    wrong = smooth_functions.FUNCTIONS["exp"]._replace(
+        second=lambda x: smooth_functions.Interval(0.0 * x.lo, 0.0 * x.hi)
+    )
+    monkeypatch.setitem(smooth_functions.FUNCTIONS, "exp", wrong)
     with pytest.raises(AssertionError):
         for seed in range(4):
             attack(("square", ("exp", ("eta",))), seed)

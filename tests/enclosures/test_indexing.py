@@ -10,10 +10,10 @@ import pytest
 from jax import lax
 
 from fedpdmc.enclosures import Cell, Interval, Series, Stretch, enclose, span
-from fedpdmc.enclosures.jets import Balls, Jet, identity
-from fedpdmc.enclosures.monomials import monomials
+from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
+from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.potentials.program import curved_path
+from fedpdmc.potentials.jax_function import curved_path
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -6,8 +6,8 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose
-from fedpdmc.enclosures.jets import Balls, identity
-from fedpdmc.enclosures.monomials import monomials
+from fedpdmc.enclosures.jets.jet import Balls, identity
+from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import InputError, NoEnclosure
 
 DATA = np.random.default_rng(0).exponential(1.0, 20)

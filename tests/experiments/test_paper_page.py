@@ -36,11 +36,11 @@ def test_every_named_test_exists():
     "words",
     [
         "`test_that_nobody_wrote`",
-        "`tests/privacy/test_theorem.py::test_that_nobody_wrote`",
+        "`tests/privacy/test_single_arrival.py::test_that_nobody_wrote`",
         "`tests/nowhere/test_theorem.py`",
         "`test_of_nothing.py`",
         # In another file than the one named.
-        "`tests/privacy/test_theorem.py::test_gaussian`",
+        "`tests/privacy/test_single_arrival.py::test_gaussian`",
     ],
 )
 def test_a_test_that_does_not_exist_is_missed(words):

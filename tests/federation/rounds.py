@@ -8,11 +8,11 @@ import numpy as np
 from tests.support import ZIGZAG, hospitals, prior
 
 import fedpdmc as fp
-from fedpdmc.federation.rounds import Rounds
-from fedpdmc.method import choose
-from fedpdmc.precision import double_precision
-from fedpdmc.run import Run
-from fedpdmc.skeleton import join
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.results.skeleton import join
+from fedpdmc.sampling.engines.compiled import Run
+from fedpdmc.sampling.engines.rounds import Rounds
+from fedpdmc.sampling.settings import choose
 
 
 @double_precision

@@ -8,9 +8,9 @@ import numpy as np
 from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
 
 import fedpdmc as fp
-from fedpdmc.federation.opening import open_agent
-from fedpdmc.federation.streams import serve
-from fedpdmc.keys import make_keys, read_credentials
+from fedpdmc.certificates.keys import make_keys, read_credentials
+from fedpdmc.federation.grpc.transport import serve
+from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import parse_study
 
 SEED, SITE_SEED = 3, 5

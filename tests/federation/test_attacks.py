@@ -12,12 +12,13 @@ import pytest
 from tests.federation.attackers import Flood, dial, idle_connections, still_open, wait_until
 from tests.federation.processes import Parties
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
-from tests.federation.test_streams import hello, says
+from tests.federation.test_grpc_transport import hello, says
 
 import fedpdmc as fp
-from fedpdmc.federation import gate, wire
-from fedpdmc.federation.streams import METHOD, SERVICE
-from fedpdmc.keys import fingerprint, make_keys, read_credentials, revoke
+from fedpdmc.certificates.keys import fingerprint, make_keys, read_credentials, revoke
+from fedpdmc.federation import messages
+from fedpdmc.federation.grpc import connection_limits
+from fedpdmc.federation.grpc.transport import METHOD, SERVICE
 
 
 def few_descriptors(name, command):
@@ -58,7 +59,7 @@ def test_a_coordinator_under_attack_lives_lets_sites_in_and_renews_its_certifica
                 for name in folder.study.sites:
                     answer = says(parties.address, read_credentials(folder.keys(name)), hello(folder, name), wait=30.0)
                     shown = read_credentials(folder.keys("coordinator")).certificate
-                    assert isinstance(answer, wire.Welcome) and answer.certificate == shown
+                    assert isinstance(answer, messages.Welcome) and answer.certificate == shown
         assert wait_until(lambda: still_open(idle) < 50)
         said = log.read_text()
     assert "renewed certificate" in said and "from 127.0.0.2 was shut down: more than" in said
@@ -113,11 +114,11 @@ def test_one_certificate_does_not_lock_other_sites_out(folder, tmp_path, revoked
             if revoked:
                 for call in calls:
                     with contextlib.suppress(grpc.RpcError):
-                        assert wire.decode(next(call)).code == "REVOKED"
+                        assert messages.decode(next(call)).code == "REVOKED"
             else:
                 assert wait_until(lambda: sum(call.is_active() for call in calls) <= 1)
             assert isinstance(
-                says(connection.address, read_credentials(folder.keys("north")), hello(folder)), wire.Welcome
+                says(connection.address, read_credentials(folder.keys("north")), hello(folder)), messages.Welcome
             )
             if revoked:
                 assert says(connection.address, south, hello(folder, "south")).code == "REVOKED"
@@ -126,21 +127,21 @@ def test_one_certificate_does_not_lock_other_sites_out(folder, tmp_path, revoked
 def test_connections_that_say_nothing_are_few_and_end(folder, monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "fedpdmc")
     with folder.listening() as connection:
-        limits = gate.Limits.of(len(folder.study.sites))
+        limits = connection_limits.Limits.of(len(folder.study.sites))
         with idle_connections(connection.address, 60, "127.0.0.3") as held:
             assert wait_until(lambda: still_open(held) <= limits.each)
             # Another address is not concerned.
             with dial(connection.address, "127.0.0.4") as other:
                 time.sleep(0.2)
                 assert still_open([other]) == 1
-            monkeypatch.setattr(gate, "PATIENCE", 0.5)
+            monkeypatch.setattr(connection_limits, "PATIENCE", 0.5)
             assert wait_until(lambda: still_open(held) == 0)
     lines = [record.message for record in caplog.records if "127.0.0.3 was shut down" in record.message]
-    assert 0 < len(lines) <= gate.LINES
+    assert 0 < len(lines) <= connection_limits.LINES
 
 
 def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeypatch):
-    monkeypatch.setattr(gate, "PATIENCE", 0.3)
+    monkeypatch.setattr(connection_limits, "PATIENCE", 0.3)
     own, silence = read_credentials(folder.keys("north")), queue.SimpleQueue()
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
     with folder.listening() as connection:
@@ -149,7 +150,7 @@ def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeyp
             call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
                 itertools.chain([hello(folder)], iter(silence.get, None)), timeout=30
             )
-            assert isinstance(wire.decode(next(call)), wire.Welcome)
+            assert isinstance(messages.decode(next(call)), messages.Welcome)
             time.sleep(2.0)
             assert call.is_active()
             call.cancel()
@@ -157,12 +158,12 @@ def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeyp
 
 
 def test_lines_about_one_address_are_counted_not_written(caplog, monkeypatch):
-    monkeypatch.setattr(gate, "SECONDS_A_LINE", 0.2)
-    lines = gate.Lines()
+    monkeypatch.setattr(connection_limits, "SECONDS_A_LINE", 0.2)
+    lines = connection_limits.Lines()
     for k in range(1000):
         lines.warn("192.0.2.1", "line %d", k)
     lines.warn("192.0.2.2", "of another")
-    assert len(caplog.records) <= gate.LINES + 2
+    assert len(caplog.records) <= connection_limits.LINES + 2
     time.sleep(0.25)
     lines.warn("192.0.2.1", "the last")
     assert "more that were left out" in caplog.records[-1].message
@@ -178,9 +179,13 @@ def test_lines_about_one_address_are_counted_not_written(caplog, monkeypatch):
     ],
 )
 def test_a_peer_is_an_address_and_a_port(peer, address):
-    assert gate.split_peer(peer) == address
+    assert connection_limits.split_peer(peer) == address
 
 
 def test_of_an_ipv6_address_the_network_counts():
-    assert gate.network("2001:db8::1") == gate.network("2001:db8::ffff") != gate.network("2001:db9::1")
-    assert gate.network("192.0.2.1") != gate.network("192.0.2.2")
+    assert (
+        connection_limits.network("2001:db8::1")
+        == connection_limits.network("2001:db8::ffff")
+        != connection_limits.network("2001:db9::1")
+    )
+    assert connection_limits.network("192.0.2.1") != connection_limits.network("192.0.2.2")

@@ -11,18 +11,18 @@ from tests.federation.studies import SITE_SEED, SUMMED, Folder
 from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
 
 import fedpdmc as fp
-from fedpdmc.audit import replay
-from fedpdmc.campaign import _mode
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.federation import wire
-from fedpdmc.federation.direct import DirectTransport
-from fedpdmc.federation.disclosure import largest_leverage
-from fedpdmc.federation.opening import open_agent
-from fedpdmc.federation.plausible import Plausible
+from fedpdmc.federation import messages
+from fedpdmc.federation.grpc.transport import serve
+from fedpdmc.federation.in_process import DirectTransport
+from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite, Request
-from fedpdmc.federation.streams import serve
-from fedpdmc.keys import read_credentials
-from fedpdmc.precision import double_precision
+from fedpdmc.federation.resume import _mode
+from fedpdmc.federation.site_agent.audit_replay import replay
+from fedpdmc.federation.site_agent.disclosure import largest_leverage
+from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import read_policy
 
 RUN, RECORDS = b"r" * 16, 100
@@ -45,7 +45,7 @@ class Guarded(Folder):
             policy=read_policy(self.path / "policy.toml"), credentials=read_credentials(self.keys(name)),
         )  # fmt: skip
         if agent.run is None:
-            agent.join(wire.encode(wire.Welcome(RUN, self.study.digest)))
+            agent.join(messages.encode(messages.Welcome(RUN, self.study.digest)))
         return agent
 
 
@@ -62,7 +62,9 @@ def agent(guarded, tmp_path):
 
 
 def derive(agent, x):
-    return wire.decode(agent.answer(wire.encode(wire.Derive(RUN, agent.journal.answers + 1, np.asarray(x, float)))))
+    return messages.decode(
+        agent.answer(messages.encode(messages.Derive(RUN, agent.journal.answers + 1, np.asarray(x, float))))
+    )
 
 
 def code(answer):
@@ -95,8 +97,8 @@ def test_a_coordinator_with_a_good_key_reads_no_rows_over_the_network(guarded, t
             thread.start()
         rowed, refused = 0, []
         for age in range(30, 50):
-            message = wire.Derive(connection.run, agents["north"].journal.answers + 1, selecting(age, age % 2))
-            answer = wire.decode(connection.transport.ask([Request.of(message), None])[0])
+            message = messages.Derive(connection.run, agents["north"].journal.answers + 1, selecting(age, age % 2))
+            answer = messages.decode(connection.transport.ask([Request.of(message), None])[0])
             refused.append(code(answer))
             rowed += code(answer) is None and rank_one(answer.hessian) is not None
         stop.set()
@@ -118,7 +120,7 @@ def open_fresh(folder, name, tmp_path):
 def test_without_control_the_same_points_are_rows(guarded, tmp_path):
     """The attack works where nothing stops it."""
     agent = Folder.agent(guarded, "north", tmp_path)
-    agent.join(wire.encode(wire.Welcome(RUN, guarded.study.digest)))
+    agent.join(messages.encode(messages.Welcome(RUN, guarded.study.digest)))
     real, found = {(drug == "verum", age) for _, drug, age in rows("north", RECORDS)}, 0
     for age in range(30, 42):
         row = rank_one(derive(agent, selecting(age, age % 2)).hessian)
@@ -199,28 +201,28 @@ def test_sums_are_controlled_at_each_site(tmp_path):
     """Masks hide a site's part from the coordinator, not from one that has the other sites on its side."""
     folder = Guarded(tmp_path, SUMMED.replace("mean = 0.1\nscale = 1.5", "mean = 0.0\nscale = 2.5"))
     agents = {name: folder.agent(name) for name in folder.study.sites}
-    offers = tuple(agent.answer(wire.encode(wire.Offer(RUN, 1))) for agent in agents.values())
+    offers = tuple(agent.answer(messages.encode(messages.Offer(RUN, 1))) for agent in agents.values())
     for agent in agents.values():
-        agent.answer(wire.encode(wire.Agree(RUN, 2, offers)))
+        agent.answer(messages.encode(messages.Agree(RUN, 2, offers)))
         assert code(derive(agent, [0.0, -14.6, 4.0])) == "FEW_RECORDS"
-        assert isinstance(derive(agent, [0.0, 0.1, 0.1]), wire.Masked)
+        assert isinstance(derive(agent, [0.0, 0.1, 0.1]), messages.Masked)
         agent.journal.close()
 
 
 def opening(agent, center, scale, linear, precision, point):
-    message = wire.Open(
+    message = messages.Open(
         RUN, agent.journal.answers + 1, 4, 1, center, scale * np.eye(3), 2, precision, linear, point
     )  # fmt: skip
-    return wire.decode(agent.answer(wire.encode(message)))
+    return messages.decode(agent.answer(messages.encode(message)))
 
 
 def planned(agent, start, speed=1.0):
     velocity = speed * np.random.default_rng(0).normal(size=(4, 1, 3))
-    message = wire.Plans(
+    message = messages.Plans(
         RUN, agent.journal.answers + 1, np.full(4, agent.journal.answers), np.broadcast_to(start, (4, 3)).copy(),
         np.full((4, 1), 40.0), velocity, np.arange(4),
     )  # fmt: skip
-    return wire.decode(agent.answer(wire.encode(message)))
+    return messages.decode(agent.answer(messages.encode(message)))
 
 
 def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
@@ -230,8 +232,8 @@ def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
     write_csv(folder.path / "north.csv", [*table, ("yes", "verum", 30)])
     far, nothing = np.array([0.0, 0.0, 100.0]), (np.zeros(3), np.zeros((3, 3)), np.zeros(3))
     free = Folder.agent(folder, "north", tmp_path / "free")
-    free.join(wire.encode(wire.Welcome(RUN, folder.study.digest)))
-    assert isinstance(opening(free, far, 0.05, *nothing), wire.Opened)
+    free.join(messages.encode(messages.Welcome(RUN, folder.study.digest)))
+    assert isinstance(opening(free, far, 0.05, *nothing), messages.Opened)
     told = planned(free, np.zeros(3))
     rows_told = told.normal[told.rang.astype(bool)]
     np.testing.assert_allclose(rows_told[:, 1:] / rows_told[:, :1], [[1.0, -2.0]] * len(rows_told), rtol=1e-4)
@@ -248,7 +250,7 @@ def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
     assert code(opening(agent, x, 0.01, *own)) is None
     assert code(planned(agent, np.array([0.0, 0.0, 16.0]))) == "TOO_FAR"
     assert code(planned(agent, np.zeros(3), 20.0)) == "TOO_FAR"
-    assert isinstance(planned(agent, np.ones(3)), wire.Arrivals)
+    assert isinstance(planned(agent, np.ones(3)), messages.Arrivals)
     agent.journal.close()
 
 
@@ -378,7 +380,7 @@ def test_solving_for_all_records_at_once_finds_few_of_them(tmp_path):
 
     upper = np.triu_indices(3)
     answers = [agent.journal.answer(k) for k in range(agent.journal.answers)]
-    rounded = [np.concatenate([[m.value], m.gradient, m.hessian[upper]]) for m in map(wire.decode, answers)]
+    rounded = [np.concatenate([[m.value], m.gradient, m.hessian[upper]]) for m in map(messages.decode, answers)]
     exact = np.concatenate([terms(table, x).sum(0) for x in points])
     assert found(exact, 1e-12) > 0.4
     assert found(np.concatenate(rounded), 1e-3) < 0.3

@@ -10,16 +10,16 @@ from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
 from tests.study.contracts import POLICY
 
 import fedpdmc as fp
-from fedpdmc.connection import join
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import NotFinite
-from fedpdmc.federation.local import LocalFederation
-from fedpdmc.federation.rounds import Rounds
-from fedpdmc.keys import read_credentials
-from fedpdmc.method import choose
+from fedpdmc.federation.dry_run import _of_site
+from fedpdmc.federation.session import join
 from fedpdmc.plan import Plan
-from fedpdmc.precision import double_precision
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sampling.engines.rounds import Rounds
+from fedpdmc.sampling.settings import choose
 from fedpdmc.study import read_records
-from fedpdmc.study.trial import _of_site
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from tests.federation.processes import free_port
 from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
-from fedpdmc.keys import make_keys, read_credentials, sign, signer
-from fedpdmc.service import write_flower_app
+from fedpdmc.certificates.keys import make_keys, read_credentials, sign, signer
+from fedpdmc.operations.serve import write_flower_app
 
 BIN = Path(sys.executable).parent
 

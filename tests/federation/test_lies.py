@@ -10,7 +10,7 @@ from tests.federation.studies import FEW_ROUNDS, SEED, SUMMED, ZIGZAG, Folder
 
 import fedpdmc as fp
 from fedpdmc.errors import FedPDMCError
-from fedpdmc.federation import wire
+from fedpdmc.federation import messages
 
 
 def _array(value, rng):
@@ -46,9 +46,9 @@ def liar(agent, rng, after):
         said.append(out)
         if len(said) < after:
             return out
-        message = wire.decode(out)
+        message = messages.decode(out)
         name = rng.choice([field.name for field in dataclasses.fields(message)])
-        return wire.encode(dataclasses.replace(message, **{name: lied(getattr(message, name), rng)}))
+        return messages.encode(dataclasses.replace(message, **{name: lied(getattr(message, name), rng)}))
 
     agent.answer = lie
 

@@ -7,16 +7,16 @@ from tests.privacy.support import a_ledger
 from tests.study.contracts import POLICY, write_csv
 
 import fedpdmc as fp
-from fedpdmc.audit import NO_SECRET, replay
-from fedpdmc.campaign import Keeper
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.federation import wire
-from fedpdmc.federation.journal import Kind, read_log
-from fedpdmc.federation.opening import open_agent
-from fedpdmc.precision import double_precision
-from fedpdmc.privacy.entries import read
+from fedpdmc.federation import messages
+from fedpdmc.federation.resume import Keeper
+from fedpdmc.federation.site_agent.audit_log import Kind, read_log
+from fedpdmc.federation.site_agent.audit_replay import NO_SECRET, replay
+from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.site import derivatives
+from fedpdmc.privacy.ledger_entries import read
+from fedpdmc.sites.site import derivatives
 from fedpdmc.study import parse_study, read_policy
 
 # Twelve records and covariates up to five: no privacy worth the name, but an account that must be right.
@@ -70,10 +70,10 @@ def says_no_more_than_arrivals(store, report):
     request, observed, plans = None, 0.0, 0
     for entry in read_log(store):
         if entry.kind is Kind.REQUEST:
-            request = wire.decode(entry.payload)
-        if entry.kind is not Kind.ANSWER or not isinstance(request, wire.Plans):
+            request = messages.decode(entry.payload)
+        if entry.kind is not Kind.ANSWER or not isinstance(request, messages.Plans):
             continue
-        answer, horizon = wire.decode(entry.payload), request.duration.sum(-1)
+        answer, horizon = messages.decode(entry.payload), request.duration.sum(-1)
         rang = answer.rang.astype(bool)
         np.testing.assert_allclose(answer.time[~rang], horizon[~rang], rtol=1e-12)
         observed, plans = observed + answer.time.sum(), plans + 1
@@ -132,26 +132,26 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
 def test_noisy_derivatives_are_charged_before_they_leave_and_told_again_for_nothing(noisy, tmp_path):
     options = {"store": tmp_path / "store", "ledger": a_ledger(tmp_path / "ledger.db")}
     agent = open_agent(noisy.study, "north", noisy.data["north"], **options)
-    agent.join(wire.encode(wire.Welcome(bytes(16), noisy.study.digest)))
+    agent.join(messages.encode(messages.Welcome(bytes(16), noisy.study.digest)))
     ledger, account = agent.site.budget.open()
     exact = double_precision(derivatives)(agent.site, np.zeros(3))[1:]
-    asked = [wire.encode(wire.Derive(bytes(16), k + 1, np.full(3, 0.1 * k))) for k in range(5)]
+    asked = [messages.encode(messages.Derive(bytes(16), k + 1, np.full(3, 0.1 * k))) for k in range(5)]
     answers = []
     for k, request in enumerate(asked[:4]):
         answers.append(agent.answer(request))
-        found = wire.decode(answers[-1])
-        assert isinstance(found, wire.Derivatives) and found.value == 0.0
+        found = messages.decode(answers[-1])
+        assert isinstance(found, messages.Derivatives) and found.value == 0.0
         assert ledger.spent("records") == pytest.approx((k + 1) / 4 * 0.25 * account.limit)
         stored = [entry.reply for entry in read(ledger.path) if entry.kind == "release"][-1]
         # With the sizes of the noise, which are public.
         assert stored[:-16] == found.gradient.tobytes() + found.hessian.tobytes()
-    first = wire.decode(answers[0])
+    first = messages.decode(answers[0])
     assert not np.any(first.gradient == exact[0]) and not np.any(first.hessian == exact[1])
     assert [agent.answer(request) for request in asked[:4]] == answers
-    assert wire.decode(agent.answer(asked[4])).code == "BUDGET_SPENT"
+    assert messages.decode(agent.answer(asked[4])).code == "BUDGET_SPENT"
     assert ledger.spent("records") <= 0.25 * account.limit
-    far = wire.encode(wire.Derive(bytes(16), 5, np.full(3, 1e200)))
-    assert wire.decode(agent.answer(far)).code == "PLAN_REFUSED"
+    far = messages.encode(messages.Derive(bytes(16), 5, np.full(3, 1e200)))
+    assert messages.decode(agent.answer(far)).code == "PLAN_REFUSED"
     agent.journal.close()
     ledger.close()
 
@@ -169,8 +169,8 @@ def test_another_contract_on_the_same_data_is_charged_to_the_account_of_the_poli
         study = parse_study(text.replace("two hospitals", f"study {k}").encode())
         options = {"store": tmp_path / str(k), "ledger": a_ledger(tmp_path / "ledger.db"), "policy": policy}
         agent = open_agent(study, study.sites[0], noisy.data["north"], **options)
-        agent.join(wire.encode(wire.Welcome(bytes(16), study.digest)))
-        agent.answer(wire.encode(wire.Derive(bytes(16), 1, np.zeros(len(study.names)))))
+        agent.join(messages.encode(messages.Welcome(bytes(16), study.digest)))
+        agent.answer(messages.encode(messages.Derive(bytes(16), 1, np.zeros(len(study.names)))))
         ledger, account = agent.site.budget.open()
         assert (account.dataset, account.epsilon) == ("cohort", 30000.0)
         spent.append(ledger.spent("cohort"))

@@ -9,13 +9,12 @@ from tests.federation.studies import Folder
 from tests.federation.test_agent import RUN, ask, joined, opening, plans
 
 import fedpdmc as fp
-from fedpdmc import connection
-from fedpdmc.audit import compare, show
+from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import BadAnswer
-from fedpdmc.federation import wire
-from fedpdmc.federation.journal import HEAD, TITLE, Kind, read_log
+from fedpdmc.federation import messages, session
 from fedpdmc.federation.seals import SEALED, Seal, Sealing, Witness, read_seals
-from fedpdmc.keys import read_credentials
+from fedpdmc.federation.site_agent.audit_log import HEAD, TITLE, Kind, read_log
+from fedpdmc.federation.site_agent.audit_replay import compare, show
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +24,7 @@ def run(tmp_path_factory):
     stores = {name: folder.path / "stores" / name for name in folder.study.sites}
     agents = {name: folder.agent(name, store) for name, store in stores.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "SECONDS", 0.0)
+        patch.setattr(session, "SECONDS", 0.0)
         with folder.listening(store=folder.path / "run") as opened, folder.sites(opened, agents):
             fp.sample(opened, progress=False)
             opened.finish()
@@ -110,13 +109,13 @@ def test_who_asks_for_seals_for_ever_does_not_fill_the_disk(run, tmp_path):
     witness = Witness(run.study, RUN, read_credentials(run.keys("coordinator")))
     sizes = []
     for _ in range(20):
-        answer = ask(agent, wire.encode(witness.request("north", 2)))
+        answer = ask(agent, messages.encode(witness.request("north", 2)))
         witness.take("north", answer)
         sizes.append(agent.journal.head[0])
     # The seal, and that it was received.
     assert sizes[1:] == [sizes[0] + 1] * 19
-    assert isinstance(ask(agent, plans()), wire.Arrivals)
-    assert ask(agent, wire.encode(witness.request("north", 3))).entries > answer.entries
+    assert isinstance(ask(agent, plans()), messages.Arrivals)
+    assert ask(agent, messages.encode(witness.request("north", 3))).entries > answer.entries
     agent.journal.close()
     again = run.agent("north", tmp_path)
     assert again.sealing._last is not None
@@ -129,10 +128,10 @@ def test_a_seal_that_is_not_the_sites_own_stops_the_run_by_name(run, how):
 
     def sealed(seal, by="north", signed=True):
         own = read_credentials(run.keys(by))
-        from fedpdmc.keys import sign
+        from fedpdmc.certificates.keys import sign
 
         said = sign(own, seal.statement(SEALED, RUN, run.study.digest, "north")) if signed else b""
-        return wire.Attested(RUN, 1, bytes(32), *seal, own.certificate, said)
+        return messages.Attested(RUN, 1, bytes(32), *seal, own.certificate, said)
 
     witness.take("north", sealed(Seal(7, bytes(32))))
     wrong = {
@@ -149,6 +148,6 @@ def test_a_plain_connection_has_no_seals(run, tmp_path):
     """Nor a site without keys: it answers, unsigned."""
     agent = joined(run, tmp_path)
     plain = Sealing(agent.journal, run.study, "north", None)
-    request = wire.Attest(RUN, 1, 0, bytes(32), b"", b"")
-    assert wire.decode(plain.answer(request, bytes(32))).signature == b""
+    request = messages.Attest(RUN, 1, 0, bytes(32), b"", b"")
+    assert messages.decode(plain.answer(request, bytes(32))).signature == b""
     agent.journal.close()

@@ -7,8 +7,8 @@ import pytest
 from tests.potentials.paths import along, fields, times_within
 from tests.support import LOSS_NAMES, predictor, states
 
-from fedpdmc.coordinates import Reference
 from fedpdmc.potentials import LinearUnknownScale, Quadratic, Sum
+from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
 

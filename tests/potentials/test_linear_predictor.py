@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.potentials.paths import derivatives, fields
 from tests.support import LOSS_NAMES, predictor, states
 
-from fedpdmc.coordinates import Reference
 from fedpdmc.potentials import Quadratic, Sum, taylor_quadratic
-from fedpdmc.site import bucket
+from fedpdmc.sites.site import bucket
+from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from jax.scipy.special import gammaln, logsumexp, xlogy
 
+from fedpdmc.models.user_function import written
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import pad
 from fedpdmc.potentials.record_axis import Unpaddable
-from fedpdmc.written import written
 
 pytestmark = pytest.mark.usefixtures("double")
 

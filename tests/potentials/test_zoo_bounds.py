@@ -10,7 +10,7 @@ from tests.support import DYNAMICS
 from tests.zoo import CASES
 
 import fedpdmc as fp
-from fedpdmc.arrivals.bounds import look, signed_rates
+from fedpdmc.clocks.envelopes.second_order import look, signed_rates
 from fedpdmc.potentials import taylor_quadratic
 
 ANCHORS, TIMES = 500, 20

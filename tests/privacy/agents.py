@@ -3,8 +3,8 @@
 import numpy as np
 
 import fedpdmc as fp
-from fedpdmc.federation import wire
-from fedpdmc.federation.opening import open_agent
+from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import parse_study
 
 RUN = bytes(16)
@@ -100,14 +100,14 @@ class Attacked:
             fp.create_ledger(self.ledger)
         self.study, self.options = study, {"store": folder / name, "ledger": self.ledger}
         self.agent = open_agent(study, "north", data, **self.options)
-        self.agent.join(wire.encode(wire.Welcome(RUN, study.digest)))
+        self.agent.join(messages.encode(messages.Welcome(RUN, study.digest)))
         self.sequence = 1
 
     def ask(self, message):
         """The answer's bytes, and the answer."""
-        data = self.agent.answer(wire.encode(message))
-        answer = wire.decode(data)
-        self.sequence += not isinstance(answer, wire.Refusal)
+        data = self.agent.answer(messages.encode(message))
+        answer = messages.decode(data)
+        self.sequence += not isinstance(answer, messages.Refusal)
         return data, answer
 
     def open(
@@ -120,7 +120,9 @@ class Attacked:
         if not order:
             precision, linear, point = np.zeros((0, 0)), np.zeros(0), np.zeros(0)
         return self.ask(
-            wire.Open(RUN, self.sequence, self.study.chains, segments, center, scale, order, precision, linear, point)
+            messages.Open(
+                RUN, self.sequence, self.study.chains, segments, center, scale, order, precision, linear, point
+            )
         )
 
     def plans(self, start, velocity, horizon, number=0):
@@ -128,7 +130,7 @@ class Attacked:
         chains = self.study.chains
         rows = [np.broadcast_to(np.asarray(x, float), (chains, 2)) for x in (start, velocity)]
         return self.ask(
-            wire.Plans(
+            messages.Plans(
                 RUN, self.sequence, np.full(chains, number), rows[0], np.full((chains, 1), float(horizon)),
                 rows[1][:, None], np.arange(chains),
             )

@@ -16,11 +16,11 @@ from scipy import stats
 from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
-from fedpdmc.exposure import exposure
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.precision import double_precision
-from fedpdmc.private import PrivateSite, _pack, _unpack
-from fedpdmc.site import Opening
+from fedpdmc.sites.exposure import exposure
+from fedpdmc.sites.private_site import PrivateSite, _pack, _unpack
+from fedpdmc.sites.site import Opening
 
 CONFIDENCE = 1e-3
 

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
-from fedpdmc.precision import double_precision
-from fedpdmc.private import PrivateSite
-from fedpdmc.site import Opening
+from fedpdmc.sites.private_site import PrivateSite
+from fedpdmc.sites.site import Opening
 
 
 def records(name="north", n=40, d=2):

@@ -20,7 +20,7 @@ from fedpdmc.privacy.accountant import (
     to_epsilon,
 )
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.entries import added
+from fedpdmc.privacy.ledger_entries import added
 
 ALPHAS = (1.5, 2.0, 4.0, 8.0)
 

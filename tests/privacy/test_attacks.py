@@ -11,13 +11,13 @@ from tests.privacy.audit import labels, lower_bound, pair
 from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
-from fedpdmc.arrivals.plane import time_grid
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.errors import InputError, LedgerError, PlanRefused
-from fedpdmc.federation import wire
-from fedpdmc.precision import double_precision
+from fedpdmc.federation import messages
 from fedpdmc.privacy.accountant import run_epsilon
-from fedpdmc.privacy.entries import FAULT, read
-from fedpdmc.site import less_public
+from fedpdmc.privacy.ledger_entries import FAULT, read
+from fedpdmc.sites.site import less_public
 
 FAMILIES = ("logistic", "poisson", "linear", "student_t")
 KINDS = ("ZigZag", "FactorisedBoomerang")
@@ -92,7 +92,7 @@ def test_no_fault_can_be_provoked_within_the_limits(tmp_path, family, kind, rela
             start = np.array([1.0, -1.0]) * share * distance
             for velocity in ((1.0, 1.0), (-1.0, 1.0)):
                 answer = site.plans(start, velocity, 1e-4, 2 * number + (velocity[0] < 0))[1]
-                if isinstance(answer, wire.Refusal):
+                if isinstance(answer, messages.Refusal):
                     assert answer.code == "PLAN_REFUSED"
         assert FAULT not in [entry.reply for entry in read(site.ledger)]
         site.close()
@@ -121,10 +121,10 @@ def test_an_opening_is_no_oracle(tmp_path, monkeypatch, family, kind, relation, 
         raise AssertionError("the records were touched")
 
     with monkeypatch.context() as guarded:
-        guarded.setattr("fedpdmc.private.less_public", touched)
+        guarded.setattr("fedpdmc.sites.private_site.less_public", touched)
         answers = [site.open(**OPENINGS[name]) for site in sites]
     assert answers[0][0] == answers[1][0]
-    if not isinstance(answers[0][1], wire.Refusal):
+    if not isinstance(answers[0][1], messages.Refusal):
         plans = [site.plans((0.0, 0.0), (1.0, 1.0), 0.1) for site in sites]
         assert plans[0][0] == plans[1][0] and plans[0][1].code == "PLAN_REFUSED"
     assert [site.spent for site in sites] == [0.0, 0.0]
@@ -139,12 +139,12 @@ def test_any_exception_of_a_walk_is_one_charged_fault(tmp_path, monkeypatch):
     def broken(*arguments):
         raise np.linalg.LinAlgError("eigenvalues did not converge")
 
-    monkeypatch.setattr("fedpdmc.private.less_public", broken)
+    monkeypatch.setattr("fedpdmc.sites.private_site.less_public", broken)
     answer = site.plans((0.0, 0.0), (1.0, 1.0), 0.1)[1]
     assert answer.code == "NOT_FINITE" and site.spent > 0
     assert [entry.reply for entry in read(site.ledger)][-1] == FAULT
     spent = site.spent
-    assert isinstance(site.plans((0.0, 0.0), (1.0, 1.0), 0.2, 1)[1], wire.Refusal) and site.spent == spent
+    assert isinstance(site.plans((0.0, 0.0), (1.0, 1.0), 0.2, 1)[1], messages.Refusal) and site.spent == spent
     site.close()
 
 
@@ -169,7 +169,7 @@ def test_a_control_variate_that_fits_one_of_them_opens_no_shortcut(tmp_path):
         for other in sites:
             other.agent._private, other.agent._shape = None, (0, 0, 2)
             guard = other.agent._guard(
-                wire.Open(RUN, 1, 64, 1, np.zeros(2), np.ones(2), 2, hessian, gradient, np.zeros(2))
+                messages.Open(RUN, 1, 64, 1, np.zeros(2), np.ones(2), 2, hessian, gradient, np.zeros(2))
             )
             made = double_precision(less_public)(guard.site, guard.opening)
             shapes.append(jax.tree.map(lambda x: (x.shape, x.dtype), made))

@@ -18,12 +18,12 @@ from tests.privacy.audit import (
 from tests.privacy.support import a_plan
 
 import fedpdmc as fp
-from fedpdmc.arrivals.plane import time_grid
-from fedpdmc.exposure import exposure
+from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.privacy.accountant import run_epsilon
-from fedpdmc.privacy.entries import read
-from fedpdmc.privacy.theorem import censored_horizon
-from fedpdmc.private import _pack, _unpack
+from fedpdmc.privacy.ledger_entries import read
+from fedpdmc.privacy.single_arrival import censored_horizon
+from fedpdmc.sites.exposure import exposure
+from fedpdmc.sites.private_site import _pack, _unpack
 
 KAPPA, RHO, CAP, DELTA, HORIZON = 1.0, 2.0, 0.5, 1e-2, 0.2
 BOOMERANG = fp.FactorisedBoomerang()

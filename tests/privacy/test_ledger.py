@@ -9,8 +9,8 @@ import time
 import pytest
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
-from fedpdmc.privacy.entries import Account, Reply, Request, read
 from fedpdmc.privacy.ledger import Ledger, adopt_ledger, create_ledger
+from fedpdmc.privacy.ledger_entries import Account, Reply, Request, read
 
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
@@ -151,7 +151,7 @@ def test_one_process_has_one_ledger(ledger):
 SECOND = """
 import sys
 from fedpdmc.errors import LedgerError
-from fedpdmc.privacy.entries import read
+from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.privacy.ledger import Ledger
 try:
     Ledger.open(sys.argv[1])

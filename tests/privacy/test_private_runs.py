@@ -3,9 +3,9 @@ import pytest
 from tests.privacy.support import private_site, records
 
 import fedpdmc as fp
-from fedpdmc import release
 from fedpdmc.errors import BudgetSpent, InputError
 from fedpdmc.privacy.ledger import read
+from fedpdmc.sites import noisy_derivatives
 
 # In coordinates of scale 0.3 one record changes a rate by at most 0.6.
 SCALE = fp.Reference(np.zeros(2), np.full(2, 0.3))
@@ -126,7 +126,7 @@ def test_released_references_are_noisy_charged_and_refused_when_spent(tmp_path):
 
 def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
     sites = two_sites(tmp_path, release=0.4, n=400, epsilon=20.0)
-    real, asked = release.derivatives, []
+    real, asked = noisy_derivatives.derivatives, []
 
     def power_cut(site, own):
         asked.append(site.name)
@@ -134,7 +134,7 @@ def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch
             raise KeyboardInterrupt
         return real(site, own)
 
-    monkeypatch.setattr(release, "derivatives", power_cut)
+    monkeypatch.setattr(noisy_derivatives, "derivatives", power_cut)
     with pytest.raises(KeyboardInterrupt):
         fp.laplace(sites, prior())
     fp.laplace(sites, prior())

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.precision import double_precision
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
-from fedpdmc.records import model_of
+from fedpdmc.sites.clipping import model_of
 
 D, BOX, RANGE, REGION = 3, np.array([1.0, 0.5, 2.0]), (-1.0, 3.0), np.array([2.0, 1.0, 1.5])
 BOUNDS = fp.Bounds(box=BOX, outcome=RANGE, region=REGION, offset=(0.0, 0.7))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedpdmc as fp
-from fedpdmc.federation.local import LocalFederation
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
-from fedpdmc.precision import double_precision
-from fedpdmc.site import Opening, local_columns, open_site
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sites.site import Opening, local_columns, open_site
 
 CHAINS = 16_384
 PIECES, NODES = 16, 3

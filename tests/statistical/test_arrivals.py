@@ -10,10 +10,10 @@ from tests.statistical.checks import ALPHA, exponential_test, mark_test
 from tests.statistical.targets import CENTER, DENSE, MODELS, mixed, target, truth
 
 import fedpdmc as fp
-from fedpdmc.coordinator import JUMPED, REFRESHED, Coordinator, PublicKeys, State
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import Quadratic
-from fedpdmc.precision import double_precision
-from fedpdmc.site import Opening
+from fedpdmc.sampling.coordinator import JUMPED, REFRESHED, Coordinator, PublicKeys, State
+from fedpdmc.sites.site import Opening
 
 DYNAMICS = {
     "zigzag": fp.ZigZag(),

@@ -10,10 +10,10 @@ from tests.statistical.targets import target, truth
 from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, SOME_DYNAMICS, outing
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation
 from fedpdmc.potentials import Field, LinearPredictor, Poisson, Potential
-from fedpdmc.precision import double_precision
-from fedpdmc.site import Opening
+from fedpdmc.sites.site import Opening
 
 
 class Scaled(Potential):

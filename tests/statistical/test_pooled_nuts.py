@@ -8,7 +8,7 @@ import pytest
 from tests.statistical.checks import CHAINS, welch_test
 
 import fedpdmc as fp
-from fedpdmc.precision import double_precision
+from fedpdmc._jax.precision import double_precision
 
 pytestmark = pytest.mark.long
 

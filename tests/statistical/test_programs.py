@@ -6,9 +6,9 @@ from tests.statistical.targets import target, truth
 from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, check, outing
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import Program
-from fedpdmc.precision import double_precision
-from fedpdmc.site import Opening
+from fedpdmc.sites.site import Opening
 
 
 def poisson(x, data):

@@ -12,12 +12,12 @@ from tests.statistical.test_arrivals import IDENTITY, outing
 from tests.statistical.test_posteriors import DURATION, DYNAMICS
 
 import fedpdmc as fp
-from fedpdmc import method
-from fedpdmc.coordinator import Coordinator
-from fedpdmc.federation.local import LocalFederation
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
-from fedpdmc.precision import double_precision
-from fedpdmc.site import Opening, open_site
+from fedpdmc.sampling import settings as method
+from fedpdmc.sampling.coordinator import Coordinator
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sites.site import Opening, open_site
 
 EVERYDAY = ("zigzag", "boomerang")
 

@@ -7,8 +7,8 @@ import pytest
 from tests.statistical.targets import MODELS, target
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import Logistic, StudentT
-from fedpdmc.precision import double_precision
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -8,8 +8,8 @@ from scipy import stats
 
 import fedpdmc as fp
 from fedpdmc.errors import BoundViolation
+from fedpdmc.models.variables import variables
 from fedpdmc.potentials import LinearUnknownScale
-from fedpdmc.variables import variables
 
 RNG = np.random.default_rng(4)
 X = np.column_stack([np.ones(11), RNG.normal(3.0, 1.5, 11)])

@@ -9,10 +9,10 @@ from tests.statistical.targets import target, truth
 from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
 
 import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.precision import double_precision
-from fedpdmc.reference import laplace
-from fedpdmc.sampler import Sampler
+from fedpdmc.sampling.driver import Sampler
+from fedpdmc.sampling.laplace_reference import laplace
 
 SITES = 3
 POINT = np.array([0.8, -0.7])

@@ -20,9 +20,9 @@ from tests.statistical.checks import ALPHA, features, t_test
 from tests.statistical.targets import target, truth
 
 import fedpdmc as fp
-from fedpdmc.coordinator import Coordinator, PublicKeys, State
-from fedpdmc.federation.local import LocalFederation
-from fedpdmc.precision import double_precision
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
 
 CHAINS, MODEL, SITES = 2048, "poisson", 3
 OFTEN = fp.BouncyParticle(refresh=4.0)

@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from fedpdmc.__main__ import main as main
+from fedpdmc.console.interrupts import remains
 from fedpdmc.experiments import NAMES
-from fedpdmc.interrupts import remains
 
 # Locals in a traceback could show a site's records, so they are never printed.
 app = typer.Typer(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from fedpdmc.bundle import UNIT, Joining, make_bundle, read_bundle
-from fedpdmc.keys import fingerprint
+from fedpdmc.certificates.keys import fingerprint
+from fedpdmc.operations.bundle import UNIT, Joining, make_bundle, read_bundle
 
 FAULTS = 1
 

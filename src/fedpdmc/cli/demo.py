@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 import fedpdmc as fp
+from fedpdmc.console.warnings import import_arviz
 from fedpdmc.datasets import Trial, indomethacin
-from fedpdmc.quiet import import_arviz
 
 PRIOR_SCALE = 2.5
 LABELS = {

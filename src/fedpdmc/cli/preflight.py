@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpdmc.cli import studies
-from fedpdmc.preflight import CoordinatorCheck, Finding, SiteCheck
+from fedpdmc.operations.preflight import CoordinatorCheck, Finding, SiteCheck
 
 FAULTS = 1
 

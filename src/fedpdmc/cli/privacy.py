@@ -12,9 +12,9 @@ from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.privacy import comparison, planning
 from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon, running_epsilon
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.entries import Entry, account_of, read
 from fedpdmc.privacy.ledger import adopt_ledger, create_ledger
-from fedpdmc.privacy.theorem import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
+from fedpdmc.privacy.ledger_entries import Entry, account_of, read
+from fedpdmc.privacy.single_arrival import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
 
 REFUSED = 2
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from rich.console import Console
 
 import fedpdmc as fp
-from fedpdmc.audit import compare, replay, show
-from fedpdmc.connection import Connection
+from fedpdmc.certificates.keys import fingerprint, make_keys, revoke
+from fedpdmc.certificates.requests import request_certificate, sign_request
+from fedpdmc.console.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.errors import FedPDMCError, InputError
-from fedpdmc.interrupts import INTERRUPTED, happened, remains
-from fedpdmc.keys import fingerprint, make_keys, revoke
-from fedpdmc.requests import request_certificate, sign_request
-from fedpdmc.service import serve_site, write_flower_app
-from fedpdmc.status import CoordinatorBoard, Watching, watched
+from fedpdmc.federation.dry_run import try_study
+from fedpdmc.federation.session import Connection
+from fedpdmc.federation.site_agent.audit_replay import compare, replay, show
+from fedpdmc.operations.serve import serve_site, write_flower_app
+from fedpdmc.operations.status import CoordinatorBoard, Watching, watched
+from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.study import read_policy, read_study
-from fedpdmc.study.trial import try_study
-from fedpdmc.verdict import ConvergenceWarning
 
 # Exit status of a run that was refused or given something it cannot use.
 REFUSED = 2

@@ -7,9 +7,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedpdmc._jax.random_streams import normals
 from fedpdmc.dynamics.flows import Flow
 from fedpdmc.errors import InputError
-from fedpdmc.randomness import normals
 
 
 class Dynamics(eqx.Module):

@@ -1,12 +1,12 @@
 """WHAT a JAX program can be on a piece of path: proved enclosures of any model."""
 
-from fedpdmc.enclosures.continuity import check_continuity
-from fedpdmc.enclosures.curves import Curve, Stretch
-from fedpdmc.enclosures.forms import Cell, Interval, Series, Truth, span
-from fedpdmc.enclosures.interpret import enclose
+from fedpdmc.enclosures.continuity.proof import check_continuity
+from fedpdmc.enclosures.interpreter import enclose
+from fedpdmc.enclosures.intervals import Cell, Interval, Series, Truth, span
 from fedpdmc.enclosures.inventory import inventory
-from fedpdmc.enclosures.patterns import smoothed
+from fedpdmc.enclosures.recognised_calls import smoothed
 from fedpdmc.enclosures.registry import register
+from fedpdmc.enclosures.taylor_models.taylor_model import Curve, Stretch
 
 __all__ = [
     "Cell", "Curve", "Interval", "Series", "Stretch", "Truth", "check_continuity", "enclose", "inventory",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.patterns import INNER, name_of_call
+from fedpdmc.enclosures.recognised_calls import INNER, name_of_call
 from fedpdmc.enclosures.registry import CALLS, TAUGHT
 
 

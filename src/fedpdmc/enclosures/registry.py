@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.forms import Assumed, Cell, Form, Interval, Series, Truth, centred, is_point, span, truth
+from fedpdmc.enclosures.intervals import Assumed, Cell, Form, Interval, Series, Truth, centred, is_point, span, truth
 
 # rule(cell, params, *forms) -> form, or a tuple of them for primitives with several results
 Rule = Callable[..., Any]

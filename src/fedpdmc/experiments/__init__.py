@@ -35,7 +35,7 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from fedpdmc.experiments.study import Study, record
-    from fedpdmc.verdict import ConvergenceWarning
+    from fedpdmc.results.verdict import ConvergenceWarning
 
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -22,11 +22,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
+from fedpdmc.certificates.keys import COORDINATOR, Credentials, read_credentials, sign, signer  # noqa: E402
+from fedpdmc.console.interrupts import waiting  # noqa: E402
 from fedpdmc.errors import InputError, Refused, WireError  # noqa: E402
-from fedpdmc.federation import wire  # noqa: E402
+from fedpdmc.federation import messages as wire  # noqa: E402
 from fedpdmc.federation.remote import Request, Transport  # noqa: E402
-from fedpdmc.interrupts import waiting  # noqa: E402
-from fedpdmc.keys import COORDINATOR, Credentials, read_credentials, sign, signer  # noqa: E402
 from fedpdmc.study import Study, read_policy, read_study  # noqa: E402
 
 logger = logging.getLogger("fedpdmc.flower")
@@ -167,7 +167,7 @@ def answer(message: Message, context: Context) -> Message:
 
 def _answer(message: Message, context: Context) -> Message:
     """Check who asks, come back from the log, answer, sign."""
-    from fedpdmc.federation.opening import open_agent
+    from fedpdmc.federation.site_agent.start import open_agent
 
     options = context.node_config
     name, store = _option(options, "name"), _option(options, "store")
@@ -204,7 +204,7 @@ def _option(options: Any, key: str) -> str:
 def main(grid: Grid, context: Context) -> None:
     """The coordinator's part: run the study and save the posterior."""
     import fedpdmc
-    from fedpdmc.connection import join
+    from fedpdmc.federation.session import join
 
     options = context.run_config
     store, seed = Path(_option(options, "store")), options.get("seed", -1)

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedpdmc.coordinates import Reference
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
-from fedpdmc.federation import masking, wire
-from fedpdmc.federation.base import Federation
-from fedpdmc.federation.haste import Haste
-from fedpdmc.federation.plausible import Plausible
+from fedpdmc.federation import masking, messages
+from fedpdmc.federation.early_arrivals import Haste
+from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.bounds import Bounds
-from fedpdmc.private import Terms
-from fedpdmc.standing import Standing
+from fedpdmc.sampling.engines.base import Federation
+from fedpdmc.sites.account_report import Standing
+from fedpdmc.sites.private_site import Terms
+from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
+    from fedpdmc.certificates.keys import Credentials
     from fedpdmc.federation.seals import Witness
-    from fedpdmc.keys import Credentials
 
 # Times are sums of durations and normals are divided by their length: both round.
 ROUNDING = 1e-9
@@ -52,14 +52,14 @@ class Request:
         self.data = data
 
     @classmethod
-    def of(cls, message: wire.Message) -> Request:
+    def of(cls, message: messages.Message) -> Request:
         """A message as it is sent."""
-        return cls(wire.encode(message))
+        return cls(messages.encode(message))
 
     @functools.cached_property
     def digest(self) -> bytes:
         """The hash."""
-        return wire.digest(self.data)
+        return messages.digest(self.data)
 
 
 class SiteState(NamedTuple):
@@ -172,7 +172,7 @@ class RemoteFederation(Federation):
     def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round; asked again, the same answers."""
         if self._point is None or not np.array_equal(self._point, x):
-            found = self._ask(self._all(wire.Derive, x), wire.Derivatives)
+            found = self._ask(self._all(messages.Derive, x), messages.Derivatives)
             for name, message in zip(self.names, found, strict=True):
                 if message.gradient.shape != x.shape:
                     raise BadAnswer(name, "derivatives of another number of parameters")
@@ -195,12 +195,12 @@ class RemoteFederation(Federation):
         The first time the sites agree on their masks, in two rounds. No sum is taken before every site has answered.
         """
         if not self._agreed:
-            requests = self._all(wire.Offer)
+            requests = self._all(messages.Offer)
             offered = self.transport.ask(requests)
-            self._take(offered, requests, wire.Offered)
-            self._ask(self._all(wire.Agree, tuple(offered)), wire.Opened)
+            self._take(offered, requests, messages.Offered)
+            self._ask(self._all(messages.Agree, tuple(offered)), messages.Opened)
             self._agreed = True
-        found = self._ask(self._all(wire.Derive, x), wire.Masked)
+        found = self._ask(self._all(messages.Derive, x), messages.Masked)
         for name, message in zip(self.names, found, strict=True):
             if message.words.shape != (2 * masking.size(len(x)),):
                 raise BadAnswer(name, "derivatives of another number of parameters")
@@ -230,9 +230,9 @@ class RemoteFederation(Federation):
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order = 0 if own is None else own.order
             center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
-            message = wire.Open(self.run, int(sequence) + 1, chains, segments, center, scale, order, *parts)
+            message = messages.Open(self.run, int(sequence) + 1, chains, segments, center, scale, order, *parts)
             requests.append(Request.of(message))
-        found = self._ask(requests, wire.Opened)
+        found = self._ask(requests, messages.Opened)
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, unlike the contract")
@@ -263,7 +263,7 @@ class RemoteFederation(Federation):
                 made[key] = made.get(key) or Request.of(_message(self.run, key[1], plan))
                 requests[-1] = made[key]
         try:
-            found = self._ask(requests, wire.Arrivals)
+            found = self._ask(requests, messages.Arrivals)
         except LimitReached as error:
             # Whose limit it is says nothing of who has used it up.
             raise LimitReached(error.site, error.code, self._haste.words()) from error
@@ -285,8 +285,8 @@ class RemoteFederation(Federation):
 
     def farewell(self) -> None:
         """Tell every site that the run is over; this is no round, and has no place in the sequence."""
-        requests, sequence = self._all(wire.Farewell), self.sequence.copy()
-        self._take(self.transport.part(requests), requests, wire.Opened)
+        requests, sequence = self._all(messages.Farewell), self.sequence.copy()
+        self._take(self.transport.part(requests), requests, messages.Opened)
         self.sequence = sequence
 
     def attest(self, witness: Witness, last: bool = False) -> bool:
@@ -297,7 +297,7 @@ class RemoteFederation(Federation):
         pairs = zip(self.names, self.sequence, strict=True)
         requests = [Request.of(witness.request(name, int(sequence) + 1)) for name, sequence in pairs]
         sequence, answers = self.sequence.copy(), (self.transport.part if last else self.transport.ask)(requests)
-        found = self._take(answers, requests, wire.Attested)
+        found = self._take(answers, requests, messages.Attested)
         self.sequence = sequence
         for name, message in zip(self.names, found, strict=True):
             if message is not None:
@@ -327,22 +327,22 @@ class RemoteFederation(Federation):
         return out
 
 
-def _message(run: bytes, sequence: int, plan: Plan) -> wire.Plans:
+def _message(run: bytes, sequence: int, plan: Plan) -> messages.Plans:
     """The plans of the chains that are asked about, as long as the longest of them."""
     number, start, duration, velocity = (np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity))
     used = duration > 0
     chain, longest = np.flatnonzero(used.any(1)), max(int(np.max(used * (1 + np.arange(used.shape[1])))), 1)
     rows = number[chain], start[chain], duration[chain, :longest], velocity[chain, :longest]
-    return wire.Plans(run, sequence, *rows, chain)
+    return messages.Plans(run, sequence, *rows, chain)
 
 
 def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]):
     """The message that a site answered, if it is the answer to this request."""
     try:
-        message = wire.decode(data)
+        message = messages.decode(data)
     except WireError as error:
         raise BadAnswer(name, str(error)) from error
-    if isinstance(message, wire.Refusal):
+    if isinstance(message, messages.Refusal):
         if message.code == "BOUND_VIOLATED":
             raise BoundViolation(name, message.chain - 1)
         if message.code == "NOT_FINITE":
@@ -361,7 +361,7 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
     return message
 
 
-def _standing(name: str, message: wire.Opened) -> Standing:
+def _standing(name: str, message: messages.Opened) -> Standing:
     """The account that a site tells of."""
     try:
         return Standing.of(message.account[:-1])
@@ -369,7 +369,7 @@ def _standing(name: str, message: wire.Opened) -> Standing:
         raise BadAnswer(name, str(error)) from error
 
 
-def _arrival(name: str, message: wire.Arrivals, plan: Plan, flips: bool | None = None) -> Arrival:
+def _arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool | None = None) -> Arrival:
     """An arrival whose times lie within the plan and whose marks are coordinates or unit normals."""
     horizon, dim = np.asarray(plan.duration).sum(-1), plan.start.shape[1]
     chain = np.flatnonzero(horizon > 0)

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpdmc import keys
+from fedpdmc.certificates import keys
+from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import BadAnswer, InputError
-from fedpdmc.federation import wire
-from fedpdmc.federation.journal import Journal, Kind, sealed_log
-from fedpdmc.keys import Credentials
+from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent.audit_log import Journal, Kind, sealed_log
 from fedpdmc.study.contract import Study
 
 FILE = "seals.jsonl"
@@ -61,7 +61,7 @@ class Sealing:
             self._last = Seal(note["entries"], bytes.fromhex(note["seal"]))
             self._witnessed = note["event"] == WITNESSED
 
-    def answer(self, message: wire.Attest, asked: bytes) -> bytes:
+    def answer(self, message: messages.Attest, asked: bytes) -> bytes:
         """The site's seal, the same one as long as nothing new has been answered."""
         self._receive(message)
         if self._last is None or self.journal.answers != self._answers:
@@ -72,12 +72,12 @@ class Sealing:
         if own is not None:
             said = self._last.statement(SEALED, message.run, self.study.digest, self.name)
             certificate, signature = own.certificate, keys.sign(own, said)
-        answer = wire.Attested(
+        answer = messages.Attested(
             message.run, message.sequence, asked, self._last.entries, self._last.digest, certificate, signature
         )
-        return wire.encode(answer)
+        return messages.encode(answer)
 
-    def _receive(self, message: wire.Attest) -> None:
+    def _receive(self, message: messages.Attest) -> None:
         """Log that the coordinator has signed for the last seal, if it has."""
         told = Seal(message.entries, message.seal)
         if self._witnessed or told != self._last or self.credentials is None:
@@ -111,16 +111,16 @@ class Witness:
         for line in () if folder is None else read_seals(folder / FILE):
             self._last[line["site"]] = Seal(line["entries"], bytes.fromhex(line["seal"]))
 
-    def request(self, name: str, sequence: int) -> wire.Attest:
+    def request(self, name: str, sequence: int) -> messages.Attest:
         """What a site is asked: its seal, with the coordinator's signature for its last one."""
         last = self._last.get(name)
         if last is None:
-            return wire.Attest(self.run, sequence, 0, wire.NOTHING_ASKED, b"", b"")
+            return messages.Attest(self.run, sequence, 0, messages.NOTHING_ASKED, b"", b"")
         own = self.credentials
         signature = keys.sign(own, last.statement(WITNESSED, self.run, self.study.digest, name))
-        return wire.Attest(self.run, sequence, *last, own.certificate, signature)
+        return messages.Attest(self.run, sequence, *last, own.certificate, signature)
 
-    def take(self, name: str, message: wire.Attested) -> None:
+    def take(self, name: str, message: messages.Attested) -> None:
         """Check and keep a site's seal."""
         seal = Seal(message.entries, message.seal)
         said = seal.statement(SEALED, self.run, self.study.digest, name)

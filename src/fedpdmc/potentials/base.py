@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpdmc.coordinates import Reference
+from fedpdmc.whitening import Reference
 
 # On a rotating path the remainder terms are bounded on pieces of at most this length (radians).
 ROTATION_REACH = 0.25

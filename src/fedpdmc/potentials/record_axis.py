@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from fedpdmc.enclosures.patterns import INNER
+from fedpdmc.enclosures.recognised_calls import INNER
 
 
 class Unpaddable(Exception):

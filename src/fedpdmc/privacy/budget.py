@@ -10,10 +10,10 @@ from typing import Any
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit, up
 from fedpdmc.privacy.bounds import Bounds
-from fedpdmc.privacy.entries import Account
 from fedpdmc.privacy.ledger import Ledger
+from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
-from fedpdmc.privacy.theorem import positive, probability
+from fedpdmc.privacy.single_arrival import positive, probability
 
 # The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
 USUAL_EXCESS = 2.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpdmc.privacy.accountant import best_order, renyi_limit
-from fedpdmc.privacy.mechanism import noise_multiplier
+from fedpdmc.privacy.gaussian_mechanism import noise_multiplier
 from fedpdmc.privacy.planning import Question, most_samples
 from fedpdmc.privacy.schedule import ONE_SHOT
 

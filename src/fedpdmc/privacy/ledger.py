@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
-from fedpdmc.privacy.entries import (
+from fedpdmc.privacy.ledger_entries import (
     COLUMNS,
     FORMAT,
     RESERVED,

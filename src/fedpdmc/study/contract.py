@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.certificates.keys import check_name, one_script
 from fedpdmc.errors import InputError
-from fedpdmc.keys import check_name, one_script
 from fedpdmc.study.consistency import check_together
-from fedpdmc.study.design import Design
-from fedpdmc.study.tables import Table, naming_file, read_bytes
+from fedpdmc.study.formula import Design
+from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
 
 FORMAT = 1
 FAMILIES = ("linear", "logistic", "poisson", "student_t")
@@ -208,7 +208,7 @@ class Study:
         return getattr(models, self.family)(X, y, **self.options)
 
     def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
-        from fedpdmc.study.values import Fault, refuse_records
+        from fedpdmc.study.value_checks import Fault, refuse_records
 
         others, names = np.setdiff1d(np.arange(X.shape[1]), own), self.names
         remedy = "The contract says that this site's records do not: correct the records or its [coordinates]."

@@ -1,110 +1,126 @@
-"""How large a design a formula makes, counted before the formula is expanded."""
+"""An R-style formula over declared columns: the same design matrix at every site, whatever its records hold."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from formulaic import Formula
+from formulaic.parser.types import Factor
 
 from fedpdmc.errors import InputError
+from fedpdmc.study.design_size import WHERE, check_size
 
-WHERE = "study.toml: model: formula"
-MOST_CHARACTERS, MOST_COLUMNS, MOST_POWER = 2000, 2048, 8
-TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~])")
-# As lme4 and brms write it, such as (1|district) or (age||clinic).
-RANDOM_EFFECT = re.compile(r"\([^()|]*\|{1,2}\s*([\w.]+)[^()]*\)")
-# In the order in which they bind; '**' and '^' bind most.
-BINDING = {"~": 0, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Column
 
 
-def check_size(formula: str, widths: Mapping[str, int]) -> None:
-    """Refuse a formula whose expansion would take for ever, or that is none.
+class Design:
+    """A formula of declared columns, their interactions, and nothing that is evaluated.
 
-    Each column counts for as many columns of the design as it has levels; sums add, interactions multiply. That bounds what
-    the expansion makes, because contrasts and repeated terms only leave something out.
+    Functions in a formula would run code from the contract at the site, and many (``center``, ``poly``) depend on the
+    site's own records, so that sites would disagree about what a parameter means. Columns are centred, scaled or put
+    on a log scale where they are declared.
 
     Parameters
     ----------
     formula : str
-    widths : mapping
-        Columns of the design that a declared column makes at most.
+        Such as ``outcome ~ treatment * age``.
+    columns : dict of Column
     """
-    if len(formula) > MOST_CHARACTERS:
-        raise InputError(WHERE, f"{len(formula)} characters", f"Give at most {MOST_CHARACTERS}.")
-    if effect := RANDOM_EFFECT.search(formula):
-        group = effect[1]
+
+    def __init__(self, formula: str, columns: dict[str, Column]):
+        self.columns = columns
+        check_size(formula, {name: max(len(column.levels), 1) for name, column in columns.items()})
+        try:
+            parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
+            left, right = list(parsed.lhs), list(parsed.rhs)
+        except Exception as error:
+            # A parser that was not made for strangers: whatever it raises, it is no formula.
+            raise InputError(WHERE, repr(formula), "Give one such as 'outcome ~ treatment + age'.") from error
+        self.used = {factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns)}
+        if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
+            raise InputError(WHERE, repr(formula), "Put one declared column, the response, left of '~'.")
+        self.response_name = str(left[0])
+        if any(self.response_name in {factor.expr for factor in term.factors} for term in right):
+            raise InputError(WHERE, repr(formula), "The response cannot be on both sides.")
+        # The template holds every level, so that the columns of the design follow from the contract alone.
+        try:
+            self._spec = parsed.rhs.get_model_matrix(self._template(), na_action="raise").model_spec
+        except Exception as error:
+            raise InputError(WHERE, repr(formula), str(error)[:200]) from error
+        self.names: tuple[str, ...] = tuple(self._spec.column_names)
+        if not self.names:
+            raise InputError(WHERE, repr(formula), "Give at least one term.")
+
+    @property
+    def largest(self) -> np.ndarray:
+        """The largest absolute value of each column of the design that the declared bounds allow."""
+        out = np.ones(len(self.names))
+        for term, index in self._spec.term_indices.items():
+            for factor in term.factors:
+                column = self.columns.get(factor.expr)
+                if column is not None and column.type != "level":
+                    out[list(index)] *= max(abs(x) for x in column.range)
+        return out
+
+    def _template(self) -> pd.DataFrame:
+        most = max([len(column.levels) for column in self.columns.values()] + [2])
+        frame = {}
+        for name, column in self.columns.items():
+            if column.type == "level":
+                frame[name] = pd.Categorical(
+                    [column.levels[i % len(column.levels)] for i in range(most)], categories=list(column.levels)
+                )
+            else:
+                frame[name] = np.linspace(0.25, 0.75, most)
+        return pd.DataFrame(frame)
+
+    def matrix(self, records: pd.DataFrame) -> np.ndarray:
+        """The design matrix, of shape (n, d)."""
+        if not len(records):
+            return np.zeros((0, len(self.names)))
+        found = self._spec.get_model_matrix(records, na_action="raise")
+        if tuple(found.columns) != self.names:
+            raise InputError(WHERE, "columns that depend on the records", "Please report this formula.")
+        return np.ascontiguousarray(found.to_numpy(), dtype=np.float64)
+
+    def response(self, records: pd.DataFrame) -> np.ndarray:
+        """The response as numbers; a level is 0 for the first and 1 for the second."""
+        column = records[self.response_name]
+        if self.columns[self.response_name].type == "level":
+            return column.cat.codes.to_numpy(dtype=np.float64)
+        return column.to_numpy(dtype=np.float64)
+
+    def check_response(self, family: str) -> None:
+        """Refuse a response that the family cannot have."""
+        column = self.columns[self.response_name]
+        binary = column.type == "level" and len(column.levels) == 2
+        plain = column.center == 0 and column.scale == 1 and not column.log
+        good = {
+            "logistic": binary,
+            "poisson": column.type == "count" and plain,
+            "linear": column.type == "number",
+            "student_t": column.type == "number",
+        }[family]
+        if not good:
+            need = {"logistic": "a level of two", "poisson": "a count, neither centred nor scaled"}.get(
+                family, "a number"
+            )
+            raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
+
+
+def _is_column(factor: Factor, columns: dict[str, Column]) -> bool:
+    """Whether a factor is a declared column; constants are not, and anything else is refused."""
+    if factor.eval_method is Factor.EvalMethod.LITERAL:
+        return False
+    if factor.eval_method is not Factor.EvalMethod.LOOKUP:
         raise InputError(
             WHERE,
-            f"{effect[0]!r}, a random effect",
-            f"A contract carries fixed effects only: write + {group}, with {group} declared by its levels. A hierarchical "
-            "model is a function or a NumPyro model, in process: see docs/models.md.",
+            repr(factor.expr),
+            "Functions are not evaluated: name columns only, and set center, scale or log where a column is declared.",
         )
-    operands: list[int] = []
-    operators: list[str] = []
-    previous = ""
-    for token in _tokens(formula):
-        if token == "(":
-            operators.append(token)
-        elif token == ")":
-            while operators and operators[-1] != "(":
-                _apply(operators.pop(), operands, formula)
-            if not operators:
-                raise _no_formula(formula)
-            operators.pop()
-        elif token in BINDING:
-            if previous in ("", "(") or previous in BINDING:
-                # A sign in front of a term, such as '-1'.
-                operands.append(0)
-            while operators and operators[-1] != "(" and BINDING[operators[-1]] >= BINDING[token]:
-                _apply(operators.pop(), operands, formula)
-            operators.append(token)
-        else:
-            power = previous in ("**", "^")
-            operands.append(_power(token, formula) if power else widths.get(token, 1))
-        previous = token
-    while operators:
-        if operators[-1] == "(":
-            raise _no_formula(formula)
-        _apply(operators.pop(), operands, formula)
-
-
-def _tokens(formula: str) -> list[str]:
-    found, at = [], 0
-    text = formula.strip()
-    while at < len(text):
-        match = TOKEN.match(text, at)
-        if match is None or match[1] == "(" and found and found[-1] not in BINDING and found[-1] != "(":
-            raise InputError(
-                WHERE,
-                repr(text[max(at - 20, 0) : at + 40]),
-                "Functions are not evaluated: name columns only, joined by + - * : / ** and parentheses, and set center, "
-                "scale or log where a column is declared.",
-            )
-        found.append(match[1])
-        at = match.end()
-    return found
-
-
-def _power(token: str, formula: str) -> int:
-    if not token.isdigit() or not 1 <= int(token[:4]) <= MOST_POWER:
-        raise InputError(WHERE, repr(formula[:80]), f"Give powers from 1 to {MOST_POWER}.")
-    return int(token)
-
-
-def _apply(operator: str, operands: list[int], formula: str) -> None:
-    if len(operands) < 2:
-        raise _no_formula(formula)
-    right, left = operands.pop(), operands.pop()
-    if operator in ("**", "^"):
-        size = (1 + left) ** min(right, MOST_POWER) - 1
-    else:
-        product = left * right if operator in ("*", "/", ":", "%in%") else 0
-        size = product if operator in (":", "%in%") else left + right + product
-    if size > MOST_COLUMNS:
-        raise InputError(
-            WHERE, f"a design of more than {MOST_COLUMNS} columns", "Take fewer interactions, levels or powers."
-        )
-    operands.append(size)
-
-
-def _no_formula(formula: str) -> InputError:
-    return InputError(WHERE, repr(formula[:80]), "Give one such as 'outcome ~ treatment + age'.")
+    if factor.expr not in columns:
+        raise InputError(WHERE, repr(factor.expr), "Declare this column under [columns].")
+    return True

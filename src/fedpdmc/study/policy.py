@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpdmc.certificates.keys import check_fingerprint
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.keys import check_fingerprint
 from fedpdmc.study.contract import DERIVATIVES, EXACT, FAMILIES, Study
-from fedpdmc.study.tables import Table, naming_file, read_bytes
+from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
 
 CHECK = "Change the contract together, or the site's policy.toml."
 MOST_CHAINS = 1024

@@ -1,0 +1,1 @@
+"""Keys and certificates of the parties of a study."""

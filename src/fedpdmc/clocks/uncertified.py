@@ -1,0 +1,142 @@
+"""Thinning under bounds that are guessed on a grid and watched: for models that no bound is proved for."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedpdmc._jax.random_streams import exponentials, uniforms
+from fedpdmc.clocks.base import Clock, keep_done, unit
+from fedpdmc.clocks.envelopes.second_order import signed_rates
+from fedpdmc.clocks.path import FINE, NOT_FINITE, Walk, advance
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import Potential, Shared, Sum
+
+# Pieces of a cell, and the part of its range on a piece by which the guess is raised.
+PIECES = 4
+MARGIN = 0.1
+# The longest cell on a line (in whitened units of length at speed one) and on a rotation (radians).
+LONGEST_LINE, LONGEST_TURN = 1.0, 0.5
+
+
+class AdaptiveWalk(eqx.Module):
+    """A walk, and how often a rate was seen above its bound, over all plans."""
+
+    walk: Walk
+    violations: Int[Array, " C"]
+
+
+class AdaptiveClock(Clock[AdaptiveWalk]):
+    """Any potential with a gradient; not certified.
+
+    The length of a cell follows the slope of the rates where it starts. Rates and slopes are looked at on a grid of the
+    cell. On each piece the bound is the larger end, or where the tangents of both ends meet if the rate rises at the left
+    and falls at the right, and a margin: right for rates that are monotone, convex or concave on a piece, and else a guess.
+    Where a rate at a candidate exceeds its bound the candidate is accepted and counted; the law of the time is then wrong.
+    """
+
+    potential: Potential
+    dynamics: Dynamics
+
+    def idle(self, chains):
+        """A walk that waits."""
+        return AdaptiveWalk(Walk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains, int))
+
+    def restart(self, state, new, path):
+        """Set out."""
+        return AdaptiveWalk(state.walk.restart(new, path), state.violations)
+
+    def walk(self, state):
+        """The walk within."""
+        return state.walk
+
+    def violations(self, state):
+        """How often a rate was seen above its bound."""
+        return state.violations
+
+    def step(self, state, path, keys):
+        """One cell, up to its first candidate."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        tops, cell = self._guess(a, v, remaining)
+        u = uniforms(keys, path.number, walk.draws, 3)
+        wait, mark, ceiling = first_candidate(tops, cell, exponentials(u[0]), u[1])
+        hit = wait < cell
+        there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
+        gradient = gradients(self.potential, there)
+        rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
+        broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
+        accepted = hit & (u[2] * ceiling < rate) & ~broken
+        segment, offset, over = advance(
+            path, walk.segment, walk.offset, jnp.where(hit, wait, cell), ~hit & (cell >= remaining)
+        )
+        moved = Walk(
+            segment, offset, walk.draws + 1, accepted | over | broken, accepted,
+            jnp.where(accepted, path.at(path.begin, walk.segment) + offset, path.horizon), mark,
+            walk.normal if self.dynamics.flips else jnp.where(accepted[:, None], unit(gradient), walk.normal),
+            walk.passes + PIECES + 2, jnp.where(broken, NOT_FINITE, FINE),
+        )  # fmt: skip
+        new = AdaptiveWalk(moved, state.violations + (hit & (rate > ceiling)))
+        return keep_done(walk.done, state, new)
+
+    def _guess(
+        self, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining: Float[Array, " C"]
+    ) -> tuple[Float[Array, "pieces C k"], Float[Array, " C"]]:
+        """A bound for each piece of a cell, and the cell's length."""
+
+        def rates(s):
+            there, velocity = self.dynamics.flow.move(a, v, s)
+            return signed_rates(self.dynamics, gradients(self.potential, there), velocity)
+
+        def look(s):
+            return jax.jvp(rates, (s,), (jnp.ones_like(s),))
+
+        first = look(jnp.zeros_like(remaining))
+        longest = LONGEST_TURN if self.dynamics.flow.rotating else LONGEST_LINE
+        steepest = jnp.sum(jnp.abs(first[1]), -1)
+        cell = jnp.minimum(remaining, jnp.minimum(longest, 1 / jnp.sqrt(jnp.maximum(steepest, 1e-300))))
+        times = cell * (jnp.arange(1, PIECES + 1) / PIECES)[:, None]
+        rest = jax.vmap(look)(times)
+        value, slope = (jnp.concatenate([one[None], more]) for one, more in zip(first, rest, strict=True))
+        return piece_tops(value, slope, (cell / PIECES)[:, None]), cell
+
+
+def piece_tops(
+    value: Float[Array, "nodes C k"], slope: Float[Array, "nodes C k"], width: Float[Array, "C 1"]
+) -> Float[Array, "pieces C k"]:
+    """A guess of the largest positive part on each piece between nodes, from values and slopes at its ends."""
+    left, right, rise, fall = value[:-1], value[1:], slope[:-1], slope[1:]
+    hump = (rise > 0) & (fall < 0)
+    meet = jnp.clip((right - left - fall * width) / jnp.where(hump, rise - fall, 1.0), 0.0, width)
+    top = jnp.maximum(jnp.maximum(left, right), jnp.where(hump, left + rise * meet, -jnp.inf))
+    return jnp.maximum(top + MARGIN * (top - jnp.minimum(left, right)), 0.0)
+
+
+def first_candidate(
+    tops: Float[Array, "pieces C k"], cell: Float[Array, " C"], level: Float[Array, " C"], u: Float[Array, " C"]
+) -> tuple[Float[Array, " C"], Int[Array, " C"], Float[Array, " C"]]:
+    """Time (infinite if beyond the cell), mark and bound of the first point of clocks that are constant on pieces."""
+    total, width = jnp.sum(tops, -1), cell / tops.shape[0]
+    passed = jnp.cumsum(total * width, 0)
+    piece = jnp.minimum(jnp.sum(passed <= level, 0), tops.shape[0] - 1)
+    here = jnp.take_along_axis(total, piece[None], 0)[0]
+    before = jnp.take_along_axis(passed, piece[None], 0)[0] - here * width
+    wait = piece * width + jnp.clip((level - before) / jnp.where(here > 0, here, 1.0), 0.0, width)
+    rates = jnp.take_along_axis(tops, piece[None, :, None], 0)[0]
+    mark = jnp.minimum(jnp.sum(jnp.cumsum(rates, -1) <= (u * here)[:, None], -1), rates.shape[-1] - 1)
+    ceiling = jnp.take_along_axis(rates, mark[:, None], -1)[:, 0]
+    return jnp.where(level < passed[-1], wait, jnp.inf), mark, ceiling
+
+
+def gradients(potential: Potential, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
+    """``∇U`` on every chain."""
+    if isinstance(potential, Sum):
+        return sum((gradients(term, a) for term in potential.terms[1:]), gradients(potential.terms[0], a))
+    if isinstance(potential, Shared):
+        assert potential.share is not None
+        prior = jax.vmap(potential.prior.gradient)(a)
+        return gradients(potential.records, a) + potential.share[:, None] * prior
+    return jax.vmap(potential.gradient)(a)

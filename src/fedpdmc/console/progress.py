@@ -1,0 +1,221 @@
+"""How far a run has come and what is left of it, on whatever screen there is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from fedpdmc.console.interrupts import check
+from fedpdmc.console.screens import View, clock, open_screen
+from fedpdmc.console.warnings import quiet_compiler
+
+if TYPE_CHECKING:
+    from fedpdmc.sampling.engines.compiled import Tick
+
+# What was seen of the pace counts by this factor less with every tick that follows.
+FORGETTING = 0.95
+
+
+class Pace:
+    """Process time and rounds by second, from the ticks so far; the first one, which may have been compiled, left out."""
+
+    def __init__(self):
+        self._last: tuple[Tick, float] | None = None
+        self._seconds, self._time, self._rounds = 0.0, 0.0, 0.0
+
+    def add(self, tick: Tick) -> None:
+        """Another tick, now."""
+        now = time.monotonic()
+        if self._last is not None and tick.time >= self._last[0].time:
+            before, at = self._last
+            found = (now - at, tick.time - before.time, tick.rounds - before.rounds)
+            seen = (self._seconds, self._time, self._rounds)
+            self._seconds, self._time, self._rounds = (FORGETTING * s + f for s, f in zip(seen, found, strict=True))
+        self._last = (tick, now)
+
+    def left(self, until: float) -> tuple[float, float] | None:
+        """Seconds and rounds from now to a process time, or None while nothing is known."""
+        if self._last is None or self._time <= 0:
+            return None
+        tick, at = self._last
+        ahead = max(until - tick.time, 0.0) / self._time
+        return max(ahead * self._seconds - (time.monotonic() - at), 0.0), ahead * self._rounds
+
+
+class Showing:
+    """What is known of one call of ``sample`` or ``extend``, as its screen asks for it."""
+
+    def __init__(self, wanted: bool, status: Callable[[], str] | None):
+        self.status, self.pace, self._began = status, Pace(), time.monotonic()
+        self._phase, self._number, self._of = "preparing", 0, 0
+        self._begin: float | None = None
+        self._tick: Tick | None = None
+        self._rate, self._until = 0.0, 0.0
+        self._ess, self._target, self._rhat = None, None, None
+        # Whether someone follows the run elsewhere than on the screen.
+        self.watched = False
+        self.screen = open_screen(wanted, self.view)
+
+    def enter(self, phase: str, number: int = 0, of: int = 0) -> None:
+        """Another phase, or another step of one."""
+        self._phase, self._number, self._of = phase, number, of
+        self.screen.changed()
+
+    def begin(self, phase: str) -> None:
+        """A phase in which ticks are to come."""
+        self._begin, self._tick = None, None
+        self.enter(phase)
+
+    def aim(self, until: float, ess: float | None = None) -> None:
+        """Where the phase is to end: a process time, or an estimate of when an effective sample size is reached."""
+        if ess is not None or self._target is None:
+            self._until, self._target = until, ess
+
+    def quality(self, ess: float, rhat: float | None) -> None:
+        """The worst effective sample size and R-hat so far."""
+        self._ess, self._rhat = ess, rhat if rhat is not None else self._rhat
+        self.screen.changed()
+
+    def tick(self, tick: Tick) -> None:
+        """A chunk has been run."""
+        if self._begin is None:
+            self._begin = tick.began
+        if self._tick is not None:
+            self._rate = (tick.events - self._tick.events) / max(tick.seconds, 1e-9)
+        self._tick = tick
+        self.pace.add(tick)
+        self.screen.changed()
+
+    def view(self) -> View:
+        """What to show now."""
+        gone, tick = time.monotonic() - self._began, self._tick
+        status = "" if self.status is None else self.status()
+        step = f" (site {self._number} of {self._of})" if self._of else ""
+        if tick is None or self._begin is None:
+            waiting = "" if self._of or self._phase not in ("burn-in", "sampling") else " (compiling)"
+            return View(f"{self._phase}{step}{waiting}", None, gone, None, [], status)
+        until = max(self._until, tick.until)
+        share = (tick.time - self._begin) / max(until - self._begin, 1e-300)
+        there = tick.time >= until
+        left = None if there else self.pace.left(until)
+        facts = [f"{tick.rounds:,} rounds" + ("" if left is None else f", about {left[1]:,.0f} left")]
+        if self._ess is not None or self._target is not None:
+            wanted = "" if self._target is None else f" of {self._target:,.0f}"
+            facts.append(f"ESS{wanted} wanted" if self._ess is None else f"worst ESS {self._ess:,.0f}{wanted}")
+        if self._rhat is not None:
+            facts.append(f"R-hat {self._rhat:.3f}")
+        if self._rate > 0:
+            facts.append(f"{self._rate:,.0f} events/s")
+        facts.append(f"process time {tick.time - self._begin:.4g} of {until - self._begin:.4g}")
+        phase = "measuring the ESS" if there and self._phase == "sampling" else self._phase
+        return View(phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
+
+    def facts(self) -> dict[str, Any]:
+        """The same as numbers; None for what is not known yet."""
+        view, tick = self.view(), self._tick
+        begin = self._begin or 0.0
+        moving = tick is not None and self._begin is not None
+        return {
+            "phase": view.phase,
+            "share": view.share,
+            "seconds_left": view.left,
+            "rounds": tick.rounds if tick is not None else None,
+            "process_time": tick.time - begin if tick is not None and moving else None,
+            "until": max(self._until, tick.until) - begin if tick is not None and moving else None,
+            "worst_ess": self._ess,
+            "ess_wanted": self._target,
+            "worst_rhat": self._rhat,
+        }
+
+    def last_words(self) -> str:
+        """One line for the end."""
+        took = f"done in {clock(time.monotonic() - self._began)}"
+        if self._tick is None:
+            return took
+        found = "" if self._ess is None else f", worst ESS {self._ess:,.0f}"
+        return f"{took}: {self._tick.rounds:,} rounds{found}"
+
+
+_showing: ContextVar[Showing | None] = ContextVar("fedpdmc_showing", default=None)
+
+
+@contextlib.contextmanager
+def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[Showing]:
+    """One screen for all phases of a call; an inner one is the outer one.
+
+    Parameters
+    ----------
+    wanted : bool
+    status : callable, optional
+        A few words on the sites.
+    """
+    outer = _showing.get()
+    if outer is not None:
+        outer.status = status or outer.status
+        yield outer
+        return
+    this = Showing(wanted, status)
+    token = _showing.set(this)
+    try:
+        with this.screen, quiet_compiler():
+            yield this
+            this.screen.last_words(this.last_words())
+    finally:
+        _showing.reset(token)
+
+
+def report(phase: str, number: int = 0, of: int = 0) -> None:
+    """Say what comes next, such as the compilation of one site of several; a Ctrl-C that was held back is raised here."""
+    check()
+    this = _showing.get()
+    if this is not None:
+        this.enter(phase, number, of)
+
+
+class Display:
+    """Shows one phase of a run: rounds, the worst ESS and R-hat so far, and estimates of what is left.
+
+    Parameters
+    ----------
+    wanted : bool
+        Whether the user wants one.
+    title : str
+        The phase.
+    status : callable, optional
+        A few words on the sites.
+    """
+
+    def __init__(self, wanted: bool, title: str, status: Callable[[], str] | None = None):
+        self._title, self._context = title, showing(wanted, status)
+
+    def __enter__(self) -> Display:
+        self._showing = self._context.__enter__()
+        self._showing.begin(self._title)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.__exit__(kind, error, trace)
+
+    @property
+    def visible(self) -> bool:
+        """Whether someone looks on all the time, so that it pays to work the quality out between blocks."""
+        return self._showing.screen.lively or self._showing.watched
+
+    def tick(self, tick: Tick) -> None:
+        """Show how far the slowest chain has come. Between two chunks a Ctrl-C does no harm: it is raised here."""
+        check()
+        self._showing.tick(tick)
+
+    def aim(self, until: float, ess: float | None = None) -> None:
+        """Where the phase is to end; with ``ess`` an estimate of when that is reached."""
+        self._showing.aim(until, ess)
+
+    def quality(self, worst_ess: float, worst_rhat: float | None = None) -> None:
+        """Show the worst effective sample size and R-hat so far."""
+        self._showing.quality(worst_ess, worst_rhat)

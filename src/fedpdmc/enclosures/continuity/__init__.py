@@ -1,0 +1,1 @@
+"""Proofs that a program is continuous in its parameters."""

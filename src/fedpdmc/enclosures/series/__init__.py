@@ -1,0 +1,1 @@
+"""Values on a cell as series in time with a remainder."""

@@ -1,0 +1,375 @@
+"""Rules of primitives that move entries, that add them up, and of linear maps with constant matrices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from fedpdmc.enclosures.intervals import (
+    TINY,
+    Assumed,
+    Cell,
+    Form,
+    Interval,
+    Series,
+    Truth,
+    bent,
+    centred,
+    drift,
+    fields,
+    is_point,
+    lifted,
+    size,
+    span,
+    truth,
+    unit,
+)  # fmt: skip
+from fedpdmc.enclosures.registry import rule
+from fedpdmc.enclosures.series.elementwise import add, choose
+from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, apply, multiplied
+
+# Primitives that only move entries, so that every part of a form moves alike: how many leading arguments are data (None:
+# all), the others being indices, which must be points.
+MOVES: dict[str, int | None] = {
+    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
+    "tile": 1,
+    "concatenate": None, "stack": None, "unstack": 1, "split": 1, "pad": 2, "gather": 1, "dynamic_slice": 1,
+    "dynamic_update_slice": 2, "optimization_barrier": None,
+}  # fmt: skip
+
+
+def move(cell: Cell, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
+    """The results of a primitive that moves entries."""
+    params, fill = split_fill(primitive.name, params)
+    count = MOVES[primitive.name]
+    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
+    if not all(is_point(form) for form in rest):
+        raise NotImplementedError("at a place that depends on the parameters")
+    data = [truth(cell, form) if isinstance(form, Assumed) else form for form in data]
+    if fill is not None:
+        if not isinstance(data[0], (Interval, Series)):
+            raise NotImplementedError("a comparison with a fill value")
+        found = fields(lambda part: primitive.bind(part, *rest, **params), data[0])
+        return [put_fill(found, absent(primitive, params, data[0], rest), fill)]
+    if not primitive.multiple_results:
+        return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
+    count = len(jax.eval_shape(lambda *parts: primitive.bind(*parts, *rest, **params), *map(_sample, data)))
+    return [fields(lambda *parts, i=i: primitive.bind(*parts, *rest, **params)[i], *data) for i in range(count)]
+
+
+def split_fill(name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """The parameters of a move that fills with zero, as every part of a form must be, and the number to put there instead.
+
+    None where there is none to put: nothing is filled, zero, or NaN (the default), which no part of a form forgets.
+    """
+    fill = params.get("fill_value") if name == "gather" else None
+    if fill is None or params["mode"] != lax.GatherScatterMode.FILL_OR_DROP or fill == 0 or np.isnan(fill):
+        return params, None
+    return {**params, "fill_value": 0.0}, float(fill)
+
+
+def absent(primitive: Any, params: dict[str, Any], x: Form, rest: list[Any]) -> Any:
+    """Which entries of the result are filled."""
+    return primitive.bind(jnp.zeros(x.shape), *rest, **{**params, "fill_value": 1.0}) > 0
+
+
+def put_fill(x: Form, where: Any, fill: float) -> Form:
+    """A number at some entries."""
+
+    def put(part):
+        return jnp.where(where, jnp.asarray(fill, part.dtype), part)
+
+    if isinstance(x, Interval):
+        return Interval(put(x.lo), put(x.hi))
+    return Series(put(x.value), x.error, x.slope, x.turn, x.low, x.high)
+
+
+def _sample(form: Form) -> Any:
+    return form if is_point(form) else jax.ShapeDtypeStruct(form.shape, getattr(form, "dtype", bool))
+
+
+def totalled(cell: Cell, x: Form, total: Callable[[Any], Any], terms: int) -> Form:
+    """A sum with weights zero or one of at most ``terms`` entries."""
+    if isinstance(x, Interval) and not jnp.issubdtype(x.dtype, jnp.floating):
+        return Interval(total(x.lo), total(x.hi))
+    share = unit(x.dtype) + terms * float(jnp.finfo(x.dtype).eps)
+    if isinstance(x, Interval):
+        room = share * total(x.magnitude) + TINY
+        return Interval(total(x.lo) - room, total(x.hi) + room)
+    slope, turn, low, high = (None if part is None else total(part) for part in (x.slope, x.turn, x.low, x.high))
+    return Series(total(x.value), total(x.error + share * size(cell, x)) + TINY, slope, turn, low, high)
+
+
+@rule("reduce_sum")
+def reduce_sum(cell: Cell, params: Any, x: Form) -> Form:
+    """A sum over axes."""
+    axes = params["axes"]
+    return totalled(cell, x, lambda part: _summed(part, axes), int(np.prod([x.shape[i] for i in axes], initial=1)))
+
+
+def _summed(part, axes):
+    """A sum as a product with ones: the compiler does not fuse its argument into it, which would be slow."""
+    if not jnp.issubdtype(part.dtype, jnp.floating):
+        return jnp.sum(part, axes)
+    flat = _flat(part, axes)
+    return flat @ jnp.ones(flat.shape[-1], flat.dtype)
+
+
+@rule("cumsum")
+def cumsum(cell: Cell, params: Any, x: Form) -> Form:
+    """Partial sums."""
+    return totalled(cell, x, lambda part: lax.cumsum(part, params["axis"], params["reverse"]), x.shape[params["axis"]])
+
+
+@rule("scatter-add", "scatter_add")
+def scatter_add(cell: Cell, params: Any, operand: Form, indices: Form, updates: Form) -> Form:
+    """Entries added where constant indices say."""
+    if not is_point(indices):
+        raise NotImplementedError("scatter-add at a place that depends on the parameters")
+    terms = int(np.prod(jnp.shape(updates) if is_point(updates) else updates.shape, initial=1)) + 1
+
+    def one(part, new):
+        return primitives.scatter_add_p.bind(part, indices, new, **params)
+
+    joined = fields(one, operand, updates)
+    magnitude = one(size(cell, operand), size(cell, updates))
+    room = (unit(magnitude) + terms * float(jnp.finfo(magnitude.dtype).eps)) * magnitude + TINY
+    if isinstance(joined, Interval):
+        return Interval(joined.lo - room, joined.hi + room)
+    return Series(joined.value, joined.error + room, joined.slope, joined.turn, joined.low, joined.high)
+
+
+@rule("scatter")
+def scatter(cell: Cell, params: Any, operand: Form, indices: Form, updates: Form) -> Form:
+    """Entries replaced where constant indices say."""
+    if not is_point(indices):
+        raise NotImplementedError("scatter at a place that depends on the parameters")
+    return fields(lambda part, new: primitives.scatter_p.bind(part, indices, new, **params), operand, updates)
+
+
+def mapped(cell: Cell, x: Form, linear: Callable, absolute: Callable, terms: int) -> Form:
+    """A linear map with constant coefficients; ``absolute`` is the map of their absolute values.
+
+    Centre and radius: ``A [m − r, m + r] ⊂ A m ± |A| r``, the smallest box.
+    """
+    if isinstance(x, Interval):
+        found = mapped(cell, centred(x), linear, absolute, terms)
+        return Interval(found.value - found.error, found.value + found.error)
+    share = unit(x.value) + (terms + 2) * float(jnp.finfo(x.dtype).eps)
+    error = absolute(x.error + share * size(cell, x)) + TINY
+    low = high = None
+    if x.low is not None:
+        middle, radius = linear(0.5 * (x.low + x.high)), absolute(0.5 * (x.high - x.low))
+        low, high = middle - radius, middle + radius
+    slope, turn = (None if part is None else linear(part) for part in (x.slope, x.turn))
+    return Series(linear(x.value), error, slope, turn, low, high)
+
+
+@rule("dot_general")
+def dot_general(cell: Cell, params: Any, x: Form, y: Form) -> Form:
+    """A contraction with a constant array, or of two forms."""
+    refuse_fewer_bits(params, x, y)
+    dimensions = params["dimension_numbers"]
+    dot = functools.partial(
+        lax.dot_general, dimension_numbers=dimensions, preferred_element_type=params["preferred_element_type"]
+    )
+    shape, axes = jnp.shape(x) if is_point(x) else x.shape, dimensions[0][0]
+    terms = int(np.prod([shape[i] for i in axes], initial=1))
+    if is_point(x):
+        return mapped(cell, y, lambda part: dot(x, part), lambda part: dot(jnp.abs(x), part), terms)
+    if is_point(y):
+        return mapped(cell, x, lambda part: dot(part, y), lambda part: dot(part, jnp.abs(y)), terms)
+    return contracted(cell, dot, terms, x, y)
+
+
+def refuse_fewer_bits(params: Any, *forms: Form) -> None:
+    """A product is rounded as its arguments are, or its rounding is not known."""
+    kind = params["preferred_element_type"]
+    if kind is not None and jnp.finfo(kind).bits < max(jnp.finfo(form.dtype).bits for form in forms):
+        raise NotImplementedError("a product in fewer bits")
+
+
+def contracted(cell: Cell, dot: Callable, terms: int, x: Form, y: Form) -> Form:
+    """A bilinear map of two forms, with `multiplied` as the rule of each term."""
+    both_intervals = isinstance(x, Interval) and isinstance(y, Interval)
+    x, y = lifted(x), lifted(y)
+    share = unit(x.value) + (terms + 2) * float(jnp.finfo(x.dtype).eps)
+    wide, tall = size(cell, x), size(cell, y)
+    error = dot(wide, y.error) + dot(x.error, tall) + share * dot(wide, tall) + TINY
+    value = dot(x.value, y.value)
+    if both_intervals:
+        return Interval(value - error, value + error)
+    slope = None
+    if x.slope is not None:
+        slope = dot(x.slope, y.value)
+    if y.slope is not None:
+        slope = dot(x.value, y.slope) if slope is None else slope + dot(x.value, y.slope)
+    terms_ = [_dots(dot, drift(cell, x), drift(cell, y))]
+    for one, other in ((bent(cell, x), _still(y.value)), (_still(x.value), bent(cell, y))):
+        if one is not None and other is not None:
+            terms_.append(_dots(dot, one, other))
+    return Series(value, error, slope, None, sum(t.lo for t in terms_), sum(t.hi for t in terms_))
+
+
+def _still(x) -> Interval:
+    return Interval(x, x)
+
+
+def _dots(dot, x: Interval, y: Interval) -> Interval:
+    if x.lo is x.hi and y.lo is y.hi:
+        value = dot(x.lo, y.lo)
+        return Interval(value, value)
+    m, r, n, q = 0.5 * (x.lo + x.hi), 0.5 * (x.hi - x.lo), 0.5 * (y.lo + y.hi), 0.5 * (y.hi - y.lo)
+    middle, radius = dot(m, n), dot(jnp.abs(m), q) + dot(r, jnp.abs(n) + q)
+    return Interval(middle - radius, middle + radius)
+
+
+@rule("triangular_solve")
+def triangular_solve(cell: Cell, params: Any, a: Form, b: Form) -> Form:
+    """``A⁻¹ b`` for a constant triangular matrix: linear in b; the error as that of substitution, ``|A⁻¹||A||x|``."""
+    if not is_point(a):
+        raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
+    solve, absolute, loss = substitution(params, a)
+    found = mapped(cell, b, solve, absolute, a.shape[-1])
+    room = loss(size(cell, found))
+    if isinstance(found, Interval):
+        return Interval(found.lo - room, found.hi + room)
+    return Series(found.value, found.error + room, found.slope, found.turn, found.low, found.high)
+
+
+def substitution(params: Any, a: Any) -> tuple[Callable, Callable, Callable]:
+    """The solution for a triangular matrix, a bound of its absolute values, and one of its rounding from its size."""
+    n = a.shape[-1]
+    solve = functools.partial(primitives.triangular_solve_p.bind, **params)
+    side = jnp.broadcast_to(jnp.eye(n, dtype=a.dtype), a.shape)
+    inverse = jnp.abs(solve(a, side))
+    triangle = jnp.abs(jnp.tril(a) if params["lower"] else jnp.triu(a))
+    if params["unit_diagonal"]:
+        triangle = jnp.where(jnp.eye(n, dtype=bool), 1.0, triangle)
+    triangle = jnp.swapaxes(triangle, -1, -2) if params["transpose_a"] else triangle
+
+    def absolute(part):
+        return inverse @ part if params["left_side"] else part @ inverse
+
+    def loss(part):
+        lost = inverse @ (triangle @ part) if params["left_side"] else (part @ triangle) @ inverse
+        return (n + 2) * unit(a) * lost
+
+    return functools.partial(solve, a), absolute, loss
+
+
+# Extremes and products over axes --------------------------------------------------------------------------------------
+
+
+def _extreme(cell: Cell, x: Form, axes, largest: bool) -> Form:
+    """The greatest entry: the one that is greatest at the start where no other can pass it, else the range."""
+    reduce = jnp.max if largest else jnp.min
+    where = span(cell, x)
+    either = Interval(reduce(where.lo, axes), reduce(where.hi, axes))
+    if not isinstance(x, Series):
+        return either
+    moved = fields(lambda part: _flat(part, axes), x)
+    where = span(cell, moved)
+    index = (jnp.argmax if largest else jnp.argmin)(moved.value, -1)[..., None]
+    leader = jnp.arange(moved.shape[-1]) == index
+    if largest:
+        known = jnp.all(leader | (where.hi <= jnp.take_along_axis(where.lo, index, -1)), -1)
+    else:
+        known = jnp.all(leader | (where.lo >= jnp.take_along_axis(where.hi, index, -1)), -1)
+    first = fields(lambda part: jnp.take_along_axis(part, index, -1)[..., 0], moved)
+    return choose(cell, Truth(known, known), first, first, either)
+
+
+def _flat(part, axes):
+    kept = [i for i in range(part.ndim) if i not in axes]
+    return jnp.transpose(part, (*kept, *axes)).reshape(*(part.shape[i] for i in kept), -1)
+
+
+@rule("reduce_max")
+def reduce_max(cell: Cell, params: Any, x: Form) -> Form:
+    """The largest over axes."""
+    return _extreme(cell, x, params["axes"], True)
+
+
+@rule("reduce_min")
+def reduce_min(cell: Cell, params: Any, x: Form) -> Form:
+    """The smallest over axes."""
+    return _extreme(cell, x, params["axes"], False)
+
+
+@rule("reduce_prod")
+def reduce_prod(cell: Cell, params: Any, x: Form) -> Form:
+    """A product over axes, by halves."""
+    flat = fields(lambda part: _flat(part, params["axes"]), x)
+    while flat.shape[-1] > 1:
+        half = flat.shape[-1] // 2
+        one, other, rest = (fields(lambda part, at=at: part[..., at], flat) for at in (
+            slice(0, half), slice(half, 2 * half), slice(2 * half, None)
+        ))  # fmt: skip
+        flat = multiplied(cell, one, other)
+        if rest.shape[-1]:
+            flat = fields(lambda part, more: jnp.concatenate([part, more], -1), flat, rest)
+    return fields(lambda part: part[..., 0], flat)
+
+
+@rule("cummax")
+def cummax(cell: Cell, params: Any, x: Form) -> Form:
+    """Monotone in every entry: the range alone."""
+    where = span(cell, x)
+    found = Interval(lax.cummax(where.lo, **params), lax.cummax(where.hi, **params))
+    return centred(found) if isinstance(x, Series) else found
+
+
+@rule("cummin")
+def cummin(cell: Cell, params: Any, x: Form) -> Form:
+    """Monotone in every entry: the range alone."""
+    where = span(cell, x)
+    found = Interval(lax.cummin(where.lo, **params), lax.cummin(where.hi, **params))
+    return centred(found) if isinstance(x, Series) else found
+
+
+@rule("cumprod")
+def cumprod(cell: Cell, params: Any, x: Form) -> Form:
+    """Partial products, doubling: entry i times entry i − 1, then i − 2, i − 4, …."""
+    axis, n = params["axis"], x.shape[params["axis"]]
+    turned = (lambda part: jnp.flip(part, axis)) if params["reverse"] else (lambda part: part)
+    found, step = fields(turned, x), 1
+    while step < n:
+        late = fields(lambda part, step=step: lax.slice_in_dim(part, step, n, axis=axis), found)
+        early = fields(lambda part, step=step: lax.slice_in_dim(part, 0, n - step, axis=axis), found)
+        head = fields(lambda part, step=step: lax.slice_in_dim(part, 0, step, axis=axis), found)
+        tail = multiplied(cell, late, early)
+        found = fields(lambda one, other: jnp.concatenate([one, other], axis), head, tail)
+        step *= 2
+    return fields(turned, found)
+
+
+@rule("cumlogsumexp")
+def cumlogsumexp(cell: Cell, params: Any, x: Form) -> Form:
+    """``log Σ exp`` of partial sums, shifted by a constant."""
+    shift = jnp.max(x.value if isinstance(x, Series) else x.hi, params["axis"], keepdims=True)
+    risen = apply(cell, FUNCTIONS["exp"], add(cell, {}, x, -shift))
+    return add(cell, {}, apply(cell, FUNCTIONS["log"], cumsum(cell, params, risen)), shift)
+
+
+@rule("reduce_or")
+def reduce_or(cell: Cell, params: Any, x: Form) -> Form:
+    """Whether any is true."""
+    x, axes = truth(cell, x), params["axes"]
+    true = jnp.any(x.value & x.known, axes)
+    return Truth(true, true | jnp.all(x.known, axes))
+
+
+@rule("reduce_and")
+def reduce_and(cell: Cell, params: Any, x: Form) -> Form:
+    """Whether all are true."""
+    x, axes = truth(cell, x), params["axes"]
+    false = jnp.any(~x.value & x.known, axes)
+    return Truth(~false, false | jnp.all(x.known, axes))

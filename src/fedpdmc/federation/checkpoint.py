@@ -1,0 +1,211 @@
+"""A run on disk as it grows: a file for each block of paths, and where the run stands, replaced in one move."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.results import manifest
+from fedpdmc.results.path_store import Store
+from fedpdmc.results.skeleton import Block, Skeleton, in_two
+from fedpdmc.sampling.coordinator import State
+from fedpdmc.whitening import Reference
+
+logger = logging.getLogger("fedpdmc.coordinator")
+FORMAT = 3
+# What is kept of every chain.
+STATE = ("a", "v", "t", "number", "events", "objections", "planned")
+BLOCKS = "blocks"
+# A process that has no descriptor left tries again for so long, with pauses.
+PATIENCE, PAUSE = 120.0, 0.5
+Result = TypeVar("Result")
+
+
+class Saved(NamedTuple):
+    """What was read back: facts as JSON, and arrays by name."""
+
+    facts: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+class Checkpoint:
+    """The folder of one run at its coordinator.
+
+    Every block is a file that is written once, in ``blocks``; ``state-N.npz`` is where the run stands. ``manifest.json`` has
+    the SHA-256 of all that belongs together and is replaced, when they are on the disk, by renaming a complete file: a crash
+    leaves the former state with its blocks, and at most one file of each kind that does not count yet.
+
+    Parameters
+    ----------
+    folder : path
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.blocks, self._states = 0, 0
+        # Of what counts, and of a block that will with the next state.
+        self._files: dict[str, str] = {}
+
+    def read(self) -> Saved | None:
+        """Where the run stood, or None for a new one; what is missing, changed or too much is named."""
+        present = self._present()
+        if not (self.folder / manifest.NAME).exists():
+            if set(present) - {_state(0)}:
+                raise InputError("store", f"{self.folder / manifest.NAME} missing", manifest.RESTORE)
+            return None
+        known = manifest.read(self.folder, "store")
+        states = [name for name in known if not name.startswith(BLOCKS)]
+        self.blocks, self._states = len(known) - len(states), _number(states[0]) + 1
+        # What a crash left beside what counts.
+        spare = {_block(self.blocks), _state(self._states), _state(self._states - 2)} - set(known)
+        self._files = manifest.check(self.folder, "store", set(present) - spare)
+        facts, arrays = self._load(states[0])
+        return Saved(facts, arrays)
+
+    def _present(self) -> list[str]:
+        """The files of the run that are there."""
+        found = [path for path in self.folder.glob("state*") if path.suffix != manifest.DRAFT]
+        found += [path for path in (self.folder / BLOCKS).glob("*") if path.suffix != manifest.DRAFT]
+        for path in (*found, self.folder / BLOCKS):
+            if path.is_symlink():
+                raise InputError("store", f"{path}, a symbolic link", "Put the file itself there.")
+        if self.folder / "state.npz" in found:
+            raise InputError(
+                "store", "a run of an earlier version", "Go on with the version of fedpdmc that it was begun with."
+            )
+        return [path.relative_to(self.folder).as_posix() for path in found]
+
+    def _load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        path = self.folder / name
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            facts = json.loads(str(arrays.pop("facts")))
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise InputError("store", f"{path}, which cannot be read", manifest.RESTORE) from error
+        if facts["format"] != FORMAT:
+            raise InputError("store", f"format {facts['format']}", f"This version of fedpdmc reads format {FORMAT}.")
+        return facts, arrays
+
+    def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Replace the state: whole or not at all."""
+        _patiently(lambda: self._write({"format": FORMAT, **facts}, arrays))
+
+    def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        name, before = _state(self._states), _state(self._states - 1)
+        files = self._files | {name: self._put(name, facts=np.asarray(json.dumps(facts)), **arrays)}
+        files.pop(before, None)
+        manifest.write(self.folder, files)
+        self._files, self._states = files, self._states + 1
+        (self.folder / before).unlink(missing_ok=True)
+
+    def append(self, block: Block) -> None:
+        """Keep a block; it counts once `write` has been called."""
+        path = block.skeleton()
+        name, span = _block(self.blocks), np.asarray([path.begin, path.end])
+        (self.folder / BLOCKS).mkdir(exist_ok=True, mode=0o700)
+        self._files[name] = _patiently(
+            lambda: self._put(name, offsets=path.offsets, knots=path.numbers, velocities=path.velocities, span=span)
+        )
+        self.blocks += 1
+
+    def _put(self, name: str, **arrays: np.ndarray) -> str:
+        """Write arrays to a file, which is on the disk before it has its name; returns its hash."""
+        path = self.folder / name
+        draft = path.with_name(path.name + manifest.DRAFT)
+        with open(draft, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        found = manifest.digest(draft)
+        os.replace(draft, path)
+        manifest.sync(path.parent)
+        return found
+
+    def fill(self, store: Store) -> None:
+        """Give a store the blocks that belong to the state, one after the other."""
+        for number in range(self.blocks):
+            with np.load(self.folder / _block(number), allow_pickle=False) as file:
+                begin, end = (float(x) for x in file["span"])
+                store.append(Skeleton(file["offsets"], *in_two(file["knots"], file["velocities"]), begin, end))
+
+
+def _block(number: int) -> str:
+    return f"{BLOCKS}/{number:08d}.npz"
+
+
+def _state(number: int) -> str:
+    return f"state-{number:08d}.npz"
+
+
+def _number(state: str) -> int:
+    return int(state.removeprefix("state-").removesuffix(".npz"))
+
+
+def _patiently(work: Callable[[], Result]) -> Result:
+    """Do it again, for a while, if there was no descriptor for it: connections come and go."""
+    end, said = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > end:
+                raise
+            if not said:
+                logger.warning("the store waits for a descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error)
+            said = True
+            time.sleep(PAUSE)
+
+
+def pack_state(state: State) -> dict[str, np.ndarray]:
+    """The chains' state as arrays."""
+    return {f"state_{name}": np.asarray(getattr(state, name)) for name in STATE}
+
+
+def unpack_state(arrays: dict[str, np.ndarray]) -> State:
+    """The chains' state from arrays."""
+    return State(*(jnp.asarray(arrays[f"state_{name}"]) for name in STATE))
+
+
+def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A reference with its control variates, as facts and arrays."""
+    arrays = {"center": np.asarray(reference.center), "scale_tril": np.asarray(reference.scale_tril)}
+    control = reference.control or {}
+    for k, (quadratic, point, _) in enumerate(control.values()):
+        arrays[f"precision_{k}"], arrays[f"linear_{k}"] = np.asarray(quadratic.precision), np.asarray(quadratic.linear)
+        arrays[f"point_{k}"] = np.asarray(point)
+    facts = {
+        "rounds": reference.rounds,
+        "bytes": reference.bytes,
+        "orders": None if reference.control is None else {name: own.order for name, own in control.items()},
+    }
+    return facts, arrays
+
+
+def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Reference:
+    """A reference from facts and arrays."""
+    control = None
+    if facts["orders"] is not None:
+        control = {
+            name: ControlVariate(
+                Quadratic(jnp.asarray(arrays[f"precision_{k}"]), jnp.asarray(arrays[f"linear_{k}"])),
+                jnp.asarray(arrays[f"point_{k}"]),
+                order,
+            )
+            for k, (name, order) in enumerate(facts["orders"].items())
+        }
+    center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
+    return Reference(center, scale, control, facts["rounds"], facts["bytes"])

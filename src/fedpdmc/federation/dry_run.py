@@ -1,0 +1,132 @@
+"""A dry run of a contract on records that are made up: does it do what is meant, and what will it cost."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from fedpdmc.errors import InputError
+from fedpdmc.privacy.ledger import create_ledger
+from fedpdmc.study.contract import Study
+from fedpdmc.study.read_data import read_records
+
+if TYPE_CHECKING:
+    from fedpdmc.results.posterior import Posterior
+
+DURATION = 10.0
+# Records made up for each that a site of some parameters keeps.
+MOST_TRIED = 50
+# Of the made-up counts.
+MOST_COUNT = 50.0
+
+
+class Trial(NamedTuple):
+    """What a dry run found.
+
+    Attributes
+    ----------
+    posterior : Posterior
+        Of records that mean nothing.
+    bytes_per_round : int
+        Sent to and received from each site.
+    observed_time : float
+        Process time, summed over chains, that the whole run is expected to show of a site at most.
+    rounds : int
+        Requests that the whole run is expected to make.
+    """
+
+    posterior: Posterior
+    bytes_per_round: int
+    observed_time: float
+    rounds: int
+
+
+def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
+    """Records that fit the contract: columns even over their bounds or levels, a response about the middle of its own."""
+    rng = np.random.default_rng(seed)
+    frame: dict[str, list] = {}
+    for name, column in study.columns.items():
+        if column.type == "level":
+            frame[name] = rng.choice(np.asarray(column.levels), records).tolist()
+        else:
+            least, most = column.bounds
+            if column.log:
+                values = np.exp(rng.uniform(np.log(least), np.log(most), records))
+            else:
+                values = rng.uniform(least, most, records)
+            frame[name] = (np.floor(values) if column.type == "count" else values).tolist()
+    response = study.columns[study.design.response_name]
+    mean = 0.5 if response.type == "level" else sum(response.bounds) / 2
+    if response.type == "level":
+        frame[response.name] = rng.choice(np.asarray(response.levels), records, p=[1 - mean, mean]).tolist()
+    elif response.type == "count":
+        counts = rng.poisson(min(mean, MOST_COUNT), records)
+        frame[response.name] = np.clip(counts, *response.bounds).astype(float).tolist()
+    else:
+        low, high = response.bounds
+        frame[response.name] = np.clip(rng.normal(mean, (high - low) / 8, records), low, high).tolist()
+    return pl.DataFrame(frame)
+
+
+def _of_site(study: Study, site: str, records: int, seed: int) -> pl.DataFrame:
+    """Made-up records that depend on the site's own parameters only."""
+    own = study.coordinates(site)
+    if own is None:
+        return synthetic(study, records, seed)
+    drawn = synthetic(study, MOST_TRIED * records, seed)
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
+        path = Path(folder) / "records.parquet"
+        drawn.write_parquet(path)
+        others = np.delete(study.design.matrix(read_records(study, path)), own, axis=1)
+    found = drawn.filter(pl.Series("own", np.asarray(~others.any(1)))).head(records)
+    if not len(found):
+        raise InputError(
+            f"study.toml: coordinates: {site}",
+            "parameters of which no records can be made up",
+            "Tell sites apart by the levels of a column.",
+        )
+    return found
+
+
+def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
+    """Run a contract in process on made-up records, for a short time.
+
+    Parameters
+    ----------
+    study : Study
+    records : int
+        Of each site.
+    seed : int
+    """
+    import fedpdmc
+    from fedpdmc.results.verdict import ConvergenceWarning
+
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
+        data = {}
+        for k, name in enumerate(study.sites):
+            data[name] = Path(folder) / f"{k}.parquet"
+            _of_site(study, name, records, seed + k).write_parquet(data[name])
+        ledger = None if study.epsilon is None else create_ledger(Path(folder) / "ledger.db")
+        with fedpdmc.connect(study, data=data, seed=seed, ledger=ledger) as connection:
+            with warnings.catch_warnings():
+                # Long enough to see what a run costs, not to converge.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                post = fedpdmc.sample(connection, duration=DURATION, progress=False)
+    burn_in = float(post.settings["burn_in"])
+    length = study.duration
+    if length is None:
+        length = float(study.ess or 1000.0) / max(min(post.ess().values()) / post.duration, 1e-3)
+    scale = (burn_in + length) / (burn_in + post.duration)
+    return Trial(
+        post,
+        int(np.max(post.bytes / (post.messages / 2))),
+        # Of an arrival that loses, what came after the winner has been seen too: with long plans that makes a factor of
+        # the number of sites.
+        len(study.sites) * study.chains * (burn_in + length),
+        int(np.ceil(post.rounds * scale)) + 1,
+    )

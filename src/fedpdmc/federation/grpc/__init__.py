@@ -1,0 +1,1 @@
+"""gRPC streams with mutual TLS."""

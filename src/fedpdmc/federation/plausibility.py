@@ -1,0 +1,168 @@
+"""What a site's derivatives can be if it has records within the declared columns: a lie that no records tell is named.
+
+Bounds of one record's gradient and Hessian follow from the contract, and so do those of a site, with the most records that
+it may have. Between points, ``g(x') − g(x) = ∫ H``: where ``|ℓ'''| ≤ ℓ''`` (logistic and Poisson losses) the curvature along
+a step Δ changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
+
+``ΔᵀHΔ (1 − e^{−D})/D ≤ Δ·(g' − g) ≤ ΔᵀHΔ (e^D − 1)/D``
+
+with the Hessian at either end. A site that tells the derivatives of made-up records passes: it cannot be told from one with
+unusual records.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedpdmc.errors import BadAnswer
+from fedpdmc.federation.derivative_rounding import GRADIENT, HESSIAN, LEAST
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Study
+
+# What rounding, of the computer and of the protocol, may add to a bound; and what noise may.
+SLACK, NOISE = 1.05, 10.0
+# Steps that may change a predictor by more than this say nothing.
+LONGEST = 20.0
+# The share of the information of one site, and how close to the prior a posterior is, of which a user should know.
+MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
+
+
+class Told(NamedTuple):
+    """What a site told at a point."""
+
+    x: np.ndarray
+    gradient: np.ndarray
+    hessian: np.ndarray
+
+
+class Plausible:
+    """Checks derivatives against the contract, and against each other.
+
+    Parameters
+    ----------
+    study : Study
+    """
+
+    def __init__(self, study: Study):
+        self._study, self._largest = study, study.design.largest
+        response, offset = study.columns[study.design.response_name], study.options.get("offset")
+        self._outcome = 1.0 if response.type == "level" else max(abs(x) for x in response.range)
+        self._offset = 0.0 if offset is None else max(abs(x) for x in study.columns[offset].range)
+        self._told: dict[str, list[Told]] = {}
+
+    def check(self, name: str, x: np.ndarray, value: float, gradient: np.ndarray, hessian: np.ndarray, sites: int = 1):
+        """Raise `BadAnswer` for derivatives that no records of ``sites`` sites have."""
+        study, noisy = self._study, self._study.derivatives == "noisy"
+        most = SLACK * (NOISE if noisy else 1.0) * study.most_records * sites
+        slope, curvature = self._of_one_record(x)
+        if not (np.abs(gradient) <= most * slope + 1e-6).all():
+            raise BadAnswer(
+                name, f"a gradient that {study.most_records:,} records within the declared bounds cannot have"
+            )
+        if not (np.abs(hessian) <= most * curvature + 1e-6).all():
+            raise BadAnswer(
+                name, f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
+            )
+        if noisy or study.unknown_scale or study.family == "student_t":
+            return
+        self._convex(name, value, hessian)
+        now, before = Told(np.array(x), gradient, hessian), self._told.setdefault(name, [])
+        for past in before:
+            self._between(name, past, now)
+        before.append(now)
+
+    def _of_one_record(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the gradient and of the Hessian of one record at a point."""
+        study, largest = self._study, self._largest
+        reach = float(largest @ np.abs(x[: len(largest)])) + self._offset
+        rest, outer = reach + self._outcome, np.outer(largest, largest)
+        with np.errstate(over="ignore"):
+            if study.family == "logistic":
+                return largest, 0.25 * outer
+            if study.family == "poisson":
+                rate = float(np.exp(reach))
+                return max(rate, self._outcome) * largest, rate * outer
+            if study.family == "student_t":
+                df, scale = study.options["df"], study.options["scale"]
+                return (df + 1) / (2 * math.sqrt(df) * scale) * largest, (df + 1) / (df * scale**2) * outer
+            if not study.unknown_scale:
+                weight = study.options["scale"] ** -2.0
+                return weight * rest * largest, weight * outer
+            weight = float(np.exp(-2 * x[-1]))
+            cross = 2 * weight * rest * largest
+            slope = np.append(weight * rest * largest, 1 + weight * rest**2)
+            return slope, np.block(
+                [[weight * outer, cross[:, None]], [cross[None], np.full((1, 1), 2 * weight * rest**2)]]
+            )
+
+    def _convex(self, name: str, value: float, hessian: np.ndarray) -> None:
+        size = np.sqrt(np.abs(np.diag(hessian)))
+        scaled = hessian / np.outer(np.where(size > 0, size, 1.0), np.where(size > 0, size, 1.0))
+        if np.diag(hessian).min() < 0 or np.linalg.eigvalsh(scaled)[0] < -2 * len(size) * HESSIAN:
+            raise BadAnswer(name, "a Hessian with negative curvature, which no records of this family have")
+        if self._study.family == "logistic" and not value >= -1e-3:
+            raise BadAnswer(name, "a minus log likelihood below zero, which no records of this family have")
+
+    def _between(self, name: str, past: Told, now: Told) -> None:
+        """The change of the gradient against the curvature at both ends of the step."""
+        step = now.x - past.x
+        reach = 0.0 if self._study.family == "linear" else float(self._largest @ np.abs(step))
+        if reach > LONGEST:
+            return
+        grows, rise, curves, slack = math.exp(reach), float(step @ (now.gradient - past.gradient)), [], 0.0
+        for told in (past, now):
+            curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
+            slack += GRADIENT * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
+            slack += 2 * HESSIAN * float(np.sum(np.abs(step) * size)) ** 2
+            curves.append(curve)
+        low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
+        slack = slack * high + 1e-9 * max(curves)
+        fits = low * max(curves) - slack <= rise <= high * min(curves) + slack
+        if not (fits and _below(past.hessian, now.hessian, grows) and _below(now.hessian, past.hessian, grows)):
+            raise BadAnswer(name, "gradients and Hessians at two points that do not fit each other")
+
+    def weigh(self, hessians: dict[str, np.ndarray], covariance: np.ndarray) -> None:
+        """Warn of a site that tells nearly all that is known."""
+        share = {name: float(np.trace(covariance @ hessian)) for name, hessian in hessians.items()}
+        total = sum(share.values())
+        for name, own in share.items():
+            if len(share) > 1 and own > MOST_OF_ALL * total > 0:
+                warnings.warn(
+                    f"Site {name!r} tells {100 * own / total:.4g} % of all that the sites tell of the parameters. If it "
+                    "does not have that share of the records, it is wrong.",
+                    stacklevel=2,
+                )
+
+    def judge(self, mean: np.ndarray, sd: np.ndarray) -> None:
+        """Warn of a posterior that no records of this study could have made, or that they have not touched."""
+        study, dim = self._study, len(self._study.names)
+        scale = np.broadcast_to(np.inf if study.prior_scale is None else np.asarray(study.prior_scale), (dim,))
+        _, curvature = self._of_one_record(mean)
+        most = scale**-2.0 + len(study.sites) * study.most_records * np.diag(curvature)
+        thin = np.flatnonzero(sd < FAR_BELOW / np.sqrt(most))
+        if thin.size:
+            names = ", ".join(study.names[k] for k in thin)
+            warnings.warn(
+                f"The posterior's standard deviation of {names} is far below what {study.most_records:,} records of each "
+                "site could give: a site is wrong, or lies.",
+                stacklevel=2,
+            )
+        same = np.abs(sd / scale - 1) < LIKE_PRIOR
+        if study.prior_scale is not None and (same & (np.abs(mean - np.asarray(study.prior_mean)) < 0.1 * scale)).all():
+            warnings.warn(
+                "The posterior is the prior: the sites' records have said nothing. Check that every site has read its own.",
+                stacklevel=2,
+            )
+
+
+def _below(one: np.ndarray, other: np.ndarray, factor: float) -> bool:
+    """Whether a Hessian is, but for rounding, at most ``factor`` times another in every direction."""
+    size = np.sqrt(np.abs(np.diag(one)) + np.abs(np.diag(other)))
+    size = np.where(size > 0, size, 1.0)
+    least = np.linalg.eigvalsh((factor * other - one) / np.outer(size, size))[0]
+    return bool(least >= -2 * len(size) * HESSIAN * factor)

@@ -1,0 +1,202 @@
+"""A study sampled over its connection: begun, kept on disk as it grows, and taken up again where it was left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.federation.checkpoint import Saved, pack_reference, pack_state, unpack_reference, unpack_state
+from fedpdmc.federation.derivative_rounding import TOLERANCE
+from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
+from fedpdmc.federation.session import Connection
+from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.skeleton import Block
+from fedpdmc.sampling.api import usual_burn_in
+from fedpdmc.sampling.driver import Goal, Sampler
+from fedpdmc.sampling.engines import selective_requests
+from fedpdmc.sampling.engines.rounds import Rounds
+from fedpdmc.sampling.laplace_reference import laplace
+from fedpdmc.sampling.settings import Method, choose
+from fedpdmc.sites.account_report import Standing, account_report
+from fedpdmc.sites.private_site import Terms
+from fedpdmc.sites.site import local_columns
+from fedpdmc.whitening import Reference
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Study
+
+
+class Keeper:
+    """Writes a run to its store: every block, and where the run stands between blocks."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+
+    def block(self, block: Block) -> None:
+        """Append a block's knots."""
+        if self.connection.checkpoint is not None:
+            self.connection.checkpoint.append(block)
+
+    def stands(self, sampler: Sampler) -> None:
+        """Have the sites' logs sealed, and replace the saved state."""
+        self.connection.attest()
+        connection, run = self.connection, sampler.run
+        if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
+            return
+        facts, arrays = pack_reference(sampler.method.reference)
+        arrays |= pack_state(run.state) | {"bytes": connection.federation.bytes, "asked": run.asked}
+        arrays["passes"] = connection.federation.passes
+        arrays["burn_in_events"] = np.asarray(sampler.burn_in_events)
+        connection.checkpoint.write(
+            {
+                "study": connection.study.digest.hex(),
+                "run": connection.run.hex(),
+                "seed": connection.seed,
+                "sequence": connection.federation.sequence.tolist(),
+                "rounds": run.rounds,
+                "keep": sampler.keep,
+                "terms": connection.federation.terms,
+                "standings": {name: one.numbers().tolist() for name, one in connection.federation.standings.items()},
+                "used": connection.federation.used,
+                "burn_in": sampler.burn_in_time,
+                "goal": list(sampler.goal),
+                "reference": facts,
+            },
+            arrays,
+        )
+
+    def status(self) -> str:
+        """How the sites are, and what is spent of their privacy budgets."""
+        spent = [f"{name} {100 * share:.3g} %" for name, (_, share) in self.connection.federation.used.items()]
+        words = [self.connection.transport.status(), *(["privacy spent: " + ", ".join(spent)] if spent else [])]
+        return "; ".join(word for word in words if word)
+
+    def privacy(self) -> dict[str, Any] | None:
+        """The account of every site, as it has told it; None without a budget."""
+        connection = self.connection
+        study, federation = connection.study, connection.federation
+        budgets = {name: study.budget(site=name) for name in federation.standings}
+        # How the data set is called in its ledger is the site's own affair.
+        where = {"dataset": None, "study": study.name, "run": connection.run.hex()}
+        told = {
+            name: account_report(federation.standings[name], budget, study.dynamics(), *federation.used[name]) | where
+            for name, budget in budgets.items()
+            if budget is not None
+        }
+        return told or None
+
+    def facts(self) -> dict[str, Any]:
+        """Which study and run this is."""
+        study = self.connection.study
+        return {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+
+
+def sample_study(
+    connection: Connection, *, ess: float | None, duration: float | None, keep: str, progress: bool
+) -> Posterior:
+    """Draw from a study's posterior, from the beginning or from where its store ends.
+
+    ``ess`` or ``duration`` replace what the contract asks for; its limits stand.
+    """
+    study, saved = connection.study, connection.saved
+    if ess is None and duration is None:
+        ess, duration = study.ess, study.duration
+    begun = saved is not None and "goal" in saved.facts
+    if begun and saved and saved.facts["keep"] != keep:
+        raise InputError("keep", repr(keep), f"The run in this store was begun with keep={saved.facts['keep']!r}.")
+    method = _method(connection, saved if begun else None, keep)
+    keeper, federation = Keeper(connection), connection.federation
+    federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
+    federation.columns = [local_columns(site, method.opening(site)) for site in method.sites]
+    burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
+    if not begun:
+        summed = study.derivatives == "summed"
+        control = [method.control.get(SUM if summed else name) for name in federation.names]
+        # A site that is not always asked is sent the last velocity too, for what is not planned yet.
+        segments = method.segments + selective_requests.applies(federation.columns, method.coordinator())
+        federation.open(method.reference, control, method.chains, segments, summed)
+    elif saved is not None:
+        _restore_accounts(connection, saved)
+    sampler = Sampler(method, burn_in, keep, keeper)
+    if begun and saved is not None:
+        _restore(sampler, connection, saved)
+        if not sampler.resume(progress):
+            return sampler.posterior()
+    else:
+        sampler.check_budget(burn_in + (duration or 0.0))
+        if burn_in > 0:
+            sampler.burn_in(progress)
+    connection.saved = None
+    left = None if duration is None else duration - max(sampler.run.time, 0.0)
+    if left is not None and left <= 0:
+        return sampler.posterior()
+    post = sampler.extend(ess=ess if left is None else None, duration=left, progress=progress)
+    if federation.plausible is not None:
+        federation.plausible.judge(post.mean(), np.sqrt(np.diag(post.cov())))
+    return post
+
+
+def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
+    study, federation = connection.study, connection.federation
+    budget = study.budget() if study.derivatives == "noisy" else None
+    bounds = None if budget is None else budget.bounds
+    members = [
+        RemoteSite(federation, index, len(study.names), bounds, study.coordinates(name))
+        for index, name in enumerate(federation.names)
+    ]
+    for site in members:
+        site.guess = study.guess
+    reference: Any = "laplace" if study.reference == "laplace" else "identity"
+    if saved is not None:
+        reference = unpack_reference(saved.facts["reference"], saved.arrays)
+    elif reference == "laplace" and study.derivatives == "summed":
+        together: Any = [RemoteSite(federation, None, len(study.names))]
+        together[0].guess = study.guess
+        found = _mode(federation, together, study)
+        asked = dict.fromkeys(federation.names, 0)
+        reference = Reference(found.center, found.scale_tril, found.control, found.rounds + AGREEMENT, asked)
+    elif reference == "laplace" and study.derivatives == "own":
+        reference = _mode(federation, members, study)
+    return choose(
+        members, study.prior(), "coordinator", study.dynamics(), reference, study.control, study.chains, None,
+        connection.seed, "certified", keep, study.names,
+    )  # fmt: skip
+
+
+def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
+    """The Laplace reference: found from rounded derivatives, and made from the exact ones at the last point."""
+    found = laplace(members, study.prior(), tolerance=TOLERANCE, reach=study.reach, names=study.names)
+    x = np.array(found.center)
+    for member in members:
+        own = slice(None) if member.coordinates is None else member.coordinates
+        x[own] = np.asarray((found.control or {})[member.name].point)
+    federation.ask_again()
+    made = laplace(members, study.prior(), start=x, tolerance=np.inf, names=study.names)
+    if federation.plausible is not None and len(members) > 1:
+        scale = np.asarray(made.scale_tril)
+        hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
+        federation.plausible.weigh(hessians, scale @ scale.T)
+    traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
+    return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
+
+
+def _restore_accounts(connection: Connection, saved: Saved) -> None:
+    """What the sites had said of their budgets."""
+    federation = connection.federation
+    federation.terms = [Terms(*one) for one in saved.facts["terms"]]
+    federation.standings = {name: Standing.of(np.asarray(one)) for name, one in saved.facts["standings"].items()}
+    federation.used = {name: (used[0], used[1]) for name, used in saved.facts["used"].items()}
+
+
+def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
+    """Put a sampler where the saved one stood."""
+    run = sampler.run
+    assert isinstance(run, Rounds) and connection.checkpoint is not None
+    run.restore(unpack_state(saved.arrays), int(saved.facts["rounds"]), saved.arrays["asked"])
+    sampler.burn_in_events = saved.arrays["burn_in_events"]
+    sampler.goal = Goal(*saved.facts["goal"])
+    connection.checkpoint.fill(sampler.store)
+    connection.federation.sequence = np.asarray(saved.facts["sequence"], dtype=np.int64)
+    connection.federation.bytes, connection.federation.passes = saved.arrays["bytes"], saved.arrays["passes"]

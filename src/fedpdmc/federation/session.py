@@ -1,0 +1,249 @@
+"""``connect``: a study's sites, on a network or in this process, as something that ``sample`` takes."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.federation.checkpoint import Checkpoint, Saved
+from fedpdmc.federation.in_process import DirectTransport
+from fedpdmc.federation.messages import RUN_BYTES, Welcome, encode
+from fedpdmc.federation.plausibility import Plausible
+from fedpdmc.federation.remote import RemoteFederation, Transport
+
+# Between two exchanges of seals.
+SECONDS = 60.0
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedpdmc.certificates.keys import Credentials
+    from fedpdmc.console.progress import Showing
+    from fedpdmc.federation.seals import Witness
+    from fedpdmc.study.contract import Study
+
+
+class Connection:
+    """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it.
+
+    Parameters
+    ----------
+    study : Study
+    transport : Transport
+    run : bytes
+    seed : int
+        The coordinator's randomness.
+    checkpoint : Checkpoint, optional
+        Where the run is kept as it grows.
+    saved : Saved, optional
+        Where an earlier process left it.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        transport: Transport,
+        run: bytes,
+        seed: int,
+        checkpoint: Checkpoint | None = None,
+        saved: Saved | None = None,
+    ):
+        self.study, self.transport, self.run, self.seed = study, transport, run, seed
+        self.checkpoint, self.saved = checkpoint, saved
+        self.federation = RemoteFederation(transport, run)
+        self.federation.plausible = Plausible(study)
+        # Told of every run that is shown, to follow it from elsewhere.
+        self.shown_to: Callable[[Showing], None] | None = None
+        self._witness: Witness | None = None
+        self._attested = time.monotonic()
+        if transport.credentials is not None:
+            from fedpdmc.federation.seals import Witness
+
+            folder = None if checkpoint is None else checkpoint.folder
+            self._witness = Witness(study, run, transport.credentials, folder)
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str | None:
+        """Where the coordinator listens, if it does."""
+        return getattr(self.transport, "address", None)
+
+    def attest(self) -> None:
+        """Exchange seals of the sites' logs, now and then."""
+        if self._witness is not None and time.monotonic() - self._attested > SECONDS:
+            self._exchange_seals(self._witness)
+            self._attested = time.monotonic()
+
+    def finish(self) -> None:
+        """Tell the sites that the run is over."""
+        if self._witness is not None and self.federation.sequence.any():
+            # The second time for the signatures on what the first has brought.
+            if self._exchange_seals(self._witness, last=True):
+                self._exchange_seals(self._witness, last=True)
+        self.federation.farewell()
+
+    def _exchange_seals(self, witness: Witness, last: bool = False) -> bool:
+        # They may have been renewed.
+        witness.credentials = self.transport.credentials or witness.credentials
+        return self.federation.attest(witness, last)
+
+    def close(self) -> None:
+        """Let go of the sites. They keep their logs and wait for the coordinator to come back."""
+        self.transport.close()
+
+
+def connect(
+    study: Study | str | Path,
+    *,
+    listen: str | None = None,
+    keys: str | Path | None = None,
+    data: Mapping[str, Any] | None = None,
+    store: str | Path | None = None,
+    seed: int | None = None,
+    site_seeds: Mapping[str, int] | None = None,
+    ledger: str | Path | None = None,
+    seeded_for_tests: bool = False,
+    plain_on_loopback: bool = False,
+) -> Connection:
+    """Reach the sites of a study: wait for them on a network address, or hold them in this process.
+
+    Parameters
+    ----------
+    study : Study or path
+        The contract.
+    listen : str, optional
+        ``host:port`` to listen on for the sites, which dial in.
+    keys : path, optional
+        The coordinator's folder of keys, as ``fedpdmc keys`` makes it.
+    data : mapping, optional
+        Instead of ``listen``: for each site its records' source, as `fedpdmc.study.read_records` takes it, or a pair of
+        source and query. All sites are then in this process, to try a study out.
+    store : path, optional
+        Folder in which the run is kept as it grows. A run that was killed goes on from there, to the same bits.
+    seed : int, optional
+        The coordinator's randomness; in process the sites' too.
+    site_seeds : mapping, optional
+        With ``data``: the sites' own seeds, as they would have them on a network.
+    ledger : path, optional
+        With ``data`` and a contract that has a privacy budget: the sites' ledger, in which each is a data set of its own;
+        the user's own by default.
+    seeded_for_tests : bool
+        Take ``site_seeds`` in spite of a privacy budget: nothing is private then, and the result says so.
+    plain_on_loopback : bool
+        No TLS; refused for any address but this machine's own.
+
+    Returns
+    -------
+    Connection
+        For `fedpdmc.sample`; everything else that ``sample`` can be told is in the contract.
+    """
+    if (listen is None) == (data is None):
+        raise InputError("connect", "both or neither of listen and data", "Give one of them.")
+    study = _contract(study)
+    records = None if data is None else _records(study, data)
+
+    def transport(study: Study, run: bytes, seed: int) -> Transport:
+        if records is not None:
+            return _in_process(study, records, site_seeds or {}, store, seed, run, ledger, seeded_for_tests)
+        from fedpdmc.certificates.keys import read_credentials
+        from fedpdmc.federation.grpc.transport import StreamTransport
+
+        if plain_on_loopback == (keys is not None):
+            raise InputError("keys", repr(keys), "Give the coordinator's folder of keys, or plain_on_loopback=True.")
+        return StreamTransport(study, run, str(listen), None if keys is None else read_credentials(keys))
+
+    return join(study, transport, store=store, seed=seed)
+
+
+def join(
+    study: Study | str | Path,
+    transport: Callable[[Study, bytes, int], Transport],
+    *,
+    store: str | Path | None,
+    seed: int | None,
+) -> Connection:
+    """A connection over any engine: ``transport(study, run, seed)`` reaches the sites of the run with that id."""
+    study = _contract(study)
+    if seed is not None and (
+        isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
+    ):
+        raise InputError("seed", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
+    checkpoint = None if store is None else Checkpoint(store)
+    saved = None if checkpoint is None else checkpoint.read()
+    run, seed = _identity(study, checkpoint, saved, seed)
+    return Connection(study, transport(study, run, seed), run, seed, checkpoint, saved)
+
+
+def _contract(study: Study | str | Path) -> Study:
+    try:
+        from fedpdmc.study import read_study
+    except ModuleNotFoundError as error:
+        raise InputError("connect", f"no module {error.name}", "Install fedpdmc[federation].") from error
+    return read_study(study) if isinstance(study, (str, Path)) else study
+
+
+def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """All sites' records, read before anything is written or started."""
+    from fedpdmc.study.read_data import records_of_sites
+
+    if set(data) != set(study.sites):
+        raise InputError("data", f"sites {sorted(data)}", f"Give the records of {', '.join(study.sites)}.")
+    told = {name: data[name] if isinstance(data[name], tuple) else (data[name], None) for name in study.sites}
+    return records_of_sites(study, told)
+
+
+def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple[bytes, int]:
+    """The run's id and seed: of the run in the store, or new and written down before anyone is asked anything."""
+    if saved is not None:
+        if saved.facts["study"] != study.digest.hex():
+            raise InputError("store", "the run of another contract", "Give every study a store of its own.")
+        if seed is not None and seed != saved.facts["seed"]:
+            raise InputError("seed", repr(seed), f"The run in this store has seed {saved.facts['seed']}: leave it out.")
+        return bytes.fromhex(saved.facts["run"]), int(saved.facts["seed"])
+    run, seed = secrets.token_bytes(RUN_BYTES), secrets.randbits(31) if seed is None else int(seed)
+    if checkpoint is not None:
+        checkpoint.write({"study": study.digest.hex(), "run": run.hex(), "seed": seed}, {})
+    return run, seed
+
+
+def _in_process(
+    study: Study, records: Mapping[str, pd.DataFrame], seeds: Mapping[str, int], store, seed: int, run: bytes, ledger,
+    seeded: bool,
+) -> DirectTransport:  # fmt: skip
+    from fedpdmc.federation.site_agent.start import open_agent
+
+    keys = _trial_keys(study, store) if study.derivatives == "summed" else {}
+    agents = []
+    for name in study.sites:
+        folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name
+        derived = None if name in seeds else seed
+        agent = open_agent(
+            study, name, records[name], store=folder, seed=seeds.get(name), run_seed=derived, ledger=ledger,
+            dataset=name, seeded_for_tests=seeded, credentials=keys.get(name),
+        )  # fmt: skip
+        agent.join(encode(Welcome(run, study.digest)))
+        agents.append(agent)
+    return DirectTransport(agents, temporary=store is None)
+
+
+def _trial_keys(study: Study, store) -> dict[str, Credentials]:
+    """Keys for sites in this process, with which secure sums go as they would on a network."""
+    from fedpdmc.certificates.keys import make_keys, read_credentials
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if store is None else Path(store) / "keys"
+        make_keys(folder, study.sites)
+        return {name: read_credentials(Path(folder) / "sites" / name) for name in study.sites}

@@ -1,0 +1,1 @@
+"""The site's side of a study: requests checked, answered once, and logged."""

@@ -1,0 +1,245 @@
+"""A site's audit log shown, and its answers made again and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpdmc.certificates.keys import Credentials
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import messages
+from fedpdmc.federation.seals import compare as compare_seals
+from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
+from fedpdmc.federation.site_agent.audit_log import Entry, Kind, read_log, sealed_log
+from fedpdmc.federation.site_agent.request_checks import DECLINED
+from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY
+from fedpdmc.federation.site_agent.start import open_agent
+from fedpdmc.federation.site_agent.versions import differences
+from fedpdmc.privacy.budget import default_path
+from fedpdmc.privacy.ledger import create_ledger
+from fedpdmc.privacy.ledger_copy import rewound
+from fedpdmc.study import Study
+
+
+class Replay(NamedTuple):
+    """What a replay found.
+
+    Attributes
+    ----------
+    same : int
+        Answers that came out as they were.
+    different : list of int
+        Sequence numbers of those that did not, or that do not belong to their request.
+    unchecked : dict
+        How many answers could not be made again, by the reason why.
+    software : list of str
+        In what the software or the machine that wrote the log differs from the present one: answers may then differ in
+        their last bits.
+    """
+
+    same: int
+    different: list[int]
+    unchecked: dict[str, int]
+    software: list[str]
+
+
+class Excerpt(NamedTuple):
+    """A request of which the log has only the hash."""
+
+    digest: bytes
+
+
+Request = bytes | Excerpt
+NO_SECRET = (
+    "they were drawn with a secret that is not here: the seed in the store or, under a privacy budget, the ledger"
+)
+KEYS = "they agree on the keys of secure sums, which do not depend on the records"
+# Hexadecimal digits of the beginning of a refused request.
+SHOWN = 32
+POLICY = "they were refused under the site's policy, which is not part of the log"
+STORAGE = "they were refused for want of space on the disk"
+EXCERPT = "they were refused, and of the long request only its hash and its beginning were kept"
+
+
+def replay(
+    study: Study,
+    name: str,
+    source: str | Path,
+    *,
+    store: str | Path,
+    query: str | None = None,
+    ledger: str | Path | None = None,
+) -> Replay:
+    """Answer every request of an audit log again, from the records, and compare with what was answered then.
+
+    The log's seals, and that every answer bears the hash of the request before it, are checked for all entries. Arrivals are
+    made again where their randomness is at hand: the site's seed in the store or, under a privacy budget, the secret of its
+    ledger, of which a copy is taken as it was before the run.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+    source, query
+        The records, as `fedpdmc.study.read_records` takes them.
+    store : path
+        The site's store.
+    ledger : path, optional
+        The site's ledger, for a contract with a budget; the user's own by default.
+    """
+    found = Replay(0, [], {}, differences(read_log(store)))
+    with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
+        agent, secret = _again(study, name, source, Path(store), query, ledger, Path(folder))
+        request: Request = b""
+        try:
+            for entry in read_log(store):
+                if entry.kind is Kind.NOTE and entry.note["event"] == "joined":
+                    agent.join(messages.encode(messages.Welcome(bytes.fromhex(entry.note["run"]), study.digest)))
+                elif entry.kind is Kind.NOTE and entry.note["event"] == REFUSED_REQUEST:
+                    request = Excerpt(bytes.fromhex(entry.note["sha256"]))
+                elif entry.kind is Kind.REQUEST:
+                    request = entry.payload
+                elif entry.kind in (Kind.ANSWER, Kind.REFUSAL):
+                    found = _compare(agent, request, entry, secret, found)
+        finally:
+            agent.journal.close()
+    return found
+
+
+def _again(study, name, source, store: Path, query, ledger, folder: Path) -> tuple[Agent, bool]:
+    """The site as it was before the run, and whether its randomness is that of then."""
+    options: dict[str, Any] = {"query": query, "store": folder}
+    secret = (store / SEED).exists()
+    if study.epsilon is not None:
+        path = Path(default_path() if ledger is None else ledger)
+        secret = path.exists()
+        options["ledger"] = folder / "ledger.db"
+        if secret and (run := _run_of(store)) is not None:
+            options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}")
+        else:
+            create_ledger(options["ledger"])
+    else:
+        options["seed"] = int((store / SEED).read_text()) if secret else 0
+    if (store / SUM_KEY).exists():
+        shutil.copy(store / SUM_KEY, folder / SUM_KEY)
+    return open_agent(study, name, source, **options), secret
+
+
+def _run_of(store: Path) -> str | None:
+    notes = (entry.note for entry in read_log(store) if entry.kind is Kind.NOTE)
+    return next((note["run"] for note in notes if note["event"] == "joined"), None)
+
+
+def _compare(agent: Agent, request: Request, entry: Entry, secret: bool, found: Replay) -> Replay:
+    """One answer more: made again, or taken as it is logged with the reason why."""
+    given: Any = _read(entry.payload, found)
+    whole = b"" if isinstance(request, Excerpt) else request
+    asked = request.digest if isinstance(request, Excerpt) else messages.digest(request)
+    if given.request != asked or isinstance(request, Excerpt) and entry.kind is Kind.ANSWER:
+        return found._replace(different=[*found.different, given.sequence])
+    why = EXCERPT if isinstance(request, Excerpt) else _unrepeatable(whole, given, secret)
+    if why is None:
+        # However many in a row: nobody is there who would have to be stopped.
+        agent.refusals = 0
+        if _alike(agent.answer(whole), given):
+            return found._replace(same=found.same + 1)
+        return found._replace(different=[*found.different, given.sequence])
+    if entry.kind is Kind.ANSWER:
+        agent.adopt(whole, entry.payload)
+    return found._replace(unchecked=found.unchecked | {why: found.unchecked.get(why, 0) + 1})
+
+
+def _read(data: bytes, found: Replay) -> messages.Message:
+    """An answer of the log."""
+    try:
+        return messages.decode(data)
+    except WireError as error:
+        by = ", ".join(found.software) or "this software"
+        raise InputError(
+            "store", f"a log of {by}: {error.found}", "Replay it with the version that wrote it."
+        ) from error
+
+
+def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
+    """Why an answer cannot be made again, if so."""
+    if isinstance(given, messages.Refusal) and given.code == "STORAGE":
+        return STORAGE
+    if isinstance(given, messages.Refusal) and given.code in (
+        *DECLINED,
+        "NOT_TOLD",
+        "TOO_WIDE",
+        "TOO_MANY_DERIVATIVES",
+    ):
+        return POLICY
+    try:
+        asked = messages.decode(request)
+    except WireError:
+        return None
+    if isinstance(asked, (messages.Offer, messages.Agree)):
+        return KEYS
+    return NO_SECRET if isinstance(asked, messages.Plans) and not secret else None
+
+
+def _alike(data: bytes, given: Any) -> bool:
+    """The same, but for what other runs on the same ledger may have left of a budget."""
+    made: Any = messages.decode(data)
+    if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
+        told = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
+        made = dataclasses.replace(made, remaining=given.remaining, **told)
+    return messages.encode(made) == messages.encode(given)
+
+
+def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list[str]:
+    """What does not agree between a site's log and the seals that its coordinator has kept, in sentences.
+
+    Parameters
+    ----------
+    store : path
+        The site's store.
+    seals : path
+        The coordinator's ``seals.jsonl``.
+    authority : path
+        The certificate of the study's authority.
+    """
+    try:
+        root = Path(authority).read_bytes()
+    except OSError as error:
+        raise InputError("authority", f"{error.strerror}: {authority}", "Give the study's authority.pem.") from error
+    return compare_seals(Path(store), Path(seals), Credentials(b"", b"", root))
+
+
+def show(store: str | Path) -> Iterator[str]:
+    """An audit log, a line for each entry, and at its end the last seal: nobody who knows it can be shown a shorter log."""
+    count, last = 0, b""
+    for entry, seal in sealed_log(store):
+        count, last = count + 1, seal
+        when = datetime.datetime.fromtimestamp(entry.when, datetime.UTC).isoformat(timespec="milliseconds")
+        yield f"{when}  {entry.kind.name.lower():<8}{_describe(entry)}"
+    yield f"{count} entries, seal {last.hex()}"
+
+
+def _describe(entry: Entry) -> str:
+    if entry.kind is Kind.NOTE:
+        note = entry.note
+        note.pop("certificate", None)
+        for long in ("begins", "signature"):
+            if long in note:
+                note[long] = f"{note[long][:SHOWN]}..."
+        return " ".join([note.pop("event"), *(f"{key}={value}" for key, value in note.items())])
+    try:
+        message = messages.decode(entry.payload)
+    except WireError as error:
+        return f"{len(entry.payload)} bytes that are no message ({error.found})"
+    words = f"{getattr(message, 'sequence', 0)} {type(message).__name__}, {len(entry.payload)} bytes"
+    if isinstance(message, messages.Refusal):
+        return f"{words}: {message.code}"
+    if isinstance(message, messages.Arrivals):
+        return f"{words}: {int(message.rang.sum())} of {len(message.rang)} chains rang"
+    if isinstance(message, messages.Plans):
+        return f"{words}: process time {message.duration.sum():.6g}"
+    return words

@@ -1,0 +1,118 @@
+"""A site's part in secure sums: it shows a signed key, checks those of the others, and masks what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.certificates.keys import Credentials, fingerprint, sign, signer
+from fedpdmc.errors import InputError, WireError
+from fedpdmc.federation import masking, messages
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.study.contract import Study
+
+
+class Unproved(Exception):
+    """A key that is not proved to be a site's own."""
+
+
+class Party:
+    """One site of a study whose derivatives are only told as sums.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+        The site's.
+    secret : bytes
+        Its secret X25519 key in this run.
+    credentials : Credentials, optional
+        Its keys of the study; None where a log is only read.
+    certificates : mapping, optional
+        Fingerprints of the only certificates that are taken for the named sites'.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        name: str,
+        secret: bytes,
+        credentials: Credentials | None = None,
+        certificates: Mapping[str, str] | None = None,
+    ):
+        self.study, self.name, self._secret, self._credentials = study, name, secret, credentials
+        self._certificates = dict(certificates or {})
+        self._keys: dict[str, bytes] | None = None
+
+    @property
+    def agreed(self) -> bool:
+        """Whether there is a key with every other site."""
+        return self._keys is not None
+
+    def offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
+        """The site's own key, signed."""
+        own = self._credentials
+        if own is None:
+            raise InputError("keys", "none", "Secure sums need the site's keys: a plain connection has none.")
+        public = masking.public_of(self._secret)
+        said = masking.statement(message.run, self.study.digest, self.name, public)
+        return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, said))
+
+    def check(self, message: messages.Agree) -> None:
+        """Raise `Unproved` unless the offers are those of exactly the study's sites, each signed by its site."""
+        offers = _offers(message)
+        if len(offers) != len(self.study.sites) or len({offer.public for offer in offers}) != len(offers):
+            raise Unproved("not one key for each site")
+        for name, offer in zip(self.study.sites, offers, strict=True):
+            said = masking.statement(message.run, self.study.digest, name, offer.public)
+            assert self._credentials is not None
+            if signer(self._credentials, offer.certificate, offer.signature, said) != name:
+                raise Unproved(f"the key of {name} is not signed by it")
+            pinned = self._certificates.get(name)
+            if pinned is not None and fingerprint(offer.certificate) != pinned:
+                raise Unproved(f"the certificate of {name} is not the one in the policy")
+            if name == self.name and offer.public != masking.public_of(self._secret):
+                raise Unproved("another key in place of this site's own")
+        self._shared(message.run, offers)
+
+    def absorb(self, message: messages.Agree) -> None:
+        """Take the keys of an agreement that was checked when it was made."""
+        self._keys = self._shared(message.run, _offers(message))
+
+    def _shared(self, run: bytes, offers: list[messages.Offered]) -> dict[str, bytes]:
+        publics = {name: offer.public for name, offer in zip(self.study.sites, offers, strict=True)}
+        try:
+            return masking.pair_keys(self._secret, self.name, run, publics)
+        except ValueError as error:
+            raise Unproved("a key of low order") from error
+
+    def masked(self, message: messages.Derive, asked: bytes, value: float, gradient, hessian) -> messages.Masked:
+        """Derivatives under the masks of this request."""
+        assert self._keys is not None
+        words = masking.mask(masking.packed(value, gradient, hessian), self.name, self._keys, asked)
+        return messages.Masked(message.run, message.sequence, asked, words)
+
+    def control(self, point: np.ndarray, order: int, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
+        """The site's own Taylor polynomial at a point, rounded as it entered the sum.
+
+        The coordinator walks with the sum of these: both sides use the same quadratics, each known to its site alone.
+        """
+        sites = len(self.study.sites)
+        gradient = masking.rounded(gradient, sites)
+        symmetric = np.triu(hessian) + np.triu(hessian, 1).T
+        hessian = masking.rounded(symmetric, sites) if order == 2 else np.zeros_like(hessian)
+        quadratic = Quadratic(jnp.asarray(hessian), jnp.asarray(gradient - hessian @ point))
+        return ControlVariate(quadratic, jnp.asarray(point), order)
+
+
+def _offers(message: messages.Agree) -> list[messages.Offered]:
+    try:
+        offers = [messages.decode(data) for data in message.offers]
+    except WireError as error:
+        raise Unproved(str(error)) from error
+    found = [offer for offer in offers if isinstance(offer, messages.Offered)]
+    if len(found) != len(offers):
+        raise Unproved("something else than an offer")
+    return found

@@ -1,0 +1,101 @@
+"""Where a site without a privacy budget lets its gradient be seen through arrivals: about the posterior, and nowhere else.
+
+An arrival tells where the site's gradient turned a path and, for reflections, in which direction. A coordinator that chose
+coordinates and control variates freely would read the gradient at points of its own choice, far from where many records
+carry it. So the control variate must be the site's own Taylor polynomial at the point whose derivatives were told last, the
+reference at most as wide as the site's own records leave it, ``Sᵀ H_m S ≤ 1`` up to a margin, and plans begin within a
+number of its standard deviations. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²``: with n records predictors move by
+about ``2 |a|/√n``, so that no record is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent.disclosure import Disclosing
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Study
+    from fedpdmc.study.policy import Policy
+
+# The largest eigenvalue of SᵀHS: one, but for rounding; and where other sites' curvature may be negative.
+WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
+# Relative difference of two quadratics that are the same but for rounding.
+SAME = 1e-9
+# The centre may differ from the last point by a step that the search for the mode has left.
+LAST_STEP = 3.0
+# Reach of plans: this many standard deviations, and per root of the dimension; of the prior's, over ``farthest``.
+REACH, REACH_PER_ROOT, BEYOND = 10.0, 3.0, 2.0
+
+
+class Region:
+    """The coordinates in which a site answers plans, and how far out.
+
+    Parameters
+    ----------
+    study : Study
+    site : str
+    policy : Policy
+    """
+
+    def __init__(self, study: Study, site: str, policy: Policy):
+        self._study, self._farthest = study, BEYOND * policy.farthest
+        self._coordinates = study.coordinates(site)
+        self._reference: tuple[np.ndarray, np.ndarray] | None = None
+
+    def check_opening(
+        self, message: messages.Open, point: np.ndarray | None, gradient: np.ndarray, hessian: np.ndarray
+    ) -> None:
+        """Raise `Disclosing` unless the reference is that of the last point, at which the site told these derivatives."""
+        if point is None or (message.order and not np.array_equal(message.point, point)):
+            raise Disclosing("NOT_TOLD", "a control variate at a point whose derivatives were not told last, exactly")
+        if message.order and message.linear.size:
+            own = hessian if message.order == 2 else np.zeros_like(hessian)
+            size = np.abs(gradient).max() + np.abs(hessian).max() * (1 + np.abs(point).max())
+            off = max(np.abs(message.precision - own).max(), np.abs(message.linear - gradient + own @ point).max())
+            if not off <= SAME * size:
+                raise Disclosing("NOT_TOLD", "a control variate that is not the Taylor polynomial of what was told")
+        scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
+        widest = float(np.linalg.eigvalsh(scale.T @ hessian @ scale)[-1])
+        most = WIDEST_NOT_CONVEX if self._study.family == "student_t" or self._study.unknown_scale else WIDEST
+        step = np.linalg.solve(scale, message.center - point)
+        if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
+            raise Disclosing(
+                "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as our records leave it"
+            )
+
+    def opened(self, message: messages.Open) -> None:
+        """Take the reference of the run."""
+        self._reference = message.center, message.scale
+
+    def check_plans(self, message: messages.Plans) -> None:
+        """Raise `Disclosing` for plans that begin too far out."""
+        assert self._reference is not None
+        center, scale = self._reference
+        start, dim = message.start, len(center)
+        if self._study.reference != "none":
+            square = np.sum(start**2, -1)
+            if self._study.dynamics().flow.rotating:
+                square = square + np.max(np.sum(message.velocity**2, -1), -1, initial=0.0)
+            if not np.all(square <= (REACH + REACH_PER_ROOT * np.sqrt(dim)) ** 2):
+                raise Disclosing(
+                    "TOO_FAR", f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
+                )
+        if self._study.prior_scale is None:
+            return
+        own = slice(None) if start.shape[1] == dim else self._coordinates
+        x = start if start.shape[1] != dim else center + (start @ scale.T if scale.ndim == 2 else start * scale)
+        mean, sd = (
+            np.broadcast_to(np.asarray(v), (dim,))[own] for v in (self._study.prior_mean, self._study.prior_scale)
+        )
+        centers = [mean] if self._study.guess is None else [mean, self._study.guess]
+        distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
+        if not distance <= self._farthest:
+            raise Disclosing(
+                "TOO_FAR",
+                f"a plan {distance:.3g} of the prior's standard deviations from its mean; the policy has farthest = "
+                f"{self._farthest / BEYOND:g}, which plans may exceed {BEYOND:g} times",
+            )

@@ -1,0 +1,351 @@
+"""The user's front door: models of a site's records, and priors."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.models.user_function import Minus, Written, written
+from fedpdmc.potentials import (
+    GaussianRecords,
+    LinearPredictor,
+    LinearUnknownScale,
+    Logistic,
+    Poisson,
+    Potential,
+    Quadratic,
+    StudentT,
+)
+
+# Residuals for each parameter from which their scale is told, and how far from one it must be to be spoken of.
+LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
+
+
+def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np.ndarray:
+    """A finite float64 array of the right rank, or an error that says where it goes wrong."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}."
+        ) from error
+    ranks = (ndim,) if isinstance(ndim, int) else ndim
+    if array.ndim not in ranks:
+        raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        where = tuple(int(i) for i in bad[0])
+        raise InputError(
+            name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
+        )
+    return array
+
+
+def _positive(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 < number < float("inf"):
+        raise InputError(name, repr(value), "Give a positive finite number.")
+    return number
+
+
+def _design(X: Any, y: Any, call: str) -> tuple[np.ndarray, np.ndarray]:
+    design = _array(f"{call}(X)", X, 2, "(n, d)")
+    response = _array(f"{call}(y)", y, 1, "(n,)")
+    if design.shape[1] == 0:
+        raise InputError(f"{call}(X)", f"shape {design.shape}", "Give at least one column.")
+    if design.shape[0] != response.shape[0]:
+        raise InputError(
+            f"{call}(y)",
+            f"{response.shape[0]} responses for {design.shape[0]} rows of X",
+            "Give one response for each row of X.",
+        )
+    return design, response
+
+
+def _counts(name: str, value: np.ndarray) -> np.ndarray:
+    bad = np.argwhere((value < 0) | (value != np.round(value)))
+    if bad.size:
+        where = tuple(int(i) for i in bad[0])
+        raise InputError(name, f"{value[where]} at index {where}", "Give counts: integers that are zero or positive.")
+    return value
+
+
+def _predictor(design, response, loss, offset=None) -> LinearPredictor:
+    offset = None if offset is None else jnp.asarray(offset)
+    return LinearPredictor.from_records(jnp.asarray(design), jnp.asarray(response), loss, offset)
+
+
+@double_precision
+def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None, precision: Any = None) -> Quadratic:
+    """A Gaussian prior ``N(mean, scale²)``, or with a full covariance or precision matrix.
+
+    Parameters
+    ----------
+    dim : int
+        Number of parameters.
+    mean : float or array of shape (dim,)
+    scale : float or array of shape (dim,)
+        Standard deviations; left out when ``cov`` or ``precision`` is given.
+    cov, precision : array of shape (dim, dim), optional
+        At most one of them.
+    """
+    if not isinstance(dim, (int, np.integer)) or dim < 1:
+        raise InputError("normal_prior(dim)", repr(dim), "Give the number of parameters, an integer of at least 1.")
+    if cov is not None and precision is not None:
+        raise InputError("normal_prior(cov, precision)", "both", "Give one of them.")
+    center = _array("normal_prior(mean)", mean, (0, 1), f"() or ({dim},)")
+    if center.ndim and center.shape != (dim,):
+        raise InputError("normal_prior(mean)", f"shape {center.shape}", f"Give a number or an array of shape ({dim},).")
+    center = np.broadcast_to(center, (dim,))
+    if cov is None and precision is None:
+        sd = _array("normal_prior(scale)", scale, (0, 1), f"() or ({dim},)")
+        if sd.ndim and sd.shape != (dim,):
+            raise InputError(
+                "normal_prior(scale)", f"shape {sd.shape}", f"Give a number or an array of shape ({dim},)."
+            )
+        if np.any(sd <= 0):
+            raise InputError("normal_prior(scale)", repr(scale), "Give positive standard deviations.")
+        matrix = np.diag(np.broadcast_to(sd, (dim,)) ** -2.0)
+    else:
+        name = "normal_prior(cov)" if precision is None else "normal_prior(precision)"
+        matrix = _positive_definite(name, cov if precision is None else precision, dim)
+        matrix = np.linalg.inv(matrix) if precision is None else matrix
+    return Quadratic(jnp.asarray(matrix), jnp.asarray(-matrix @ center))
+
+
+def _positive_definite(name: str, value: Any, dim: int) -> np.ndarray:
+    matrix = _array(name, value, 2, f"({dim}, {dim})")
+    if matrix.shape != (dim, dim):
+        raise InputError(name, f"shape {matrix.shape}", f"Give an array of shape ({dim}, {dim}).")
+    if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0):
+        raise InputError(name, "a matrix that is not symmetric", "Give a symmetric matrix.")
+    if np.linalg.eigvalsh(matrix)[0] <= 0:
+        raise InputError(
+            name, f"least eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}", "Give a positive definite matrix."
+        )
+    return (matrix + matrix.T) / 2
+
+
+@double_precision
+def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
+    """The Gaussian field of the paper's Cox model: mean zero, precision ``β (I − α A)`` with ``A`` the grid's adjacency.
+
+    Parameters
+    ----------
+    shape : (rows, columns)
+    alpha, beta : float
+        ``beta > 0``, and ``alpha`` small enough for a positive definite precision (below ¼ for any grid).
+    """
+    size = _array("grid_prior(shape)", shape, (0, 1), "(2,)")
+    if size.shape != (2,) or np.any(size < 1) or np.any(size != np.round(size)):
+        raise InputError("grid_prior(shape)", repr(shape), "Give (rows, columns), whole numbers of at least one.")
+    rows, columns = (int(n) for n in size)
+    coupling = float(_array("grid_prior(alpha)", alpha, 0, "()"))
+    index = np.arange(rows * columns).reshape(rows, columns)
+    adjacency = np.zeros((rows * columns, rows * columns))
+    for one, other in ((index[:, :-1], index[:, 1:]), (index[:-1], index[1:])):
+        adjacency[one.ravel(), other.ravel()] = adjacency[other.ravel(), one.ravel()] = 1.0
+    matrix = _positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - coupling * adjacency)
+    least = np.linalg.eigvalsh(matrix)[0]
+    if not least > 0:
+        raise InputError(
+            "grid_prior(alpha)", repr(alpha), "The precision is not positive definite: give |alpha| below 1/4."
+        )
+    return Quadratic(jnp.asarray(matrix), jnp.zeros(rows * columns))
+
+
+@double_precision
+def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
+    """Records ``y_i ~ N(x, scale² I)`` with unknown mean x (paper, 6.1).
+
+    Parameters
+    ----------
+    y : array of shape (n, d)
+    scale : float or array of shape (d,)
+    """
+    records = _array("gaussian_mean(y)", y, 2, "(n, d)")
+    if records.shape[1] == 0:
+        raise InputError("gaussian_mean(y)", f"shape {records.shape}", "Give at least one column.")
+    sd = _array("gaussian_mean(scale)", scale, (0, 1), "() or (d,)")
+    if sd.ndim and sd.shape != (records.shape[1],):
+        raise InputError("gaussian_mean(scale)", f"shape {sd.shape}", f"Give a number or shape ({records.shape[1]},).")
+    if np.any(sd <= 0):
+        raise InputError("gaussian_mean(scale)", repr(scale), "Give positive standard deviations.")
+    weight = np.broadcast_to(sd, (records.shape[1],)) ** -2.0
+    return Quadratic.of_records(GaussianRecords(None, records, weight))
+
+
+@double_precision
+def linear(X: Any, y: Any, scale: float | None = None) -> Potential:
+    """Linear regression ``y_i ~ N(ξ_i·x, σ²)``.
+
+    Unless ``scale`` gives it, σ is unknown, and ``log σ`` is one more parameter, the last. Under a flat prior the posterior
+    is the conjugate one, with ``x | y`` multivariate t of n − d degrees of freedom. Records enter through their number n
+    and the triangular T of ``[X y] = QT``: ``U(x, s) = n s + ½ e^{−2s} |T (x, −1)|²``, whose cost does not grow with n.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+    y : array of shape (n,)
+    scale : float, optional
+        A known σ: the parameters are then the d coefficients alone.
+    """
+    design, response = _design(X, y, "linear")
+    if scale is None:
+        return LinearUnknownScale.of_records(design, response)
+    weight = _positive("linear(scale)", scale) ** -2.0
+    return Quadratic.of_records(GaussianRecords(design, response, weight))
+
+
+@double_precision
+def logistic(X: Any, y: Any) -> Potential:
+    """Logistic regression ``y_i ~ Bernoulli(1/(1 + e^{−ξ_i·x}))`` (paper, 6.2).
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+    y : array of shape (n,), zeros and ones
+    """
+    design, response = _design(X, y, "logistic")
+    bad = np.argwhere((response != 0) & (response != 1))
+    if bad.size:
+        where = int(bad[0, 0])
+        raise InputError("logistic(y)", f"{response[where]} at index {where}", "Give labels 0 and 1.")
+    return _predictor(design, response, Logistic())
+
+
+@double_precision
+def poisson(X: Any, y: Any, offset: Any = None) -> Potential:
+    """Poisson regression ``y_i ~ Poisson(e^{ξ_i·x + offset_i})``."""
+    design, response = _design(X, y, "poisson")
+    if offset is not None:
+        offset = _array("poisson(offset)", offset, 1, "(n,)")
+        if offset.shape != response.shape:
+            raise InputError(
+                "poisson(offset)", f"shape {offset.shape}", f"Give one for each record: shape {response.shape}."
+            )
+    return _predictor(design, _counts("poisson(y)", response), Poisson(), offset)
+
+
+@double_precision
+def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
+    """Regression with Student-t noise: ``(y_i − ξ_i·x)/scale ~ t_df``, both ``df`` and ``scale`` known.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+    y : array of shape (n,)
+    df, scale : float
+        Not estimated; a scale of one that the records speak against is warned of. With an unknown scale the model is a
+        function of your own: see docs/models.md.
+    """
+    design, response = _design(X, y, "student_t")
+    loss = StudentT(jnp.asarray(_positive("student_t(df)", df)), jnp.asarray(_positive("student_t(scale)", scale)))
+    _warn_of_unit_scale(design, response, float(scale))
+    return _predictor(design, response, loss)
+
+
+def _warn_of_unit_scale(design: np.ndarray, response: np.ndarray, scale: float) -> None:
+    """Say so if the default scale is far from that of the residuals of a least squares fit, by their median."""
+    n, d = design.shape
+    if scale != 1.0 or n < LEAST_RESIDUALS * d:
+        return
+    residual = response - design @ np.linalg.lstsq(design, response, rcond=None)[0]
+    # Half of all t variables are within 0.67 (many degrees of freedom) to 1 (one of them) of zero.
+    found = float(np.median(np.abs(residual)) / 0.8)
+    if not 1 / FAR_SCALE < found < FAR_SCALE:
+        warnings.warn(
+            f"student_t(scale): it is fixed at 1, and the residuals have a scale of about {found:.3g}. Give scale=.",
+            stacklevel=4,
+        )
+
+
+@double_precision
+def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
+    """Autoregression ``Y_k = c + x Y_{k−1} + scale·t_df`` with parameters (x, c) (paper, 6.3).
+
+    Parameters
+    ----------
+    series : array of shape (N, K+1)
+        N trajectories, each with its starting value first.
+    """
+    paths = _array("ar1_student_t(series)", series, 2, "(N, K+1)")
+    if paths.shape[1] < 2:
+        raise InputError("ar1_student_t(series)", f"shape {paths.shape}", "Give at least two points in each series.")
+    before, after = paths[:, :-1].ravel(), paths[:, 1:].ravel()
+    loss = StudentT(
+        jnp.asarray(_positive("ar1_student_t(df)", df)), jnp.asarray(_positive("ar1_student_t(scale)", scale))
+    )
+    predictor = _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
+    return dataclasses.replace(predictor, series=paths.shape[1] - 1)
+
+
+@double_precision
+def log_gaussian_cox(counts: Any) -> Potential:
+    """The cells of a log-Gaussian Cox grid that a site owns: ``y_k ~ Poisson(e^{x_k})`` (paper, appendix).
+
+    Parameters
+    ----------
+    counts : array of any shape
+        Counts of the cells, flattened in C order; give `Site` the cells' ``coordinates`` in the same order.
+    """
+    cells = _array("log_gaussian_cox(counts)", counts, (1, 2), "(cells,) or (rows, columns)").ravel()
+    if not cells.size:
+        raise InputError("log_gaussian_cox(counts)", "no cells", "Give at least one cell.")
+    return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())
+
+
+def from_logdensity(f: Callable, data: Any = None) -> Written:
+    """A site's model from its log likelihood, a JAX function ``f(x, data)`` as BlackJAX users write it.
+
+    Parameters
+    ----------
+    f : callable
+        Of the parameters, an array of shape (d,), and the data; without data it is called as ``f(x)``. It returns a number,
+        the log density up to a constant. A prior that it includes counts once for every site that has it: keep the prior
+        apart, or give it to one site only.
+    data : pytree of arrays, optional
+        Floating ones are taken to 64 bits.
+    """
+    if not callable(f):
+        raise InputError("from_logdensity(f)", type(f).__name__, "Give a JAX function f(x, data).")
+    model = written(f, data)
+    return dataclasses.replace(model, function=Minus(model.function))
+
+
+def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood") -> Written:
+    """A part of a NumPyro model as a potential of its unconstrained coordinates.
+
+    With ``θ = T(x)`` the latent variables, ``"likelihood"`` is ``−log p(y | T(x))``, the sites with ``obs`` and the factors,
+    ``"prior"`` is ``−log p(T(x)) − log|det T'(x)|``, and ``"joint"`` their sum, NumPyro's own potential energy. In a
+    federation every site has the likelihood of its records, and the prior counts once:
+
+    ``fp.sample([fp.Site(from_numpyro(model, d), name=...) for d in ...], prior=from_numpyro(model, data, part="prior"))``
+
+    Coordinates are named after the variables, such as ``beta[0]``, or ``tau_unconstrained`` where the variable is a function
+    of the coordinate. `Posterior.summary`, `Posterior.variables` and `Posterior.to_arviz` show the variables themselves.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model with continuous latent variables and without subsampling.
+    data : tuple, dict or anything else
+        What the model is called with: positional arguments, keywords, or its one argument. Arrays are taken to 64 bits,
+        everything else reaches the model as it is.
+    part : {"likelihood", "prior", "joint"}
+    """
+    try:
+        from fedpdmc.models import numpyro
+    except ImportError as error:
+        raise InputError("from_numpyro(model)", "no NumPyro", "Install it: pip install 'fedpdmc[numpyro]'.") from error
+    return numpyro.from_numpyro(model, data, part)

@@ -1,0 +1,65 @@
+"""Functions that read what is not among their arguments: compiled work is kept by function, so that must not change."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.models.user_function import Written
+
+# What users' functions were when they were first traced, by function, and by what they were traced with.
+_SEEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+@double_precision
+def check_unchanged(model: Written, dim: int, name: str) -> None:
+    """Refuse a function that is traced to another program than before in this process.
+
+    A function may close over numbers and arrays or read them from its module. They become a part of the program that is
+    compiled, and programs are kept by function: with other values the old program would run.
+
+    Raises
+    ------
+    InputError
+        If the function reads something that has changed.
+    """
+    x = jax.ShapeDtypeStruct((dim,), jnp.float64)
+    # A new function each time: JAX remembers what it has traced too.
+    closed = jax.make_jaxpr(lambda *args: model.function(*args))(x, model.data)
+    own, wrappers = _innermost(model.function)
+    shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(model.data)]
+    kind = repr((wrappers, dim, str(jax.tree.structure(model.data)), shapes))
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())
+    for const in closed.consts:
+        digest.update(np.ascontiguousarray(const).tobytes())
+    try:
+        seen = _SEEN.setdefault(own, {})
+    except TypeError:
+        return
+    if seen.setdefault(kind, digest.hexdigest()) != digest.hexdigest():
+        raise InputError(
+            f"sites ({name!r})",
+            f"the function {getattr(own, '__name__', own)!r}, which reads a value that has changed since it was first used",
+            "Give what changes as data, or define the function anew: compiled work is kept by function.",
+        )
+
+
+def _innermost(function: Any) -> tuple[Any, list[Any]]:
+    """The user's own function, and what it was wrapped in."""
+    wrappers = []
+    while True:
+        inner = getattr(function, "function", None) or getattr(function, "model", None)
+        if inner is None or not type(function).__module__.startswith("fedpdmc."):
+            return function, wrappers
+        wrappers.append(
+            (type(function).__name__, getattr(function, "part", None), repr(getattr(function, "rest", None)))
+        )
+        function = inner

@@ -1,0 +1,212 @@
+"""Models that a user writes as a JAX function, before it is known of how many parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import Potential, Program
+from fedpdmc.potentials.padding import pad
+from fedpdmc.potentials.record_axis import Unpaddable
+
+logger = logging.getLogger("fedpdmc.site")
+
+CALL = "Site(potential)"
+SHOULD = "Give a JAX function f(x, data) that returns the minus log likelihood, a number."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Written:
+    """A minus log likelihood ``f(x, data)``.
+
+    Attributes
+    ----------
+    function : callable
+        ``f(x, data)``, in JAX; functions that are equal share compiled work between sites.
+    data : pytree of arrays
+        Floating ones in 64 bits.
+    dim : int or None
+        Number of parameters, where the model says it.
+    names : tuple of str or None
+        The parameters' names, where the model has them.
+    constrain : callable or None
+        From the parameters, of shape (d,), to the model's variables by name.
+    """
+
+    function: Callable[[Any, Any], Any]
+    data: Any
+    dim: int | None = None
+    names: tuple[str, ...] | None = None
+    constrain: Callable[[Any], dict[str, Any]] | None = None
+
+    @property
+    def records(self) -> int:
+        """The longest first axis among the data: a guess that decides how far plans reach, and nothing else."""
+        return max((leaf.shape[0] for leaf in jax.tree.leaves(self.data) if leaf.ndim), default=0)
+
+    @double_precision
+    def sized(self, dim: int, name: str) -> Potential:
+        """The potential of ``dim`` parameters, for site ``name``; it is traced once to see that it can be used."""
+        if self.dim is not None and self.dim != dim:
+            raise InputError(
+                f"sites ({name!r})",
+                f"a model of {self.dim} parameters where the federation has {dim}",
+                "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
+            )
+        _check(self, dim, name)
+        return Program(self.function, self.data, dim, records=self.records)
+
+    @property
+    def family(self) -> Any:
+        """Equal for models of the same function whose data have the same structure, whatever their sizes."""
+        function: Any = self.function
+        if hasattr(function, "rest"):
+            function = dataclasses.replace(function, rest=())
+        return function, jax.tree.structure(self.data), self.dim
+
+    @double_precision
+    def padded(self, dim: int, name: str, size: int) -> Potential | None:
+        """The potential with its records padded to ``size``, None where it is not known how; all records count once."""
+        try:
+            function, data = pad(self.function, self.data, dim, size)
+        except Unpaddable as reason:
+            logger.info("site %r is compiled for its own number of records: %s", name, reason)
+            return None
+        return Program(function, data, dim, records=size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """``f`` with the parts of its data that are no arrays put back: numbers that it may need while it is traced."""
+
+    function: Callable[[Any, Any], Any]
+    rest: tuple[Any, ...]
+    structure: Any
+
+    def __call__(self, x, arrays):
+        """``f(x, data)``."""
+        return self.function(x, rejoin(arrays, self.rest, self.structure))
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """A function of the parameters only, as one of parameters and data."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, x, data):
+        """``f(x)``."""
+        return self.function(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Minus:
+    """``−f``."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, x, data):
+        """``−f(x, data)``."""
+        return -self.function(x, data)
+
+
+@double_precision
+def written(function: Callable, data: Any = None) -> Written:
+    """A user's function with its data; without data it is called as ``f(x)``."""
+    if data is None:
+        return Written(Alone(function), ())
+    arrays, rest, structure = take_apart("data", data)
+    if all(part is None for part in rest):
+        return Written(function, jax.tree.unflatten(structure, arrays))
+    return Written(Bound(function, rest, structure), arrays)
+
+
+def take_apart(argument: str, data: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    """The arrays among the leaves of ``data``, the other leaves (None where there is an array), and the structure.
+
+    Python numbers, strings and None stay as they are: a model may need them while it is traced, as sizes for instance.
+    """
+    leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
+    arrays, rest = [], []
+    for leaf in leaves:
+        if leaf is None or isinstance(leaf, (bool, int, float, complex, str)):
+            rest.append((leaf,))
+            continue
+        arrays.append(_array(argument, leaf))
+        rest.append(None)
+    return tuple(arrays), tuple(rest), structure
+
+
+def rejoin(arrays, rest, structure) -> Any:
+    """The inverse of `take_apart`."""
+    left = iter(arrays)
+    return jax.tree.unflatten(structure, [next(left) if part is None else part[0] for part in rest])
+
+
+def _array(argument: str, leaf: Any) -> jax.Array:
+    if isinstance(leaf, jax.Array):
+        array = leaf
+    else:
+        array = np.asarray(leaf)
+        if array.dtype.kind not in "biuf":
+            raise InputError(
+                argument, f"a {type(leaf).__name__} that is no array of numbers", "Give a pytree of numeric arrays."
+            )
+    return jnp.asarray(array, float) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.asarray(array)
+
+
+def _check(model: Written, dim: int, name: str) -> None:
+    """A function that can be traced, with a floating number as its value."""
+    x = jax.ShapeDtypeStruct((dim,), jnp.float64)
+    where = f"sites ({name!r})"
+    try:
+        value = jax.eval_shape(model.function, x, model.data)
+    except Exception as error:
+        raise InputError(
+            where,
+            f"a model that raises {type(error).__name__} at parameters of shape ({dim},): {str(error).splitlines()[0]}",
+            SHOULD,
+        ) from error
+    shape = getattr(value, "shape", None)
+    if shape != ():
+        found = type(value).__name__ if shape is None else f"shape {shape}"
+        raise InputError(where, f"a model with values of {found}", "Return a number: sum over the records.")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise InputError(where, f"a model with values of type {value.dtype}", "Return a floating number.")
+    try:
+        jax.eval_shape(jax.grad(model.function), x, model.data)
+    except Exception as error:
+        raise InputError(
+            where,
+            f"a model without a gradient: {type(error).__name__}: {str(error).splitlines()[0]}",
+            "Write it with functions that JAX can differentiate.",
+        ) from error
+
+
+@eqx.filter_jit
+def derivatives_of(potential: Potential, x):
+    """Value, gradient and Hessian, compiled once for each kind and shape of potential."""
+    return potential.value(x), potential.gradient(x), potential.hessian(x)
+
+
+@double_precision
+def check_start(potential: Potential, x: np.ndarray, name: str) -> None:
+    """A value and a gradient that are finite where the chains set out."""
+    value, gradient, _ = derivatives_of(potential, jnp.asarray(x))
+    if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
+        what = "value" if not np.isfinite(value) else "gradient"
+        raise InputError(
+            f"sites ({name!r})",
+            f"a model whose {what} is not finite at the start {np.asarray(x)[:4]}",
+            "Give init=, a point at which every site's likelihood is finite, or look for log(0), division by zero or "
+            "overflow in the model.",
+        )

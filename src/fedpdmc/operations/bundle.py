@@ -1,0 +1,266 @@
+"""All that a site needs of others to take part, in one file; and a site made ready from it.
+
+The file is a zip archive that its reader can open and look at. It holds no secret, and nobody has signed it. The attacker is
+whoever can change it on its way: whoever joins compares the hashes that are shown, over another channel.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from fedpdmc import __version__
+from fedpdmc.certificates.keys import COORDINATOR, fingerprint
+from fedpdmc.certificates.requests import request_certificate
+from fedpdmc.errors import InputError
+from fedpdmc.federation.grpc.tls import split_address
+from fedpdmc.operations.preflight import Finding, SiteCheck, Step, look
+from fedpdmc.operations.systemd_unit import site_unit
+from fedpdmc.privacy.budget import default_path
+from fedpdmc.study import Study, parse_study, read_policy
+from fedpdmc.study.read_data import site_records
+
+FORMAT, MOST_BYTES = 1, 2**20
+CONTRACT, AUTHORITY, FACTS, README = "study.toml", "authority.pem", "bundle.json", "README.txt"
+MEMBERS = {CONTRACT, AUTHORITY, FACTS, README}
+UNIT = "fedpdmc-site.service"
+INSTRUCTIONS = """\
+An invitation to take part in the study "{name}" with fedpdmc {version}.
+
+1. Install the same version:         pip install 'fedpdmc[federation]=={version}'
+2. Make your side ready:             fedpdmc join THIS-FILE --name YOUR-SITE --data RECORDS.csv --folder study
+   It makes your key, which never leaves you, and a request for a certificate, keys/request.pem.
+3. Compare with whoever sent this, by telephone:
+     contract, SHA-256               {contract}
+     authority's certificate         {authority}
+   and the SHA-256 of your key, which step 2 prints.
+4. Send keys/request.pem to them. Put the certificate.pem that comes back into study/keys.
+5. Read study.toml and policy.toml: what you allow is your decision.
+6. Give the command of step 2 again. It looks at everything, without joining.
+7. Run study/fedpdmc-site.service, or the command in it.
+
+Coordinator: {coordinator}
+"""
+
+
+class Bundle(NamedTuple):
+    """What a site is sent: the contract as it is, the authority's certificate, and where the coordinator is found."""
+
+    contract: bytes
+    authority: bytes
+    coordinator: str
+    server_name: str
+    version: str
+
+    @property
+    def study(self) -> Study:
+        """The contract, read."""
+        return parse_study(self.contract)
+
+
+def make_bundle(
+    study: str | Path, authority: str | Path, coordinator: str, out: str | Path, server_name: str = COORDINATOR
+) -> Path:
+    """Write the file that is sent to the sites of a study.
+
+    Parameters
+    ----------
+    study : path
+        The contract.
+    authority : path
+        The certificate of the study's authority.
+    coordinator : str
+        ``host:port``, as the sites reach it.
+    out : path
+        A new file.
+    server_name : str
+        The name that the coordinator's certificate has.
+    """
+    split_address(coordinator, "coordinator")
+    bundle = Bundle(_read(study), _read(authority), coordinator, server_name, __version__)
+    name = bundle.study.name
+    text = INSTRUCTIONS.format(
+        name=name, version=__version__, contract=hashlib.sha256(bundle.contract).hexdigest(),
+        authority=_authority(bundle.authority), coordinator=coordinator,
+    )  # fmt: skip
+    facts = {"format": FORMAT, "coordinator": coordinator, "server_name": server_name, "fedpdmc": __version__}
+    path = Path(out)
+    try:
+        with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED) as file:
+            for member, data in (
+                (README, text), (CONTRACT, bundle.contract), (AUTHORITY, bundle.authority), (FACTS, json.dumps(facts)),
+            ):  # fmt: skip
+                file.writestr(member, data)
+    except FileExistsError as error:
+        raise InputError("out", f"{path}, which exists", "Give a new file.") from error
+    return path
+
+
+def read_bundle(path: str | Path) -> Bundle:
+    """Read such a file; nothing is unpacked to where its names say."""
+    remedy = "Give the file that `fedpdmc bundle` made, as it was sent."
+    try:
+        with zipfile.ZipFile(path) as file:
+            infos = {info.filename: info for info in file.infolist()}
+            if set(infos) != MEMBERS or len(file.infolist()) != len(MEMBERS):
+                raise InputError("bundle", f"{path} with {', '.join(sorted(infos)[:8])}", remedy)
+            if any(info.file_size > MOST_BYTES for info in infos.values()):
+                raise InputError("bundle", f"{path} with a file above 1 MiB", remedy)
+            contract, authority, told = (file.read(name) for name in (CONTRACT, AUTHORITY, FACTS))
+        facts = json.loads(told)
+        texts = [facts[key] for key in ("coordinator", "server_name", "fedpdmc")]
+        if facts["format"] != FORMAT or not all(isinstance(text, str) and text.isprintable() for text in texts):
+            raise InputError("bundle", f"{path}: facts of another format", remedy)
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("bundle", f"{path}: {error}", remedy) from error
+    split_address(texts[0], "bundle: coordinator")
+    _authority(authority)
+    return Bundle(contract, authority, *texts)
+
+
+class Joining:
+    """A site's folder made from a bundle, and looked at.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    name : str
+        The site's, as in the contract.
+    source, query
+        The records, as `fedpdmc.study.read_records` takes them.
+    folder : path
+        Of the study at this site. What is there already is kept; another contract or authority is refused.
+    ledger : path, optional
+        The site's privacy ledger, where the contract has a budget.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        name: str,
+        source: str | Path,
+        folder: str | Path,
+        query: str | None = None,
+        ledger: Path | None = None,
+    ):
+        self.bundle, self.name, self.query, self.folder = bundle, name, query, Path(folder).absolute()
+        self.source = source if isinstance(source, str) else source.absolute()
+        self.study, self.key = bundle.study, ""
+        self.ledger = None if self.study.epsilon is None else (ledger or default_path()).absolute()
+        if name not in self.study.sites:
+            raise InputError("name", repr(name), f"Give one of the contract's sites: {', '.join(self.study.sites)}.")
+
+    def write(self) -> list[str]:
+        """Write what is not there yet, a key among it; returns the names of what was written."""
+        keys, made = self.folder / "keys", []
+        keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path, data in ((self.folder / CONTRACT, self.bundle.contract), (keys / AUTHORITY, self.bundle.authority)):
+            if path.exists() and path.read_bytes() != data:
+                raise InputError("bundle", f"another {path.name} than {path}", "Give every study a folder of its own.")
+        drafts = {
+            self.folder / CONTRACT: self.bundle.contract,
+            keys / AUTHORITY: self.bundle.authority,
+            self.folder / "policy.toml": draft_policy(self.study).encode(),
+            self.folder / UNIT: self.unit().encode(),
+        }
+        if not (keys / "certificate.pem").exists():
+            path, self.key = request_certificate(keys, self.name)
+            made.append(str(path))
+        for path, data in drafts.items():
+            if not path.exists():
+                path.write_bytes(data)
+                made.append(str(path))
+        return made
+
+    @property
+    def ready(self) -> bool:
+        """Whether the certificate has come."""
+        return (self.folder / "keys" / "certificate.pem").exists()
+
+    def unit(self) -> str:
+        """The unit file of this site."""
+        program = shutil.which("fedpdmc", path=os.path.dirname(sys.executable)) or shutil.which("fedpdmc")
+        words = [
+            os.path.abspath(program or "fedpdmc"), "site", CONTRACT, "--name", self.name, "--data", str(self.source),
+            "--policy", "policy.toml", "--coordinator", self.bundle.coordinator, "--keys", "keys", "--store", "store",
+        ]  # fmt: skip
+        for option, value, usual in (
+            ("--query", self.query, None),
+            ("--server-name", self.bundle.server_name, COORDINATOR),
+            ("--ledger", self.ledger, None),
+        ):
+            words += [] if value == usual else [option, str(value)]
+        writes = [self.folder, *([] if self.ledger is None else [self.ledger.parent])]
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError, ImportError):
+            user = "fedpdmc"
+        return site_unit(user, self.folder, words, writes)
+
+    def findings(self) -> list[Finding]:
+        """Before the certificate has come: the contract, records and policy. After that: all that `--check` looks at."""
+        if not self.ready:
+            return look(
+                [Step("versions", self._versions), Step("data", self._data), Step("policy", self._policy, ("data",))]
+            )
+        return SiteCheck(
+            self.folder / CONTRACT, self.name, self.source, query=self.query, coordinator=self.bundle.coordinator,
+            keys=self.folder / "keys", store=self.folder / "store", policy=self.folder / "policy.toml",
+            ledger=self.ledger, server_name=self.bundle.server_name,
+        ).findings()  # fmt: skip
+
+    def _versions(self) -> str:
+        if self.bundle.version != __version__:
+            found = f"fedpdmc {__version__} here, {self.bundle.version} in the bundle"
+            raise InputError("versions", found, f"pip install 'fedpdmc[federation]=={self.bundle.version}'")
+        return f"fedpdmc {__version__}, as at the coordinator"
+
+    def _data(self) -> str:
+        self._records = site_records(self.study, self.name, self.source, self.query)
+        return f"{len(self._records):,} records with the columns that the contract declares"
+
+    def _policy(self) -> str:
+        read_policy(self.folder / "policy.toml").check(self.name, self.study, len(self._records))
+        return "allows this contract with these records"
+
+
+def draft_policy(study: Study) -> str:
+    """A policy that allows this contract and no more, for the site to read and to lower."""
+    lines = [
+        "# Made from the contract, which it allows and no more. Read it: what this site allows is the site's own decision.",
+        f'families = ["{study.family}"]',
+        "least_records = 20",
+        "most_parameters_per_record = 0.2",
+        f'derivatives = "{study.derivatives}"',
+        f"passes = {str(study.passes).lower()}",
+        f"most_rounds = {study.rounds}",
+        f"most_observed_time = {float(study.observed_time)!r}",
+        f"most_chains = {study.chains}",
+        f"least_sites = {len(study.sites)}",
+    ]
+    if study.epsilon is not None:
+        lines.append(f"largest_epsilon = {float(study.epsilon)!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError("bundle", f"{error.strerror}: {path}", "Give a file that can be read.") from error
+
+
+def _authority(certificate: bytes) -> str:
+    try:
+        return fingerprint(certificate)
+    except ValueError as error:
+        raise InputError("authority", str(error), "Give the authority's certificate, authority.pem.") from error

@@ -1,0 +1,1 @@
+"""What a run leaves: paths, posterior, diagnostics, certificate, archive."""

@@ -1,0 +1,153 @@
+"""Posteriors on disk: one zarr folder with the paths, the counts and the provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import zarr
+
+from fedpdmc import dynamics as all_dynamics
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.models.variables import StoredVariables
+from fedpdmc.results import manifest
+from fedpdmc.results.path_store import DrawStore, SkeletonStore, Store
+from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.skeleton import Moments, Skeleton, in_two
+from fedpdmc.whitening import Reference
+
+# In folders of format 1 a knot is a row of time, position and velocity; folders before format 3 have no manifest.
+FORMAT = 3
+FORMATS = (1, 2, FORMAT)
+# Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
+VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
+COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
+
+
+def save(post: Posterior, path: Path) -> None:
+    """Write a posterior, replacing one that is there and nothing else."""
+    path = Path(os.path.abspath(path))
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not _is_ours(path)):
+        raise InputError(
+            "save(path)", f"{path}, which is not a saved posterior", "Give a new path, or one of a posterior."
+        )
+    # Beside its place, and then moved there: whoever is killed while saving leaves what was there before.
+    draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
+    _write(post, draft)
+    manifest.write(draft)
+    shutil.rmtree(before, ignore_errors=True)
+    if path.exists():
+        os.replace(path, before)
+    os.replace(draft, path)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _write(post: Posterior, path: Path) -> None:
+    group = zarr.open_group(str(path), mode="w", zarr_format=3)
+    group.attrs.update(
+        {
+            "format": FORMAT,
+            "names": list(post.names),
+            "rounds": post.rounds,
+            "certified": post.certified,
+            "privacy": post.privacy,
+            "settings": json.loads(json.dumps(post.settings, default=str)),
+            "dynamics": {"kind": type(post.dynamics).__name__, "rates": post.dynamics.rates},
+            "span": list(post.store.span),
+            "keep": "skeleton" if isinstance(post.store, SkeletonStore) else "draws",
+        }
+    )
+    arrays: dict[str, Any] = {name: getattr(post, name) for name in COUNTS}
+    arrays |= {"center": post.reference.center, "scale_tril": post.reference.scale_tril}
+    arrays |= {"origin": post.origin} | _store_arrays(post.store)
+    if post.transformed:
+        variables = post.variables(min(MOST_VARIABLES, post.most_draws))
+        group.attrs["variables"] = list(variables)
+        arrays |= {VARIABLES + name: value for name, value in variables.items()}
+        arrays |= {ORIGINS + name: value for name, value in post.origin_variables().items()}
+    for name, value in arrays.items():
+        group.create_array(name, data=np.ascontiguousarray(np.asarray(value)))
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return "format" in zarr.open_group(str(path), mode="r", zarr_format=3).attrs
+    except (FileNotFoundError, KeyError, ValueError):
+        return False
+
+
+@double_precision
+def load(path: str | Path) -> Posterior:
+    """Read a posterior that `Posterior.save` wrote; it can do everything but go on."""
+    try:
+        sealed = (Path(path) / manifest.NAME).exists()
+        if sealed:
+            manifest.check(Path(path), "load(path)")
+        group = zarr.open_group(str(path), mode="r", zarr_format=3)
+        version = group.attrs["format"]
+        if version not in FORMATS:
+            raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads formats {FORMATS}.")
+        if not sealed and version >= FORMAT:
+            raise InputError("load(path)", f"{Path(path) / manifest.NAME} missing", manifest.RESTORE)
+        if not sealed:
+            warnings.warn(f"{path} is from a version without manifests: damage to it is not found.", stacklevel=2)
+        return _read(group, sorted(one.name for one in Path(path).iterdir() if one.is_dir()))
+    except (FileNotFoundError, KeyError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote, whole.") from error
+
+
+def _read(group, names: list[str]) -> Posterior:
+    attrs: dict[str, Any] = dict(group.attrs)
+    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in names}
+    dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
+    reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
+    counts = {name: arrays[name] for name in COUNTS if name in arrays}
+    counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
+    store = _read_store(dynamics.flow, arrays, attrs)
+    variables, kept = None, attrs.get("variables", [])
+    if kept:
+        origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
+        variables = StoredVariables({name: arrays[VARIABLES + name] for name in kept}, origins or None)
+    return Posterior(
+        store,
+        reference,
+        dynamics,
+        list(attrs["names"]),
+        counts,
+        attrs["settings"],
+        None,
+        variables,
+        arrays.get("origin"),
+    )
+
+
+def _store_arrays(store: Store) -> dict[str, np.ndarray]:
+    if isinstance(store, SkeletonStore):
+        skeleton = store.skeleton
+        return {"offsets": skeleton.offsets, "knots": skeleton.numbers, "velocities": skeleton.velocities}
+    moments = store.moments()
+    return {
+        "draws": store.draws(store.most_draws),
+        "time": np.asarray([moments.time]),
+        "first": moments.first,
+        "second": moments.second,
+        "pivot": moments.pivot,
+    }
+
+
+def _read_store(flow, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
+    begin, end = (float(x) for x in attrs["span"])
+    if attrs["keep"] == "skeleton":
+        knots = in_two(arrays["knots"], arrays["velocities"] if attrs["format"] > 1 else None)
+        return SkeletonStore(flow, Skeleton(arrays["offsets"], *knots, begin, end))
+    moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
+    return DrawStore.of(flow, moments, arrays["draws"], begin, end)

@@ -1,0 +1,97 @@
+"""What ``certified`` rests on, site by site: how event times were drawn, and what was proved of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.clocks import AdaptiveClock, Clock
+from fedpdmc.enclosures import inventory
+from fedpdmc.potentials import Program, Shared, Sum
+from fedpdmc.potentials.jax_function import NOISE, SAMPLES
+
+# How a clock of this name draws event times.
+DOMAINS = {
+    "AffineClock": "rates in closed form",
+    "ExponentialClock": "rates in closed form",
+    "ThinnedClock": "bounds on cells of the path",
+    "SqueezedClock": "a polynomial of the records with a proved error, then the records",
+    "StagedClock": "a third-order remainder with a proved error, then the records",
+    "CurveClock": "polynomials of time with a proved error (Taylor models)",
+    "PolynomialClock": "a Taylor polynomial with a proved error on balls, then the function",
+    "FlippingClock": "a Taylor polynomial with a proved error on balls, then the function",
+    "AdaptiveClock": "bounds guessed on a grid: nothing is proved",
+}
+
+
+@double_precision
+def certificate(names: Sequence[str], clocks: dict[str, Clock]) -> list[dict[str, Any]]:
+    """One entry for each site; of a site elsewhere it says so, because only the site knows.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of all sites.
+    clocks : dict
+        Of the sites in this process, by name.
+    """
+    return [_entry(name, clocks.get(name)) for name in names]
+
+
+def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
+    if clock is None:
+        return {"site": name, "clock": "at the site"}
+    kind = type(clock).__name__
+    entry: dict[str, Any] = {"site": name, "clock": kind, "domain": DOMAINS.get(kind, "")}
+    entry["certified"] = not isinstance(clock, AdaptiveClock)
+    program = _program(getattr(clock, "potential", None))
+    if program is None:
+        return entry | {"model": "built in: its bounds are derived by hand"}
+    used = inventory(program._gradient, program.dim)
+    entry |= {"model": "a function", "primitives": used.primitives, "functions": used.functions, "taught": used.taught}
+    if not entry["certified"]:
+        return entry
+    entry["continuity"] = "shown"
+    entry["rounding"] = "a bound is carried with every value"
+    if "Taylor polynomial" in entry["domain"] and program.noise is not None:
+        entry["rounding"] = (
+            f"{float(program.noise):.1e} per unit of velocity: that at {SAMPLES} points, times {NOISE:g}"
+        )
+    return entry
+
+
+def _program(potential: Any) -> Program | None:
+    """The user's function within a potential."""
+    if isinstance(potential, Program):
+        return potential
+    if isinstance(potential, Sum):
+        return next((found for term in potential.terms if (found := _program(term)) is not None), None)
+    return _program(potential.records) if isinstance(potential, Shared) else None
+
+
+class Certificate(list[dict[str, Any]]):
+    """The entries of all sites, with how often each site's exact rates were computed; prints in words."""
+
+    def __init__(self, entries: list[dict[str, Any]], evaluations: Any, certified: bool):
+        super().__init__(
+            entry | {"evaluations": int(count)} for entry, count in zip(entries, evaluations, strict=False)
+        )
+        self.certified = certified
+
+    def __str__(self) -> str:
+        head = "Event times are exact under the proofs below." if self.certified else "Event times are NOT certified."
+        lines = [f"{head} This says nothing about convergence."]
+        for entry in self:
+            lines.append(f"{entry['site']}: {entry['clock']}" + (f", {entry['domain']}" if entry.get("domain") else ""))
+            for key in ("model", "continuity", "rounding", "evaluations"):
+                if key in entry:
+                    lines.append(f"  {key}: {entry[key]}")
+            for key, title in (
+                ("primitives", "rules"),
+                ("functions", "known as a whole"),
+                ("taught", "TAUGHT BY THE USER"),
+            ):
+                if entry.get(key):
+                    lines.append(f"  {title}: {', '.join(entry[key])}")
+        return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""Effective sample size, nested R-hat and drift of draws, coordinates and energy alike."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpdmc.console.warnings import import_arviz
+
+# Superchains that many chains are merged into, and the sequences that few chains are cut into.
+SUPERCHAINS, LEAST_SEQUENCES = 4, 8
+# Chance that a stationary run passes a limit, over all quantities.
+FALSE_ALARM = 1e-3
+# Drift: the first fifth of every chain against its second half, as Geweke compares them.
+EARLY, LATE = 0.2, 0.5
+# Chains from which their scatter gives the error of a mean over chains.
+LEAST_CHAINS = 8
+
+
+class Diagnosis(NamedTuple):
+    """What the draws say of each quantity, the energy last.
+
+    Attributes
+    ----------
+    names : list of str
+    ess : (q,)
+        Bulk effective sample size over all chains.
+    rhat, floor, limit : (q,)
+        Nested R-hat; its value for a stationary run with this ESS; and what such a run passes once in a thousand.
+    drift, drift_limit : (q,)
+        Mean of the first fifth less that of the second half, in standard deviations, and what a stationary run passes once
+        in a thousand.
+    begin, begin_limit : (q,)
+        Mean over chains of the first draws, in standard deviations from the mean of all; the same of it.
+    """
+
+    names: list[str]
+    ess: np.ndarray
+    rhat: np.ndarray
+    floor: np.ndarray
+    limit: np.ndarray
+    drift: np.ndarray
+    drift_limit: np.ndarray
+    begin: np.ndarray
+    begin_limit: np.ndarray
+
+
+def energy(draws: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
+    """``½ (x − m)ᵀ C⁻¹ (x − m)`` of every draw."""
+    values, vectors = np.linalg.eigh(cov)
+    floor = max(float(values[-1]), 1e-300) * 1e-14
+    whitened = (draws - mean) @ (vectors / np.sqrt(np.maximum(values, floor)))
+    return 0.5 * np.sum(whitened**2, -1)
+
+
+def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray) -> Diagnosis:
+    """All diagnostics of quantities, given their draws and where the chains started.
+
+    Parameters
+    ----------
+    values : (C, n, q)
+        Draws of every chain, equally spaced.
+    names : list of str
+    starts : (C, q)
+        The quantities where each chain set out, before its burn-in.
+    """
+    ess = effective_sizes(values)
+    columns = [_nested(values[..., i], starts[:, i]) for i in range(values.shape[-1])]
+    bulk, folded, drift, error, begin = (np.array(column) for column in zip(*columns, strict=True))
+    chains, count = values.shape[0], len(names)
+    # Squares mix no faster than the energy, the last quantity.
+    slow = np.minimum(ess, ess[-1])
+    groups = sequences(chains)
+    # Of 2q statistics: bulk and folded.
+    width = _chi_square(groups - 1, FALSE_ALARM / (2 * count)) / (groups - 1)
+    which = bulk / groups_floor(ess, groups) >= folded / groups_floor(slow, groups)
+    used = np.where(which, ess, slow)
+    # Two-sided, of 2q statistics: drift and beginning.
+    z = _normal(FALSE_ALARM / (4 * count))
+    wide = _student(chains - 1, FALSE_ALARM / (4 * count))
+    if chains < LEAST_CHAINS:
+        error, wide = np.sqrt((1 / EARLY + 1 / LATE) / np.maximum(ess, 1.0)), z
+    floor = groups_floor(used, groups)
+    limit = np.sqrt(1 + width * (floor**2 - 1))
+    return Diagnosis(
+        names, ess, np.maximum(bulk, folded), floor, limit, drift, wide * error, begin,
+        np.full(count, z / np.sqrt(chains)),
+    )  # fmt: skip
+
+
+def groups_floor(ess: np.ndarray, groups: int) -> np.ndarray:
+    """``√(1 + K/ESS)``: nested R-hat of K superchains that share ESS independent draws."""
+    return np.sqrt(1 + groups / np.maximum(ess, 1e-300))
+
+
+def sequences(chains: int) -> int:
+    """How many superchains nested R-hat compares."""
+    return SUPERCHAINS if chains >= LEAST_SEQUENCES else chains * _cuts(chains)
+
+
+def _cuts(chains: int) -> int:
+    return -(-LEAST_SEQUENCES // chains) if chains < LEAST_SEQUENCES else 1
+
+
+def nested_rhat(values: np.ndarray, starts: np.ndarray) -> float:
+    """Nested R-hat of draws (C, n): whether superchains agree that are made of chains with like starts.
+
+    With K superchains of M chains, ``x̄_k`` the mean of a superchain, ``B̃_k`` the variance of its chains' means and
+    ``W̃_k`` the mean variance within its chains, ``R² = 1 + var_k(x̄_k) / mean_k(B̃_k + W̃_k)`` (Margossian et al., 2024).
+    The classical R-hat of 64 chains asks that the mean of *each* be known well, which takes 64 long chains. This one asks
+    it of four superchains: their mean has the variance ``σ²K/ESS`` in a stationary run, hence the floor ``√(1 + K/ESS)``.
+
+    There, the chains of a superchain start at one point. Here every chain has a start of its own, and a superchain is
+    made of the chains whose starts in this quantity are neighbours, a quarter of them each. A run that has forgotten its
+    starts cannot tell these groups apart; one that has not shows them as different, however many chains are in each.
+    Groups by chance would average that away. Chains that are stuck, but not near their starts, show in the ESS of each
+    chain.
+
+    Fewer than eight chains are cut into eight sequences or more: this is then split R-hat.
+    """
+    chains, n = values.shape
+    cuts = _cuts(chains)
+    if cuts > 1:
+        length = n // cuts
+        values = values[:, : length * cuts].reshape(chains * cuts, length)
+        groups = [np.array([i]) for i in range(len(values))]
+    else:
+        groups = np.array_split(np.argsort(starts, kind="stable"), SUPERCHAINS)
+    means, within = values.mean(1), values.var(1, ddof=1)
+    centers = np.array([means[group].mean() for group in groups])
+    inner = [within[g].mean() + (means[g].var(ddof=1) if len(g) > 1 else 0.0) for g in groups]
+    between, inside = centers.var(ddof=1), float(np.mean(inner))
+    if inside <= 0:
+        return 1.0 if between <= 0 else float("inf")
+    return float(np.sqrt(1 + between / inside))
+
+
+def _nested(values: np.ndarray, starts: np.ndarray) -> tuple[float, float, float, float, float]:
+    """R-hat of the ranks and of the folded ranks; drift and its error; and where the first draws are."""
+    z = rank_normalised(values)
+    folded = rank_normalised(np.abs(values - np.median(values)))
+    n = values.shape[1]
+    late = z[:, n - max(int(LATE * n), 1) :].mean(1)
+    moved = z[:, : max(int(EARLY * n), 1)].mean(1) - late
+    error = moved.std(ddof=1) / np.sqrt(len(moved)) if len(moved) > 1 else np.inf
+    begin = float(z[:, 0].mean())
+    return nested_rhat(z, starts), nested_rhat(folded, starts), float(moved.mean()), float(error), begin
+
+
+def rank_normalised(values: np.ndarray) -> np.ndarray:
+    """Standard normal quantiles of the ranks among all draws."""
+    from scipy.special import ndtri
+    from scipy.stats import rankdata
+
+    ranks = rankdata(values.ravel()).reshape(values.shape)
+    return ndtri((ranks - 0.375) / (values.size + 0.25))
+
+
+def effective_sizes(values: np.ndarray) -> np.ndarray:
+    """ArviZ's bulk ESS of each quantity of (C, n, q) draws, not above the number of draws."""
+    az = import_arviz()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [float(az.ess(np.ascontiguousarray(values[..., i]))) for i in range(values.shape[-1])]
+    return np.minimum(np.nan_to_num(found, nan=0.0), float(values.shape[0] * values.shape[1]))
+
+
+def _chi_square(degrees: int, tail: float) -> float:
+    from scipy.special import chdtri
+
+    return float(chdtri(degrees, tail))
+
+
+def _normal(tail: float) -> float:
+    from scipy.special import ndtri
+
+    return float(-ndtri(tail))
+
+
+def _student(degrees: int, tail: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(max(degrees, 1), tail))

@@ -1,0 +1,164 @@
+"""What is kept of the paths: the whole skeleton, or moments and a bounded number of draws."""
+
+from __future__ import annotations
+
+import abc
+import copy
+
+import numpy as np
+
+from fedpdmc.dynamics import Flow
+from fedpdmc.errors import InputError
+from fedpdmc.results.skeleton import Block, Moments, Skeleton, join
+
+MOST_DRAWS = 4096
+# Thinning takes every third draw.
+LEAST_DRAWS = MOST_DRAWS // 3
+# A subset of draws with equal steps is taken if it covers this share of the run.
+LEAST_COVER = 0.9
+
+
+class Store(abc.ABC):
+    """Receives the paths block by block and answers for moments and draws in whitened coordinates."""
+
+    @abc.abstractmethod
+    def copy(self) -> Store:
+        """A store that can grow without changing this one."""
+
+    @property
+    @abc.abstractmethod
+    def span(self) -> tuple[float, float]:
+        """First and last process time."""
+
+    @property
+    @abc.abstractmethod
+    def most_draws(self) -> int:
+        """How many draws of each chain can be asked for."""
+
+    @abc.abstractmethod
+    def append(self, block: Block | Skeleton) -> None:
+        """Take the next block."""
+
+    @abc.abstractmethod
+    def moments(self) -> Moments:
+        """Exact integrals over all that was received."""
+
+    @abc.abstractmethod
+    def draws(self, n: int) -> np.ndarray:
+        """``n`` positions of every chain, equally spaced in process time."""
+
+
+class SkeletonStore(Store):
+    """Keeps every knot."""
+
+    def __init__(self, flow: Flow, skeleton: Skeleton | None = None):
+        self.flow = flow
+        self._blocks: list[Skeleton | Block] = [] if skeleton is None else [skeleton]
+
+    def copy(self):
+        """Shares the blocks, which never change."""
+        other = SkeletonStore(self.flow)
+        other._blocks = list(self._blocks)
+        return other
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """All blocks as one, put together when first asked for."""
+        if not self._blocks:
+            raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
+        whole = self._blocks[0] if len(self._blocks) == 1 else join(self._blocks)
+        if isinstance(whole, Block):
+            whole = whole.skeleton()
+        self._blocks = [whole]
+        return whole
+
+    @property
+    def span(self):
+        """First and last process time."""
+        return self._blocks[0].begin, self._blocks[-1].end
+
+    @property
+    def most_draws(self):
+        """As many as anyone likes."""
+        return 2**31
+
+    def append(self, block):
+        """Take the next block."""
+        self._blocks.append(block)
+
+    def moments(self):
+        """Exact integrals over the skeleton."""
+        return self.skeleton.moments(self.flow, self.skeleton.a[0])
+
+    def draws(self, n):
+        """Positions in the middle of n equal stretches of the span."""
+        begin, end = self.span
+        return self.skeleton.at(self.flow, begin + (np.arange(n) + 0.5) * (end - begin) / n)
+
+
+class DrawStore(Store):
+    """Keeps the moments and at most `MOST_DRAWS` draws of each chain, on a grid that is thinned as the run grows."""
+
+    def __init__(self, flow: Flow):
+        self.flow = flow
+        self._moments: Moments | None = None
+        self._begin, self._end, self._spacing = 0.0, 0.0, 0.0
+        self._draws: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float) -> DrawStore:
+        """A store as it was when it was saved."""
+        store = cls(flow)
+        store._moments, store._draws, store._begin, store._end = moments, draws, begin, end
+        store._spacing = (end - begin) / max(draws.shape[1], 1)
+        return store
+
+    def copy(self):
+        """Shares the arrays, which are replaced and never changed."""
+        return copy.copy(self)
+
+    @property
+    def span(self):
+        """First and last process time."""
+        return self._begin, self._end
+
+    @property
+    def most_draws(self):
+        """As many as were kept."""
+        return 0 if self._draws is None else self._draws.shape[1]
+
+    def append(self, block):
+        """Add the block's moments and the draws that fall into it, or neither."""
+        path = block if isinstance(block, Skeleton) else block.skeleton()
+        if self._moments is None or self._draws is None:
+            begin, draws = path.begin, np.empty((path.chains, 0, path.a.shape[1]))
+            spacing = (path.end - path.begin) / (MOST_DRAWS // 2)
+            moments = path.moments(self.flow, path.a[0])
+        else:
+            begin, draws, spacing = self._begin, self._draws, self._spacing
+            moments = self._moments.plus(path.moments(self.flow, self._moments.pivot))
+        # Draw k stands in the middle of stretch k. Every third of them is the middle of a stretch three times as long.
+        while (path.end - begin) / spacing + 0.5 > MOST_DRAWS + 1:
+            draws, spacing = draws[:, 1::3], 3 * spacing
+        total = int(np.floor((path.end - begin) / spacing * (1 + 1e-12) + 0.5))
+        fresh = path.at(self.flow, begin + (np.arange(draws.shape[1], total) + 0.5) * spacing)
+        draws = np.concatenate([draws, fresh], 1)
+        self._moments, self._draws, self._spacing, self._begin, self._end = moments, draws, spacing, begin, path.end
+
+    def moments(self):
+        """Exact integrals, accumulated."""
+        if self._moments is None:
+            raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
+        return self._moments
+
+    def draws(self, n):
+        """A subset of the kept draws: equally spaced, to within a kept draw where none that is covers the run."""
+        kept = self.most_draws
+        if self._draws is None or n > kept:
+            raise InputError(
+                "draws(n)", str(n), f"This run kept {kept} draws a chain (keep='draws'): ask for at most that."
+            )
+        step = kept // n
+        if n * step >= LEAST_COVER * kept:
+            return self._draws[:, (kept - 1 - step * (n - 1)) // 2 :: step][:, :n]
+        return self._draws[:, ((np.arange(n) + 0.5) * kept / n).astype(int)]

@@ -1,0 +1,328 @@
+"""What the user gets: moments, draws, diagnostics, ArviZ, provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.interrupts import deferred
+from fedpdmc.console.warnings import import_arviz
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.results.certificate import Certificate
+from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
+from fedpdmc.results.path_store import SkeletonStore, Store
+from fedpdmc.results.skeleton import Skeleton
+from fedpdmc.results.verdict import Verdict, judge
+from fedpdmc.whitening import Reference
+
+if TYPE_CHECKING:
+    from fedpdmc.models.variables import StoredVariables, Variables
+    from fedpdmc.results.summary import Summary
+    from fedpdmc.sampling.driver import Sampler
+
+# Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
+NODES = 4
+LONGEST_PIECE = 0.5
+# Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
+DRAWS_PER_TURN = 16
+# Draws of all chains that diagnostics look at, or a thousand of each chain if that is more; and numbers in all of them.
+MOST_DIAGNOSED, MOST_NUMBERS = 2**16, 2**23
+# Chains that ArviZ is given by default.
+ARVIZ_CHAINS = 4
+UNCHANGED = (
+    "before another block of samples was complete: nothing is added. The posterior is as it was: call extend() again."
+)
+
+
+class Posterior:
+    """Draws and exact path integrals of a posterior, with how they were made.
+
+    Attributes
+    ----------
+    names : list of str
+        The parameters' names.
+    rounds : int
+        Serial exchanges with the sites, the making of the reference included.
+    messages, bytes : arrays of shape (sites,)
+        Messages and bytes exchanged with each site, both directions.
+    events : array of shape (chains,)
+        Accepted jumps of sites and coordinator; refreshments are not counted.
+    gradient_evaluations : array of shape (sites,)
+        Passes over each site's records, for one chain each; zero for sites that do not tell: private ones, those beside one
+        with a budget or a log, and those of a study whose contract does not have it told.
+    certified : bool
+        Whether every event time was drawn under a proved bound.
+    violations : array of shape (sites,)
+        How often a rate was seen above a bound that was not certified; what went unseen is not counted.
+    privacy : dict or None
+        What each site with a budget has spent.
+    settings : dict
+        Settings, versions and seed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        reference: Reference,
+        dynamics: Dynamics,
+        names: list[str],
+        counts: dict[str, Any],
+        settings: dict[str, Any],
+        sampler: Sampler | None = None,
+        variables: Variables | StoredVariables | None = None,
+        origin: np.ndarray | None = None,
+    ):
+        self.store, self.reference, self.dynamics, self._sampler = store, reference, dynamics, sampler
+        self.names, self.settings, self._variables, self._origin = names, settings, variables, origin
+        self._found: tuple[Diagnosis, Verdict] | None = None
+        self.rounds: int = int(counts["rounds"])
+        self.messages: np.ndarray = np.asarray(counts["messages"])
+        self.bytes: np.ndarray = np.asarray(counts["bytes"])
+        self.events: np.ndarray = np.asarray(counts["events"])
+        self.gradient_evaluations: np.ndarray = np.asarray(counts["gradient_evaluations"])
+        self.certified: bool = bool(counts.get("certified", True))
+        self.violations: np.ndarray = np.asarray(counts.get("violations", np.zeros(len(self.messages), np.int64)))
+        self.privacy: dict[str, Any] | None = counts.get("privacy")
+
+    def __repr__(self) -> str:
+        begin, end = self.store.span
+        size = f"{len(self.names)} parameters, {self.chains} chains, process time {end - begin:g}"
+        return f"Posterior({size}, {self.rounds} rounds)"
+
+    @property
+    def certificate(self) -> Certificate:
+        """What ``certified`` rests on, site by site: a list of dicts that prints in words. Convergence is another matter."""
+        return Certificate(self.settings.get("certificate", []), self.gradient_evaluations, self.certified)
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(self.events)
+
+    @property
+    def duration(self) -> float:
+        """Process time of each chain, without the burn-in."""
+        begin, end = self.store.span
+        return end - begin
+
+    @property
+    def most_draws(self) -> int:
+        """How many draws of each chain can be asked for."""
+        return self.store.most_draws
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """Events of all chains in whitened coordinates (not with keep='draws')."""
+        if not isinstance(self.store, SkeletonStore):
+            raise InputError("skeleton", "keep='draws'", "Run with keep='skeleton' to have the events.")
+        return self.store.skeleton
+
+    @double_precision
+    def mean(self) -> np.ndarray:
+        """Exact time average of x along the paths."""
+        return np.asarray(self.reference.to_x(jnp.asarray(self.store.moments().mean())))
+
+    @double_precision
+    def cov(self) -> np.ndarray:
+        """Exact time average of ``(x − mean)(x − mean)ᵀ`` along the paths."""
+        scale = np.asarray(self.reference.matrix)
+        cov = scale @ self.store.moments().cov() @ scale.T
+        return (cov + cov.T) / 2
+
+    @double_precision
+    def draws(self, n: int) -> np.ndarray:
+        """Positions equally spaced in process time over the common span of all chains, of shape (chains, n, d)."""
+        if not isinstance(n, (int, np.integer)) or n < 1:
+            raise InputError("draws(n)", repr(n), "Ask for at least one draw of each chain.")
+        return np.asarray(self.reference.to_x(jnp.asarray(self.store.draws(int(n)))))
+
+    @double_precision
+    def expectation(self, f: Callable[[Any], Any]) -> np.ndarray:
+        """Time average of ``f(x)`` along the paths by Gauss–Legendre quadrature on every segment.
+
+        Parameters
+        ----------
+        f : callable
+            A JAX function of one parameter vector of shape (d,), of a number or an array.
+        """
+        skeleton, flow = self.skeleton, self.dynamics.flow
+        nodes, weights = np.polynomial.legendre.leggauss(NODES)
+        average = jax.jit(lambda x, w: jnp.tensordot(w, jax.vmap(f)(self.reference.to_x(x)), 1))
+        total, durations = None, skeleton.durations
+        pieces = (
+            np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int)
+            if flow.rotating
+            else np.ones(len(durations), int)
+        )
+        knot = np.repeat(np.arange(len(durations)), pieces)
+        piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        length = durations[knot] / pieces[knot]
+        for rows in np.array_split(np.arange(len(knot)), max(1, len(knot) // 2**14)):
+            times = (piece[rows, None] + (nodes + 1) / 2) * length[rows, None]
+            p, q = (np.asarray(w)[..., None] for w in flow.weights(jnp.asarray(times)))
+            a = p * skeleton.a[knot[rows], None] + q * skeleton.v[knot[rows], None]
+            w = length[rows, None] * weights / 2
+            part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
+            total = part if total is None else total + part
+        return np.asarray(total) / durations.sum()
+
+    @property
+    def transformed(self) -> bool:
+        """Whether the model's variables are others than the coordinates that were sampled."""
+        return self._variables is not None
+
+    def diagnostic_draws(self) -> int:
+        """Draws of each chain for ESS: not to miss what the paths know, at most one unit apart on rotations."""
+        jumps = float(np.mean(self.events)) / max(len(self.names), 1)
+        most = max(1000, MOST_DIAGNOSED // self.chains)
+        most = min(most, max(100, MOST_NUMBERS // (self.chains * len(self.names))))
+        n = int(np.clip(2 * jumps, 100, most))
+        if self.dynamics.flow.rotating:
+            n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(most, np.ceil(self.duration))))
+        return min(max(n, 8), self.store.most_draws)
+
+    @property
+    def origin(self) -> np.ndarray:
+        """Where the chains set out, before the burn-in: (chains, d); where the first draws are, if that is not known."""
+        return self.draws(self.diagnostic_draws())[:, 0] if self._origin is None else self._origin
+
+    def diagnosis(self) -> tuple[Diagnosis, Verdict]:
+        """Diagnostics of all coordinates and the energy, and the verdict on them; made once."""
+        if self._found is None:
+            draws, mean, cov = self.draws(self.diagnostic_draws()), self.mean(), self.cov()
+            values = np.concatenate([draws, energy(draws, mean, cov)[..., None]], -1)
+            origin = self.origin
+            starts = np.concatenate([origin, energy(origin, mean, cov)[:, None]], -1)
+            found = diagnose(values, [*self.names, "energy"], starts)
+            away = np.abs(origin.mean(0) - mean) / np.sqrt(np.maximum(np.diag(cov), 1e-300))
+            self._found = found, judge(found, self.chains, self.settings, float(away.max()))
+        return self._found
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the run has converged, as far as its draws show: ``.converged``, ``.reasons``, ``.remedies``."""
+        return self.diagnosis()[1]
+
+    def ess(self) -> dict[str, float]:
+        """Bulk effective sample size of every parameter and of the energy, over all chains."""
+        found = self.diagnosis()[0]
+        if self._sampler is not None:
+            self._sampler.judge(float(found.ess.min()))
+        return dict(zip(found.names, found.ess.tolist(), strict=True))
+
+    def rhat(self) -> dict[str, float]:
+        """Nested, rank-normalised R-hat of every parameter and of the energy.
+
+        Chains with like starts are merged into four superchains, whose means are compared
+        (`fedpdmc.results.diagnostics.nested_rhat`). A stationary run has about ``√(1 + 4/ESS)``: ``verdict.rhat_floor``.
+        """
+        found = self.diagnosis()[0]
+        return dict(zip(found.names, found.rhat.tolist(), strict=True))
+
+    @deferred(UNCHANGED)
+    def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
+        """Go on from where the run stopped, by a process time or up to an effective sample size.
+
+        This posterior stays as it is; the longer one is returned: ``post = post.extend(...)``.
+        """
+        if self._sampler is None:
+            raise InputError(
+                "extend",
+                "a posterior loaded from disk",
+                "Its sites and where its chains stood are not there: extend the posterior that sample() returned "
+                "before it is saved, or sample again. A study goes on from its store: fedpdmc.connect(..., store=...).",
+            )
+        return self._sampler.extend(duration=duration, ess=ess, progress=progress)
+
+    def summary(self, level: float = 0.9, *, interval: str = "quantile", exp: bool = False) -> Summary:
+        """A table of the parameters, which prints with the verdict on convergence first and how the run went last.
+
+        Parameters
+        ----------
+        level : float
+            Probability of the interval.
+        interval : {"quantile", "hdi"}
+            Between quantiles with equal tails, or the shortest one: the highest density interval.
+        exp : bool
+            Of ``exp`` of every parameter: odds ratios, rate ratios, hazard ratios.
+
+        Returns
+        -------
+        Summary
+            A `pandas.DataFrame` with a row for each parameter.
+        """
+        from fedpdmc.results.summary import summary
+
+        return summary(self, level, interval, exp)
+
+    def variables(self, n: int) -> dict[str, np.ndarray]:
+        """Draws of the model's variables by name, each of shape (chains, n, …).
+
+        The variables of a NumPyro model have their constrained values and their own shapes; a parameter of any other model
+        is a variable itself.
+        """
+        x = self.draws(n)
+        if self._variables is not None:
+            return self._variables.of(x)
+        return {name: x[..., i] for i, name in enumerate(self.names)}
+
+    def origin_variables(self) -> dict[str, np.ndarray]:
+        """The model's variables where the chains set out, each of shape (chains, 1, …)."""
+        x = self.origin[:, None]
+        if self._variables is not None:
+            return self._variables.at_origin(x)
+        return {name: x[..., i] for i, name in enumerate(self.names)}
+
+    def to_arviz(self, draws: int = 1000, chains: int | None = None):
+        """The draws as an ArviZ ``InferenceData``, with the settings as attributes.
+
+        The group ``posterior`` holds the model's variables in the model's order, ``sample_stats`` the energy. Where the
+        variables are not the coordinates that were sampled, those are in ``unconstrained_posterior``.
+
+        Many chains are merged into few, since ArviZ draws a line for each: they are laid end to end and cut into pieces of
+        the same length. That is right for plots and averages. For ESS and R-hat read `ess`, `rhat` and `verdict`: they know
+        where every chain begins.
+
+        Parameters
+        ----------
+        draws : int
+            Draws in each chain that ArviZ sees, rounded up to what the chains can share.
+        chains : int, optional
+            How many chains ArviZ sees; 4 by default, or as many as there are if that is fewer.
+        """
+        az = import_arviz()
+
+        shown = min(ARVIZ_CHAINS if chains is None else chains, self.chains)
+        if not isinstance(shown, (int, np.integer)) or shown < 1:
+            raise InputError("to_arviz(chains)", repr(chains), "Give a positive whole number, or None.")
+        # Each chain gives a multiple of this many draws, so that all of them can be cut into pieces of one length.
+        unit = shown // int(np.gcd(shown, self.chains))
+        each = max(1, min(-(-draws * shown // (self.chains * unit)), self.most_draws // unit)) * unit
+
+        def merged(values: np.ndarray) -> np.ndarray:
+            whole = values[:, : values.shape[1] // unit * unit]
+            return whole.reshape(shown, -1, *values.shape[2:])
+
+        x = self.draws(each)
+        values = {name: merged(value) for name, value in self.variables(each).items()}
+        stats = {"energy": merged(energy(x, self.mean(), self.cov()))}
+        note = {"fedpdmc": json.dumps(self.settings, default=str), "verdict": str(self.verdict)}
+        data = az.from_dict(posterior=values, sample_stats=stats, attrs=note)
+        data.map(lambda group: group[list(values)], groups="posterior", inplace=True)
+        if self._variables is not None:
+            data.add_groups({"unconstrained_posterior": {n: merged(x[..., i]) for i, n in enumerate(self.names)}})
+        return data
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to a zarr folder (an existing one is replaced)."""
+        from fedpdmc.results.archive import save
+
+        save(self, Path(path))

@@ -1,0 +1,288 @@
+"""Events and the flow between them: exact integrals along the paths, and draws from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.dynamics import Flow
+
+Arrays = np.ndarray
+
+# Knots in a row of one chain above which copying chain by chain beats scattering.
+LONG_RUN = 128
+# Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time where there
+# are more: not more than caches hold.
+ONE_LOOK, SLAB = 12, 2**12
+
+
+class Moments(NamedTuple):
+    """``∫ dt``, ``∫ (a − pivot) dt`` and ``∫ (a − pivot)(a − pivot)ᵀ dt`` over all chains.
+
+    A pivot near the mean keeps the covariance from cancelling.
+    """
+
+    time: float
+    first: Arrays
+    second: Arrays
+    pivot: Arrays
+
+    def plus(self, other: Moments) -> Moments:
+        """Of both stretches together, about the same pivot."""
+        return Moments(self.time + other.time, self.first + other.first, self.second + other.second, self.pivot)
+
+    def mean(self) -> Arrays:
+        """Time average of a."""
+        return self.pivot + self.first / self.time
+
+    def cov(self) -> Arrays:
+        """Time average of ``(a − mean)(a − mean)ᵀ``."""
+        return self.second / self.time - np.outer(self.first, self.first) / self.time**2
+
+
+class Knots:
+    """Time, position and velocity right after events, along the last axes of two arrays.
+
+    Attributes
+    ----------
+    numbers : (…, 1 + d)
+        Process time and position side by side.
+    velocities : (…, d), or (…, ⌈d/8⌉) bytes
+        Velocities, or where all are 1 or −1 one bit for each, as `signs` gives them: a third of the memory, and of the
+        time that fresh memory takes.
+    """
+
+    numbers: Arrays
+    velocities: Arrays
+
+    @property
+    def t(self) -> Arrays:
+        """Process times."""
+        return self.numbers[..., 0]
+
+    @property
+    def a(self) -> Arrays:
+        """Positions."""
+        return self.numbers[..., 1:]
+
+    @cached_property
+    def v(self) -> Arrays:
+        """Velocities."""
+        return self.velocity(...)
+
+    def velocity(self, index: Any) -> Arrays:
+        """``v[index]``, of knots alone: the others are not unpacked."""
+        kept = self.velocities[index]
+        return _speeds(kept, self.dim) if self.packed else kept
+
+    @property
+    def packed(self) -> bool:
+        """Whether only the signs of the velocities are kept."""
+        return self.velocities.dtype == np.uint8
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates."""
+        return self.numbers.shape[-1] - 1
+
+
+def side_by_side(t: Arrays, a: Arrays) -> Arrays:
+    """The numbers of knots."""
+    return np.concatenate([t[..., None], a], -1)
+
+
+def signs(v: Arrays) -> Arrays:
+    """Velocities of 1 and −1 as bits along the last axis, the first coordinate the lowest; set where negative."""
+    return np.packbits(v < 0, axis=-1, bitorder="little")
+
+
+def in_two(knots: Arrays, velocities: Arrays | None) -> tuple[Arrays, Arrays]:
+    """Numbers and velocities as they were stored; None where the velocities are the last columns of the knots."""
+    if velocities is not None:
+        return knots, velocities
+    dim = (knots.shape[1] - 1) // 2
+    numbers, v = np.ascontiguousarray(knots[:, : 1 + dim]), knots[:, 1 + dim :]
+    return numbers, signs(v) if np.all(np.abs(v) == 1) else v
+
+
+def _speeds(bits: Arrays, dim: int) -> Arrays:
+    """The velocities that `signs` packed."""
+    v, flat = np.empty((*bits.shape[:-1], dim)), bits.reshape(-1, bits.shape[-1])
+    rows = v.reshape(-1, dim)
+    if dim <= ONE_LOOK:
+        words = np.ascontiguousarray(flat).view("u1" if dim <= 8 else "<u2")[:, 0]
+        # Every word is in the table: "clip" only spares a buffer.
+        np.take(_every_speed(dim), words, axis=0, out=rows, mode="clip")
+        return v
+    for begin in range(0, len(flat), SLAB):
+        own = np.take(_every_speed(8), flat[begin : begin + SLAB], axis=0)
+        rows[begin : begin + SLAB] = own.reshape(len(own), -1)[:, :dim]
+    return v
+
+
+@cache
+def _every_speed(dim: int) -> Arrays:
+    """The velocities of all patterns of signs, in the order of their bits."""
+    return 1.0 - 2.0 * (np.arange(2**dim)[:, None] >> np.arange(dim) & 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skeleton(Knots):
+    """The knots of all chains, chain after chain, in whitened coordinates.
+
+    Attributes
+    ----------
+    offsets : (C + 1,)
+        Chain c owns the knots ``offsets[c]`` to ``offsets[c + 1] − 1``; its first is at ``begin``.
+    numbers, velocities : (n, 1 + d), (n, d) or (n, ⌈d/8⌉)
+        Process time ``t`` and position ``a`` right after each event; the velocity ``v`` as `Knots` has it.
+    begin, end : float
+        The span of process time, the same for all chains.
+    """
+
+    offsets: Arrays
+    numbers: Arrays
+    velocities: Arrays
+    begin: float
+    end: float
+
+    def __iter__(self) -> Iterator[Any]:
+        """``offsets, t, a, v, begin, end``."""
+        return iter((self.offsets, self.t, self.a, self.v, self.begin, self.end))
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(self.offsets) - 1
+
+    @property
+    def durations(self) -> Arrays:
+        """How long the flow goes on after each knot."""
+        after = np.append(self.t[1:], self.end)
+        after[self.offsets[1:-1] - 1] = self.end
+        return after - self.t
+
+    def pieces(self) -> list[Skeleton]:
+        """Itself, as `join` takes it."""
+        return [self]
+
+    def counts(self) -> Arrays:
+        """Knots of each chain."""
+        return np.diff(self.offsets)
+
+    def put(self, whole: Skeleton, place: Arrays) -> None:
+        """Write the knots of chain c from ``place[c]`` on."""
+        for into, own in _pairs(whole, self):
+            for c, (begin, count) in enumerate(zip(place, self.counts(), strict=True)):
+                into[begin : begin + count] = own[self.offsets[c] : self.offsets[c + 1]]
+
+    def owners(self) -> Arrays:
+        """The chain of each knot."""
+        return np.repeat(np.arange(self.chains), np.diff(self.offsets))
+
+    @double_precision
+    def moments(self, flow: Flow, pivot: Arrays | None = None) -> Moments:
+        """Exact time integrals of position and its outer product over all segments, about a pivot (lines only) or zero."""
+        pivot = np.zeros(self.a.shape[1]) if pivot is None or flow.rotating else pivot
+        a, v = self.a - pivot, self.v
+        w = [np.asarray(x)[:, None] for x in _padded(flow.integrals, self.durations)]
+        p, q, pp, pq, qq = w
+        first = (p * a + q * v).sum(0)
+        cross = (a * pq).T @ v
+        second = (a * pp).T @ a + cross + cross.T + (v * qq).T @ v
+        return Moments(self.chains * (self.end - self.begin), first, second, pivot)
+
+    @double_precision
+    def at(self, flow: Flow, times: Arrays) -> Arrays:
+        """Positions of every chain at the given times: shape (chains, n, d)."""
+        # One sorted sequence for all chains: each chain's times are shifted beyond the previous chain's.
+        stride = 2 * (self.end - self.begin) + 1
+        shifted = (self.t - self.begin) + stride * self.owners()
+        wanted = (times - self.begin)[None] + stride * np.arange(self.chains)[:, None]
+        index = np.searchsorted(shifted, wanted.ravel(), side="right") - 1
+        index = np.maximum(index, np.repeat(self.offsets[:-1], len(times)))
+        since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
+        p, q = (np.asarray(x)[:, None] for x in _padded(flow.weights, since))
+        return (p * self.a[index] + q * self.velocity(index)).reshape(self.chains, len(times), self.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk(Knots):
+    """Some successive knots of every chain, those that are void marked: shapes (C, n, …), and (C, n) of ``valid``."""
+
+    numbers: Arrays
+    velocities: Arrays
+    valid: Arrays
+
+    def counts(self) -> Arrays:
+        """Valid knots of each chain."""
+        return np.count_nonzero(self.valid, 1)
+
+    def put(self, whole: Skeleton, place: Arrays) -> None:
+        """Write the valid knots of chain c from ``place[c]`` on."""
+        n, counts = self.valid.shape[1], self.counts()
+        if n >= LONG_RUN and np.array_equal(self.valid, np.arange(n) < counts[:, None]):
+            for into, own in _pairs(whole, self):
+                for c, (begin, count) in enumerate(zip(place, counts, strict=True)):
+                    into[begin : begin + count] = own[c, :count]
+            return
+        where = (place[:, None] + np.cumsum(self.valid, 1) - 1)[self.valid]
+        for into, own in _pairs(whole, self):
+            into[where] = own[self.valid]
+
+
+class Block(NamedTuple):
+    """A completed block as it came: the state at its beginning and the knots of its chunks."""
+
+    start: tuple[Arrays, Arrays]
+    chunks: list[Chunk]
+    begin: float
+    end: float
+
+    def skeleton(self) -> Skeleton:
+        """The block's knots, chain after chain."""
+        return join([self])
+
+    def pieces(self) -> list[Chunk]:
+        """The first knots, then the chunks."""
+        a, v = (x[:, None] for x in self.start)
+        first = np.full(a.shape[:2], float(self.begin))
+        kept = signs(v) if self.chunks and self.chunks[0].packed else v
+        return [Chunk(side_by_side(first, a), kept, np.ones_like(first, bool)), *self.chunks]
+
+
+def _padded(function: Callable[[Any], Sequence[Any]], times: Arrays) -> list[Arrays]:
+    """``function(times)``, of a length of few different values: JAX keeps what it compiled for every length for ever."""
+    full = np.zeros(1 << max(len(times) - 1, 1).bit_length())
+    full[: len(times)] = times
+    return [np.asarray(x)[: len(times)] for x in function(jnp.asarray(full))]
+
+
+def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
+    """Successive stretches of the same chains as one skeleton, written once into its place."""
+    pieces = [piece for part in parts for piece in part.pieces()]
+    counts = [piece.counts() for piece in pieces]
+    offsets = np.concatenate([[0], np.cumsum(np.sum(counts, axis=0))])
+    # Stretches that an earlier version kept may have their velocities in full.
+    like = next((piece for piece in pieces if not piece.packed), pieces[0])
+    numbers, velocities = (
+        np.empty((offsets[-1], kept.shape[-1]), kept.dtype) for kept in (like.numbers, like.velocities)
+    )
+    whole = Skeleton(offsets, numbers, velocities, float(parts[0].begin), float(parts[-1].end))
+    place = offsets[:-1].copy()
+    for piece, count in zip(pieces, counts, strict=True):
+        piece.put(whole, place)
+        place += count
+    return whole
+
+
+def _pairs(whole: Skeleton, piece: Skeleton | Chunk) -> tuple[tuple[Arrays, Arrays], ...]:
+    """The arrays of the whole, each with what a piece puts into it."""
+    velocities = piece.velocities if piece.packed == whole.packed else piece.v
+    return (whole.numbers, piece.numbers), (whole.velocities, velocities)

@@ -1,0 +1,181 @@
+"""The summary of a posterior: the verdict on convergence, a table, and how the run went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedpdmc.errors import InputError
+from fedpdmc.results.diagnostics import diagnose, energy
+
+if TYPE_CHECKING:
+    from fedpdmc.results.posterior import Posterior
+
+# Draws of each chain that intervals are taken from.
+INTERVAL_DRAWS = 1000
+
+
+class Summary(pd.DataFrame):
+    """A table with a row for each parameter; it prints with the verdict before it and how the run went after it.
+
+    The columns are mean, sd, mcse (Monte Carlo standard error of the mean), median, the ends of the interval, ess and rhat.
+    Whatever is made of it, such as some of its rows, is a plain `pandas.DataFrame`.
+
+    Attributes
+    ----------
+    verdict : str
+        One line on convergence.
+    notes : list of str
+        How the run went, what its bounds are, and what it cost in privacy.
+    """
+
+    _metadata = ["verdict", "notes"]
+
+    @property
+    def _constructor(self):
+        return pd.DataFrame
+
+    def __repr__(self) -> str:
+        """The same as ``str``."""
+        return str(self)
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, "", self._table(), "", *self.notes])
+
+    def _repr_html_(self) -> str:
+        lines = "<br>".join(_escaped(line) for line in self.notes)
+        return f"<p><b>{_escaped(self.verdict)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
+
+    def _table(self) -> str:
+        return self._formatted().rename_axis(index=None).to_string()
+
+    def _formatted(self) -> pd.DataFrame:
+        """Numbers as they are read: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""
+        how = {"ess": "{:,.0f}", "rhat": "{:.3f}", "mcse": "{:.2g}"}
+        places = [_places(sd) for sd in self["sd"]]
+        columns = {
+            name: [how.get(name, place).format(x) for x, place in zip(self[name], places, strict=True)]
+            for name in self.columns
+        }
+        return pd.DataFrame(columns, index=self.index)
+
+
+def _places(sd: float) -> str:
+    """A format for numbers that are known to within ``sd``; the exponent is written where it is very small or large."""
+    if not 1e-4 <= sd < 1e6:
+        return "{:.3g}"
+    return f"{{:.{max(2 - int(np.floor(np.log10(sd))), 0)}f}}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
+    """The table of `Posterior.summary`."""
+    if isinstance(level, bool) or not isinstance(level, (int, float, np.floating)) or not 0 < level < 1:
+        raise InputError("summary(level)", repr(level), "Give a probability between 0 and 1, such as 0.95.")
+    if interval not in ("quantile", "hdi"):
+        raise InputError("summary(interval)", repr(interval), "Give 'quantile' or 'hdi'.")
+    names, moments, draws, ess, rhat = _parameters(post) if not post.transformed else _variables(post)
+    if exp:
+        draws, moments = np.exp(draws), None
+    flat = draws.reshape(-1, len(names))
+    mean, sd = (flat.mean(0), flat.std(0)) if moments is None else moments
+    low, high = _interval(flat, level, interval)
+    mark, tail = ("hdi_" if interval == "hdi" else ""), 50 * (1 - level)
+    table = Summary(
+        {
+            "mean": mean,
+            "sd": sd,
+            "mcse": sd / np.sqrt(np.maximum(ess, 1e-300)),
+            "median": np.median(flat, 0),
+            f"{mark}{tail:.4g}%": low,
+            f"{mark}{100 - tail:.4g}%": high,
+            "ess": ess,
+            "rhat": rhat,
+        },
+        index=pd.Index([f"exp({name})" for name in names] if exp else names, name="parameter"),
+    )
+    table.verdict, table.notes = str(post.verdict), _notes(post)
+    return table
+
+
+def _parameters(post: Posterior):
+    """Parameters that are the coordinates themselves: mean and sd are exact integrals along the paths."""
+    found, _ = post.diagnosis()
+    draws = post.draws(min(INTERVAL_DRAWS, post.most_draws))
+    moments = post.mean(), np.sqrt(np.diag(post.cov()))
+    return list(post.names), moments, draws, found.ess[:-1], found.rhat[:-1]
+
+
+def _variables(post: Posterior):
+    """Variables that are functions of the coordinates: all from draws."""
+    from fedpdmc.models.variables import scalars
+
+    n = post.diagnostic_draws()
+    values = scalars(post.variables(n))
+    names, draws = list(values), np.stack(list(values.values()), -1)
+    starts = np.stack(list(scalars(post.origin_variables()).values()), -1)[:, 0]
+    x = post.draws(draws.shape[1])
+    mean, cov = post.mean(), post.cov()
+    whole = np.concatenate([draws, energy(x, mean, cov)[..., None]], -1)
+    start = np.concatenate([starts, energy(post.origin, mean, cov)[:, None]], -1)
+    found = diagnose(whole, [*names, "energy"], start)
+    return names, None, draws, found.ess[:-1], found.rhat[:-1]
+
+
+def _interval(flat: np.ndarray, level: float, interval: str) -> np.ndarray:
+    """Ends of shape (2, q): of equal tails, or of the shortest stretch of sorted draws that holds enough of them."""
+    if interval == "quantile":
+        return np.quantile(flat, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    ordered = np.sort(flat, 0)
+    inside = min(max(int(np.ceil(level * len(ordered))), 1), len(ordered) - 1)
+    widths = ordered[inside:] - ordered[: len(ordered) - inside]
+    first, columns = np.argmin(widths, 0), np.arange(flat.shape[1])
+    return np.stack([ordered[first, columns], ordered[first + inside, columns]])
+
+
+def _notes(post: Posterior) -> list[str]:
+    if post.settings.get("method") == "private-laplace":
+        cost = f"one shot: {post.rounds} rounds, {int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes."
+        return [post.settings["chosen"], cost, *privacy_lines(post.privacy)]
+    found, _ = post.diagnosis()
+    lines = [
+        f"energy: ESS {found.ess[-1]:,.0f}, R-hat {found.rhat[-1]:.3f}",
+        f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
+        f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
+        f"{100 * post.settings['objected']:.3g} % of plans ended by an objection.",
+    ]
+    if post.settings.get("chosen"):
+        lines.append(post.settings["chosen"])
+    return [*lines, bounds_line(post), *privacy_lines(post.privacy)]
+
+
+def bounds_line(post: Posterior) -> str:
+    """What is proved of the event times, which is not convergence."""
+    if post.certified:
+        return "event bounds: certified (every event time is exact; this says nothing about convergence)"
+    seen = f"{int(post.violations.sum()):,} violations seen"
+    return f"event bounds: NOT certified: not exact; {seen} (this is apart from convergence)"
+
+
+def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
+    """One line for each site with a budget, then in words what is covered and what is not."""
+    if not privacy:
+        return []
+    lines = []
+    for name, site in privacy.items():
+        lines.append(
+            f"privacy of {name}: epsilon = {site['epsilon']:g} at delta = {site['delta']:g} in total, if "
+            f"{site['relation']}; {100 * site['spent']:.3g} % spent; running line epsilon = {site['running_epsilon']:.3g} "
+            f"(alpha = {site['alpha']:.4g} fixed), which holds at every moment beside the total; "
+            f"observed {site['observed_unit']} {site['observed']:.4g} over all "
+            f"chains, {site['releases']} releases; records {site['records']}."
+        )
+        if "NOT private" in site["randomness"]:
+            lines.append(f"privacy of {name}: the site's randomness is {site['randomness']}.")
+    first = next(iter(privacy.values()))
+    return [*lines, f"covered: {first['covered']}.", f"not covered: {first['not_covered']}."]

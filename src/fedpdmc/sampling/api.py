@@ -1,0 +1,181 @@
+"""``sample``: from sites and a prior to a posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.interrupts import Interrupted, deferred
+from fedpdmc.console.progress import report, showing
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.federation.session import Connection
+from fedpdmc.potentials import Quadratic
+from fedpdmc.results.posterior import Posterior
+from fedpdmc.sampling.driver import FIRST_BLOCK, Sampler, as_number, check_length
+from fedpdmc.sampling.one_shot import NAME as ONE_SHOT_NAME
+from fedpdmc.sampling.one_shot import private_laplace
+from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.settings import Method, choose
+from fedpdmc.sites.site import Site
+from fedpdmc.whitening import Reference
+
+WHITENED_BURN_IN = 5.0
+ANEW = (
+    "before the first block of samples was complete: nothing is kept. The same call starts anew, and with the same seed it "
+    "makes the same draws; what has been compiled is not compiled again."
+)
+ANEW_OVER_A_NETWORK = (
+    "before the first block of samples was complete. A study with a store goes on from what is there when it is connected "
+    "and sampled again; without one a new run begins."
+)
+
+
+@deferred(ANEW)
+@double_precision
+def sample(
+    sites: Sequence[Site] | Site | Connection,
+    prior: Quadratic | Redistributed | Callable | None = None,
+    *,
+    prior_at: str = "coordinator",
+    dynamics: Dynamics | None = None,
+    reference: Reference | str | None = None,
+    control: str | None = None,
+    chains: int | None = None,
+    duration: float | None = None,
+    ess: float | None = None,
+    burn_in: float | None = None,
+    init: Any = None,
+    seed: int | None = None,
+    bounds: str = "certified",
+    keep: str = "skeleton",
+    names: Sequence[str] | None = None,
+    progress: bool = True,
+    method: str | None = None,
+) -> Posterior:
+    """Draw from the posterior ``π(x) ∝ exp(−U_0(x) − Σ_m U_m(x))``, exactly, without pooling the sites' records.
+
+    Parameters
+    ----------
+    sites : sequence of Site, or Connection
+        The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
+    prior : Quadratic, Redistributed or callable, optional
+        From `fedpdmc.models`; flat if None. A JAX function of the parameters, minus the log density of any prior, is
+        walked by a site of its own, ``"prior"``.
+    prior_at : {"coordinator", "sites", "extra"}
+        Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
+        site. The posterior is the same. `Redistributed` has a place of its own.
+    dynamics : Dynamics, optional
+        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates; or, if the burn-in
+        shows that the posterior is too far from that, `ZigZag` on the same reference (``settings["chosen"]`` says why).
+    reference : Reference, "laplace", "diagonal" or "identity", optional
+        Whitened coordinates: of the Laplace approximation, of its standard deviations alone, or none. None: "laplace"; with
+        flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget "identity",
+        since the others are made of the sites' derivatives.
+    control : {"none", "linear", "quadratic"}, optional
+        Public quadratics moved from the sites to the coordinator. None: where the reference was made of the sites'
+        derivatives, "quadratic" with rotating dynamics and "linear" with straight ones; else "none".
+    chains : int, optional
+        Chains that run side by side and share every message. None: 64, or as many as ``ess`` calls for in the few-rounds
+        method.
+    duration : float, optional
+        Process time of every chain after the burn-in.
+    ess : float, optional
+        Go on in whole blocks until the worst bulk ESS of coordinates and energy reaches this; 1000 if neither is given.
+    burn_in : float, optional
+        Process time of every chain that is thrown away first.
+    init : array of shape (d,) or (chains, d), optional
+        Where the chains start.
+    seed : int, optional
+    bounds : {"certified", "adaptive"}
+        Every event time is drawn under a proved bound; or, for models that are the user's own functions, under a bound
+        that is guessed on a grid: ``certified`` is then False and ``violations`` counts where the guess was seen to fail.
+    keep : {"skeleton", "draws"}
+        All events, or exact moments and a bounded number of draws.
+    names : sequence of str, optional
+        The parameters' names.
+    progress : bool
+        Show how far it is: a bar on a terminal, one output in a notebook, elsewhere a line on standard error now and
+        then while it takes long.
+
+    Returns
+    -------
+    Posterior
+
+    Raises
+    ------
+    InputError
+        An argument cannot be used; nothing has run.
+    BoundViolation
+        A rate exceeded its certified bound: a bug.
+    KeyboardInterrupt
+        Ctrl-C before the first block of samples was complete. A later one ends the run with the blocks that are.
+
+    Warns
+    -----
+    ConvergenceWarning
+        The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
+    """
+    if method not in (None, "exact", ONE_SHOT_NAME):
+        raise InputError("method", repr(method), f"Give None, 'exact' or {ONE_SHOT_NAME!r}.")
+    if method == ONE_SHOT_NAME or (method is None and dynamics is None and _budgeted(sites)):
+        said = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
+                "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
+        _nothing_said(said, "A private answer in one shot has no such setting: leave it out, or say method='exact'.")
+        return private_laplace(sites, prior, names, seed)
+    check_length(duration, ess)
+    if isinstance(sites, Connection):
+        said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
+                "burn_in": burn_in, "init": init, "seed": seed, "names": names}  # fmt: skip
+        return _sample_connection(sites, said, ess=ess, duration=duration, keep=keep, progress=progress)
+    if burn_in is not None and not 0 <= as_number(burn_in) < float("inf"):
+        raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
+    with showing(progress):
+        chosen = choose(
+            sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess
+        )
+        wanted = usual_burn_in(burn_in, duration, chosen)
+        sampler = Sampler(chosen, wanted, keep)
+        sampler.check_budget(0.0 if duration is None else float(duration))
+        if wanted > 0:
+            sampler = sampler.burn_in(progress)
+        return sampler.extend(duration=duration, ess=ess, progress=progress)
+
+
+def _budgeted(sites: Any) -> bool:
+    """Whether one of the sites has a privacy budget."""
+    members = [sites] if isinstance(sites, Site) else sites
+    return isinstance(members, (list, tuple)) and any(getattr(site, "budget", None) is not None for site in members)
+
+
+def _nothing_said(said: dict[str, Any], remedy: str) -> None:
+    for name, value in said.items():
+        if value is not None:
+            raise InputError(name, repr(value), remedy)
+
+
+def _sample_connection(connection: Connection, said: dict[str, Any], **options: Any) -> Posterior:
+    from fedpdmc.federation.resume import sample_study
+
+    for name, value in said.items():
+        if value is not None:
+            where = "to connect()" if name == "seed" else "in the contract"
+            raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
+    with showing(options["progress"], connection.transport.status) as this:
+        if connection.shown_to is not None:
+            connection.shown_to(this)
+        report("waiting for the sites")
+        try:
+            return sample_study(connection, **options)
+        except KeyboardInterrupt:
+            raise Interrupted(ANEW_OVER_A_NETWORK) from None
+
+
+def usual_burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:
+    """What was asked for, or what the method usually needs."""
+    if burn_in is not None:
+        return float(burn_in)
+    if method.whitened:
+        return WHITENED_BURN_IN
+    return FIRST_BLOCK if duration is None else 0.1 * float(duration)

@@ -1,0 +1,302 @@
+"""The coordinator plans, the sites object: Algorithm 2 of the paper, with plans.
+
+``intend`` simulates everything public up to a horizon; ``settle`` keeps the path up to the earliest arrival and applies the
+winner's jump. Between the two, the sites answer. Nothing else happens in a round.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedpdmc._jax.compilation import apart
+from fedpdmc._jax.random_streams import ChainKeys, chain_keys, exponentials, uniforms
+from fedpdmc.clocks import Clock, Path, clock_for, follow, pick
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.potentials import Potential
+from fedpdmc.sampling.prior_shares import shares
+
+NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
+
+# A plan reaches this many times as far as a chain has gone between objections so far: e⁻⁴ of plans end before one. It
+# starts from the pace of the paper's logistic regression: one objection in twenty units of time.
+MARGIN, USUAL_OBJECTIONS, USUAL_TIME = 4.0, 1.0, 20.0
+
+
+class State(eqx.Module):
+    """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
+
+    ``objections`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
+    sites' parts of a prior that is redistributed, and None for any other.
+    """
+
+    a: Float[Array, "C d"]
+    v: Float[Array, "C d"]
+    t: Float[Array, " C"]
+    number: Int[Array, " C"]
+    events: Int[Array, " C"]
+    objections: Int[Array, " C"]
+    planned: Int[Array, " C"]
+    share: Float[Array, "C M"] | None = None
+
+
+class PublicKeys(NamedTuple):
+    """The coordinator's randomness by chain: its own events, the clock of the public potential, the prior's shares."""
+
+    events: ChainKeys
+    clock: ChainKeys
+    share: ChainKeys
+
+    @classmethod
+    def of(cls, key: Key[Array, ""], chains: int) -> PublicKeys:
+        """All from one key."""
+        return cls(*(chain_keys(jax.random.fold_in(key, use), chains) for use in range(3)))
+
+
+class Itinerary(eqx.Module):
+    """What the coordinator intends: the path whose plan it sends, and what it keeps to itself.
+
+    Attributes
+    ----------
+    path : Path
+        The plan with positions and times at the start of every segment.
+    ending : (C, S)
+        How each segment ends: with nothing, a refreshment, a jump of the coordinator, or a candidate that was rejected.
+    end_a, end_v : (C, d)
+        The state at the horizon, the coordinator's last event included.
+    final : (C,)
+        Whether the horizon is the end of the block.
+    share : (C, M), optional
+        The sites' parts of the prior from the horizon on.
+    """
+
+    path: Path
+    ending: Int[Array, "C S"]
+    end_a: Float[Array, "C d"]
+    end_v: Float[Array, "C d"]
+    final: Bool[Array, " C"]
+    share: Float[Array, "C M"] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What is sent."""
+        path = self.path
+        return Plan(path.number, path.start[:, 0], path.duration, path.velocity, path.share)
+
+
+class Knots(eqx.Module):
+    """Points of the skeleton: states right after events, with those that are void marked.
+
+    The state at the end of a block is void: it is the next block's first.
+    """
+
+    t: Float[Array, "C S"]
+    a: Float[Array, "C S d"]
+    v: Float[Array, "C S d"]
+    valid: Bool[Array, "C S"]
+
+
+class Coordinator(eqx.Module):
+    """Everything public: the dynamics, the public potential in whitened coordinates, the number of segments of a plan.
+
+    Parameters
+    ----------
+    dynamics : Dynamics
+    clock : Clock or None
+        Of the public potential (prior, control variates, ``−½|a|²`` for rotations); None if it is zero.
+    segments : int
+        The most segments that a plan may have.
+    redistribution : float
+        The rate at which the prior is dealt anew to the sites, where they hold it in parts.
+    begin : float
+        The process time at which the chains set out.
+    """
+
+    dynamics: Dynamics
+    clock: Clock | None
+    segments: int = eqx.field(static=True)
+    redistribution: float = eqx.field(default=0.0, static=True)
+    begin: float | Float[Array, ""] = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        dynamics: Dynamics,
+        potential: Potential | None,
+        segments: int,
+        redistribution: float = 0.0,
+        begin: float = 0.0,
+    ) -> Coordinator:
+        """A coordinator for a public potential in whitened coordinates."""
+        clock = None if potential is None else clock_for(potential, dynamics)
+        return cls(dynamics, clock, segments, redistribution, jnp.asarray(float(begin)))
+
+    def reach(self, state: State) -> Float[Array, " C"]:
+        """How far ahead a plan of several segments reaches: so far that most plans end in an objection.
+
+        ``H = 4 (t + 20)/(n + 1)`` after n objections in t units of the chain's own time: beyond that a site walks, and is
+        sent, what will hardly be used. It looks at the chain's own past alone, up to now, so it is exact, and the same
+        whoever runs beside it.
+        """
+        ran = state.t - self.begin + USUAL_TIME
+        return MARGIN * ran / (state.objections + USUAL_OBJECTIONS)
+
+    def intend(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
+        """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
+
+        ``until`` is one process time, or one for each chain. Plans of several segments reach no further than `reach`.
+        """
+        remaining, share, fresh = jnp.maximum(until - state.t, 0.0), state.share, None
+        due, short = jnp.zeros_like(remaining, bool), jnp.zeros_like(remaining, bool)
+        if self.segments > 1:
+            reach = self.reach(state)
+            short, remaining = reach < remaining, jnp.minimum(remaining, reach)
+        if share is not None:
+            redistributed, fresh = self._redistribution(keys, state, share.shape[1])
+            due, remaining = redistributed < remaining, jnp.minimum(remaining, redistributed)
+            short &= ~due
+
+        def segment(carry, chance):
+            (a, v, left), (k, u, level, fresh) = carry, chance
+            public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
+            wait, ending, next_a, next_v = self._public_event(a, v, left, u, level, fresh, public)
+            left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
+            return (next_a, next_v, left_then), (v, wait, ending)
+
+        (end_a, end_v, left), (velocity, duration, ending) = scan_segments(
+            segment, (state.a, state.v, remaining), self._chances(keys, state)
+        )
+        path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity, share))
+        if share is not None and fresh is not None:
+            share = jnp.where((due & (left <= 0))[:, None], fresh, share)
+        return Itinerary(path, ending, end_a, end_v, (left <= 0) & ~(due | short), share)
+
+    def _chances(self, keys: PublicKeys, state: State):
+        """All that is random in the segments of a plan: their numbers, uniforms, exponentials and new velocities."""
+        dim, count = state.a.shape[1] if self.dynamics.refresh > 0 else 0, self.segments
+        drawn = uniforms(keys.events, state.number, jnp.zeros_like(state.number), count * (4 + dim))
+        drawn = drawn.reshape(count, 4 + dim, -1)
+        level = apart(exponentials, drawn[:, :2], number=state.number)
+        fresh = jnp.swapaxes(apart(self.dynamics.velocity, drawn[:, 4:], number=state.number), 1, 2)
+        return jnp.arange(count), drawn[:, 2:4], level, fresh
+
+    def _redistribution(
+        self, keys: PublicKeys, state: State, sites: int
+    ) -> tuple[Float[Array, " C"], Float[Array, "C M"]]:
+        """When the prior is dealt anew, and how: independent of state and past, so a plan that is cut may draw again."""
+        u = uniforms(keys.share, state.number, jnp.zeros_like(state.number), 1 + sites)
+        return exponentials(u[0]) / self.redistribution, shares(u[1:])
+
+    def _public_event(self, a, v, left, u, level, fresh, public_arrival):
+        """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
+        dynamics = self.dynamics
+        never = jnp.full(left.shape, jnp.inf)
+        refresh = level[0] / dynamics.refresh if dynamics.refresh > 0 else never
+        flip_rates = self._largest_excess(a, v)
+        flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
+        public = public_arrival(jnp.minimum(left, jnp.minimum(refresh, flip)))
+        wait = jnp.minimum(jnp.minimum(refresh, flip), public.time)
+        struck, refreshed, flipped = wait < left, refresh <= wait, flip <= wait
+        end_a, end_v = dynamics.flow.move(a, v, jnp.minimum(wait, left))
+        ending, jumped = jnp.full(left.shape, JUMPED), end_v
+        if self.clock is not None:
+            jumped = dynamics.jump(end_v, public.mark)
+        if dynamics.excess > 0:
+            mark = self._excess_mark(flip_rates, end_v, u[0], u[1])
+            jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
+            ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
+        if dynamics.refresh > 0:
+            jumped = jnp.where(refreshed[:, None], fresh, jumped)
+            ending = jnp.where(refreshed, REFRESHED, ending)
+        next_v = jnp.where(struck[:, None], jumped, end_v)
+        return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
+
+    def _largest_excess(self, a, v):
+        """The excess rates: constant on lines; on rotations the largest value of ``excess |v_i|`` on the circle."""
+        return self.dynamics.excess * (jnp.ones_like(a) if self.dynamics.unit_speed else jnp.hypot(a, v))
+
+    def _excess_mark(self, rates, v, choose, accept):
+        """The coordinate that flips, or −1 where the candidate is thinned away."""
+        total = jnp.cumsum(rates, -1)
+        mark = jnp.argmax(total > (choose * total[:, -1])[:, None], -1)
+        actual = self.dynamics.excess * jnp.abs(jnp.take_along_axis(v, mark[:, None], -1)[:, 0])
+        return jnp.where(accept * jnp.take_along_axis(rates, mark[:, None], -1)[:, 0] <= actual, mark, -1)
+
+    def _public_arrival(self, a, v, keys: ChainKeys, number, left) -> Arrival:
+        """First event of the public potential within ``left``, infinite if none."""
+        chains = a.shape[0]
+        if self.clock is None:
+            return Arrival(jnp.full(chains, jnp.inf), jnp.zeros(chains, bool), jnp.zeros(chains, int))
+        clock = self.clock
+        left = jnp.where(jnp.isfinite(left), left, 0.0)
+        path = Path(number, a[:, None], v[:, None], jnp.zeros((chains, 1)), left[:, None])
+        state = clock.restart(clock.idle(chains), jnp.ones(chains, bool), path)
+        state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
+        walk = clock.walk(state)
+        arrival = walk.arrival(self.dynamics)
+        # A fault of the public clock must not pass for silence: it poisons the path, and the run stops.
+        time = jnp.where(walk.fault == 0, jnp.where(walk.rang, arrival.time, jnp.inf), jnp.nan)
+        return Arrival(time, walk.rang, arrival.mark)
+
+    def settle(
+        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]
+    ) -> tuple[State, Knots, Bool[Array, " C"]]:
+        """Keep the path up to the earliest arrival (stacked over sites) and apply the winner's jump.
+
+        Returns the new state, the knots of the path that is kept, and whether a site objected.
+        """
+        times = jnp.where(arrivals.rang, arrivals.time, jnp.inf)
+        winner = jnp.argmin(times, 0)
+        time = jnp.min(times, 0)
+        objected = jnp.isfinite(time)
+        mark = pick(jnp.swapaxes(arrivals.mark, 0, 1), winner)
+        cut, path = jnp.where(objected, time, jnp.inf), itinerary.path
+        segment = jnp.sum(path.begin <= cut[:, None], -1) - 1
+        offset = jnp.where(objected, time - pick(path.begin, segment), 0.0)
+        a, v = path.state(self.dynamics, segment, offset)
+        a = jnp.where(objected[:, None], a, itinerary.end_a)
+        v = jnp.where(objected[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
+        t = jnp.where(objected, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
+        begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < cut[:, None])
+        passed = path.begin + path.duration <= cut[:, None]
+        own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
+        knots = Knots(
+            jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
+            jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
+            jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
+            jnp.concatenate([begun, (t < until)[:, None]], 1),
+        )
+        share = state.share
+        if share is not None and itinerary.share is not None:
+            share = jnp.where(objected[:, None], share, itinerary.share)
+        planned = state.planned + jnp.sum(path.duration > 0, -1)
+        events, objections = state.events + own + objected, state.objections + objected
+        return State(a, v, t, state.number + 1, events, objections, planned, share), knots, objected
+
+    def settle_going(
+        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]
+    ) -> tuple[State, Knots]:
+        """`settle` for the chains that have not come to ``until``; the others stay where they are."""
+        going = state.t < until
+        settled, knots, _ = self.settle(state, itinerary, arrivals, until)
+
+        def choose(new, old):
+            return jnp.where(going.reshape(going.shape + (1,) * (new.ndim - 1)), new, old)
+
+        kept = eqx.tree_at(lambda k: k.valid, knots, knots.valid & going[:, None])
+        return jax.tree.map(choose, settled, state), kept
+
+
+def scan_segments(segment, carry, chances):
+    """Run ``segment`` over what is random in each, and stack its outputs along axis 1."""
+    if chances[0].shape[0] == 1:
+        carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
+        return carry, tuple(x[:, None] for x in out)
+    carry, out = jax.lax.scan(segment, carry, chances)
+    return carry, tuple(jnp.moveaxis(x, 0, 1) for x in out)

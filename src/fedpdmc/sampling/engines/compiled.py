@@ -1,0 +1,180 @@
+"""A run in progress: whole blocks of process time, made of short compiled chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import RunTooLong
+from fedpdmc.results.skeleton import Block, Chunk
+from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation, Progress, begin, run_chunk
+
+CHUNK_SECONDS = 0.25
+KNOT_BYTES = 2**24
+MOST_ITERATIONS = 1e9
+
+_run_chunk = compiled(run_chunk)
+
+
+@compiled
+def _begin(groups, coordinator: Coordinator, state: State) -> Progress:
+    # Strong types, as the compiled chunk returns them: it is then compiled once.
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), begin(groups, coordinator, state))
+
+
+class Tick(NamedTuple):
+    """What a progress display learns after each chunk."""
+
+    began: float
+    time: float
+    until: float
+    events: int
+    rounds: int
+    seconds: float
+
+
+class Run:
+    """The state of a federation's chains, moved on in whole blocks.
+
+    Parameters
+    ----------
+    federation : LocalFederation
+    coordinator : Coordinator
+    state : State
+        Where the chains start; their process time is minus the burn-in.
+    key : key
+        The coordinator's randomness.
+    """
+
+    @double_precision
+    def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
+        self.federation, self.coordinator = federation, coordinator
+        chains, dim = state.a.shape
+        self.keys = PublicKeys.of(key, chains)
+        self.progress: Progress = _begin(federation.groups, coordinator, state)
+        velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
+        row_bytes = chains * coordinator.segments * (9 + 8 * dim + velocities)
+        self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
+        self.limit, self._compiled = min(16, self.rows), False
+        # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
+        self.rounds = 0
+        # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
+        self._first_errands = self.progress.errands
+        self.asked = np.zeros((2, len(federation.names)), np.int64)
+
+    @property
+    def spares(self) -> bool:
+        """Whether only the sites that must be asked are."""
+        return self._first_errands is not None
+
+    @property
+    def time(self) -> float:
+        """Process time that all chains have reached."""
+        return float(np.min(np.asarray(self.progress.state.t)))
+
+    @property
+    def plans(self) -> np.ndarray:
+        """Number of the next plan of each chain."""
+        return np.asarray(self.progress.state.number)
+
+    @property
+    def events(self) -> np.ndarray:
+        """Jumps of each chain so far."""
+        return np.asarray(self.progress.state.events)
+
+    @property
+    def objections(self) -> np.ndarray:
+        """Jumps of sites on each chain so far."""
+        return np.asarray(self.progress.state.objections)
+
+    @property
+    def planned(self) -> np.ndarray:
+        """Segments of all plans of each chain so far."""
+        return np.asarray(self.progress.state.planned)
+
+    @property
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far."""
+        return self.federation.passes(self.progress)
+
+    @property
+    def violations(self) -> np.ndarray:
+        """How often each site saw a rate above a bound that is not certified."""
+        return self.federation.violations(self.progress)
+
+    @double_precision
+    def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
+        """Run every chain to process time ``until``: one block, all of it or nothing.
+
+        ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it
+        was before the block.
+        """
+        before, began = self.progress, self.time
+        start = (np.asarray(before.state.a), np.asarray(before.state.v))
+        # Nothing is kept of the sites from one block to the next, so that a run can be taken up between two of them.
+        self.progress = dataclasses.replace(before, errands=self._first_errands)
+        try:
+            chunks, questions = self._chunks(until, began, tick)
+            keep(Block(start, chunks, began, until))
+        except BaseException:
+            self.progress = before
+            raise
+        rounds, asked = self._count(questions, self.plans - np.asarray(before.state.number))
+        self.rounds, self.asked = self.rounds + rounds, self.asked + asked
+
+    def _count(self, questions: list[list[np.ndarray]], plans: np.ndarray) -> tuple[int, np.ndarray]:
+        """Exchanges of a block, and by site its exchanges and plans.
+
+        Chains that ask in the same of their plans share an exchange; a plan that nobody is asked about needs none.
+        """
+        rounds, sites = int(plans.max(initial=0)), len(self.federation.names)
+        if not self.spares:
+            return rounds, np.full((sites, 2), (rounds, plans.sum())).T
+        counts, everyone = np.zeros((2, sites), np.int64), np.zeros(0, np.int64)
+        for site, *about in zip(self.federation.order, *questions, strict=True):
+            asked = np.concatenate(about)
+            counts[:, site] = len(np.unique(asked)), len(asked)
+            everyone = np.union1d(everyone, asked)
+        return len(everyone), counts
+
+    def _chunks(self, until: float, began: float, tick) -> tuple[list[Chunk], list[list[np.ndarray]]]:
+        chunks, questions, iterations, target, first = [], [], 0, jnp.asarray(float(until)), self.plans
+        while self.time < until:
+            clock = time.perf_counter()
+            limit = jnp.asarray(self.limit)
+            self.progress, record, used = _run_chunk(
+                self.federation.groups, self.coordinator, self.keys, self.progress, target, limit, self.rows
+            )
+            used = int(used)
+            chunks.append(record.chunk(used))
+            if (asked := record.questions(used, first)) is not None:
+                questions.append(asked)
+            seconds = time.perf_counter() - clock
+            self.federation.faults(self.progress)
+            iterations += used
+            self._pace(seconds, used)
+            rounds = self.rounds + int((self.plans - first).max())
+            tick(Tick(began, self.time, until, int(self.events.sum()), rounds, seconds))
+            if iterations * (until - began) > MOST_ITERATIONS * max(self.time - began, 1e-300) and iterations > 4096:
+                raise RunTooLong(
+                    f"After {iterations} steps the slowest chain has come from process time {began:.3g} to "
+                    f"{self.time:.3g} of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. "
+                    "Rescale the covariates, use reference='laplace', or ask for a shorter duration."
+                )
+        return chunks, questions
+
+    def _pace(self, seconds: float, used: int) -> None:
+        """Choose the next chunk's length so that it takes about a quarter of a second; the first may have been compiled."""
+        if used == self.limit and self._compiled:
+            self.limit = int(np.clip(self.limit * np.clip(CHUNK_SECONDS / max(seconds, 1e-9), 0.25, 4), 1, self.rows))
+        self._compiled = True

@@ -1,0 +1,90 @@
+"""Sites in this process that are asked one message at a time: replies go through ledgers, or are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.sampling.engines.base import Federation
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sites.private_site import PrivateSite, Terms
+
+Log = Callable[[Plan, Arrival], None]
+
+
+class GuardedFederation(Federation):
+    """Private sites, those that keep a log, and the plain ones beside them, asked one message after the other.
+
+    Parameters
+    ----------
+    names : sequence of str
+        All sites.
+    guards : mapping of PrivateSite
+        Those with a budget, by name.
+    plain : LocalFederation or None
+        The others.
+    logs : mapping of callables, optional
+        Of those that keep one, by name: told every plan that the site is sent, and its arrival.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        guards: Mapping[str, PrivateSite],
+        plain: LocalFederation | None,
+        logs: Mapping[str, Log] | None = None,
+    ):
+        self._names, self.guards, self.plain, self.logs = tuple(names), dict(guards), plain, dict(logs or {})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites' names."""
+        return self._names
+
+    @property
+    def terms(self) -> list[Terms]:
+        """What each private site's budget still covers: sites that share an account have equal parts of it."""
+        accounts = [(guard.ledger.path, guard.dataset) for guard in self.guards.values()]
+        return [
+            guard.terms._replace(remaining=guard.terms.remaining / accounts.count(account))
+            for guard, account in zip(self.guards.values(), accounts, strict=True)
+        ]
+
+    @property
+    def columns(self) -> list[np.ndarray | None]:
+        """The coordinates that each site is sent."""
+        plain = {} if self.plain is None else dict(zip(self.plain.names, self.plain.columns, strict=True))
+        own = plain | {name: guard.columns for name, guard in self.guards.items()}
+        return [own[name] for name in self._names]
+
+    def ask(self, plans: Sequence[Plan | None]) -> list[Arrival | None]:
+        """One round; a private site's arrival is charged before it is seen, and one that is not asked is not charged."""
+        plan = dict(zip(self._names, plans, strict=True))
+        arrivals: dict[str, Arrival | None] = {}
+        if self.plain is not None:
+            answers = self.plain.ask([plan[name] for name in self.plain.names])
+            arrivals = dict(zip(self.plain.names, answers, strict=True))
+        for name, guard in self.guards.items():
+            own = plan[name]
+            arrivals[name] = None if own is None else guard.answer(own)
+        for name, log in self.logs.items():
+            own, arrival = plan[name], arrivals[name]
+            if own is not None and arrival is not None:
+                log(*jax.tree.map(np.asarray, (own, _marked(arrival))))
+        return [arrivals[name] for name in self._names]
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        """What each site with a budget has granted and revealed."""
+        return {name: guard.report() for name, guard in self.guards.items()}
+
+
+def _marked(arrival: Arrival) -> Arrival:
+    """With -1 for the mark of a chain that did not ring."""
+    rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
+    return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))

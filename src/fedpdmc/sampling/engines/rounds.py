@@ -1,0 +1,223 @@
+"""A run made of single rounds: plan, exchange, settle. For federations whose sites are asked one message at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError, NotFinite
+from fedpdmc.results.skeleton import Block, Chunk, side_by_side, signs
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
+from fedpdmc.sampling.engines import pending_arrivals, selective_requests
+from fedpdmc.sampling.engines.base import Federation
+from fedpdmc.sampling.engines.compiled import Tick
+from fedpdmc.sampling.engines.pending_arrivals import Kept
+
+# How far each chain may be planned from its present state, given the end of the block.
+Reach = Callable[[State, float], Float[Array, " C"]]
+
+
+class _Unfinished(NamedTuple):
+    """A block under way: where it ends, its knots so far, how far the chains have come, and what that took.
+
+    Where only some sites are asked, ``kept`` is what is known of each, ``end`` how far each chain was planned last, and
+    ``asked`` for each site the exchanges that it took part in and the plans of single chains that it was sent.
+    """
+
+    until: float
+    chunks: list[Chunk]
+    state: State
+    plans: int
+    rounds: int
+    kept: tuple[Kept, ...] | None
+    end: Float[Array, " C"]
+    asked: np.ndarray
+
+
+class _Line:
+    """Shared by all copies of a run: the state from which the sites may be asked next, and the block under way."""
+
+    def __init__(self, tip: State):
+        self.tip = tip
+        self.unfinished: _Unfinished | None = None
+
+
+class Rounds:
+    """The state of a federation's chains, moved on in whole blocks, one exchange after the other.
+
+    It has the interface of `Run` and makes the same bits. Two things differ, because a site keeps what it has
+    answered: a round that was sent is never planned anew, so a block that was interrupted is finished as it was meant
+    before anything else, and of several copies only the one that went on last can go on.
+
+    Parameters
+    ----------
+    federation : Federation
+    coordinator : Coordinator
+    state : State
+        Where the chains start; their process time is minus the burn-in.
+    key : key
+        The coordinator's randomness.
+    reach : callable, optional
+        ``reach(state, until)``: how far ahead each chain is planned at most, a function of what is known so far.
+    """
+
+    @double_precision
+    def __init__(
+        self,
+        federation: Federation,
+        coordinator: Coordinator,
+        state: State,
+        key: Key[Array, ""],
+        reach: Reach | None = None,
+    ):
+        self.federation, self.coordinator, self.reach = federation, coordinator, reach
+        self.keys = PublicKeys.of(key, state.a.shape[0])
+        self.spares = selective_requests.applies(federation.columns, coordinator)
+        self.restore(state, 0, np.zeros((2, len(federation.names)), np.int64))
+
+    @double_precision
+    def restore(self, state: State, rounds: int, asked: np.ndarray) -> None:
+        """Stand where a run stood between two blocks, after so many rounds."""
+        # Strong types, as the compiled steps return them: they are then compiled once.
+        self.state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
+        # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.
+        self.rounds, self.asked = rounds, asked
+        self._line = _Line(self.state)
+
+    @property
+    def time(self) -> float:
+        """Process time that all chains have reached."""
+        return float(np.min(np.asarray(self.state.t)))
+
+    @property
+    def plans(self) -> np.ndarray:
+        """Number of the next plan of each chain."""
+        return np.asarray(self.state.number)
+
+    @property
+    def events(self) -> np.ndarray:
+        """Jumps of each chain so far."""
+        return np.asarray(self.state.events)
+
+    @property
+    def objections(self) -> np.ndarray:
+        """Jumps of sites on each chain so far."""
+        return np.asarray(self.state.objections)
+
+    @property
+    def planned(self) -> np.ndarray:
+        """Segments of all plans of each chain so far."""
+        return np.asarray(self.state.planned)
+
+    @property
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far, zero for sites that do not tell."""
+        return self.federation.evaluations
+
+    @property
+    def violations(self) -> np.ndarray:
+        """None: sites that are asked round by round walk under certified bounds only."""
+        return np.zeros(len(self.federation.names), dtype=np.int64)
+
+    @double_precision
+    def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
+        """Run every chain to process time ``until``: one block, all of it or nothing.
+
+        ``keep`` receives the block once it is complete. After an interrupt or an error the run is where it was before the
+        block, and the next call finishes that block, to the end that it was given then, before it goes on to ``until``.
+        """
+        line = self._line
+        if self.state is not line.tip:
+            raise InputError(
+                "extend",
+                "a posterior whose run has gone on since",
+                "The sites have answered later plans: extend the last posterior of this run.",
+            )
+        if line.unfinished is None and self.time < until:
+            line.unfinished = self._block(until)
+        while line.unfinished is not None:
+            block = self._finish(line, tick)
+            keep(block)
+            done = line.unfinished
+            self.state, self.rounds, self.asked = done.state, self.rounds + done.rounds, self.asked + done.asked
+            line.tip, line.unfinished = self.state, None
+            if self.time < until:
+                line.unfinished = self._block(until)
+
+    def _block(self, until: float) -> _Unfinished:
+        """A block before its first round: nothing is kept of the sites from one block to the next."""
+        (chains, dim), kept = self.state.a.shape, None
+        if self.spares:
+            kept = pending_arrivals.nothing_kept(self.federation.columns, chains, self.coordinator.segments, dim)
+        return _Unfinished(float(until), [], self.state, 0, 0, kept, self.state.t, np.zeros_like(self.asked))
+
+    def _finish(self, line: _Line, tick: Callable[[Tick], None]) -> Block:
+        began = self.time
+        now = line.unfinished
+        assert now is not None
+        while float(np.min(np.asarray(now.state.t))) < now.until:
+            clock = time.perf_counter()
+            following, knots = self._round(now)
+            # An interrupt may have left the knots of this round behind those that count.
+            del now.chunks[now.plans :]
+            now.chunks.append(knots)
+            now = line.unfinished = following
+            state = now.state
+            reached, events = float(np.min(np.asarray(state.t))), int(np.asarray(state.events).sum())
+            rounds = self.rounds + now.rounds
+            tick(Tick(began, reached, now.until, events, rounds, time.perf_counter() - clock))
+        return Block((np.asarray(self.state.a), np.asarray(self.state.v)), now.chunks, began, now.until)
+
+    def _round(self, now: _Unfinished) -> tuple[_Unfinished, Chunk]:
+        """One exchange; chains that are finished send a plan of no length and stay where they are."""
+        state, end = now.state, self._end(now)
+        itinerary = _intend(self.coordinator, state, self.keys, end)
+        if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
+            raise NotFinite("coordinator", 0)
+        if now.kept is None:
+            arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
+            state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
+            kept, about = None, np.tile(np.asarray(now.state.t < end), (len(self.federation.names), 1))
+        else:
+            left = jnp.maximum(end - state.t, 0.0)
+            kept, about = pending_arrivals.ask(
+                self.federation, self.coordinator, itinerary, now.kept, left, state.t < end
+            )
+            state, knots, kept = pending_arrivals.settle(
+                self.coordinator, state, itinerary, kept, self.federation.columns, end
+            )  # fmt: skip
+        asked = now.asked + np.stack([about.any(1), about.sum(1)])
+        following = now._replace(
+            state=state, plans=now.plans + 1, rounds=now.rounds + bool(about.any()), kept=kept, end=end, asked=asked
+        )
+        t, a, v, valid = (np.asarray(x) for x in (knots.t, knots.a, knots.v, knots.valid))
+        return following, Chunk(side_by_side(t, a), signs(v) if self.coordinator.dynamics.unit_speed else v, valid)
+
+    def _end(self, now: _Unfinished) -> Float[Array, " C"]:
+        """How far each chain is planned: to the end of the block, or as far as it may be.
+
+        Where arrivals stand from plan to plan, an end is held until its chain has come there, so that sites are not asked
+        for a little more at every plan.
+        """
+        t, end = now.state.t, jnp.full(now.state.t.shape, now.until)
+        if self.reach is not None:
+            end = jnp.minimum(end, t + self.reach(now.state, now.until))
+        return end if now.kept is None else jnp.where(t < now.end, jnp.minimum(now.end, end), end)
+
+
+@compiled
+def _intend(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
+    return coordinator.intend(state, keys, end)
+
+
+@compiled
+def _settle(coordinator: Coordinator, state: State, itinerary: Itinerary, arrivals, end: Float[Array, " C"]):
+    return coordinator.settle_going(state, itinerary, arrivals, end)

@@ -1,0 +1,190 @@
+"""The federated mode, the Laplace reference and the sites' control variates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.progress import report
+from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
+from fedpdmc.models.variables import coordinate_names
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sampling.members import PRIOR_SITE, settle
+from fedpdmc.sampling.mode_search import (
+    IMPROPER,
+    LEVELLED,
+    Point,
+    called,
+    find_mode,
+    flattest,
+    positive_definite,
+    root_of_inverse,
+    singular,
+)
+from fedpdmc.sampling.sign_check import check_signs
+from fedpdmc.sites.noisy_derivatives import noisy_laplace
+from fedpdmc.sites.site import Site
+from fedpdmc.whitening import Reference
+
+# Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
+LEAST_RISE = 0.05
+
+
+@double_precision
+def laplace(
+    sites: Sequence[Site],
+    prior: Any = None,
+    *,
+    tolerance: float = 1e-3,
+    start: Any = None,
+    reach: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
+) -> Reference:
+    """Laplace reference at the federated mode, by damped Newton on summed gradients and Hessians.
+
+    One round asks every site for ``U_m, ∇U_m, ∇²U_m`` at one point. With ``x*`` the last point and ``P`` the summed
+    Hessian there, made positive definite, the reference has ``c = x* − P⁻¹∇U(x*)``, the stationary point of the summed
+    quadratics, and ``S Sᵀ = P⁻¹``: it need not be exact for the sampler to be. Sites with a privacy budget release
+    noisy derivatives in a few steps fixed beforehand, charged to the share of the budget that they grant.
+
+    Parameters
+    ----------
+    sites : sequence of Site
+    prior : Quadratic or callable, optional
+    tolerance : float
+        Stop when the next step is shorter than this many posterior standard deviations.
+    start : array of shape (d,), optional
+        Where the search begins. If None: where linear models with an unknown scale guess, else the prior's mean, or zero.
+    reach : array of shape (d,), optional
+        The largest covariates, where steps should change predictors by little at first.
+    names : sequence of str, optional
+        The parameters' names, for errors. If None: those that the models have.
+
+    Raises
+    ------
+    ImproperPosterior, NoMode, ModeNotFound
+        Without a mode, by what the search met.
+    InputError
+        At a function that seems to be a log likelihood, not minus one.
+    """
+    sites, prior, dim = settle(sites, prior, start, names)
+    x = _begin(sites, prior, dim) if start is None else np.asarray(start, float)
+    names = coordinate_names(sites, dim) if names is None else names
+    if names is not None and len(names) != dim:
+        raise InputError("names", f"{len(names)} names", f"Give one for each of {dim} parameters.")
+    if any(site.noisy for site in sites):
+        return noisy_laplace(sites, prior, x)
+    traffic = {site.name: 0 for site in sites}
+
+    def ask(point: np.ndarray) -> Point:
+        return _ask(sites, prior, point, traffic)
+
+    first = ask(x)
+    if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
+        raise NotFinite(
+            "laplace",
+            0,
+            f"laplace: the sites' likelihood is not finite at the starting point {x[:4]} (the prior's mean, or zero). Check "
+            "offsets and covariates for values that overflow, or centre the prior where the likelihood is finite.",
+        )
+    flat = prior is None and all(site.name != PRIOR_SITE for site in sites)
+    try:
+        here, step, rounds = find_mode(ask, first, tolerance, flat, reach, names)
+    except FedPDMCError:
+        check_signs(sites, first, None)
+        raise
+    check_signs(sites, first, here)
+    scale = root_of_inverse(positive_definite(here.hessian))
+    if flat:
+        rounds += _check_proper(ask, here, step, first.hessian, names)
+    control = {
+        site.name: ControlVariate(
+            Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, here.x))), jnp.asarray(_own(site, here.x)), 2
+        )
+        for site, (g, h) in zip(sites, here.parts, strict=True)
+    }
+    return Reference(jnp.asarray(here.x + step), jnp.asarray(scale), control, rounds, traffic)
+
+
+def _begin(sites, prior, dim: int) -> np.ndarray:
+    """Where the search begins: the mean of what sites guess, weighted by their records, else the prior's mean or zero."""
+    x = np.zeros(dim) if prior is None else prior_mean(prior)
+    total, weight = np.zeros(dim), np.zeros(dim)
+    for site in sites:
+        guess, records = _guess(site)
+        if guess is not None:
+            index = np.arange(dim) if site.coordinates is None else site.coordinates
+            total[index] += records * guess
+            weight[index] += records
+    return np.where(weight > 0, total / np.maximum(weight, 1e-300), x)
+
+
+def _guess(site) -> tuple[np.ndarray | None, float]:
+    if isinstance(site, Site):
+        return (None, 0.0) if site.noisy else (getattr(site.potential, "guess", None), float(site.records))
+    return site.guess, 1.0
+
+
+def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: Sequence[str] | None) -> int:
+    """Under a flat prior: refuse a posterior that is flat in some direction; returns the rounds this took.
+
+    A potential that only levels off, as with separable data, seems to have a mode once its slope is small. Then its
+    curvature has fallen far below where it started, and one standard deviation further out it has hardly risen. Data may be
+    separable by several covariates together: the directions are eigenvectors of the Hessian relative to the first one, and
+    the way that the search would have gone on.
+    """
+    if singular(here.hessian):
+        raise ImproperPosterior(f"laplace: the likelihood is flat in {called(flattest(here.hessian), names)}{IMPROPER}")
+    root = root_of_inverse(positive_definite(first))
+    curvature, vectors = np.linalg.eigh(root.T @ here.hessian @ root)
+    lost = (root @ vectors)[:, curvature < LEVELLED].T
+    ways = [step] * (len(lost) > 0 and bool(np.any(step))) + [sign * way for way in lost for sign in (-1.0, 1.0)]
+    for way in ways:
+        rise = ask(here.x + way / np.sqrt(way @ here.hessian @ way)).value - here.value
+        if not rise > LEAST_RISE:
+            mostly = called(way * np.sqrt(np.abs(np.diag(first))), names)
+            raise ImproperPosterior(f"laplace: the likelihood levels off, mostly in {mostly}{IMPROPER}")
+    return len(ways)
+
+
+def linear_control(reference: Reference) -> dict[str, ControlVariate]:
+    """The first-order part of a reference's control variates: ``∇U_m(x*)·x`` alone."""
+    control = {}
+    for name, (quadratic, point, _) in (reference.control or {}).items():
+        gradient = quadratic.gradient(point)
+        control[name] = ControlVariate(Quadratic(jnp.zeros_like(quadratic.precision), gradient), point, 1)
+    return control
+
+
+def prior_mean(prior: Quadratic) -> np.ndarray:
+    """``−P⁻¹ h``."""
+    return -np.linalg.solve(np.asarray(prior.precision), np.asarray(prior.linear))
+
+
+def _own(site: Site, x: np.ndarray) -> np.ndarray:
+    return x if site.coordinates is None else x[site.coordinates]
+
+
+def _ask(sites, prior, x, traffic) -> Point:
+    """One round: the sums over sites and prior, and each site's own gradient and Hessian."""
+    value, gradient, hessian, parts = 0.0, np.zeros(x.shape[0]), np.zeros((x.shape[0], x.shape[0])), []
+    for number, site in enumerate(sites, 1):
+        report("finding the mode", number, len(sites))
+        u, g, h = site.derivatives(x)
+        index = np.arange(x.shape[0]) if site.coordinates is None else site.coordinates
+        with np.errstate(invalid="ignore"):
+            value += u
+            gradient[index] += g
+            hessian[np.ix_(index, index)] += h
+        parts.append((g, h))
+        traffic[site.name] += 8 * (g.size + 1 + g.size + h.size)
+    if prior is not None:
+        precision, linear = np.asarray(prior.precision), np.asarray(prior.linear)
+        value += 0.5 * x @ precision @ x + linear @ x
+        gradient = gradient + precision @ x + linear
+        hessian = hessian + precision
+    return Point(x, float(value), gradient, hessian, parts)

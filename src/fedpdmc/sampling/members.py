@@ -1,0 +1,141 @@
+"""Who is in a federation: sites and prior that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.federation.remote import RemoteSite
+from fedpdmc.models.user_function import Written
+from fedpdmc.potentials import Potential, Quadratic
+from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sites.site import Site, bucket, no_size
+
+# Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.
+CHEAP, BURDEN = 256, 8
+# The site that walks with a prior of its own.
+PRIOR_SITE = "prior"
+
+
+def check_sites(sites: Any) -> tuple[Site, ...]:
+    """At least one site, and no two of one name; a `RemoteSite` stands for one that is elsewhere."""
+    if isinstance(sites, Site):
+        sites = [sites]
+    try:
+        members: tuple[Any, ...] = tuple(sites)
+    except TypeError as error:
+        raise InputError("sites", type(sites).__name__, "Give a list of fedpdmc.Site.") from error
+    if not members:
+        raise InputError("sites", "no sites", "Give at least one fedpdmc.Site.")
+    for site in members:
+        if not isinstance(site, (Site, RemoteSite)):
+            raise InputError("sites", f"a {type(site).__name__}", "Give fedpdmc.Site objects only.")
+    names = [site.name for site in members]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError("sites", f"several sites named {twice[0]!r}", "Give every site a name of its own.")
+    return members
+
+
+def check_prior(prior: Any) -> Quadratic | None:
+    """None, or a prior from `fedpdmc.models`, also where it is redistributed."""
+    prior = prior.prior if isinstance(prior, Redistributed) else prior
+    if prior is None or (isinstance(prior, Quadratic) and not prior.records):
+        return prior
+    raise InputError(
+        "prior",
+        type(prior).__name__,
+        "Give None for a flat prior, fedpdmc.models.normal_prior(dim, ...), or a JAX function of the parameters.",
+    )
+
+
+def settle(
+    sites: Any, prior: Any, init: Any = None, names: Any = None
+) -> tuple[tuple[Site, ...], Quadratic | None, int]:
+    """Sites that know their number of parameters, a Gaussian prior if there is one, and that number.
+
+    A prior that is a function becomes a site of its own. The number comes from the prior, from a site that knows it, from
+    ``init`` or from ``names``.
+    """
+    members = check_sites(sites)
+    if isinstance(prior, Written) or (callable(prior) and not isinstance(prior, (Potential, Redistributed))):
+        if any(site.name == PRIOR_SITE for site in members):
+            raise InputError(
+                "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."
+            )
+        members, prior = (*members, Site(prior, name=PRIOR_SITE)), None
+    prior = check_prior(prior)
+    unknown = [site for site in members if isinstance(site, Site) and site.known_dim is None]
+    if unknown:
+        dim = _told_dim([site for site in members if site not in unknown], prior, init, names)
+        if dim is None:
+            raise no_size(unknown[0].name)
+        members = tuple(site.sized(dim) if site in unknown else site for site in members)
+    dim = check_dimensions(members, prior)
+    return _of_one_size(members), prior, dim
+
+
+def _of_one_size(members: tuple[Site, ...]) -> tuple[Site, ...]:
+    """Sites with the same function and unequal numbers of records padded alike, so that it is compiled once for all."""
+    families: dict[Any, list[Site]] = {}
+    for site in members:
+        if isinstance(site, Site) and site.model is not None:
+            families.setdefault((site.model.family, site.dim), []).append(site)
+    padded = {}
+    for family in families.values():
+        most = max(site.records for site in family)
+        if any(site.records != most for site in family):
+            padded.update({site.name: site.padded(_common(site.records, most)) for site in family})
+    return tuple(padded.get(site.name, site) for site in members)
+
+
+def _common(records: int, most: int) -> int:
+    """A padded number of records: that of the largest site, or where this would be a burden that of the site itself."""
+    size = bucket(most)
+    return size if size <= CHEAP or records * BURDEN >= size else bucket(records)
+
+
+def _told_dim(known: list[Site], prior: Quadratic | None, init: Any, names: Any) -> int | None:
+    """The number of parameters from whoever says it."""
+    if prior is not None or any(site.coordinates is None for site in known):
+        return problem_dim(known, prior)
+    if init is not None and np.ndim(init) in (1, 2):
+        return int(np.shape(init)[-1])
+    if names is not None and not isinstance(names, str):
+        return len(list(names))
+    return problem_dim(known, None) if known else None
+
+
+def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
+    """The number of parameters, on which prior and sites must agree."""
+    dim = problem_dim(sites, prior)
+    covered = np.zeros(dim, bool)
+    for site in sites:
+        if site.coordinates is None and site.dim != dim:
+            raise InputError(
+                f"sites ({site.name!r})",
+                f"a model of {site.dim} parameters where the federation has {dim}",
+                "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
+            )
+        if site.coordinates is not None and site.coordinates.max(initial=-1) >= dim:
+            raise InputError(
+                f"sites ({site.name!r}) coordinates", str(int(site.coordinates.max())), f"Give indices below {dim}."
+            )
+        covered[slice(None) if site.coordinates is None else site.coordinates] = True
+    if prior is None and not covered.all():
+        raise InputError("prior", f"None, with no site that sees coordinate {int(np.argmin(covered))}", "Give a prior.")
+    return dim
+
+
+def problem_dim(sites: Sequence[Site], prior: Quadratic | None) -> int:
+    """Number of parameters of the federation."""
+    if prior is not None:
+        return prior.dim
+    whole = [site.dim for site in sites if site.coordinates is None]
+    parts = [
+        int(site.coordinates.max()) + 1 for site in sites if site.coordinates is not None and site.coordinates.size
+    ]
+    return max(whole + parts)

@@ -1,0 +1,213 @@
+"""A private answer in one shot: noisy derivatives at a noisy mode, and a posterior that knows of the noise."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import metadata
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.dynamics import Boomerang
+from fedpdmc.errors import InputError
+from fedpdmc.models.variables import coordinate_names
+from fedpdmc.potentials import Quadratic
+from fedpdmc.privacy import noise_aware
+from fedpdmc.privacy.accountant import Sensitivity
+from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.comparison import exact_samples
+from fedpdmc.privacy.noise_aware import Gaussian, Release
+from fedpdmc.privacy.planning import Question
+from fedpdmc.privacy.schedule import ONE_SHOT
+from fedpdmc.privacy.sensitivity import derivative_sensitivity, sensitivity
+from fedpdmc.results.path_store import DrawStore
+from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.skeleton import Moments
+from fedpdmc.sampling.laplace_reference import prior_mean
+from fedpdmc.sampling.members import settle
+from fedpdmc.sampling.settings import check_names
+from fedpdmc.sites.account_report import Standing, account_report
+from fedpdmc.sites.clipping import model_of
+from fedpdmc.sites.noisy_derivatives import noisy_derivatives
+from fedpdmc.sites.site import Site
+from fedpdmc.whitening import Reference
+
+CHAINS, DRAWS = 4, 2500
+# A posterior whose standard deviation is this share of the prior's owes little to the records.
+LITTLE_LEARNT = 0.8
+NAME = "private-laplace"
+
+
+def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Posterior:
+    """The posterior of θ given the derivatives that private sites release with noise, all of it charged.
+
+    Each of three rounds asks every site for a noisy gradient and Hessian at one public point; the first two find the
+    point, `noise_aware.draws` are made of the last. It is not exact: the log likelihood is taken as quadratic over the
+    width of the posterior, which for many records it nearly is. Sites without a budget take part without noise.
+
+    Parameters
+    ----------
+    sites : sequence of Site
+    prior : Quadratic
+        Gaussian.
+    names : sequence of str, optional
+    seed : int, optional
+        Of the draws; the noise is the sites' own.
+    """
+    members, prior, dim = settle(sites, prior, None, names)
+    known = _check(members, prior)
+    x, released, traffic = known.mean, None, np.zeros((2, len(members)), np.int64)
+    for step in range(len(ONE_SHOT.steps)):
+        x = _within_regions(members, x)
+        released = _ask(members, x, step, traffic)
+        plain = noise_aware.believable(released.hessian, released.hessian_sd)
+        x = noise_aware.given_hessian(released, plain, known)[0]
+    assert released is not None
+    rng = np.random.default_rng(seed)
+    drawn = noise_aware.draws(released, known, CHAINS * DRAWS, rng).reshape(CHAINS, DRAWS, dim)
+    cov = np.cov(drawn.reshape(-1, dim).T).reshape(dim, dim)
+    _say_if_little(cov, known)
+    settings = _settings(members, cov, seed)
+    own = coordinate_names(members, dim)
+    labels = check_names(own if names is None else names, dim, own)
+    return _posterior(members, drawn, labels, settings, traffic)
+
+
+def _check(members: tuple[Any, ...], prior: Any) -> Gaussian:
+    """What cannot be answered in this way, before anything is charged; the prior as numbers."""
+    for site in members:
+        if not isinstance(site, Site):
+            raise InputError("method", f"{NAME!r} with sites elsewhere", "It runs with sites in this process only.")
+        if site.model is not None:
+            raise InputError(
+                f"sites ({site.name!r})",
+                f"a function with method={NAME!r}",
+                "Noisy derivatives need a model of records from fedpdmc.models.",
+            )
+        if site.budget is not None:
+            derivative_sensitivity(model_of(site.potential), site.budget.bounds, site.budget.neighbours)
+    if not isinstance(prior, Quadratic):
+        raise InputError(
+            "prior",
+            f"{'a flat prior' if prior is None else type(prior).__name__} with method={NAME!r}",
+            "Give a proper Gaussian one, fedpdmc.models.normal_prior(dim, scale=...): noise can leave a direction unknown.",
+        )
+    return Gaussian(np.asarray(prior_mean(prior)), np.asarray(prior.precision))
+
+
+def _within_regions(members: tuple[Site, ...], x: np.ndarray) -> np.ndarray:
+    """A point that every site's declared region allows."""
+    x = x.copy()
+    for site in members:
+        index = np.arange(len(x)) if site.coordinates is None else site.coordinates
+        region = None if site.budget is None else site.budget.bounds.sizes("region", len(index))
+        if region is not None:
+            x[index] = np.clip(x[index], -region, region)
+    return x
+
+
+def _ask(members: tuple[Site, ...], x: np.ndarray, step: int, traffic: np.ndarray) -> Release:
+    """One round: the sums of what the sites release, and the variances of their noise."""
+    dim = len(x)
+    gradient, hessian = np.zeros(dim), np.zeros((dim, dim))
+    first, second = np.zeros(dim), np.zeros((dim, dim))
+    for number, site in enumerate(members):
+        index = np.arange(dim) if site.coordinates is None else site.coordinates
+        block = np.ix_(index, index)
+        if site.budget is not None:
+            noisy = noisy_derivatives(site, x, step, ONE_SHOT)
+            g, h = noisy.gradient, noisy.hessian
+            first[index] += noisy.gradient_sd**2
+            second[block] += noisy.hessian_sd**2 * (1 + np.eye(len(index))) / 2
+        else:
+            _, g, h = site.derivatives(x)
+        gradient[index] += g
+        hessian[block] += h
+        traffic[:, number] += 2, 8 * (2 * g.size + h.size + 2)
+    return Release(x, gradient, hessian, np.sqrt(first), np.sqrt(second))
+
+
+def _say_if_little(cov: np.ndarray, prior: Gaussian) -> None:
+    """Warn where noise has left hardly more than the prior."""
+    ratio = float(np.sqrt(np.max(np.diag(cov) / np.diag(np.linalg.inv(prior.precision)))))
+    if ratio > LITTLE_LEARNT:
+        warnings.warn(
+            f"The noise that the privacy budgets ask for leaves little of the records: a parameter's standard deviation is "
+            f"{ratio:.2f} of the prior's. It takes more records, or a larger epsilon (see `fedpdmc privacy plan`).",
+            stacklevel=4,
+        )
+
+
+def _settings(members: tuple[Site, ...], cov: np.ndarray, seed: int | None) -> dict[str, Any]:
+    scale = np.linalg.cholesky(cov)
+    exact = min(_exact_samples(site, scale, len(members)) for site in members if site.budget is not None)
+    what = (
+        "NOT exact: the log likelihood is taken as quadratic about a public point, and the noise of the released "
+        "derivatives is integrated over. The same budgets would buy about "
+        f"{exact:.2g} effective samples of the exact posterior (dynamics=fedpdmc.FactorisedBoomerang())."
+    )
+    return {
+        "method": NAME,
+        "exact": False,
+        "chosen": what,
+        "dynamics": "one shot",
+        "reference": "none",
+        "control": "none",
+        "prior_at": "coordinator",
+        "chains": CHAINS,
+        "objected": 0.0,
+        "burn_in": 0.0,
+        "duration": float(DRAWS),
+        "seed": seed,
+        "sites": [site.name for site in members],
+        "versions": {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")},
+    }
+
+
+def _exact_samples(site: Site, scale: np.ndarray, sites: int) -> float:
+    """What the site's budget would buy of the exact chain, in the coordinates of this posterior."""
+    budget = site.budget
+    assert isinstance(budget, Budget)
+    rows = scale if site.coordinates is None else scale[site.coordinates]
+    known: Sensitivity = sensitivity(model_of(site.potential), budget.bounds, budget.neighbours, rows)
+    granted = budget.granted or (budget.epsilon, budget.delta)
+    return exact_samples(Question(site.records, sites, scale.shape[0], granted[0], granted[1], known.k_2, 1.0))
+
+
+def _posterior(
+    members: tuple[Site, ...], drawn: np.ndarray, names: list[str], settings: dict[str, Any], traffic: np.ndarray
+) -> Posterior:
+    """Independent draws, stored as those of a run are."""
+    dim = drawn.shape[-1]
+    pivot, flat = drawn[0, 0], drawn.reshape(-1, dim)
+    off = flat - pivot
+    dynamics = Boomerang()
+    moments = Moments(float(len(flat)), off.sum(0), off.T @ off, pivot)
+    store = DrawStore.of(dynamics.flow, moments, drawn, 0.0, float(DRAWS))
+    counts = {
+        "rounds": len(ONE_SHOT.steps),
+        "messages": traffic[0],
+        "bytes": traffic[1],
+        "events": np.zeros(CHAINS, np.int64),
+        "gradient_evaluations": np.zeros(len(members), np.int64),
+        "certified": False,
+        "privacy": {site.name: _report(site) for site in members if site.budget is not None},
+    }
+    reference = Reference(jnp.zeros(dim), jnp.ones(dim))
+    return Posterior(store, reference, dynamics, names, counts, settings)
+
+
+def _report(site: Site) -> dict[str, Any]:
+    """The site's account, as that of a run is told."""
+    budget = site.budget
+    assert isinstance(budget, Budget)
+    ledger, account = budget.open()
+    dataset = budget.account_name
+    change = Sensitivity(*3 * (derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0],))
+    standing = Standing(
+        account.epsilon, account.delta, account.alpha, budget.granted, 0.0, 0.0, change, ledger.releases(dataset),
+        site.seed is not None,
+    )  # fmt: skip
+    spent = ledger.spent(dataset) / account.limit
+    return account_report(standing, budget, Boomerang(), 0.0, spent) | {"dataset": dataset, "study": budget.study}

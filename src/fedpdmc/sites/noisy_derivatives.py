@@ -1,0 +1,187 @@
+"""Released summaries of private sites, and the Laplace reference that is made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale, release, release_symmetric
+from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
+from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
+from fedpdmc.privacy.schedule import REFERENCE, Schedule
+from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
+from fedpdmc.sites.clipping import fingerprint, model_of
+from fedpdmc.sites.site import Site, derivatives
+from fedpdmc.whitening import Reference
+
+logger = logging.getLogger("fedpdmc.site")
+# What is left of a share, relatively, when it is spent but for rounding.
+LEAST_LEFT = 1e-6
+# Under a flat prior: the least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
+LEAST_CURVATURE = 1e-3
+# The prior's standard deviations, per root of the dimension, within which the mode is looked for.
+REACH = 3.0
+# Parameters beyond which numbers might overflow.
+FARTHEST = 1e15
+
+
+class Noisy(NamedTuple):
+    """Released derivatives of one site: at ``point``, with the standard deviations of their noise.
+
+    Entries of the Hessian off the diagonal have ``1/√2`` of the noise of those on it.
+    """
+
+    gradient: np.ndarray
+    hessian: np.ndarray
+    point: np.ndarray
+    gradient_sd: float
+    hessian_sd: float
+
+
+@double_precision
+def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE) -> Noisy:
+    """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
+
+    What was released before at the same point is told again at no charge; a new release costs what the schedule says of
+    what is left of the study's share, and is refused when nothing is. The sampler stays exact with it: a control variate
+    may be any symmetric quadratic, as long as both sides use the same.
+
+    Raises
+    ------
+    BudgetSpent
+        The share is spent.
+    """
+    budget = site.budget
+    if budget is None or not (budget.release or schedule.usual):
+        raise InputError(
+            "reference",
+            f"'laplace' with site {site.name!r}, whose budget grants no release",
+            "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
+            "known without the data.",
+        )
+    own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
+    model = model_of(site.potential)
+    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
+    rounding = _rounding(site, model, own, sensitivity)
+    ledger, account = budget.open()
+    dataset, study = budget.account_name, budget.study
+    records = fingerprint(site.potential)
+    ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
+    asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
+    request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
+    share = (budget.release or schedule.usual) * budget.study_limit(account)
+    left = max(share - ledger.released(dataset, study, asked), 0.0)
+    cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
+    if (step >= len(schedule.steps) or left <= LEAST_LEFT * share) and not ledger.answered(request):
+        raise BudgetSpent(
+            f"site {site.name!r}: the share of its privacy budget that study {study!r} may spend on released summaries "
+            "is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
+        )
+
+    def work(key: bytes) -> Reply:
+        if site.seed is not None:
+            key = hashlib.sha256(repr((site.name, site.seed, own.tolist())).encode()).digest()
+        try:
+            _, gradient, hessian = derivatives(site, own)
+            entries = len(own) * (len(own) + 1) // 2
+            parts = (schedule.gradient, 1 - schedule.gradient) if sensitivity[1] > 0 else (1.0, 1.0)
+            sigmas = [
+                noise_scale(noise_multiplier(account.alpha, cost * part), change, off, count)
+                for part, change, off, count in zip(parts, sensitivity, rounding, (len(own), entries), strict=True)
+            ]
+            noisy = release(gradient, sigmas[0], key + b"gradient")
+            noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
+        except Exception:
+            # That it failed may depend on the records: it is charged, and told in one word.
+            logger.exception("site %r: a release has failed", site.name)
+            return Reply(FAULT, 0.0, cost)
+        return Reply(np.concatenate([noisy, noisier.ravel(), sigmas]).astype("<f8").tobytes(), 0.0, cost)
+
+    content = ledger.answer(request, cost, work, granted=budget.study_limit(account))
+    if content == FAULT:
+        raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
+    values, d = np.frombuffer(content, dtype="<f8"), len(own)
+    return Noisy(values[:d], values[d:-2].reshape(d, d), own, float(values[-2]), float(values[-1]))
+
+
+def _rounding(site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of the rounding of gradient and Hessian at a point; one at which they would matter is refused."""
+    assert site.budget is not None
+    if not np.max(np.abs(own), initial=0.0) <= (COX_REGION if model.loss == "cox" else FARTHEST):
+        raise PlanRefused(
+            f"site {site.name!r}: a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
+        )
+    bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
+    first = gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size)
+    second = hessian_rounding(model, bounds, neighbours, size)
+    if any(
+        known > 0 and not 2 * off <= LARGEST_SHARE * known
+        for known, off in zip(sensitivity, (first, second), strict=True)
+    ):
+        raise PlanRefused(
+            f"site {site.name!r}: a point so far away that rounding would show beside what one record can change (code "
+            "BAD_POINT)."
+        )
+    return first, second
+
+
+def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Where a site's derivatives are taken if they are asked for at ``own``: within the declared region."""
+    region = bounds.sizes("region", len(own))
+    return own if region is None else np.clip(own, -region, region)
+
+
+def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
+    """The Laplace reference from a few Newton steps on noisy sums; everything in it comes from charged releases."""
+    traffic, start = {site.name: 0 for site in sites}, x
+    for step in range(len(REFERENCE.steps)):
+        hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
+        parts = {}
+        for site in sites:
+            index = np.arange(len(x)) if site.coordinates is None else site.coordinates
+            if site.budget is not None:
+                g, h, point, *_ = noisy_derivatives(site, x, step)
+            else:
+                (_, g, h), point = site.derivatives(x), x[index]
+                # A site elsewhere takes its noisy derivatives within the region that the contract declares.
+                point = release_point(point, site.bounds) if site.noisy else point
+            gradient[index] += g
+            hessian[np.ix_(index, index)] += h
+            parts[site.name] = (g, h, point)
+            traffic[site.name] += 8 * (2 * g.size + h.size)
+        precision = _believed(hessian, prior)
+        if prior is not None:
+            gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
+        x = _within_reach(x - np.linalg.solve(precision, gradient), start, prior)
+    control = {
+        name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2)
+        for name, (g, h, point) in parts.items()
+    }
+    covariance = np.linalg.inv(precision)
+    scale = np.linalg.cholesky((covariance + covariance.T) / 2)
+    return Reference(jnp.asarray(x), jnp.asarray(scale), control, len(REFERENCE.steps), traffic)
+
+
+def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
+    """The prior's precision and what the noisy Hessian adds: noise can make it indefinite, the likelihood does not."""
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
+    curvature = (vectors * np.maximum(values, floor)) @ vectors.T
+    return curvature if prior is None else curvature + np.asarray(prior.precision)
+
+
+def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> np.ndarray:
+    """Not further from the prior's mean than the prior allows: a step that noise has made is not followed there."""
+    if prior is None:
+        return x
+    off = x - mean
+    length = float(np.sqrt(off @ np.asarray(prior.precision) @ off))
+    return mean + off * min(1.0, REACH * np.sqrt(len(x)) / max(length, 1e-300))

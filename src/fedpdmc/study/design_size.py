@@ -1,0 +1,110 @@
+"""How large a design a formula makes, counted before the formula is expanded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from fedpdmc.errors import InputError
+
+WHERE = "study.toml: model: formula"
+MOST_CHARACTERS, MOST_COLUMNS, MOST_POWER = 2000, 2048, 8
+TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~])")
+# As lme4 and brms write it, such as (1|district) or (age||clinic).
+RANDOM_EFFECT = re.compile(r"\([^()|]*\|{1,2}\s*([\w.]+)[^()]*\)")
+# In the order in which they bind; '**' and '^' bind most.
+BINDING = {"~": 0, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
+
+
+def check_size(formula: str, widths: Mapping[str, int]) -> None:
+    """Refuse a formula whose expansion would take for ever, or that is none.
+
+    Each column counts for as many columns of the design as it has levels; sums add, interactions multiply. That bounds what
+    the expansion makes, because contrasts and repeated terms only leave something out.
+
+    Parameters
+    ----------
+    formula : str
+    widths : mapping
+        Columns of the design that a declared column makes at most.
+    """
+    if len(formula) > MOST_CHARACTERS:
+        raise InputError(WHERE, f"{len(formula)} characters", f"Give at most {MOST_CHARACTERS}.")
+    if effect := RANDOM_EFFECT.search(formula):
+        group = effect[1]
+        raise InputError(
+            WHERE,
+            f"{effect[0]!r}, a random effect",
+            f"A contract carries fixed effects only: write + {group}, with {group} declared by its levels. A hierarchical "
+            "model is a function or a NumPyro model, in process: see docs/models.md.",
+        )
+    operands: list[int] = []
+    operators: list[str] = []
+    previous = ""
+    for token in _tokens(formula):
+        if token == "(":
+            operators.append(token)
+        elif token == ")":
+            while operators and operators[-1] != "(":
+                _apply(operators.pop(), operands, formula)
+            if not operators:
+                raise _no_formula(formula)
+            operators.pop()
+        elif token in BINDING:
+            if previous in ("", "(") or previous in BINDING:
+                # A sign in front of a term, such as '-1'.
+                operands.append(0)
+            while operators and operators[-1] != "(" and BINDING[operators[-1]] >= BINDING[token]:
+                _apply(operators.pop(), operands, formula)
+            operators.append(token)
+        else:
+            power = previous in ("**", "^")
+            operands.append(_power(token, formula) if power else widths.get(token, 1))
+        previous = token
+    while operators:
+        if operators[-1] == "(":
+            raise _no_formula(formula)
+        _apply(operators.pop(), operands, formula)
+
+
+def _tokens(formula: str) -> list[str]:
+    found, at = [], 0
+    text = formula.strip()
+    while at < len(text):
+        match = TOKEN.match(text, at)
+        if match is None or match[1] == "(" and found and found[-1] not in BINDING and found[-1] != "(":
+            raise InputError(
+                WHERE,
+                repr(text[max(at - 20, 0) : at + 40]),
+                "Functions are not evaluated: name columns only, joined by + - * : / ** and parentheses, and set center, "
+                "scale or log where a column is declared.",
+            )
+        found.append(match[1])
+        at = match.end()
+    return found
+
+
+def _power(token: str, formula: str) -> int:
+    if not token.isdigit() or not 1 <= int(token[:4]) <= MOST_POWER:
+        raise InputError(WHERE, repr(formula[:80]), f"Give powers from 1 to {MOST_POWER}.")
+    return int(token)
+
+
+def _apply(operator: str, operands: list[int], formula: str) -> None:
+    if len(operands) < 2:
+        raise _no_formula(formula)
+    right, left = operands.pop(), operands.pop()
+    if operator in ("**", "^"):
+        size = (1 + left) ** min(right, MOST_POWER) - 1
+    else:
+        product = left * right if operator in ("*", "/", ":", "%in%") else 0
+        size = product if operator in (":", "%in%") else left + right + product
+    if size > MOST_COLUMNS:
+        raise InputError(
+            WHERE, f"a design of more than {MOST_COLUMNS} columns", "Take fewer interactions, levels or powers."
+        )
+    operands.append(size)
+
+
+def _no_formula(formula: str) -> InputError:
+    return InputError(WHERE, repr(formula[:80]), "Give one such as 'outcome ~ treatment + age'.")

@@ -1,0 +1,202 @@
+"""A site's records, from a file or a database, as the contract declares them."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+
+from fedpdmc.errors import InputError
+from fedpdmc.study.contract import Study
+from fedpdmc.study.value_checks import Fault, FaultyRecords, Origin, checked_records, faulty_sites
+
+DATABASES = ("sqlite:", "postgresql://", "postgres://")
+
+
+def read_records(
+    study: Study, source: str | Path, query: str | None = None, *, site: str | None = None
+) -> pd.DataFrame:
+    """The declared columns of a site's records, as numbers and levels.
+
+    Parameters
+    ----------
+    study : Study
+    source : str or path
+        A ``.csv`` or ``.parquet`` file, ``sqlite:PATH``, or a ``postgresql://`` address.
+    query : str, optional
+        The query that gives the records; for databases only.
+    site : str, optional
+        Whose records they are, for messages.
+
+    Raises
+    ------
+    InputError
+        With the line (for Parquet files and databases the record) and the column of every value that cannot be used, the
+        first `MOST_SHOWN` of them.
+    """
+    database = isinstance(source, str) and source.startswith(DATABASES)
+    whose = "data" if site is None else f"data of site {site!r}"
+    if database != (query is not None):
+        found = "a database without a query" if database else "a query for a file"
+        raise InputError(whose, found, "Give a query for sqlite: and postgresql:// sources, and only for them.")
+    needed, origin = _needed(study), Origin(f"{whose} ({shown(str(source))})", None if database else Path(source))
+    raw = _from_database(str(source), str(query), whose) if database else _from_file(Path(source), needed, whose)
+    missing = ", ".join(repr(name) for name in needed if name not in raw)
+    faults = [Fault(-1, "", f"no column {missing}", f"Give the columns {', '.join(needed)}, by these names.")]
+    faults = faults if missing else []
+    count = max((len(column) for column in raw.values()), default=0)
+    if faults and not count:
+        raise FaultyRecords(origin, faults, count)
+    if not count:
+        raise InputError(origin.where, "no records", "Give at least one: a site without records takes no part.")
+    return checked_records(study, {name: raw[name] for name in needed if name in raw}, origin, count, faults)
+
+
+def site_records(study: Study, site: str, source: str | Path, query: str | None = None) -> pd.DataFrame:
+    """The records of a site of the study, as `read_records` gives them, if the contract lets it take part with them."""
+    records = read_records(study, source, query, site=site)
+    if len(records) > study.most_records:
+        raise InputError(
+            f"data of site {site!r}",
+            f"{len(records):,} records",
+            f"The contract has at most {study.most_records:,} of a site: change it together, [limits] records = ....",
+        )
+    if study.coordinates(site) is not None:
+        study.matrix(records, site)
+    return records
+
+
+def records_of_sites(study: Study, sources: Mapping[str, tuple[str | Path, str | None]]) -> dict[str, pd.DataFrame]:
+    """The records of all sites, each from its source and query.
+
+    Raises
+    ------
+    InputError
+        With what is wrong with all of them, in one report.
+    """
+    found, faults = {}, {}
+    for site, (source, query) in sources.items():
+        try:
+            found[site] = site_records(study, site, source, query)
+        except InputError as error:
+            faults[site] = error
+    if faults:
+        raise faulty_sites(faults, len(sources))
+    return found
+
+
+def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
+    """Refuse records of which fewer than ``least``, but not none, share a level, or are told apart by a term of the formula.
+
+    A sum over so few is close to what one of them says.
+
+    Raises
+    ------
+    InputError
+    """
+    for name in records:
+        if study.columns[str(name)].type == "level":
+            counts = records[name].value_counts()
+            for level, count in counts.items():
+                _check_cell(f"level {level!r} of column {str(name)!r}", int(count), least)
+    matrix = study.design.matrix(records)
+    for name, column in zip(study.design.names, matrix.T, strict=True):
+        values, counts = np.unique(column, return_counts=True)
+        if len(values) == 2:
+            _check_cell(f"term {name!r} of the formula", int(counts.min()), least)
+
+
+def _check_cell(what: str, count: int, least: int) -> None:
+    if 0 < count < least:
+        raise InputError(
+            f"data, {what}",
+            f"{count} records that share it",
+            f"The policy has least_cell = {least}: merge levels in the contract, leave these records out, or lower it.",
+        )
+
+
+def _needed(study: Study) -> list[str]:
+    used = study.design.used | {study.options[key] for key in ("offset",) if key in study.options}
+    return [name for name in study.columns if name in used]
+
+
+def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Series]:
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".parquet"):
+        raise InputError(
+            whose, shown(str(path)), "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address."
+        )
+    try:
+        # Text as it stands, so that what is wrong can be shown as it was written.
+        frame = pl.read_csv(path, infer_schema=False) if kind == ".csv" else pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(whose, f"{path}: {error}", "Give a file that can be read.") from error
+    if kind == ".csv":
+        _refuse_twins(path, whose)
+    return {name: frame[name] for name in needed if name in frame.columns}
+
+
+def _refuse_twins(path: Path, whose: str) -> None:
+    """Of two columns of one name polars would rename one, and nobody would know which of them was taken."""
+    header = [str(name) for name in pl.read_csv(path, infer_schema=False, has_header=False, n_rows=1).row(0)]
+    for name in header:
+        if header.count(name) > 1:
+            raise InputError(whose, f"{path} with two columns {name!r}", "Give every column a name of its own.")
+
+
+def shown(source: str) -> str:
+    """An address of a database as it may be shown: without the user and the password."""
+    plain = re.sub(r":/+.*@", "://***@", source)
+    return re.sub(r"(?i)\b(\w*pass\w*|user)=[^&\s]*", r"\1=***", plain)
+
+
+def _from_database(source: str, query: str, whose: str) -> dict[str, pl.Series]:
+    try:
+        names, rows = _sqlite(source, query) if source.startswith("sqlite:") else _postgres(source, query, whose)
+    except sqlite3.Error as error:
+        raise InputError(whose, f"{shown(source)}: {error}", "Check the database and the query.") from error
+    if len(set(names)) != len(names):
+        raise InputError(whose, "a query with two columns of one name", "Name the columns apart with AS.")
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {
+        name: pl.Series(name, [_as_text(value) for value in values], dtype=pl.String)
+        for name, values in zip(names, columns, strict=True)
+    }
+
+
+def _sqlite(source: str, query: str) -> tuple[list[str], list[tuple]]:
+    path = Path(source.removeprefix("sqlite:"))
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        cursor = connection.execute(query)
+        return [column[0] for column in cursor.description or ()], cursor.fetchall()
+    finally:
+        connection.close()
+
+
+def _postgres(source: str, query: str, whose: str) -> tuple[list[str], list[tuple]]:
+    import psycopg
+
+    try:
+        with psycopg.connect(source, options="-c default_transaction_read_only=on") as connection:
+            cursor = connection.execute(query.encode())
+            return [column.name for column in cursor.description or ()], cursor.fetchall()
+    except psycopg.Error as error:
+        # The address may hold a password, and what is said of a wrong one may repeat it.
+        said = str(error)
+        for secret in re.findall(r"[^:@/?&=]{3,}", "".join(re.findall(r"//(.*)@", source))):
+            said = said.replace(secret, "***")
+        raise InputError(whose, f"{shown(source)}: {shown(said)}", "Check the database and the query.") from None
+
+
+def _as_text(value) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else str(value)

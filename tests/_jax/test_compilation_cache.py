@@ -1,0 +1,92 @@
+"""Compiled programs on disk: found again with the same bits, and never taken from a folder that others can write."""
+
+import json
+import os
+import subprocess
+import sys
+
+RUN = """
+import json
+import jax, jax.monitoring
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None)
+import numpy as np, fedpdmc as fp
+import jax.numpy as jnp
+
+def f(x, y):
+    return jnp.sum(jax.lax.lgamma(y + jnp.exp(x[0])) - y * jnp.log1p(jnp.exp(x[1] - x[0])) + jnp.exp(jnp.tanh(x)) @ x)
+
+site = fp.Site(f, data=np.linspace(0.3, 9.0, 40), name="a", coordinates=[0, 1])
+with jax.enable_x64(True):
+    found = site.derivatives(np.array([0.3, -0.2]))
+bits = np.concatenate([np.ravel(part) for part in found]).tobytes().hex()
+print(json.dumps([bits, len(hits), jax.config.jax_compilation_cache_dir]))
+"""
+
+
+def _run(code=RUN, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("FEDPDMC", "JAX_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error:Error:UserWarning", "-c", code],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_second_process_finds_the_programs_and_computes_the_same_bits(tmp_path):
+    bits, hits, folder = _run(XDG_CACHE_HOME=str(tmp_path))
+    assert hits == 0 and folder.startswith(str(tmp_path / "fedpdmc" / "compiled"))
+    entries = [name for name in os.listdir(folder) if name.endswith("-cache")]
+    assert entries
+    again, hits, _ = _run(XDG_CACHE_HOME=str(tmp_path))
+    assert hits > 0
+    assert again == bits
+    # Damaged entries: the same bits, and no word.
+    for name in entries:
+        with open(os.path.join(folder, name), "r+b") as file:
+            file.truncate(20)
+    damaged, _, _ = _run(XDG_CACHE_HOME=str(tmp_path))
+    assert damaged == bits
+
+
+WHERE = """
+import json, jax
+from fedpdmc._jax.compilation_cache import use_compilation_cache
+use_compilation_cache()
+print(json.dumps(jax.config.jax_compilation_cache_dir))
+"""
+
+
+def test_off_elsewhere_and_the_user_s_own(tmp_path):
+    assert _run(WHERE, FEDPDMC_COMPILATION_CACHE="off", XDG_CACHE_HOME=str(tmp_path)) is None
+    assert not os.listdir(tmp_path)
+    assert _run(WHERE, FEDPDMC_COMPILATION_CACHE=str(tmp_path / "here")).startswith(str(tmp_path / "here"))
+    assert _run(WHERE, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine")) == str(tmp_path / "mine")
+
+
+def test_folder_that_others_can_write_is_not_used(tmp_path):
+    folder = _run(WHERE, XDG_CACHE_HOME=str(tmp_path))
+    assert os.stat(folder).st_mode & 0o077 == 0
+    for mode in (0o770, 0o707):
+        os.chmod(folder, mode)
+        assert _run(WHERE, XDG_CACHE_HOME=str(tmp_path)) is None
+
+
+def test_no_folder_can_be_made(tmp_path):
+    (tmp_path / "fedpdmc").write_text("a file where the folder should be")
+    assert _run(WHERE, XDG_CACHE_HOME=str(tmp_path)) is None
+
+
+def test_oldest_entries_go_first(tmp_path, monkeypatch):
+    from fedpdmc._jax import compilation_cache
+
+    for age, name in enumerate(("old-cache", "middle-cache", "new-cache")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (age, age))
+    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 250)
+    compilation_cache._prune(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["middle-cache", "new-cache"]

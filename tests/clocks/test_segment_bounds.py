@@ -1,0 +1,100 @@
+"""Thinning in stages: each stage dominates the next, and the arrivals are those of thinning on cells."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+from tests.support import DYNAMICS, LOSS_NAMES, predictor, states
+
+from fedpdmc._jax.random_streams import chain_keys
+from fedpdmc.clocks import VIOLATED, StagedClock
+from fedpdmc.clocks.envelopes.second_order import signed_rates
+from fedpdmc.clocks.segment_bounds import Hazard
+from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.plan import Plan
+from fedpdmc.potentials import cubic_remainder
+from fedpdmc.sites.site import answer
+
+pytestmark = pytest.mark.usefixtures("double")
+
+
+def clock(name, dynamics, seed=0):
+    center = jnp.asarray([0.2, -0.1, 0.1])
+    potential = predictor(name, seed=seed, n=40, d=3, scale=0.4).expanded_at(center, 2)
+    return StagedClock(potential=potential, remainder=cubic_remainder(potential, center), dynamics=dynamics)
+
+
+# One dynamics of each kind of path every day.
+KINDS = [pytest.param(kind, marks=() if kind in ("zigzag", "boomerang") else pytest.mark.long) for kind in DYNAMICS]
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_constants_dominate_the_tensor_which_dominates_the_rate(name, kind):
+    dynamics = DYNAMICS[kind]
+    staged = clock(name, dynamics)
+    a, v = states(1, 500, 3, dynamics, spread=1.5)
+    constants, cell = staged._constants(a, v, jnp.full(500, 0.8))
+    for share in np.linspace(0, 1, 9):
+        there, velocity = dynamics.flow.move(a, v, share * cell)
+        tensor = staged._tensor_bound(there, velocity)
+        rates = signed_rates(dynamics, staged.potential.gradients(there), velocity)
+        assert np.all(tensor <= constants)
+        assert np.all(rates <= tensor)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrivals_have_the_law_of_thinning_on_cells(kind):
+    dynamics = DYNAMICS[kind]
+    staged = clock("logistic", dynamics)
+    cells = ThinnedClock(potential=staged.potential, dynamics=dynamics)
+    chains = 4000
+    a, v = (jnp.broadcast_to(x, (chains, 3)) for x in states(5, 1, 3, dynamics, spread=3.0))
+    plan = Plan(jnp.zeros(chains, int), a, jnp.full((chains, 2), 1.5), jnp.stack([v, -v], 1))
+    one, _ = answer(staged, chain_keys(jax.random.key(1), chains), plan)
+    other, _ = answer(cells, chain_keys(jax.random.key(2), chains), plan)
+    assert 0.2 < float(jnp.mean(other.rang)) < 1.0
+    assert stats.ks_2samp(np.asarray(one.time), np.asarray(other.time)).pvalue > 1e-3
+    if dynamics.flips:
+        table = [np.bincount(np.asarray(x.mark)[np.asarray(x.rang)], minlength=3) for x in (one, other)]
+        table = np.asarray(table)[:, np.sum(table, 0) > 0]
+        assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+def test_a_tensor_bound_set_too_low_is_caught():
+    dynamics = DYNAMICS["boomerang"]
+    staged = clock("poisson", dynamics)
+    low = dataclasses.replace(
+        staged, remainder=dataclasses.replace(staged.remainder, quartic=jnp.asarray(0.0), growth=jnp.asarray(0.0))
+    )
+    a, v = states(3, 64, 3, dynamics, spread=4.0)
+    plan = Plan(jnp.zeros(64, int), a, jnp.full((64, 1), 5.0), v[:, None])
+    _, walk = answer(low, chain_keys(jax.random.key(1), 64), plan)
+    assert np.any(np.asarray(walk.fault) == VIOLATED)
+
+
+@given(
+    rates=arrays(float, (3, 5), elements=st.floats(0.0, 20.0)),
+    lengths=arrays(float, (3, 5), elements=st.floats(0.0, 3.0)),
+    levels=arrays(float, 3, elements=st.floats(1e-6, 60.0)),
+)
+def test_a_hazard_is_inverted_over_the_whole_plan(rates, lengths, levels):
+    hazard = Hazard.of(jnp.asarray(rates), jnp.asarray(lengths))
+    found, offset, over = (np.asarray(x) for x in hazard.where(jnp.asarray(levels)))
+    larger, ends = np.asarray(hazard.rate), np.asarray(hazard.integral)
+    pieces = np.diff(ends, axis=1, prepend=0.0)
+    margin = 1e-12 * (1 + ends[:, -1:])
+    assert np.all((larger >= rates) & (larger <= rates * (1 + 2.0**-9)))
+    assert np.all((pieces >= larger * lengths - margin) & (pieces <= larger * lengths * (1 + 2.0**-19) + margin))
+    np.testing.assert_array_equal(over, ends[:, -1] <= levels)
+    for chain in np.flatnonzero(~over):
+        place = found[chain]
+        reached = ends[chain, place] - pieces[chain, place] + larger[chain, place] * offset[chain]
+        assert -margin[chain] <= offset[chain] * larger[chain, place] <= pieces[chain, place] + margin[chain]
+        np.testing.assert_allclose(reached, levels[chain], atol=margin[chain, 0])

@@ -1,0 +1,176 @@
+"""The codec: what is encoded comes back to the bit, and no bytes do anything but decode or be refused."""
+
+import dataclasses
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpdmc.errors import BadAnswer, WireError
+from fedpdmc.federation import messages as wire
+from fedpdmc.federation import remote
+
+RUN, DIGEST = bytes(range(16)), bytes(range(32))
+
+
+def arrays(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def messages(chains=3, segments=2, dim=4):
+    """One of each kind."""
+    c, s, d = chains, segments, dim
+    return [
+        wire.Hello("north", DIGEST, "fedpdmc 0.1.0"),
+        wire.Welcome(RUN, DIGEST),
+        wire.Derive(RUN, 1, arrays(d)),
+        wire.Derivatives(RUN, 1, DIGEST, -3.25, arrays(d), arrays(d, d)),
+        wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, arrays(d, d), arrays(d), arrays(d)),
+        wire.Open(RUN, 2, c, s, arrays(d), arrays(d), 0, np.zeros((0, 0)), np.zeros(0), np.zeros(0)),
+        wire.Opened(RUN, 2, DIGEST),
+        wire.Plans(RUN, 3, np.arange(c), arrays(c, d), np.abs(arrays(c, s)), arrays(c, s, d), np.arange(c)),
+        wire.Arrivals(RUN, 3, DIGEST, np.abs(arrays(c)), np.ones(c, bool), np.arange(c), np.zeros((0, d))),
+        wire.Arrivals(RUN, 3, DIGEST, np.abs(arrays(c)), np.zeros(c, bool), np.zeros(0, int), arrays(c, d)),
+        wire.Refusal(RUN, 4, DIGEST, "TOO_MANY_ROUNDS", 2),
+        wire.Farewell(RUN, 5),
+        wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, np.zeros((0, 0)), np.zeros(0), arrays(d)),
+        wire.Opened(RUN, 2, DIGEST, 3.5, np.arange(13.0)),
+        wire.Offer(RUN, 1),
+        wire.Offered(RUN, 1, DIGEST, DIGEST, b"certificate", b"signature"),
+        wire.Agree(RUN, 2, (b"one", b"", b"three")),
+        wire.Masked(RUN, 3, DIGEST, np.asarray([2**64 - 1, 0, 7], "<u8")),
+        wire.Attest(RUN, 3, 7, DIGEST, b"certificate", b"signature"),
+        wire.Attested(RUN, 3, DIGEST, 7, DIGEST, b"certificate", b"signature"),
+        wire.Welcome(RUN, DIGEST, b"certificate", b"signature"),
+    ]
+
+
+@pytest.mark.parametrize("message", messages(), ids=lambda m: type(m).__name__)
+def test_a_message_comes_back_to_the_bit(message):
+    data = wire.encode(message)
+    back = wire.decode(data)
+    assert type(back) is type(message)
+    for field in dataclasses.fields(message):
+        np.testing.assert_array_equal(getattr(back, field.name), getattr(message, field.name))
+    assert wire.encode(back) == data
+
+
+@pytest.mark.parametrize("message", messages(), ids=lambda m: type(m).__name__)
+def test_every_truncation_and_every_extension_is_refused(message):
+    data = wire.encode(message)
+    for size in range(len(data)):
+        with pytest.raises(WireError):
+            wire.decode(data[:size])
+    with pytest.raises(WireError, match="after its end"):
+        wire.decode(data + b"\0")
+
+
+def decodes_or_refuses(data):
+    try:
+        message = wire.decode(data)
+    except WireError:
+        return
+    assert wire.encode(message) == data
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=300)
+def test_any_bytes_decode_or_are_refused(data):
+    decodes_or_refuses(data)
+    for kind in wire.KINDS:
+        decodes_or_refuses(wire.HEADER.pack(wire.MAGIC, wire.VERSION, kind) + data)
+
+
+@given(st.sampled_from(messages()), st.data())
+@settings(max_examples=500)
+def test_altered_messages_decode_or_are_refused(message, data):
+    raw = bytearray(wire.encode(message))
+    for _ in range(data.draw(st.integers(1, 6))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_refuses(bytes(raw))
+
+
+@pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**32 - 1, 2**32 - 1)])
+def test_a_claimed_size_allocates_nothing(shape):
+    plans = wire.LAYOUTS[wire.Plans.kind]
+    heads = [wire.MAGIC, wire.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0]
+    data = plans.head.pack(*heads, plans.padding)
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        wire.decode(data)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_a_message_above_the_limit_is_refused_whatever_it_holds():
+    with pytest.raises(WireError, match="at most 1000 are taken"):
+        wire.decode(bytes(1001), 1000)
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (wire.Derive(RUN, 1, np.array([0.0, np.nan])), "x"),
+        (wire.Derivatives(RUN, 1, DIGEST, np.inf, arrays(2), arrays(2, 2)), "value"),
+        (wire.Derivatives(RUN, 1, DIGEST, 0.0, arrays(2), arrays(2, 3)), "hessian"),
+        (
+            wire.Plans(RUN, 1, np.array([-1]), arrays(1, 2), np.ones((1, 1)), arrays(1, 1, 2), np.zeros(1, int)),
+            "number",
+        ),
+        (
+            wire.Plans(RUN, 1, np.array([1]), arrays(1, 2), -np.ones((1, 1)), arrays(1, 1, 2), np.zeros(1, int)),
+            "duration",
+        ),
+        (
+            wire.Plans(RUN, 1, np.array([1]), arrays(1, 2), np.ones((1, 2)), arrays(1, 1, 2), np.zeros(1, int)),
+            "velocity",
+        ),
+        (wire.Plans(RUN, 1, np.arange(2), arrays(2, 2), np.ones((2, 1)), arrays(2, 1, 2), np.ones(2, int)), "chain"),
+        (wire.Arrivals(RUN, 1, DIGEST, np.ones(2), np.ones(2, bool), np.zeros(1, int), np.zeros((1, 2))), "mark"),
+        (wire.Arrivals(RUN, 1, DIGEST, -np.ones(1), np.ones(1, bool), np.zeros(1, int), np.zeros((0, 2))), "time"),
+        (
+            wire.Arrivals(RUN, 1, DIGEST, np.ones(1), np.ones(1, bool), np.zeros(1, int), np.zeros((0, 2)), 1.0, -1.0),
+            "account",
+        ),
+        (wire.Opened(RUN, 1, DIGEST, 1.0, -np.ones(13)), "account"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused_by_name(message, field):
+    with pytest.raises(WireError) as error:
+        wire.decode(wire.encode(message))
+    assert error.value.field == field
+
+
+def test_another_version_is_refused():
+    data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
+    data[4] = 1
+    with pytest.raises(WireError, match="version 1 where 4 is spoken"):
+        wire.decode(bytes(data))
+
+
+def test_padding_that_is_not_zero_is_refused():
+    data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
+    assert len(data) == 32
+    data[-1] = 1
+    with pytest.raises(WireError, match="between its head and its numbers"):
+        wire.decode(bytes(data))
+
+
+def test_an_account_that_cannot_be_is_a_bad_answer():
+    """An order of one, with which the coordinator would divide by zero."""
+    numbers = np.asarray([1, 1e-5, 1, 0, 0, 40, 0.2, 0.1, 0.4, 0.2, 3, 1, 0.5])
+    with pytest.raises(BadAnswer, match="order 1"):
+        remote._standing("north", wire.Opened(RUN, 2, DIGEST, 3.5, numbers))
+
+
+@pytest.mark.long
+def test_ten_minutes_of_guided_fuzzing_find_nothing(tmp_path):
+    pytest.importorskip("atheris")
+    command = [sys.executable, "-m", "tests.federation.fuzz_messages", str(tmp_path / "corpus")]
+    limits = ["-max_total_time=600", "-max_len=4096", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(command + limits, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

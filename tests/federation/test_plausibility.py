@@ -1,0 +1,139 @@
+"""One site lies about its derivatives: what no records tell is named, and what they could is said."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+from tests.federation.studies import SITE_SEED, Folder
+from tests.federation.test_disclosure import OWN, RUN, Guarded, searched
+from tests.study.contracts import rows, write_csv
+
+import fedpdmc as fp
+from fedpdmc.errors import BadAnswer, InputError
+from fedpdmc.federation import messages
+from fedpdmc.federation.plausibility import Plausible
+from fedpdmc.federation.site_agent.start import open_agent
+from fedpdmc.study import parse_study
+
+
+def lying(agent, change):
+    """A site whose derivatives are others than it has."""
+    honest = agent.answer
+
+    def answer(data):
+        out = honest(data)
+        message = messages.decode(out)
+        if not isinstance(message, messages.Derivatives):
+            return out
+        return messages.encode(dataclasses.replace(message, **change(message, messages.decode(data).x)))
+
+    agent.answer = answer
+    return agent
+
+
+LIES = {
+    "a Hessian of 1e140": (lambda m, x: {"hessian": np.eye(3) * 1e140}, "Hessian that 1,000,000 records"),
+    "a gradient of 1e300": (lambda m, x: {"gradient": np.full(3, 1e300)}, "gradient that 1,000,000 records"),
+    "a gradient of 1e8": (lambda m, x: {"gradient": np.array([0.0, 1e8, 0.0])}, "gradient that 1,000,000 records"),
+    "negative curvature": (lambda m, x: {"hessian": m.hessian - 30 * np.eye(3)}, "negative curvature"),
+    "a value below zero": (lambda m, x: {"value": -5.0}, "below zero"),
+    "a Hessian a hundred times too large": (lambda m, x: {"hessian": 100 * m.hessian}, "do not fit"),
+    "gradients of another place": (lambda m, x: {"gradient": m.gradient + 30 * np.sin(5 * x)}, "do not fit"),
+    "one Hessian that grows": (lambda m, x: {"hessian": m.hessian * (1 + 50 * bool(x.any()))}, "do not fit"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), LIES.values(), ids=LIES)
+def test_derivatives_that_no_records_have_stop_the_run_by_name(tmp_path, change, words):
+    folder = Guarded(tmp_path / "study", records=60, policy=LOOSE)
+    with folder.listening() as connection:
+        agents = {name: fresh(folder, name, tmp_path) for name in folder.study.sites}
+        lying(agents["south"], change)
+        with folder.sites(connection, agents), pytest.raises(BadAnswer, match=f"site 'south': .*{words}"):
+            fp.sample(connection, progress=False)
+
+
+LOOSE = """
+least_records = 2
+most_parameters_per_record = 0.5
+families = ["logistic"]
+derivatives = "own"
+passes = true
+largest_share = 1.0
+most_rounds = 1000000
+most_observed_time = 1e6
+"""
+
+
+def fresh(folder, name, tmp_path):
+    return open_agent(folder.study, name, folder.data[name], store=tmp_path / name, seed=SITE_SEED)
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson", "linear", "student_t"])
+def test_honest_sites_are_believed(tmp_path, family):
+    """Records of many kinds, all points of a search and many others."""
+    text = OWN if family == "logistic" else OWN.replace('"logistic"', f'"{family}"')
+    options = {"poisson": "", "linear": "scale = 2.0", "student_t": "scale = 2.0\ndf = 3.0", "logistic": ""}[family]
+    column = {"poisson": '{ type = "count", bounds = [0, 60] }'}.get(family, '{ type = "number", bounds = [-20, 80] }')
+    if family != "logistic":
+        text = text.replace('formula = "ill', f'{options}\nformula = "ill')
+        text = text.replace('ill = { type = "level", levels = ["no", "yes"] }', f"ill = {column}")
+    study, rng = parse_study(text.encode()), np.random.default_rng(4)
+    for seed in range(6):
+        table = rows("north", 15 + 40 * seed, seed)
+        if family != "logistic":
+            table = [(int(rng.poisson(3)), drug, age) for _, drug, age in table]
+        path = write_csv(tmp_path / "north.csv", table)
+        agent = open_agent(study, "north", path, store=tmp_path / f"{family} {seed}", seed=1)
+        agent.join(messages.encode(messages.Welcome(RUN, study.digest)))
+        plausible, x = Plausible(study), np.zeros(3)
+        for k in range(11):
+            message = messages.decode(agent.answer(messages.encode(messages.Derive(RUN, k + 1, x))))
+            plausible.check("north", x, message.value, message.gradient, message.hessian)
+            x = x if k == 9 else x + 10 ** rng.uniform(-3, 0) * rng.normal(size=3) / [1, 1, 3]
+        agent.journal.close()
+
+
+def test_a_site_with_more_records_than_the_contract_has_is_refused(tmp_path):
+    study = parse_study(OWN.replace("[limits]", "[limits]\nrecords = 11").encode())
+    path = write_csv(tmp_path / "north.csv", rows("north", 12))
+    with pytest.raises(InputError, match="12 records.*at most 11"):
+        open_agent(study, "north", path, store=tmp_path / "store", seed=1)
+
+
+def test_a_posterior_that_records_cannot_make_or_have_not_made_is_said():
+    study = parse_study(OWN.replace("[limits]", "[limits]\nrecords = 100").encode())
+    plausible, prior = Plausible(study), np.full(3, 2.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plausible.judge(np.full(3, 0.5), np.array([0.4, 0.5, 0.2]))
+    with pytest.warns(UserWarning, match=r"deviation of drug\[T.verum\] is far below what 100 records"):
+        plausible.judge(np.full(3, 0.5), np.array([0.4, 1e-2, 0.2]))
+    with pytest.warns(UserWarning, match="The posterior is the prior"):
+        plausible.judge(np.full(3, 0.01), prior)
+
+
+def test_a_sum_is_held_to_the_records_of_all_sites():
+    plausible, x = Plausible(parse_study(OWN.encode())), np.zeros(3)
+    plausible.check("north, south", x, 1.0, np.ones(3), np.eye(3) * 4e5, sites=2)
+    with pytest.raises(BadAnswer, match="north, south.*a Hessian that"):
+        plausible.check("north, south", x, 1.0, np.ones(3), np.eye(3) * 6e5, sites=2)
+
+
+def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
+    folder = Guarded(tmp_path / "study", records=12, policy=LOOSE)
+    write_csv(folder.path / "south.csv", rows("south", 4000))
+    with pytest.warns(UserWarning, match=r"Site 'south' tells 99\.\d+ %"):
+        searched(folder, tmp_path, believed=True)
+
+
+def test_chains_set_out_wider_than_the_reference(tmp_path):
+    folder = Folder(tmp_path, OWN.replace("chains = 4", "chains = 64"))
+    from fedpdmc._jax.precision import double_precision
+    from fedpdmc.federation.resume import _method
+
+    with fp.connect(folder.study, data=folder.data, seed=3) as connection:
+        method = double_precision(_method)(connection, None, "skeleton")
+        start = np.asarray(double_precision(method.start)(1.0).a)
+    assert 3.0 < np.mean(start**2) < 5.0

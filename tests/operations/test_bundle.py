@@ -1,0 +1,154 @@
+"""A site invited with one file: made ready step by step, against a coordinator that runs; changed files are refused."""
+
+import json
+import re
+import shlex
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.federation.studies import Folder
+from tests.study.contracts import rows, write_csv
+from typer.testing import CliRunner
+
+from fedpdmc.certificates.requests import sign_request
+from fedpdmc.cli import app
+from fedpdmc.errors import InputError
+from fedpdmc.operations.bundle import MEMBERS, UNIT, Joining, draft_policy, make_bundle, read_bundle
+from fedpdmc.operations.systemd_unit import site_unit
+from fedpdmc.study import read_policy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = Folder(tmp_path_factory.mktemp("study"))
+    write_csv(found.path / "many.csv", rows("north", n=200))
+    return found
+
+
+def call(*words, status=0):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_from_an_invitation_to_a_site_that_is_ready(folder, tmp_path, caplog):
+    with folder.listening() as connection:
+        bundle, site = tmp_path / "study.zip", tmp_path / "site"
+        authority = folder.keys("coordinator") / "authority.pem"
+        words = ("--authority", authority, "--coordinator", connection.address, "--out", bundle)
+        told = call("bundle", folder.path / "study.toml", *words)
+        join = ("join", bundle, "--name", "north", "--data", folder.path / "many.csv", "--folder", site)
+        said = call(*join)
+        hashes = re.findall(r"[0-9a-f]{64}", said)
+        assert len(hashes) == 3 and re.findall(r"[0-9a-f]{64}", told) == hashes[:2]
+        assert folder.study.digest.hex() == hashes[0] and "ok   data: 200 records" in said and "ok   policy" in said
+        key = site / "keys" / "key.pem"
+        secret = key.read_bytes()
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        # The authority reads the same hash from the request; the certificate comes back.
+        request = site / "keys" / "request.pem"
+        assert sign_request(folder.path / "keys" / "authority", request, "north", tmp_path / "signed") == hashes[2]
+        (site / "keys" / "certificate.pem").write_bytes((tmp_path / "signed" / "certificate.pem").read_bytes())
+        (site / "policy.toml").write_text((site / "policy.toml").read_text() + "# read\n")
+        said = call(*join)
+        assert "Ready." in said and "FAIL" not in said and said.count("ok   ") == 13
+    assert key.read_bytes() == secret and (site / "policy.toml").read_text().endswith("# read\n")
+    assert "has joined" not in caplog.text and not (site / "store").exists()
+    # The unit runs the command that was looked at.
+    line = re.search(r"^ExecStart=(.*)$", (site / UNIT).read_text(), re.M)[1]
+    command = shlex.split(line)[1:]
+    assert command[:4] == ["site", "study.toml", "--name", "north"] and str(folder.path / "many.csv") in command
+
+
+def invited(folder, tmp_path, name="study.zip"):
+    return make_bundle(
+        folder.path / "study.toml", folder.keys("coordinator") / "authority.pem", "192.0.2.7:4433", tmp_path / name
+    )
+
+
+def test_what_is_there_is_not_overwritten_by_another_study(folder, tmp_path):
+    bundle = invited(folder, tmp_path)
+    with pytest.raises(InputError, match="which exists"):
+        invited(folder, tmp_path)
+    Joining(read_bundle(bundle), "north", folder.path / "many.csv", tmp_path / "site").write()
+    other = Folder(tmp_path / "other")
+    found = read_bundle(invited(other, tmp_path, "other.zip"))
+    with pytest.raises(InputError, match="another authority.pem"):
+        Joining(found, "north", folder.path / "many.csv", tmp_path / "site").write()
+    with pytest.raises(InputError, match="north, south"):
+        Joining(found, "west", folder.path / "many.csv", tmp_path / "site")
+
+
+def test_bad_records_and_few_records_are_named_before_anything_is_sent(folder, tmp_path):
+    bundle = invited(folder, tmp_path)
+    said = call(
+        "join", bundle, "--name", "north", "--data", folder.path / "north.csv", "--folder", tmp_path / "a", status=1
+    )
+    assert "POLICY_RECORDS" in said and "To be mended: policy" in said
+    write_csv(tmp_path / "bad.csv", [("yes", "verum", 300)])
+    said = call("join", bundle, "--name", "north", "--data", tmp_path / "bad.csv", "--folder", tmp_path / "b", status=1)
+    assert "FAIL data" in said and "300" in said
+
+
+def rewritten(bundle, to, **changes):
+    with zipfile.ZipFile(bundle) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in (parts | changes).items():
+            if data is not None:
+                file.writestr(name, data)
+    return to
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"../../evil": b"x"},
+        {"keys/key.pem": b"x"},
+        {"study.toml": None},
+        {"README.txt": b"\0" * 2**21},
+        {"authority.pem": b"none"},
+        {"bundle.json": b"[]"},
+        {"bundle.json": b"{"},
+        {"bundle.json": json.dumps({"format": 1, "coordinator": 5, "server_name": "a", "fedpdmc": "1"}).encode()},
+        {"bundle.json": json.dumps({"format": 1, "coordinator": "x\n", "server_name": "a", "fedpdmc": "1"}).encode()},
+        {"bundle.json": json.dumps({"format": 2, "coordinator": "h:1", "server_name": "a", "fedpdmc": "1"}).encode()},
+        {"bundle.json": json.dumps({"format": 1, "coordinator": "h", "server_name": "a", "fedpdmc": "1"}).encode()},
+    ],
+)
+def test_a_bundle_that_was_changed_is_refused_and_nothing_is_unpacked(folder, tmp_path, changes):
+    bundle = rewritten(invited(folder, tmp_path), tmp_path / "changed.zip", **changes)
+    before = {path for path in tmp_path.rglob("*")}
+    with pytest.raises(InputError):
+        read_bundle(bundle)
+    assert {path for path in tmp_path.rglob("*")} == before
+    (tmp_path / "text.zip").write_text("no archive")
+    with pytest.raises(InputError, match="fedpdmc bundle"):
+        read_bundle(tmp_path / "text.zip")
+
+
+def test_a_drafted_policy_allows_the_contract_and_no_more(folder, tmp_path):
+    (tmp_path / "policy.toml").write_text(draft_policy(folder.study))
+    policy = read_policy(tmp_path / "policy.toml")
+    policy.check("north", folder.study, 100)
+    assert (policy.most_rounds, policy.most_observed_time) == (folder.study.rounds, folder.study.observed_time)
+    assert len(MEMBERS) == 4
+
+
+def test_names_in_a_unit_stay_words():
+    folder = Path("/srv/a study")
+    text = site_unit("user", folder, ["/opt/fedpdmc", "--name", 'a "b" $HOME %h; rm'], [folder])
+    assert 'ExecStart=/opt/fedpdmc --name "a \\"b\\" $$HOME %%h; rm"\n' in text
+    assert 'ReadWritePaths="/srv/a study"\n' in text and "ProtectHome=true" in text
+    assert "ProtectHome=read-only" in site_unit(
+        "user", Path("/home/u/study"), ["/opt/fedpdmc"], [Path("/home/u/study")]
+    )
+
+
+def test_the_unit_in_the_docs_is_the_one_that_is_written():
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    shown = re.search(r"^```ini\n(.*?)^```", page, re.S | re.M)[1].split("\n", 1)[1].replace(" \\\n   ", "")
+    command = re.search(r"^ExecStart=(.*)$", shown, re.M)[1].split()
+    assert site_unit("fedpdmc", Path("/srv/study"), command, [Path("/srv/study")]) == shown
