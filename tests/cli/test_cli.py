@@ -11,7 +11,7 @@ from fedpdmc.experiments.study import Verdict
 
 SCRIPT = """
 import sys
-from fedpdmc.cli import main
+from fedpdmc.__main__ import main
 sys.argv = ["fedpdmc", *sys.argv[1:]]
 try:
     main()

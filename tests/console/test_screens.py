@@ -12,7 +12,7 @@ from tests.console.pseudo import Terminal
 SCRIPT = """
 import fcntl, os, signal, struct, sys, termios, time
 from fedpdmc import progress, screens
-from fedpdmc.sampling.engines.compiled import Tick
+from fedpdmc.console.progress import Tick
 
 screens.FIRST_LINE = 0.1
 CONDITIONS = {

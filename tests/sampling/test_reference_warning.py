@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedpdmc as fp
-from fedpdmc.sampling.engines.compiled import Tick
+from fedpdmc.console.progress import Tick
 from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 from fedpdmc.sampling.settings import SECOND_RUN
 

@@ -8,7 +8,6 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedpdmc.__main__ import main as main
 from fedpdmc.console.interrupts import remains
 from fedpdmc.experiments import NAMES
 

@@ -7,17 +7,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from fedpdmc.console.interrupts import check
 from fedpdmc.console.screens import View, clock, open_screen
 from fedpdmc.console.warnings import quiet_compiler
 
-if TYPE_CHECKING:
-    from fedpdmc.sampling.engines.compiled import Tick
-
 # What was seen of the pace counts by this factor less with every tick that follows.
 FORGETTING = 0.95
+
+
+class Tick(NamedTuple):
+    """What a progress display learns of a run now and then."""
+
+    began: float
+    time: float
+    until: float
+    events: int
+    rounds: int
+    seconds: float
 
 
 class Pace:

@@ -103,8 +103,9 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
         Of each site.
     seed : int
     """
-    import fedpdmc
+    from fedpdmc.federation.session import connect
     from fedpdmc.results.verdict import ConvergenceWarning
+    from fedpdmc.sampling.api import sample
 
     with tempfile.TemporaryDirectory(prefix="fedpdmc-trial-") as folder:
         data = {}
@@ -112,11 +113,11 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
             data[name] = Path(folder) / f"{k}.parquet"
             _of_site(study, name, records, seed + k).write_parquet(data[name])
         ledger = None if study.epsilon is None else create_ledger(Path(folder) / "ledger.db")
-        with fedpdmc.connect(study, data=data, seed=seed, ledger=ledger) as connection:
+        with connect(study, data=data, seed=seed, ledger=ledger) as connection:
             with warnings.catch_warnings():
                 # Long enough to see what a run costs, not to converge.
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                post = fedpdmc.sample(connection, duration=DURATION, progress=False)
+                post = sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
     length = study.duration
     if length is None:

@@ -203,8 +203,8 @@ def _option(options: Any, key: str) -> str:
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """The coordinator's part: run the study and save the posterior."""
-    import fedpdmc
     from fedpdmc.federation.session import join
+    from fedpdmc.sampling.api import sample
 
     options = context.run_config
     store, seed = Path(_option(options, "store")), options.get("seed", -1)
@@ -217,7 +217,7 @@ def main(grid: Grid, context: Context) -> None:
     with join(
         _option(options, "study"), transport, store=store, seed=seed if isinstance(seed, int) and seed >= 0 else None
     ) as connection:
-        post = fedpdmc.sample(connection, progress=False)
+        post = sample(connection, progress=False)
         post.save(store / "posterior.zarr")
         connection.finish()
     logger.info("saved %s\n%s", store / "posterior.zarr", str(post.summary()))

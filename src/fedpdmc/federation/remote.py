@@ -18,6 +18,7 @@ from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sites.account_report import Standing
+from fedpdmc.sites.member import Member
 from fedpdmc.sites.private_site import Terms
 from fedpdmc.whitening import Reference
 
@@ -402,7 +403,7 @@ def _spread(rows: np.ndarray, chain: np.ndarray, chains: int) -> np.ndarray:
     return out
 
 
-class RemoteSite:
+class RemoteSite(Member):
     """What the coordinator knows of a site: its name and its number of parameters.
 
     It stands for the site where `fedpdmc.laplace` and `fedpdmc.sample` ask for one.

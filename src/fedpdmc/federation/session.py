@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpdmc.console.interrupts import Interrupted
+from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint, Saved
 from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.messages import RUN_BYTES, Welcome, encode
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation, Transport
+from fedpdmc.sampling.api import StudyConnection
 
+ANEW = (
+    "before the first block of samples was complete. A study with a store goes on from what is there when it is connected "
+    "and sampled again; without one a new run begins."
+)
 # Between two exchanges of seals.
 SECONDS = 60.0
 
@@ -28,10 +35,11 @@ if TYPE_CHECKING:
     from fedpdmc.certificates.keys import Credentials
     from fedpdmc.console.progress import Showing
     from fedpdmc.federation.seals import Witness
+    from fedpdmc.results.posterior import Posterior
     from fedpdmc.study.contract import Study
 
 
-class Connection:
+class Connection(StudyConnection):
     """The sites of a study and the run that they take part in; `fedpdmc.sample` draws from it.
 
     Parameters
@@ -75,6 +83,19 @@ class Connection:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
+        """Draw from the study's posterior, from the beginning or from where its store ends."""
+        from fedpdmc.federation.resume import sample_study
+
+        with showing(progress, self.transport.status) as this:
+            if self.shown_to is not None:
+                self.shown_to(this)
+            report("waiting for the sites")
+            try:
+                return sample_study(self, ess=ess, duration=duration, keep=keep, progress=progress)
+            except KeyboardInterrupt:
+                raise Interrupted(ANEW) from None
 
     @property
     def address(self) -> str | None:

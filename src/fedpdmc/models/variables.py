@@ -11,7 +11,6 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.sites.site import Site
 
 
 class Variables:
@@ -122,7 +121,7 @@ def variables(sites: Sequence[Any], names: list[str]) -> Variables | None:
 def _naming(sites: Sequence[Any], dim: int) -> Iterator[tuple[np.ndarray, str, Any]]:
     """The coordinates, the site's name and the model of each site whose model names its variables."""
     for site in sites:
-        if not isinstance(site, Site):
+        if site.federation is not None:
             continue
         model = site.potential if site.model is None else site.model
         if getattr(model, "names", None) is not None:

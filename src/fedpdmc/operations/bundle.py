@@ -16,7 +16,6 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpdmc import __version__
 from fedpdmc.certificates.keys import COORDINATOR, fingerprint
 from fedpdmc.certificates.requests import request_certificate
 from fedpdmc.errors import InputError
@@ -26,6 +25,7 @@ from fedpdmc.operations.systemd_unit import site_unit
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.study import Study, parse_study, read_policy
 from fedpdmc.study.read_data import site_records
+from fedpdmc.version import __version__
 
 FORMAT, MOST_BYTES = 1, 2**20
 CONTRACT, AUTHORITY, FACTS, README = "study.toml", "authority.pem", "bundle.json", "README.txt"

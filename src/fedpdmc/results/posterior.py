@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ from fedpdmc.whitening import Reference
 if TYPE_CHECKING:
     from fedpdmc.models.variables import StoredVariables, Variables
     from fedpdmc.results.summary import Summary
-    from fedpdmc.sampling.driver import Sampler
 
 # Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
 NODES = 4
@@ -40,6 +39,17 @@ ARVIZ_CHAINS = 4
 UNCHANGED = (
     "before another block of samples was complete: nothing is added. The posterior is as it was: call extend() again."
 )
+
+
+class Continuation(Protocol):
+    """What can go on with a run."""
+
+    def extend(self, *, duration: float | None, ess: float | None, progress: bool) -> Posterior:
+        """The posterior of a longer run."""
+        ...
+
+    def judge(self, ess: float | None = None) -> None:
+        """Look at what the run has cost so far."""
 
 
 class Posterior:
@@ -76,7 +86,7 @@ class Posterior:
         names: list[str],
         counts: dict[str, Any],
         settings: dict[str, Any],
-        sampler: Sampler | None = None,
+        sampler: Continuation | None = None,
         variables: Variables | StoredVariables | None = None,
         origin: np.ndarray | None = None,
     ):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.console.interrupts import Interrupted, deferred
-from fedpdmc.console.progress import report, showing
+from fedpdmc.console.interrupts import deferred
+from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.federation.session import Connection
 from fedpdmc.potentials import Quadratic
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.sampling.driver import FIRST_BLOCK, Sampler, as_number, check_length
@@ -26,16 +26,20 @@ ANEW = (
     "before the first block of samples was complete: nothing is kept. The same call starts anew, and with the same seed it "
     "makes the same draws; what has been compiled is not compiled again."
 )
-ANEW_OVER_A_NETWORK = (
-    "before the first block of samples was complete. A study with a store goes on from what is there when it is connected "
-    "and sampled again; without one a new run begins."
-)
+
+
+class StudyConnection(abc.ABC):
+    """A study whose contract says what is sampled and how; `fedpdmc.connect` makes one."""
+
+    @abc.abstractmethod
+    def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
+        """Draw from the study's posterior, to an effective sample size, a process time, or as the contract says."""
 
 
 @deferred(ANEW)
 @double_precision
 def sample(
-    sites: Sequence[Site] | Site | Connection,
+    sites: Sequence[Site] | Site | StudyConnection,
     prior: Quadratic | Redistributed | Callable | None = None,
     *,
     prior_at: str = "coordinator",
@@ -125,10 +129,14 @@ def sample(
         _nothing_said(said, "A private answer in one shot has no such setting: leave it out, or say method='exact'.")
         return private_laplace(sites, prior, names, seed)
     check_length(duration, ess)
-    if isinstance(sites, Connection):
+    if isinstance(sites, StudyConnection):
         said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
                 "burn_in": burn_in, "init": init, "seed": seed, "names": names}  # fmt: skip
-        return _sample_connection(sites, said, ess=ess, duration=duration, keep=keep, progress=progress)
+        for name, value in said.items():
+            if value is not None:
+                where = "to connect()" if name == "seed" else "in the contract"
+                raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
+        return sites.sample(ess=ess, duration=duration, keep=keep, progress=progress)
     if burn_in is not None and not 0 <= as_number(burn_in) < float("inf"):
         raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
     with showing(progress):
@@ -153,23 +161,6 @@ def _nothing_said(said: dict[str, Any], remedy: str) -> None:
     for name, value in said.items():
         if value is not None:
             raise InputError(name, repr(value), remedy)
-
-
-def _sample_connection(connection: Connection, said: dict[str, Any], **options: Any) -> Posterior:
-    from fedpdmc.federation.resume import sample_study
-
-    for name, value in said.items():
-        if value is not None:
-            where = "to connect()" if name == "seed" else "in the contract"
-            raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
-    with showing(options["progress"], connection.transport.status) as this:
-        if connection.shown_to is not None:
-            connection.shown_to(this)
-        report("waiting for the sites")
-        try:
-            return sample_study(connection, **options)
-        except KeyboardInterrupt:
-            raise Interrupted(ANEW_OVER_A_NETWORK) from None
 
 
 def usual_burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.console.progress import Display
+from fedpdmc.console.progress import Display, Tick
 from fedpdmc.console.warnings import warn
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
-from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.results.certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
@@ -23,7 +22,7 @@ from fedpdmc.results.skeleton import Block
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.engines.base import message_bytes
-from fedpdmc.sampling.engines.compiled import Run, Tick
+from fedpdmc.sampling.engines.compiled import Run
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
 from fedpdmc.sampling.engines.in_process_private import GuardedFederation
 from fedpdmc.sampling.engines.rounds import Rounds
@@ -122,7 +121,7 @@ class Sampler:
         self._proofs: list[dict[str, Any]] | None = None
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
-        if not isinstance(federation, LocalFederation) and federation.terms:
+        if federation.terms:
             self.pace = Pace(method.dynamics, method.dim, lambda: federation.terms, -burn_in)
         self.run: Run | Rounds
         if isinstance(federation, LocalFederation):
@@ -399,7 +398,7 @@ class Sampler:
         method = self.method
         columns = local_columns(site, method.opening(site))
         sent = method.dim if columns is None else len(columns)
-        if isinstance(self.run.federation, RemoteFederation):
+        if self.run.federation.bytes is not None:
             return int(self.run.federation.bytes[self.run.federation.names.index(site.name)])
         made = (method.reference.bytes or {}).get(site.name, 0)
         if self.given_up.plans:

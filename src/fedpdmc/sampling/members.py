@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.federation.remote import RemoteSite
 from fedpdmc.models.user_function import Written
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sites.member import Member
 from fedpdmc.sites.site import Site, bucket, no_size
 
 # Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.
@@ -21,7 +21,7 @@ PRIOR_SITE = "prior"
 
 
 def check_sites(sites: Any) -> tuple[Site, ...]:
-    """At least one site, and no two of one name; a `RemoteSite` stands for one that is elsewhere."""
+    """At least one site, and no two of one name; some may be elsewhere."""
     if isinstance(sites, Site):
         sites = [sites]
     try:
@@ -31,7 +31,7 @@ def check_sites(sites: Any) -> tuple[Site, ...]:
     if not members:
         raise InputError("sites", "no sites", "Give at least one fedpdmc.Site.")
     for site in members:
-        if not isinstance(site, (Site, RemoteSite)):
+        if not isinstance(site, Member):
             raise InputError("sites", f"a {type(site).__name__}", "Give fedpdmc.Site objects only.")
     names = [site.name for site in members]
     twice = sorted({name for name in names if names.count(name) > 1})

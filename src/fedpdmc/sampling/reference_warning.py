@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedpdmc.console.progress import Tick
 from fedpdmc.console.warnings import warn
-from fedpdmc.sampling.engines.compiled import Tick
 
 # Effective samples that a chain on a good reference makes per unit of process time, and what is too few.
 USUAL_YIELD, POOR_YIELD = 0.2, 0.02

@@ -18,12 +18,12 @@ from fedpdmc.console.progress import report
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Boomerang, Dynamics, ZigZag
 from fedpdmc.errors import ImproperPosterior, InputError, ModeNotFound, NoEnclosure, NoMode, NotFinite
-from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, Program, Quadratic
 from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
 from fedpdmc.sampling.engines.in_process_private import GuardedFederation
 from fedpdmc.sampling.laplace_reference import laplace, linear_control, prior_mean
@@ -93,12 +93,12 @@ class Method(NamedTuple):
         """The coordinator of this run."""
         return Coordinator.of(self.dynamics, self.public, self.segments, self.redistribution, -burn_in)
 
-    def federation(self) -> LocalFederation | RemoteFederation | GuardedFederation:
+    def federation(self) -> Federation:
         """The sites: opened for this run in this process, those with a budget under it; or where they are.
 
         Sites with a budget or a log are asked one message at a time.
         """
-        if isinstance(self.sites[0], RemoteSite):
+        if self.sites[0].federation is not None:
             return self.sites[0].federation
         run = secrets.token_hex(16)
         guards = {
@@ -148,7 +148,7 @@ class Method(NamedTuple):
         if self.init is not None:
             a = jnp.broadcast_to(self.reference.to_a(jnp.asarray(self.init)), (self.chains, self.dim))
         elif self.whitened:
-            a = (WIDE if isinstance(self.sites[0], RemoteSite) else 1.0) * spread
+            a = (WIDE if self.sites[0].federation is not None else 1.0) * spread
         else:
             center = jnp.zeros(self.dim) if self.prior is None else jnp.asarray(prior_mean(self.prior))
             a = self.reference.to_a(center) + 0.1 * spread

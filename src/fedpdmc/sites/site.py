@@ -52,6 +52,7 @@ from fedpdmc.potentials import (
 from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.sites.clipping import hold_to_bounds
+from fedpdmc.sites.member import Member
 from fedpdmc.whitening import Reference
 
 use_compilation_cache()
@@ -67,7 +68,7 @@ NOISY, CLEAN = 1e-3, 1e-6
 SAME = 1e-12
 
 
-class Site:
+class Site(Member):
     """One owner of data in a federation.
 
     Parameters

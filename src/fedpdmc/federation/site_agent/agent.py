@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc import __version__
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.certificates.keys import Credentials
@@ -36,6 +35,7 @@ from fedpdmc.sites.noisy_derivatives import noisy_derivatives
 from fedpdmc.sites.private_site import PrivateSite
 from fedpdmc.sites.site import Opening, Site, open_site
 from fedpdmc.study import Study
+from fedpdmc.version import __version__
 from fedpdmc.whitening import Reference
 
 logger = logging.getLogger("fedpdmc.site")

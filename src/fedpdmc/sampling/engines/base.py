@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,15 @@ from fedpdmc.plan import Arrival, Plan
 
 
 class Federation(abc.ABC):
-    """A way to bring plans to sites and arrivals back from them."""
+    """A way to bring plans to sites and arrivals back from them.
+
+    Attributes
+    ----------
+    bytes : array or None
+        What has passed between the coordinator and each site so far, where it was counted.
+    """
+
+    bytes: np.ndarray | None = None
 
     @property
     @abc.abstractmethod
@@ -35,6 +44,11 @@ class Federation(abc.ABC):
         """One round with every site: their arrivals along the plan, in the order of `names`."""
         answers = self.ask([restricted(plan, own, place) for place, own in enumerate(self.columns)])
         return [globalised(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
+
+    @property
+    def terms(self) -> list[Any]:
+        """What sites with a privacy budget let be planned, one for each."""
+        return []
 
     @property
     def evaluations(self) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jaxtyping import Array, Key
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.progress import Tick
 from fedpdmc.errors import RunTooLong
 from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
@@ -30,17 +30,6 @@ _run_chunk = compiled(run_chunk)
 def _begin(groups, coordinator: Coordinator, state: State) -> Progress:
     # Strong types, as the compiled chunk returns them: it is then compiled once.
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), begin(groups, coordinator, state))
-
-
-class Tick(NamedTuple):
-    """What a progress display learns after each chunk."""
-
-    began: float
-    time: float
-    until: float
-    events: int
-    rounds: int
-    seconds: float
 
 
 class Run:

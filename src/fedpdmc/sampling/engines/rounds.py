@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Key
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.progress import Tick
 from fedpdmc.errors import InputError, NotFinite
 from fedpdmc.results.skeleton import Block, Chunk, side_by_side, signs
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.sampling.engines import pending_arrivals, selective_requests
 from fedpdmc.sampling.engines.base import Federation
-from fedpdmc.sampling.engines.compiled import Tick
 from fedpdmc.sampling.engines.pending_arrivals import Kept
 
 # How far each chain may be planned from its present state, given the end of the block.

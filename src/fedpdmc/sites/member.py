@@ -1,0 +1,40 @@
+"""What a coordinator knows of a member of a federation, whether its records are in this process or elsewhere."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+
+
+class Member(abc.ABC):
+    """A site as `fedpdmc.sample` and `fedpdmc.laplace` see it.
+
+    Attributes
+    ----------
+    name : str
+    coordinates : array or None
+        The entries of the parameter vector that it depends on; all if None.
+    records : int
+        Zero where that is not told.
+    budget : Budget or None
+        Its privacy budget, where it is kept in this process.
+    federation : Federation or None
+        The federation through which a site elsewhere is asked; None for a site in this process.
+    """
+
+    name: str
+    coordinates: np.ndarray | None
+    records: int
+    budget: Any = None
+    federation: Any = None
+
+    @property
+    @abc.abstractmethod
+    def noisy(self) -> bool:
+        """Whether its derivatives have noise and a price."""
+
+    @abc.abstractmethod
+    def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point."""
