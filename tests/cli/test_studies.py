@@ -78,7 +78,7 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     here = versions.present()
     monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
     other = ("audit", "replay", "study.toml", "--name", "north", "--data", "south.csv", "--store", store)
-    said = call(*other, status=1)
+    said = " ".join(call(*other, status=1).split())
     assert "another answer than the log has" in said
     assert f"It was written with jax {here['jax']} (here 99.0): answers may differ in their last bits" in said
 

@@ -33,8 +33,8 @@ def test_a_posterior_says_what_was_spent(tmp_path):
         assert 4 * 1.5 <= facts["observed"] <= facts["cap"]
         assert facts["spent"] == pytest.approx(facts["observed"] / facts["cap"], rel=1e-4)
         assert 0 < facts["running_epsilon"] <= 40.0
-        assert name in str(post.summary())
-    text = str(post.summary())
+        assert any(name in note for note in post.summary().notes)
+    text = " ".join(post.summary().notes)
     assert "in total" in text and "per round" not in text
     assert "covered: everything" in text and "not covered: how long" in text and "NOT private" in text
     post.save(tmp_path / "run.zarr")

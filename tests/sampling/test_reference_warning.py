@@ -50,7 +50,7 @@ def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable():
     """Nothing that the decision saw is kept, nor any of its random numbers: the draws are exact."""
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
-    assert post.settings["chosen"] in str(post.summary()) and post.verdict.converged
+    assert post.settings["chosen"] in post.summary().notes and post.verdict.converged
     sampler = post._sampler
     assert sampler.given_up.rounds > 0 and sampler.given_up.plans < SECOND_RUN <= sampler.run.plans.min()
     # What was given up has been paid for.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpdmc.cli import studies
+from fedpdmc.console.wrapping import say
 from fedpdmc.operations.preflight import CoordinatorCheck, Finding, SiteCheck
 
 FAULTS = 1
@@ -49,9 +50,9 @@ def _told(check: SiteCheck | CoordinatorCheck) -> int:
     def work() -> int:
         findings: Sequence[Finding] = check.findings()
         for finding in findings:
-            print(finding, flush=True)
+            say(finding, whole=True)
         faults = [finding.what for finding in findings if finding.good is False]
-        print(f"Not ready: {', '.join(faults)}." if faults else "Ready. Nothing has joined, nothing was told.")
+        say(f"Not ready: {', '.join(faults)}." if faults else "Ready. Nothing has joined, nothing was told.")
         return FAULTS if faults else 0
 
     return studies.guarded(work)

@@ -16,6 +16,7 @@ import fedpdmc as fp
 from fedpdmc.certificates.keys import fingerprint, make_keys, revoke
 from fedpdmc.certificates.requests import request_certificate, sign_request
 from fedpdmc.console.interrupts import INTERRUPTED, happened, remains
+from fedpdmc.console.wrapping import say, terminal_width, wrapped
 from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.federation.dry_run import try_study
 from fedpdmc.federation.session import Connection
@@ -63,11 +64,19 @@ class _ToStandardError(logging.StreamHandler):
         pass
 
 
+class _Wrapping(logging.Formatter):
+    """In lines that fit on the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text."""
+        return wrapped(super().format(record), terminal_width(sys.stderr))
+
+
 def _log_handler() -> logging.Handler:
     """Short lines on a terminal; in a service's log all that its reader needs."""
     handler = _ToStandardError()
     if sys.stderr.isatty():
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Wrapping("%(asctime)s %(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     return handler
@@ -84,24 +93,24 @@ def keys(folder: Path, study: Path | None, sites: Sequence[str], days: int, host
     if not names:
         raise InputError("keys", "no sites", "Give --study, or --site for each of them.")
     make_keys(folder, list(dict.fromkeys(names)), days=days, hosts=hosts)
-    print(f"{folder}/coordinator goes to the coordinator, {folder}/sites/NAME to each site.")
-    print(f"{folder}/authority makes further certificates: keep it apart and safe.")
+    say(f"{folder}/coordinator goes to the coordinator, {folder}/sites/NAME to each site.")
+    say(f"{folder}/authority makes further certificates: keep it apart and safe.")
     return 0
 
 
 def keys_request(folder: Path, name: str) -> int:
     """Make a party's key and a request."""
     path, fingerprint = request_certificate(folder, name)
-    print(f"{path} goes to the study's authority; {folder}/key.pem stays here.")
-    print(f"SHA-256 of the key, to be compared with what the authority reads: {fingerprint}")
+    say(f"{path} goes to the study's authority; {folder}/key.pem stays here.")
+    say(f"SHA-256 of the key, to be compared with what the authority reads: {fingerprint}")
     return 0
 
 
 def keys_sign(authority: Path, request: Path, name: str, out: Path, days: int, hosts: Sequence[str]) -> int:
     """Sign a party's request."""
     fingerprint = sign_request(authority, request, name, out, days=days, hosts=hosts)
-    print(f"SHA-256 of the key: {fingerprint}")
-    print(f"If {name} reads the same from its own request, send it {out}: both files go beside its key.pem.")
+    say(f"SHA-256 of the key: {fingerprint}")
+    say(f"If {name} reads the same from its own request, send it {out}: both files go beside its key.pem.")
     return 0
 
 
@@ -114,20 +123,20 @@ def revoke_certificates(folder: Path, certificates: Sequence[Path], fingerprints
     if not [*found, *fingerprints]:
         raise InputError("revoke", "nothing", "Give --certificate or --fingerprint.")
     path = revoke(folder, [*found, *fingerprints])
-    print(f"{path}: no longer taken, in all: {len(path.read_text().splitlines())}.")
+    say(f"{path}: no longer taken, in all: {len(path.read_text().splitlines())}.")
     return 0
 
 
 def check(path: Path, records: int) -> int:
     """Read a contract, run it on made-up records, and say what it will cost."""
     study = read_study(path)
-    print(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
-    print(f"parameters: {', '.join(study.names)}")
-    print(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
-    print(f"released: {_released(study)}; {_budget_words(study)}")
+    say(f"{study.name}: {study.family}, {study.formula}; sites {', '.join(study.sites)}")
+    say(f"parameters: {', '.join(study.names)}")
+    say(f"contract hash (sha256sum {path.name}): {study.digest.hex()}")
+    say(f"released: {_released(study)}; {_budget_words(study)}")
     trial = try_study(study, records=records)
-    print(f"dry run on {records} made-up records a site: {trial.posterior!r}")
-    print(
+    say(f"dry run on {records} made-up records a site: {trial.posterior!r}")
+    say(
         f"expected of the whole run: {trial.rounds:,} requests (limit {study.rounds:,}), observed process time up to "
         f"{trial.observed_time:,.4g} (limit {study.observed_time:,.4g}), {trial.bytes_per_round:,} bytes a round and site"
     )
@@ -166,7 +175,7 @@ def coordinator(
     ) as connection:
         if not sys.stderr.isatty():
             # On a terminal the log says so, line by line with the sites that join.
-            print(f"listening on {connection.address}", flush=True)
+            say(f"listening on {connection.address}")
         with _watched(connection, watching), _verdict_is_printed():
             post = fp.sample(connection, ess=ess, duration=duration, keep=keep)
         if happened():
@@ -175,7 +184,7 @@ def coordinator(
         post.save(target)
         connection.finish()
     print(post.summary())
-    print(f"Saved: {target} (read it with fedpdmc.load).")
+    say(f"Saved: {target} (read it with fedpdmc.load).")
     return 0
 
 
@@ -210,7 +219,7 @@ def site(
         server_name=server_name,
         watching=watching,
     )
-    print(f"The run is over. What was asked and answered: fedpdmc audit show {store}")
+    say(f"The run is over. What was asked and answered: fedpdmc audit show {store}")
     return 0
 
 
@@ -239,16 +248,16 @@ def run(
     print(post.summary())
     if out is not None:
         post.save(out)
-        print(f"Saved: {out} (read it with fedpdmc.load).")
+        say(f"Saved: {out} (read it with fedpdmc.load).")
     else:
-        print("The posterior was not saved: give --out FOLDER to keep it.")
+        say("The posterior was not saved: give --out FOLDER to keep it.")
     return 0
 
 
 def flower_app(folder: Path) -> int:
     """Write the Flower app."""
     write_flower_app(folder)
-    print(f"{folder}: set the paths in pyproject.toml, then `flwr run {folder}`. See docs/deploy.md.")
+    say(f"{folder}: set the paths in pyproject.toml, then `flwr run {folder}`. See docs/deploy.md.")
     return 0
 
 
@@ -265,14 +274,14 @@ def audit_replay(path: Path, name: str, data: str, query: str | None, store: Pat
     same, different, unchecked, software = replay(
         read_study(path), name, source, store=store, query=query, ledger=ledger
     )
-    print("The log is whole: every entry carries the hash of all before it.")
+    say("The log is whole: every entry carries the hash of all before it.")
     if software:
-        print(f"It was written with {', '.join(software)}: answers may differ in their last bits for that alone.")
-    print(f"{same} answers came out the same, {len(different)} did not.")
+        say(f"It was written with {', '.join(software)}: answers may differ in their last bits for that alone.")
+    say(f"{same} answers came out the same, {len(different)} did not.")
     for why, count in unchecked.items():
-        print(f"{count} answers bear the hash of their request but were not made again: {why}.")
+        say(f"{count} answers bear the hash of their request but were not made again: {why}.")
     for sequence in different[:10]:
-        print(f"request {sequence}: another answer than the log has")
+        say(f"request {sequence}: another answer than the log has")
     return 1 if different else 0
 
 
@@ -302,9 +311,9 @@ def audit_compare(store: Path, seals: Path, authority: Path) -> int:
     """Compare a site's log with the seals that its coordinator has kept."""
     faults = compare(store, seals, authority)
     for fault in faults:
-        print(fault)
+        say(fault)
     if not faults:
-        print("Every seal that the coordinator has kept is one of this log, signed by the site.")
+        say("Every seal that the coordinator has kept is one of this log, signed by the site.")
     return 1 if faults else 0
 
 

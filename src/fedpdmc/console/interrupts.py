@@ -21,6 +21,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from fedpdmc.console.wrapping import terminal_width, wrapped
+
 INTERRUPTED = 130
 # Seconds after a Ctrl-C until something is said; until a command is ended; and those that it gets for its last work.
 SILENCE, PATIENCE, LAST_WORK = 0.5, 1.5, 20.0
@@ -98,7 +100,8 @@ class _Deferral:
         if self.noted:
             last = "No need to press again." if _interactive() else "Ctrl-C again ends the process at once."
             waits = "the compiler cannot be stopped. This ends when it is done, mostly within seconds."
-            print(f"Interrupt received: {waits} {last}", file=sys.stderr, flush=True)
+            said = wrapped(f"Interrupt received: {waits} {last}", terminal_width(sys.stderr))
+            print(said, file=sys.stderr, flush=True)
         return None
 
     def end(self) -> None:
@@ -107,7 +110,7 @@ class _Deferral:
             if os.isatty(2):
                 # The cursor may be hidden by a progress display, and the line half written.
                 os.write(2, b"\n" if os.environ.get("TERM") == "dumb" else b"\x1b[?25h\r\x1b[K\n")
-            os.write(2, f"{self.remains}\n".encode())
+            os.write(2, f"{wrapped(self.remains, terminal_width(sys.__stderr__))}\n".encode())
         os._exit(INTERRUPTED)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from fedpdmc.console.wrapping import terminal_width, wrapped
 from fedpdmc.errors import InputError
 from fedpdmc.results.diagnostics import diagnose, energy
+from fedpdmc.results.verdict import TO_DO
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -20,6 +23,7 @@ INTERVAL_DRAWS = 1000
 class Summary(pd.DataFrame):
     """A table with a row for each parameter; it prints with the verdict before it and how the run went after it.
 
+    What is printed fits the width of the terminal, or 80 columns where there is none.
     The columns are mean, sd, mcse (Monte Carlo standard error of the mean), median, the ends of the interval, ess and rhat.
     Whatever is made of it, such as some of its rows, is a plain `pandas.DataFrame`.
 
@@ -42,14 +46,18 @@ class Summary(pd.DataFrame):
         return str(self)
 
     def __str__(self) -> str:
-        return "\n".join([self.verdict, "", self._table(), "", *self.notes])
+        width = terminal_width(sys.stdout)
+        # What to do begins a line: a call in it can then be copied whole.
+        verdict = self.verdict.replace(TO_DO, f"\n{TO_DO.strip()} ")
+        notes = [wrapped(note, width) for note in self.notes]
+        return "\n".join([wrapped(verdict, width), "", self._table(width), "", *notes])
 
     def _repr_html_(self) -> str:
         lines = "<br>".join(_escaped(line) for line in self.notes)
         return f"<p><b>{_escaped(self.verdict)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
 
-    def _table(self) -> str:
-        return self._formatted().rename_axis(index=None).to_string()
+    def _table(self, width: int) -> str:
+        return self._formatted().rename_axis(index=None).to_string(line_width=width)
 
     def _formatted(self) -> pd.DataFrame:
         """Numbers as they are read: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""

@@ -13,6 +13,8 @@ from fedpdmc.results.diagnostics import Diagnosis
 GOOD_RHAT, LEAST_ESS, LEAST_ESS_PER_CHAIN = 1.01, 100.0, 4.0
 # Drift, and error of the mean that the beginning leaves in it, that nobody minds: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
+# Between what speaks against a run and what to do about it.
+TO_DO = " To do: "
 
 
 class ConvergenceWarning(UserWarning):
@@ -52,7 +54,7 @@ class Verdict:
 
     def __str__(self) -> str:
         if not self.converged:
-            return f"NOT converged: {'; '.join(self.reasons)}. To do: {'; or '.join(self.remedies)}."
+            return f"NOT converged: {'; '.join(self.reasons)}.{TO_DO}{'; or '.join(self.remedies)}."
         return (
             f"converged: R-hat at most {self.rhat:.3f} (a perfect sampler: {self.rhat_floor:.3f}), ESS at least "
             f"{self.ess:,.0f} ({self.worst}), {self.ess_per_chain:.3g} for each chain; no drift from the start."

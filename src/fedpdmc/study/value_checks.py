@@ -82,10 +82,12 @@ class FaultyRecords(InputError):
         places = origin.places(np.maximum([fault.row for fault in shown], 0), count)
         labels = [_label(fault, place) for fault, place in zip(shown, places, strict=True)]
         self.where, self.total = origin.where, len(faults)
-        self.lines = [
-            f"{label}{': ' if label else ''}{fault.what}. {fault.remedy}"
-            for label, fault in zip(labels, shown, strict=True)
-        ]
+        self.lines, told = [], set()
+        for label, fault in zip(labels, shown, strict=True):
+            # What to do is said once for a column.
+            remedy = "" if (fault.column, fault.remedy) in told else f" {fault.remedy}"
+            told.add((fault.column, fault.remedy))
+            self.lines.append(f"{label}{': ' if label else ''}{fault.what}.{remedy}")
         bad = len({fault.row for fault in faults if fault.row >= 0})
         self.extent = f"{_faults(self.total)} in {bad} of {count} records"
         if self.total == 1:
