@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.terminal.pseudo import Terminal
+from tests.console.pseudo import Terminal
 
 from fedpdmc.console.wrapping import wrapped
 
