@@ -11,7 +11,7 @@ from tests.console.pseudo import Terminal
 # Every condition in one process: Rich reads these variables when a display is opened.
 SCRIPT = """
 import fcntl, os, signal, struct, sys, termios, time
-from fedpdmc import progress, screens
+from fedpdmc.console import progress, screens
 from fedpdmc.console.progress import Tick
 
 screens.FIRST_LINE = 0.1

@@ -26,7 +26,7 @@ def sorted_sum(x):
 
 def test_an_unknown_primitive_is_named_with_its_place_and_the_remedy():
     with pytest.raises(
-        NoEnclosure, match=r"'sort' at .*test_interpret.py:\d+.*sorted_sum.*register\('sort'\)"
+        NoEnclosure, match=r"'sort' at .*test_interpreter.py:\d+.*sorted_sum.*register\('sort'\)"
     ) as error:
         enclose(sorted_sum)(box())
     assert error.value.primitive == "sort"

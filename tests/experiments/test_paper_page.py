@@ -54,5 +54,5 @@ def test_every_figure_and_experiment_is_there():
     )
     for name in NAMES:
         assert f"| `{name}` |" in PAGE and (ROOT / f"src/fedpdmc/experiments/{name.replace('-', '_')}.py").exists()
-    for path in re.findall(r"`((?:experiments|arrivals|dynamics|potentials|federation)/\w+\.py)`", PAGE):
+    for path in re.findall(r"`((?:experiments|clocks|dynamics|potentials|federation)/[\w/]+\.py)`", PAGE):
         assert (ROOT / "src" / "fedpdmc" / path).exists(), path

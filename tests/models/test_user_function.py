@@ -168,7 +168,7 @@ def test_a_function_without_bounds_is_refused_before_the_sites_are_asked(monkeyp
 
     monkeypatch.setattr(settings, "laplace", never)
     site = fp.Site(lambda x, data: jnp.sum(jnp.sort(x) * data), data=np.ones(2), name="sorted")
-    with pytest.raises(NoEnclosure, match="'sort' at .*test_written.py"):
+    with pytest.raises(NoEnclosure, match="'sort' at .*test_user_function.py"):
         fp.sample(site, fp.models.normal_prior(2), progress=False)
     with pytest.raises(AssertionError, match="asked"):
         fp.sample(site, fp.models.normal_prior(2), bounds="adaptive", progress=False)
