@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
     from fedpdmc.privacy.ledger import create_ledger as create_ledger
-    from fedpdmc.results.archive import load as load
     from fedpdmc.results.posterior import Posterior as Posterior
     from fedpdmc.sampling.api import sample as sample
+    from fedpdmc.sampling.extension import load as load
     from fedpdmc.sampling.laplace_reference import laplace as laplace
     from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
     from fedpdmc.sites.site import Site as Site
@@ -40,7 +40,7 @@ _HOMES = {
     "connect": "fedpdmc.federation.session",
     "create_ledger": "fedpdmc.privacy.ledger",
     "laplace": "fedpdmc.sampling.laplace_reference",
-    "load": "fedpdmc.results.archive",
+    "load": "fedpdmc.sampling.extension",
     "models": "fedpdmc.models",
     "sample": "fedpdmc.sampling.api",
 }

@@ -89,3 +89,9 @@ def test_a_copy_of_a_ledger_is_no_second_budget(tmp_path):
     path.unlink()
     adopt_ledger(tmp_path / "copy.db")
     Ledger.open(tmp_path / "copy.db").close()
+
+
+def test_a_saved_posterior_of_a_study_says_that_the_store_goes_on(stores, tmp_path):
+    stores[2].save(tmp_path / "posterior.zarr")
+    with pytest.raises(InputError, match=r"posterior of study .* on a network.* store: .*connect\("):
+        fp.load(tmp_path / "posterior.zarr").extend(duration=1.0)

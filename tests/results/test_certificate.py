@@ -46,7 +46,7 @@ def test_every_site_says_what_was_proved_and_it_is_saved(tmp_path, monkeypatch):
     assert str(Certificate([], [], False)).startswith("Event times are NOT certified")
     # A rule that a user has taught stands apart from those that are proved here.
     monkeypatch.setattr(sys.modules["fedpdmc.enclosures.inventory"], "TAUGHT", TAUGHT | {"mul"})
-    sampler: Any = post._sampler
+    sampler: Any = post._run
     clocks = sampler.run.federation.clocks
     (taught, _) = certificate(["a", "b"], clocks)
     assert taught["taught"] == ["mul"] and "mul" not in taught["primitives"]

@@ -299,12 +299,6 @@ def test_who_is_killed_while_saving_leaves_what_was_there(tmp_path, monkeypatch)
     assert [path.name for path in tmp_path.iterdir()] == ["run.zarr"]
 
 
-def test_a_loaded_posterior_cannot_go_on(tmp_path):
-    zigzag_run().save(tmp_path / "run.zarr")
-    with pytest.raises(InputError, match="loaded from disk"):
-        fp.load(str(tmp_path / "run.zarr")).extend(duration=1.0)
-
-
 def test_saving_again_replaces_the_first(tmp_path):
     default_run().save(tmp_path / "run.zarr")
     drawn_run().save(tmp_path / "run.zarr")

@@ -10,34 +10,22 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.results import manifest
 from fedpdmc.results.path_store import Store
+from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton, in_two
-from fedpdmc.sampling.coordinator import State
-from fedpdmc.whitening import Reference
 
 logger = logging.getLogger("fedpdmc.coordinator")
-FORMAT = 3
-# What is kept of every chain.
-STATE = ("a", "v", "t", "number", "events", "objections", "planned")
+FORMAT = 4
 BLOCKS = "blocks"
 # A process that has no descriptor left tries again for so long, with pauses.
 PATIENCE, PAUSE = 120.0, 0.5
 Result = TypeVar("Result")
-
-
-class Saved(NamedTuple):
-    """What was read back: facts as JSON, and arrays by name."""
-
-    facts: dict[str, Any]
-    arrays: dict[str, np.ndarray]
 
 
 class Checkpoint:
@@ -59,7 +47,7 @@ class Checkpoint:
         # Of what counts, and of a block that will with the next state.
         self._files: dict[str, str] = {}
 
-    def read(self) -> Saved | None:
+    def read(self) -> RunState | None:
         """Where the run stood, or None for a new one; what is missing, changed or too much is named."""
         present = self._present()
         if not (self.folder / manifest.NAME).exists():
@@ -73,7 +61,7 @@ class Checkpoint:
         spare = {_block(self.blocks), _state(self._states), _state(self._states - 2)} - set(known)
         self._files = manifest.check(self.folder, "store", set(present) - spare)
         facts, arrays = self._load(states[0])
-        return Saved(facts, arrays)
+        return RunState(facts, arrays)
 
     def _present(self) -> list[str]:
         """The files of the run that are there."""
@@ -168,44 +156,3 @@ def _patiently(work: Callable[[], Result]) -> Result:
                 logger.warning("the store waits for a descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error)
             said = True
             time.sleep(PAUSE)
-
-
-def pack_state(state: State) -> dict[str, np.ndarray]:
-    """The chains' state as arrays."""
-    return {f"state_{name}": np.asarray(getattr(state, name)) for name in STATE}
-
-
-def unpack_state(arrays: dict[str, np.ndarray]) -> State:
-    """The chains' state from arrays."""
-    return State(*(jnp.asarray(arrays[f"state_{name}"]) for name in STATE))
-
-
-def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A reference with its control variates, as facts and arrays."""
-    arrays = {"center": np.asarray(reference.center), "scale_tril": np.asarray(reference.scale_tril)}
-    control = reference.control or {}
-    for k, (quadratic, point, _) in enumerate(control.values()):
-        arrays[f"precision_{k}"], arrays[f"linear_{k}"] = np.asarray(quadratic.precision), np.asarray(quadratic.linear)
-        arrays[f"point_{k}"] = np.asarray(point)
-    facts = {
-        "rounds": reference.rounds,
-        "bytes": reference.bytes,
-        "orders": None if reference.control is None else {name: own.order for name, own in control.items()},
-    }
-    return facts, arrays
-
-
-def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Reference:
-    """A reference from facts and arrays."""
-    control = None
-    if facts["orders"] is not None:
-        control = {
-            name: ControlVariate(
-                Quadratic(jnp.asarray(arrays[f"precision_{k}"]), jnp.asarray(arrays[f"linear_{k}"])),
-                jnp.asarray(arrays[f"point_{k}"]),
-                order,
-            )
-            for k, (name, order) in enumerate(facts["orders"].items())
-        }
-    center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
-    return Reference(center, scale, control, facts["rounds"], facts["bytes"])

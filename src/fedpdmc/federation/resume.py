@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.federation.checkpoint import Saved, pack_reference, pack_state, unpack_reference, unpack_state
 from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
 from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block
 from fedpdmc.sampling.api import usual_burn_in
 from fedpdmc.sampling.driver import Goal, Sampler
 from fedpdmc.sampling.engines import selective_requests
 from fedpdmc.sampling.engines.rounds import Rounds
 from fedpdmc.sampling.laplace_reference import laplace
+from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Method, choose
 from fedpdmc.sites.account_report import Standing, account_report
 from fedpdmc.sites.private_site import Terms
@@ -46,16 +47,13 @@ class Keeper:
         if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
             return
         facts, arrays = pack_reference(sampler.method.reference)
-        arrays |= pack_state(run.state) | {"bytes": connection.federation.bytes, "asked": run.asked}
-        arrays["passes"] = connection.federation.passes
-        arrays["burn_in_events"] = np.asarray(sampler.burn_in_events)
+        arrays |= pack_position(sampler.position()) | {"bytes": np.asarray(connection.federation.bytes)}
         connection.checkpoint.write(
             {
                 "study": connection.study.digest.hex(),
                 "run": connection.run.hex(),
                 "seed": connection.seed,
                 "sequence": connection.federation.sequence.tolist(),
-                "rounds": run.rounds,
                 "keep": sampler.keep,
                 "terms": connection.federation.terms,
                 "standings": {name: one.numbers().tolist() for name, one in connection.federation.standings.items()},
@@ -138,7 +136,7 @@ def sample_study(
     return post
 
 
-def _method(connection: Connection, saved: Saved | None, keep: str) -> Method:
+def _method(connection: Connection, saved: RunState | None, keep: str) -> Method:
     study, federation = connection.study, connection.federation
     budget = study.budget() if study.derivatives == "noisy" else None
     bounds = None if budget is None else budget.bounds
@@ -182,7 +180,7 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
 
 
-def _restore_accounts(connection: Connection, saved: Saved) -> None:
+def _restore_accounts(connection: Connection, saved: RunState) -> None:
     """What the sites had said of their budgets."""
     federation = connection.federation
     federation.terms = [Terms(*one) for one in saved.facts["terms"]]
@@ -190,12 +188,10 @@ def _restore_accounts(connection: Connection, saved: Saved) -> None:
     federation.used = {name: (used[0], used[1]) for name, used in saved.facts["used"].items()}
 
 
-def _restore(sampler: Sampler, connection: Connection, saved: Saved) -> None:
+def _restore(sampler: Sampler, connection: Connection, saved: RunState) -> None:
     """Put a sampler where the saved one stood."""
-    run = sampler.run
-    assert isinstance(run, Rounds) and connection.checkpoint is not None
-    run.restore(unpack_state(saved.arrays), int(saved.facts["rounds"]), saved.arrays["asked"])
-    sampler.burn_in_events = saved.arrays["burn_in_events"]
+    assert connection.checkpoint is not None
+    sampler.restore(unpack_position(saved.arrays))
     sampler.goal = Goal(*saved.facts["goal"])
     connection.checkpoint.fill(sampler.store)
     connection.federation.sequence = np.asarray(saved.facts["sequence"], dtype=np.int64)

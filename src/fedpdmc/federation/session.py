@@ -15,11 +15,12 @@ import numpy as np
 from fedpdmc.console.interrupts import Interrupted
 from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
-from fedpdmc.federation.checkpoint import Checkpoint, Saved
+from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.messages import RUN_BYTES, Welcome, encode
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation, Transport
+from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.api import StudyConnection
 
 ANEW = (
@@ -51,7 +52,7 @@ class Connection(StudyConnection):
         The coordinator's randomness.
     checkpoint : Checkpoint, optional
         Where the run is kept as it grows.
-    saved : Saved, optional
+    saved : RunState, optional
         Where an earlier process left it.
     """
 
@@ -62,7 +63,7 @@ class Connection(StudyConnection):
         run: bytes,
         seed: int,
         checkpoint: Checkpoint | None = None,
-        saved: Saved | None = None,
+        saved: RunState | None = None,
     ):
         self.study, self.transport, self.run, self.seed = study, transport, run, seed
         self.checkpoint, self.saved = checkpoint, saved
@@ -226,7 +227,7 @@ def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     return records_of_sites(study, told)
 
 
-def _identity(study, checkpoint, saved: Saved | None, seed: int | None) -> tuple[bytes, int]:
+def _identity(study, checkpoint, saved: RunState | None, seed: int | None) -> tuple[bytes, int]:
     """The run's id and seed: of the run in the store, or new and written down before anyone is asked anything."""
     if saved is not None:
         if saved.facts["study"] != study.digest.hex():

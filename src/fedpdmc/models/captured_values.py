@@ -31,25 +31,32 @@ def check_unchanged(model: Written, dim: int, name: str) -> None:
     InputError
         If the function reads something that has changed.
     """
-    x = jax.ShapeDtypeStruct((dim,), jnp.float64)
-    # A new function each time: JAX remembers what it has traced too.
-    closed = jax.make_jaxpr(lambda *args: model.function(*args))(x, model.data)
+    found = program_digest(model, dim)
     own, wrappers = _innermost(model.function)
     shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(model.data)]
     kind = repr((wrappers, dim, str(jax.tree.structure(model.data)), shapes))
-    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())
-    for const in closed.consts:
-        digest.update(np.ascontiguousarray(const).tobytes())
     try:
         seen = _SEEN.setdefault(own, {})
     except TypeError:
         return
-    if seen.setdefault(kind, digest.hexdigest()) != digest.hexdigest():
+    if seen.setdefault(kind, found) != found:
         raise InputError(
             f"sites ({name!r})",
             f"the function {getattr(own, '__name__', own)!r}, which reads a value that has changed since it was first used",
             "Give what changes as data, or define the function anew: compiled work is kept by function.",
         )
+
+
+@double_precision
+def program_digest(model: Written, dim: int) -> str:
+    """A hash of the program that a user's function is traced to, with the values that it reads; not of its data."""
+    x = jax.ShapeDtypeStruct((dim,), jnp.float64)
+    # A new function each time: JAX remembers what it has traced too.
+    closed = jax.make_jaxpr(lambda *args: model.function(*args))(x, model.data)
+    digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())
+    for const in closed.consts:
+        digest.update(np.ascontiguousarray(const).tobytes())
+    return digest.hexdigest()
 
 
 def _innermost(function: Any) -> tuple[Any, list[Any]]:

@@ -20,6 +20,7 @@ from fedpdmc.models.variables import StoredVariables
 from fedpdmc.results import manifest
 from fedpdmc.results.path_store import DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Moments, Skeleton, in_two
 from fedpdmc.whitening import Reference
 
@@ -28,10 +29,12 @@ FORMAT = 3
 FORMATS = (1, 2, FORMAT)
 # Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
 VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
+# Arrays of the state of the run, from which it can go on.
+RUN = "run-"
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
 
-def save(post: Posterior, path: Path) -> None:
+def save(post: Posterior, path: Path, state: bool = True) -> None:
     """Write a posterior, replacing one that is there and nothing else."""
     path = Path(os.path.abspath(path))
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not _is_ours(path)):
@@ -40,7 +43,7 @@ def save(post: Posterior, path: Path) -> None:
         )
     # Beside its place, and then moved there: whoever is killed while saving leaves what was there before.
     draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
-    _write(post, draft)
+    _write(post, draft, post.run_state if state else None)
     manifest.write(draft)
     shutil.rmtree(before, ignore_errors=True)
     if path.exists():
@@ -49,7 +52,7 @@ def save(post: Posterior, path: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _write(post: Posterior, path: Path) -> None:
+def _write(post: Posterior, path: Path, state: RunState | None) -> None:
     group = zarr.open_group(str(path), mode="w", zarr_format=3)
     group.attrs.update(
         {
@@ -72,6 +75,9 @@ def _write(post: Posterior, path: Path) -> None:
         group.attrs["variables"] = list(variables)
         arrays |= {VARIABLES + name: value for name, value in variables.items()}
         arrays |= {ORIGINS + name: value for name, value in post.origin_variables().items()}
+    if state is not None:
+        group.attrs["run"] = {"facts": state.facts, "arrays": sorted(state.arrays)}
+        arrays |= {RUN + name: value for name, value in state.arrays.items()}
     for name, value in arrays.items():
         group.create_array(name, data=np.ascontiguousarray(np.asarray(value)))
 
@@ -84,8 +90,8 @@ def _is_ours(path: Path) -> bool:
 
 
 @double_precision
-def load(path: str | Path) -> Posterior:
-    """Read a posterior that `Posterior.save` wrote; it can do everything but go on."""
+def read(path: str | Path) -> tuple[Posterior, RunState | None]:
+    """A posterior that was saved, and the state of its run; None where that was not saved."""
     try:
         sealed = (Path(path) / manifest.NAME).exists()
         if sealed:
@@ -105,7 +111,7 @@ def load(path: str | Path) -> Posterior:
         raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote, whole.") from error
 
 
-def _read(group, names: list[str]) -> Posterior:
+def _read(group, names: list[str]) -> tuple[Posterior, RunState | None]:
     attrs: dict[str, Any] = dict(group.attrs)
     arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in names}
     dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
@@ -117,7 +123,7 @@ def _read(group, names: list[str]) -> Posterior:
     if kept:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
         variables = StoredVariables({name: arrays[VARIABLES + name] for name in kept}, origins or None)
-    return Posterior(
+    post = Posterior(
         store,
         reference,
         dynamics,
@@ -128,12 +134,22 @@ def _read(group, names: list[str]) -> Posterior:
         variables,
         arrays.get("origin"),
     )
+    return post, _read_state(arrays, attrs)
+
+
+def _read_state(arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> RunState | None:
+    """The state of the run, whole or not at all."""
+    kept = attrs.get("run", {"arrays": [""]})
+    if any(RUN + name not in arrays for name in kept["arrays"]):
+        return None
+    return RunState(kept["facts"], {name: arrays[RUN + name] for name in kept["arrays"]})
 
 
 def _store_arrays(store: Store) -> dict[str, np.ndarray]:
     if isinstance(store, SkeletonStore):
         skeleton = store.skeleton
         return {"offsets": skeleton.offsets, "knots": skeleton.numbers, "velocities": skeleton.velocities}
+    assert isinstance(store, DrawStore)
     moments = store.moments()
     return {
         "draws": store.draws(store.most_draws),
@@ -141,6 +157,7 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
         "first": moments.first,
         "second": moments.second,
         "pivot": moments.pivot,
+        "spacing": np.asarray([store.spacing]),
     }
 
 
@@ -150,4 +167,5 @@ def _read_store(flow, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> S
         knots = in_two(arrays["knots"], arrays["velocities"] if attrs["format"] > 1 else None)
         return SkeletonStore(flow, Skeleton(arrays["offsets"], *knots, begin, end))
     moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
-    return DrawStore.of(flow, moments, arrays["draws"], begin, end)
+    spacing = float(arrays["spacing"][0]) if "spacing" in arrays else None
+    return DrawStore.of(flow, moments, arrays["draws"], begin, end, spacing)

@@ -106,12 +106,19 @@ class DrawStore(Store):
         self._draws: np.ndarray | None = None
 
     @classmethod
-    def of(cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float) -> DrawStore:
-        """A store as it was when it was saved."""
+    def of(
+        cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float, spacing: float | None = None
+    ) -> DrawStore:
+        """A store as it was when it was saved; ``spacing`` of the draws: what covers the span, if it is not known."""
         store = cls(flow)
         store._moments, store._draws, store._begin, store._end = moments, draws, begin, end
-        store._spacing = (end - begin) / max(draws.shape[1], 1)
+        store._spacing = (end - begin) / max(draws.shape[1], 1) if spacing is None else spacing
         return store
+
+    @property
+    def spacing(self) -> float:
+        """Process time between two draws of a chain."""
+        return self._spacing
 
     def copy(self):
         """Shares the arrays, which are replaced and never changed."""

@@ -19,6 +19,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
 from fedpdmc.results.path_store import SkeletonStore, Store
+from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Skeleton
 from fedpdmc.results.verdict import Verdict, judge
 from fedpdmc.whitening import Reference
@@ -42,14 +43,15 @@ UNCHANGED = (
 
 
 class Continuation(Protocol):
-    """What can go on with a run."""
+    """The run of a posterior: open in this process, or as it was saved."""
 
-    def extend(self, *, duration: float | None, ess: float | None, progress: bool) -> Posterior:
-        """The posterior of a longer run."""
+    def state(self) -> RunState | None:
+        """Where it stands; None where the sites keep a part of that."""
         ...
 
-    def judge(self, ess: float | None = None) -> None:
-        """Look at what the run has cost so far."""
+    def extend(self, *, duration: Any, ess: Any, sites: Any, prior: Any, progress: bool) -> Posterior:
+        """The posterior of a longer run."""
+        ...
 
 
 class Posterior:
@@ -86,11 +88,11 @@ class Posterior:
         names: list[str],
         counts: dict[str, Any],
         settings: dict[str, Any],
-        sampler: Continuation | None = None,
+        run: Continuation | None = None,
         variables: Variables | StoredVariables | None = None,
         origin: np.ndarray | None = None,
     ):
-        self.store, self.reference, self.dynamics, self._sampler = store, reference, dynamics, sampler
+        self.store, self.reference, self.dynamics, self._run = store, reference, dynamics, run
         self.names, self.settings, self._variables, self._origin = names, settings, variables, origin
         self._found: tuple[Diagnosis, Verdict] | None = None
         self.rounds: int = int(counts["rounds"])
@@ -224,8 +226,6 @@ class Posterior:
     def ess(self) -> dict[str, float]:
         """Bulk effective sample size of every parameter and of the energy, over all chains."""
         found = self.diagnosis()[0]
-        if self._sampler is not None:
-            self._sampler.judge(float(found.ess.min()))
         return dict(zip(found.names, found.ess.tolist(), strict=True))
 
     def rhat(self) -> dict[str, float]:
@@ -237,20 +237,58 @@ class Posterior:
         found = self.diagnosis()[0]
         return dict(zip(found.names, found.rhat.tolist(), strict=True))
 
+    @property
+    def run_state(self) -> RunState | None:
+        """Where the run stands, as data that `save` keeps; None for a run that cannot go on from it."""
+        return None if self._run is None else self._run.state()
+
+    def attach(self, run: Continuation) -> None:
+        """Have a run with which `extend` goes on."""
+        self._run = run
+
     @deferred(UNCHANGED)
-    def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
+    def extend(
+        self,
+        *,
+        duration: float | None = None,
+        ess: float | None = None,
+        sites: Any = None,
+        prior: Any = None,
+        progress: bool = True,
+    ) -> Posterior:
         """Go on from where the run stopped, by a process time or up to an effective sample size.
 
-        This posterior stays as it is; the longer one is returned: ``post = post.extend(...)``.
+        Returns a new posterior, which holds the draws of this one and those that follow. This one does not change:
+        ``post = post.extend(...)``.
+
+        Parameters
+        ----------
+        duration : float, optional
+            Process time to add.
+        ess : float, optional
+            Effective sample size to reach, over the whole run; 1000 if neither is given.
+        sites, prior : optional
+            What `sample` was given. A posterior from `load` needs them, since it holds no records; any other has them.
+            They are compared with those of the run. With the same seeds of the sites and the same versions, the draws
+            are bit for bit those that the posterior would have made before it was saved; of a site with a privacy
+            budget they are new ones, charged as always.
+        progress : bool
+
+        Returns
+        -------
+        Posterior
+
+        Raises
+        ------
+        InputError
+            Other sites or another prior than those of the run, or a run that cannot go on from here: a posterior of a
+            network study goes on from its store, with `connect` and `sample`.
         """
-        if self._sampler is None:
-            raise InputError(
-                "extend",
-                "a posterior loaded from disk",
-                "Its sites and where its chains stood are not there: extend the posterior that sample() returned "
-                "before it is saved, or sample again. A study goes on from its store: fedpdmc.connect(..., store=...).",
-            )
-        return self._sampler.extend(duration=duration, ess=ess, progress=progress)
+        if self._run is None:
+            raise _cannot_go_on(self.settings)
+        if prior is not None and sites is None:
+            raise InputError("sites", "None beside a prior", "Give both, as sample() was given them, or neither.")
+        return self._run.extend(duration=duration, ess=ess, sites=sites, prior=prior, progress=progress)
 
     def summary(self, level: float = 0.9, *, interval: str = "quantile", exp: bool = False) -> Summary:
         """A table of the parameters, which prints with the verdict on convergence first and how the run went last.
@@ -331,8 +369,38 @@ class Posterior:
             data.add_groups({"unconstrained_posterior": {n: merged(x[..., i]) for i, n in enumerate(self.names)}})
         return data
 
-    def save(self, path: str | Path) -> None:
-        """Write everything to a zarr folder (an existing one is replaced)."""
+    def save(self, path: str | Path, *, state: bool = True) -> None:
+        """Write everything to a zarr folder (an existing one is replaced).
+
+        Parameters
+        ----------
+        path : path
+        state : bool
+            Whether the run can go on from the folder (`extend`). Its state holds a hash of each site's records and, with
+            control variates, each site's gradient and Hessian at the centre of the reference. False leaves it out.
+        """
         from fedpdmc.results.archive import save
 
-        save(self, Path(path))
+        save(self, Path(path), state)
+
+
+def _cannot_go_on(settings: dict[str, Any]) -> InputError:
+    """Why a posterior has no run, and what to do."""
+    if settings.get("exact") is False:
+        return InputError(
+            "extend",
+            "a private answer in one shot, which has no chains",
+            "Sample again, with method='exact' or more budget.",
+        )
+    if "contract" in settings:
+        return InputError(
+            "extend",
+            f"a saved posterior of study {settings['study']!r}, whose sites are on a network",
+            "The study goes on from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
+            "ess=...), or `fedpdmc coordinator study.toml --store folder`.",
+        )
+    return InputError(
+        "extend",
+        "a saved posterior without the state of its run",
+        "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc.",
+    )

@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
@@ -18,6 +17,7 @@ from fedpdmc.errors import BudgetSpent, InputError, LimitReached
 from fedpdmc.results.certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling.budget_horizon import Pace
@@ -28,6 +28,8 @@ from fedpdmc.sampling.engines.in_process_private import GuardedFederation
 from fedpdmc.sampling.engines.rounds import Rounds
 from fedpdmc.sampling.members import PRIOR_SITE
 from fedpdmc.sampling.reference_warning import USUAL_YIELD, Distance, Unsuitable
+from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
+from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import Method, on_lines
 from fedpdmc.sites.site import Site, local_columns
 
@@ -116,9 +118,11 @@ class Sampler:
         self._made: tuple[float, Posterior] | None = None
         federation = method.federation()
         start = method.start(burn_in)
-        self.origin = np.asarray(start.a)
+        # Where the chains set out, in the parameters' own coordinates.
+        self.origin = np.asarray(method.reference.to_x(start.a))
         parts = method.coordinator(burn_in), start, jax.random.fold_in(jax.random.key(method.seed), 1)
         self._proofs: list[dict[str, Any]] | None = None
+        self._identity: dict[str, Any] | None = None
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
         if federation.terms:
@@ -223,9 +227,48 @@ class Sampler:
     def _display(self, wanted: bool, title: str) -> Display:
         return Display(wanted, title, None if self.watch is None else self.watch.status)
 
-    def extend(self, *, duration: float | None = None, ess: float | None = None, progress: bool = True) -> Posterior:
+    def position(self) -> Position:
+        """Where the run stands."""
+        run = self.run
+        return Position(run.state, run.rounds, run.asked, run.passes, run.violations, np.asarray(self.burn_in_events))
+
+    def restore(self, position: Position) -> None:
+        """Stand where a run stood."""
+        self.run.restore(position)
+        self.burn_in_events = position.burn_in_events
+
+    @double_precision
+    def state(self) -> RunState | None:
+        """All that it takes to go on with the same sites and prior; None where sites elsewhere keep a part of it."""
+        method = self.method
+        if method.sites[0].federation is not None:
+            return None
+        if self._identity is None:
+            self._identity = identify(method.sites, method.prior, method.redistribution)
+        choices, arrays = pack_choices(method)
+        facts = {"burn_in": self.burn_in_time, "keep": self.keep, "given_up": list(self.given_up[:3])}
+        arrays |= pack_position(self.position()) | {"given_up_passes": np.asarray(self.given_up.passes)}
+        return RunState(self._identity | choices | facts | {"versions": _versions()}, arrays)
+
+    def _check_same(self, sites: Any, prior: Any) -> None:
+        """That these are the sites and the prior of this run, which has them already."""
+        if (state := self.state()) is None:
+            raise InputError("sites", "given for a study on a network", "Leave it out: the connection has the sites.")
+        members_of(state, self.method.names, sites, prior)
+
+    def extend(
+        self,
+        *,
+        duration: float | None = None,
+        ess: float | None = None,
+        sites: Any = None,
+        prior: Any = None,
+        progress: bool = True,
+    ) -> Posterior:
         """Go on by ``duration``, or until the worst ESS reaches ``ess``."""
         check_length(duration, ess)
+        if sites is not None:
+            self._check_same(sites, prior)
         following = copy.copy(self)
         following.run, following.store = copy.copy(self.run), self.store.copy()
         with self._display(progress, "sampling") as display:
@@ -239,8 +282,8 @@ class Sampler:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.run.time, 0.0))
-        following.judge()
         post = following.posterior()
+        following.judge(min(post.ess().values()))
         if not post.verdict:
             warn(str(post.verdict), ConvergenceWarning)
         return post
@@ -338,6 +381,7 @@ class Sampler:
             if span > 0:
                 found = self.posterior().ess()
                 worst = min(found.values())
+                self.judge(worst)
                 display.quality(worst)
                 if worst >= target:
                     return
@@ -378,10 +422,9 @@ class Sampler:
             "violations": self.run.violations,
             "privacy": self._privacy(),
         }
-        origin = np.asarray(method.reference.to_x(jnp.asarray(self.origin)))
         self._made = self.run.time, Posterior(
             self.store, method.reference, method.dynamics, method.names, counts, self._settings(), self,
-            method.variables, origin,
+            method.variables, self.origin,
         )  # fmt: skip
         return self._made[1]
 
@@ -443,5 +486,9 @@ class Sampler:
             "keep": self.keep,
             "sites": [site.name for site in method.sites],
             "certificate": self._certificate(),
-            "versions": {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")},
+            "versions": _versions(),
         }
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")}

@@ -117,6 +117,8 @@ class PrivateSite:
         control = whitened_control(site, opening)
         parts = () if control is None else (control.precision, control.linear)
         self._control = tuple(float(np.linalg.norm(np.asarray(x))) for x in parts) or (0.0, 0.0)
+        # Of the process that was taken up by this run: observed time that was charged under another name.
+        self.observed_before = 0.0
         # The records in the run's coordinates: made when a plan has been charged.
         self._potential: Potential | None = None
 
@@ -319,7 +321,8 @@ class PrivateSite:
     def report(self) -> dict[str, Any]:
         """For `Posterior.privacy`: what was granted, what this run used, and what that means."""
         where = {"dataset": self.dataset, "study": self.budget.study, "run": self.run}
-        return account_report(self.standing, self.budget, self.opening.dynamics, self.observed, self.spent) | where
+        observed = self.observed_before + self.observed
+        return account_report(self.standing, self.budget, self.opening.dynamics, observed, self.spent) | where
 
 
 def site_limits(site: Site, opening: Opening) -> Limits:

@@ -18,6 +18,7 @@ from fedpdmc.errors import RunTooLong
 from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation, Progress, begin, run_chunk
+from fedpdmc.sampling.run_position import Position
 
 CHUNK_SECONDS = 0.25
 KNOT_BYTES = 2**24
@@ -60,6 +61,20 @@ class Run:
         # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
         self._first_errands = self.progress.errands
         self.asked = np.zeros((2, len(federation.names)), np.int64)
+        # Passes and violations of each site before this process took the run up.
+        self._before = np.zeros((2, len(federation.names)), np.int64)
+
+    @double_precision
+    def restore(self, position: Position) -> None:
+        """Stand where a run stood between two blocks."""
+        self.progress = _begin(self.federation.groups, self.coordinator, position.chains)
+        self.rounds, self.asked = position.rounds, position.asked
+        self._before = np.stack([position.passes, position.violations])
+
+    @property
+    def state(self) -> State:
+        """Where every chain is."""
+        return self.progress.state
 
     @property
     def spares(self) -> bool:
@@ -94,12 +109,12 @@ class Run:
     @property
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far."""
-        return self.federation.passes(self.progress)
+        return self._before[0] + self.federation.passes(self.progress)
 
     @property
     def violations(self) -> np.ndarray:
         """How often each site saw a rate above a bound that is not certified."""
-        return self.federation.violations(self.progress)
+        return self._before[1] + self.federation.violations(self.progress)
 
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:

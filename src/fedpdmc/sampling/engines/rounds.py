@@ -20,6 +20,7 @@ from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, Sta
 from fedpdmc.sampling.engines import pending_arrivals, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.pending_arrivals import Kept
+from fedpdmc.sampling.run_position import Position
 
 # How far each chain may be planned from its present state, given the end of the block.
 Reach = Callable[[State, float], Float[Array, " C"]]
@@ -81,11 +82,14 @@ class Rounds:
         self.federation, self.coordinator, self.reach = federation, coordinator, reach
         self.keys = PublicKeys.of(key, state.a.shape[0])
         self.spares = selective_requests.applies(federation.columns, coordinator)
-        self.restore(state, 0, np.zeros((2, len(federation.names)), np.int64))
+        self._stand(state, 0, np.zeros((2, len(federation.names)), np.int64))
 
     @double_precision
-    def restore(self, state: State, rounds: int, asked: np.ndarray) -> None:
-        """Stand where a run stood between two blocks, after so many rounds."""
+    def restore(self, position: Position) -> None:
+        """Stand where a run stood between two blocks; passes are what the sites tell."""
+        self._stand(position.chains, position.rounds, position.asked)
+
+    def _stand(self, state: State, rounds: int, asked: np.ndarray) -> None:
         # Strong types, as the compiled steps return them: they are then compiled once.
         self.state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
         # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.

@@ -1,0 +1,110 @@
+"""A saved run that goes on: its state from an archive, its sites and prior from the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.progress import showing
+from fedpdmc.errors import InputError
+from fedpdmc.models.variables import variables
+from fedpdmc.results.archive import read
+from fedpdmc.results.posterior import Posterior
+from fedpdmc.results.run_state import RunState
+from fedpdmc.sampling.driver import GivenUp, Sampler, check_length
+from fedpdmc.sampling.laplace_reference import linear_control
+from fedpdmc.sampling.run_position import unpack_control, unpack_position, unpack_reference
+from fedpdmc.sampling.same_sites import check_ledger, members_of
+from fedpdmc.sampling.settings import Method, public_potential
+
+
+def load(path: str | Path) -> Posterior:
+    """Read a posterior that `Posterior.save` wrote.
+
+    It holds no records. To go on, give it the sites and the prior again: ``post.extend(ess=..., sites=sites, prior=prior)``.
+    """
+    post, state = read(path)
+    if state is not None:
+        post.attach(SavedRun(post, state))
+    return post
+
+
+class SavedRun:
+    """The run of a posterior that was read from an archive.
+
+    Parameters
+    ----------
+    post : Posterior
+    state : RunState
+        Where its run stood.
+    """
+
+    def __init__(self, post: Posterior, state: RunState):
+        self.post, self._state = post, state
+
+    def state(self) -> RunState:
+        """Where the run stands."""
+        return self._state
+
+    def extend(
+        self,
+        *,
+        duration: float | None = None,
+        ess: float | None = None,
+        sites: Any = None,
+        prior: Any = None,
+        progress: bool = True,
+    ) -> Posterior:
+        """Open the sites again, and go on by ``duration`` or to ``ess``."""
+        check_length(duration, ess)
+        if sites is None:
+            raise InputError(
+                "sites",
+                "None, of a posterior that was read from disk without its records",
+                "Give the sites and the prior that sample() was given: post.extend(..., sites=sites, prior=prior).",
+            )
+        with showing(progress):
+            return self._sampler(sites, prior).extend(duration=duration, ess=ess, progress=progress)
+
+    @double_precision
+    def _sampler(self, sites: Any, prior: Any) -> Sampler:
+        """A sampler that stands where the saved one stood.
+
+        A site with a budget begins a new run in its ledger, with random numbers of its own; what was observed before is
+        added to what it reports.
+        """
+        facts, arrays, post = self._state.facts, self._state.arrays, self.post
+        method = self._method(sites, prior)
+        before = post.privacy or {}
+        for site in method.sites:
+            if site.budget is not None:
+                check_ledger(site, before[site.name]["run"])
+        sampler = Sampler(method, facts["burn_in"], facts["keep"])
+        sampler.restore(unpack_position(arrays))
+        rounds, plans, segments = facts["given_up"]
+        sampler.given_up = GivenUp(rounds, plans, segments, arrays["given_up_passes"])
+        sampler.store, sampler.origin = post.store.copy(), post.origin
+        if sampler.guarded is not None:
+            for name, guard in sampler.guarded.guards.items():
+                guard.observed_before = before[name]["observed"]
+        return sampler
+
+    def _method(self, sites: Any, prior: Any) -> Method:
+        """All choices of the saved run, with the sites that were given."""
+        state, names = self._state, self.post.names
+        facts, dynamics = state.facts, self.post.dynamics
+        members, prior, rate = members_of(state, names, sites, prior)
+        prior_at, dim = facts["prior_at"], len(names)
+        reference = unpack_reference(facts["reference"], state.arrays)
+        if reference.control is None:
+            control = unpack_control(facts["control_orders"], state.arrays, "own_")
+        else:
+            control = dict(reference.control) if facts["control"] == "quadratic" else linear_control(reference)
+            control = {} if facts["control"] == "none" else control
+        public = public_potential(members, prior if prior_at == "coordinator" else None, control, reference, dynamics)
+        return Method(
+            members, dim, prior, prior_at, dynamics, reference, control, facts["control"], self.post.chains, names,
+            None, facts["seed"], reference.control is not None, public, facts["segments"], rate, facts["bounds"],
+            variables(members, names), facts["reference_name"], False, facts["chosen"], facts["first_plan"],
+        )  # fmt: skip

@@ -1,0 +1,125 @@
+"""The chains, the counts and the choices of a run as arrays and facts, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sampling.coordinator import State
+from fedpdmc.whitening import Reference
+
+if TYPE_CHECKING:
+    from fedpdmc.sampling.settings import Method
+
+# What is kept of every chain; the shares of a prior only where it is redistributed.
+STATE, SHARE = ("a", "v", "t", "number", "events", "objections", "planned"), "share"
+
+
+class Position(NamedTuple):
+    """Where a run stands between two blocks.
+
+    Every random number is a function of a key, a chain and the number of a plan, so this and the keys decide what follows.
+
+    Attributes
+    ----------
+    chains : State
+    rounds : int
+        Serial exchanges so far.
+    asked : (2, sites)
+        Of each site: exchanges that it took part in, and plans of single chains that it was sent.
+    passes, violations : (sites,)
+        Passes over each site's records, and rates seen above bounds that are not certified.
+    burn_in_events : (chains,)
+        Jumps of each chain in the burn-in.
+    """
+
+    chains: State
+    rounds: int
+    asked: np.ndarray
+    passes: np.ndarray
+    violations: np.ndarray
+    burn_in_events: np.ndarray
+
+
+def pack_position(position: Position) -> dict[str, np.ndarray]:
+    """A position as arrays."""
+    arrays = {f"state_{name}": np.asarray(getattr(position.chains, name)) for name in STATE}
+    if position.chains.share is not None:
+        arrays[f"state_{SHARE}"] = np.asarray(position.chains.share)
+    counts = {name: np.asarray(getattr(position, name)) for name in Position._fields[2:]}
+    return arrays | counts | {"rounds": np.asarray([position.rounds])}
+
+
+def unpack_position(arrays: dict[str, np.ndarray]) -> Position:
+    """A position from arrays."""
+    share = arrays.get(f"state_{SHARE}")
+    chains = {name: jnp.asarray(arrays[f"state_{name}"]) for name in STATE}
+    counts = {name: np.asarray(arrays[name]) for name in Position._fields[2:]}
+    chains = State(**chains, share=None if share is None else jnp.asarray(share))
+    return Position(chains, int(arrays["rounds"][0]), **counts)
+
+
+def pack_control(control: dict[str, ControlVariate], prefix: str = "") -> tuple[dict[str, int], dict[str, np.ndarray]]:
+    """Control variates as orders by site and arrays."""
+    arrays = {}
+    for k, (quadratic, point, _) in enumerate(control.values()):
+        arrays[f"{prefix}precision_{k}"] = np.asarray(quadratic.precision)
+        arrays[f"{prefix}linear_{k}"] = np.asarray(quadratic.linear)
+        arrays[f"{prefix}point_{k}"] = np.asarray(point)
+    return {name: own.order for name, own in control.items()}, arrays
+
+
+def unpack_control(
+    orders: dict[str, int], arrays: dict[str, np.ndarray], prefix: str = ""
+) -> dict[str, ControlVariate]:
+    """Control variates from orders by site and arrays."""
+
+    def array(kind: str, k: int):
+        return jnp.asarray(arrays[f"{prefix}{kind}_{k}"])
+
+    return {
+        name: ControlVariate(Quadratic(array("precision", k), array("linear", k)), array("point", k), order)
+        for k, (name, order) in enumerate(orders.items())
+    }
+
+
+def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A reference with its control variates, as facts and arrays."""
+    orders, arrays = pack_control(reference.control or {})
+    arrays |= {"center": np.asarray(reference.center), "scale_tril": np.asarray(reference.scale_tril)}
+    facts = {
+        "rounds": reference.rounds,
+        "bytes": reference.bytes,
+        "orders": None if reference.control is None else orders,
+    }
+    return facts, arrays
+
+
+def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Reference:
+    """A reference from facts and arrays."""
+    control = None if facts["orders"] is None else unpack_control(facts["orders"], arrays)
+    center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
+    return Reference(center, scale, control, facts["rounds"], facts["bytes"])
+
+
+def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The choices of a run, but for its sites and prior, as facts and arrays."""
+    reference, arrays = pack_reference(method.reference)
+    # The control variates of a reference that has none were made apart from it.
+    orders, own = pack_control(method.control if method.reference.control is None else {}, "own_")
+    facts = {
+        "reference": reference,
+        "reference_name": method.reference_name,
+        "control": method.control_name,
+        "control_orders": orders,
+        "prior_at": method.prior_at,
+        "segments": method.segments,
+        "bounds": method.bounds,
+        "chosen": method.chosen,
+        "first_plan": method.first_plan,
+        "seed": method.seed,
+    }
+    return facts, arrays | own
