@@ -86,7 +86,8 @@ def test_a_terminal_shows_phase_estimates_and_quality_within_its_width(shown, na
     assert max(map(len, drawn)) <= width
     for words in (
         "compiling (site 3 of 18)",
-        "burn-in",
+        "0:00 in this phase",
+        "burn-in (compiling)",
         "sampling",
         "left",
         "worst ESS 123 of 1,000",
@@ -118,7 +119,9 @@ def test_a_narrow_window_and_one_that_shrinks(shown):
 def test_a_dumb_terminal_gets_whole_lines(shown):
     assert "\x1b" not in shown["dumb"]
     said = lines(shown["dumb"])
-    assert said[0].startswith("fedpdmc: compiling (site 3 of 18), 0:00") and said[-1].startswith("fedpdmc: done in")
+    assert said[0].startswith("fedpdmc: compiling (site 3 of 18), 0:00; 0:00 in this phase") and said[-1].startswith(
+        "fedpdmc: done in"
+    )
 
 
 def test_a_pipe_gets_whole_lines_whatever_its_colours_or_none():

@@ -17,14 +17,13 @@ from tests.federation.studies import Folder
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
+from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, watch, watched
 from fedpdmc.operations.status import server as status_server
-from fedpdmc.operations.status import watch
 from fedpdmc.operations.status.board import MOST_POINTS, History
 from fedpdmc.operations.status.metrics import metrics
 from fedpdmc.operations.status.page import page
 from fedpdmc.operations.status.plots import Series, plot, ticks
 from fedpdmc.operations.status.server import StatusServer
-from fedpdmc.status import CoordinatorBoard, SiteBoard, Watching, watched
 
 HOSTILE = '</title><script>alert(1)</script>"&\n'
 

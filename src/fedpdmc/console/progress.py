@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from fedpdmc.console.compilations import Compilations
 from fedpdmc.console.interrupts import check
 from fedpdmc.console.screens import View, clock, open_screen
 from fedpdmc.console.warnings import quiet_compiler
@@ -59,6 +60,7 @@ class Showing:
 
     def __init__(self, wanted: bool, status: Callable[[], str] | None):
         self.status, self.pace, self._began = status, Pace(), time.monotonic()
+        self.compilations, self._entered = Compilations(), self._began
         self._phase, self._number, self._of = "preparing", 0, 0
         self._begin: float | None = None
         self._tick: Tick | None = None
@@ -70,6 +72,8 @@ class Showing:
 
     def enter(self, phase: str, number: int = 0, of: int = 0) -> None:
         """Another phase, or another step of one."""
+        if phase != self._phase:
+            self._entered = time.monotonic()
         self._phase, self._number, self._of = phase, number, of
         self.screen.changed()
 
@@ -105,7 +109,8 @@ class Showing:
         step = f" (site {self._number} of {self._of})" if self._of else ""
         if tick is None or self._begin is None:
             waiting = "" if self._of or self._phase not in ("burn-in", "sampling") else " (compiling)"
-            return View(f"{self._phase}{step}{waiting}", None, gone, None, [], status)
+            facts = [f"{clock(time.monotonic() - self._entered)} in this phase", *self.compilations.facts()]
+            return View(f"{self._phase}{step}{waiting}", None, gone, None, facts, status)
         until = max(self._until, tick.until)
         share = (tick.time - self._begin) / max(until - self._begin, 1e-300)
         there = tick.time >= until
@@ -169,7 +174,7 @@ def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[S
     this = Showing(wanted, status)
     token = _showing.set(this)
     try:
-        with this.screen, quiet_compiler():
+        with this.screen, this.compilations, quiet_compiler():
             yield this
             this.screen.last_words(this.last_words())
     finally:
