@@ -29,12 +29,12 @@ SITES = pytest.mark.parametrize("site", [cauchy, pytest.param(separable, marks=p
 
 
 @pytest.mark.long
-def test_the_default_says_when_the_reference_is_far_off():
+def test_rotations_say_when_the_reference_is_far_off():
     """As soon as it shows; here the word ends the run, which could go on."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match=FAR):
-            fp.sample([cauchy()], WIDE, seed=1, progress=False)
+            fp.sample([cauchy()], WIDE, dynamics=fp.Boomerang(refresh=1.2), seed=1, progress=False)
 
 
 def truth_of_separable(scale=100.0):
@@ -46,8 +46,10 @@ def truth_of_separable(scale=100.0):
     return mean, np.sqrt(weight @ (x - mean) ** 2), x[np.searchsorted(np.cumsum(weight), 0.5)]
 
 
-def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable():
+def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatch):
     """Nothing that the decision saw is kept, nor any of its random numbers: the draws are exact."""
+    # As where rays tell nothing beforehand.
+    monkeypatch.setattr("fedpdmc.sampling.objection_rate.objections", lambda *_: None)
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
     assert post.settings["chosen"] in post.summary().notes and post.verdict.converged
@@ -76,7 +78,8 @@ def test_who_says_which_dynamics_gets_them():
 @pytest.mark.long
 def test_a_poor_yield_in_a_given_time_is_said_when_it_shows():
     """A run to a process time does not look at the effective sample size; whoever asks for it is told."""
-    post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), chains=4, duration=10.0, seed=1, progress=False)
+    options = {"dynamics": fp.Boomerang(refresh=1.2), "chains": 4, "duration": 10.0, "seed": 1, "progress": False}
+    post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), **options)
     sampler = post._run
     assert sampler.distance is not None and not sampler.distance.told
     sampler.judge(4 * 10 * 0.03)
@@ -119,9 +122,17 @@ def test_as_long_as_there_is_a_choice_less_is_too_much_and_more_with_more_parame
         distance.deciding = True
         if unsuitable:
             with pytest.raises(Unsuitable, match="the sites object"):
-                distance.judge(objections, None, 40.0)
+                distance.judge_burn_in(objections, 40.0)
         else:
-            distance.judge(objections, None, 40.0)
+            distance.judge_burn_in(objections, 40.0)
+
+
+def test_a_burn_in_that_cannot_choose_warns_where_one_that_can_would():
+    with pytest.warns(UserWarning, match="the sites object 0.25 times"):
+        Distance(4).judge_burn_in(10.0, 40.0)
+    Distance(4).judge_burn_in(7.0, 40.0)
+    # Too few in all to mean anything.
+    Distance(4).judge_burn_in(4.0, 1.0)
 
 
 def test_slow_mixing_is_noticed_and_told_once():

@@ -46,6 +46,11 @@ class Pace:
             self._seconds, self._time, self._rounds = (FORGETTING * s + f for s, f in zip(seen, found, strict=True))
         self._last = (tick, now)
 
+    @property
+    def seconds_per_round(self) -> float | None:
+        """None while nothing is known."""
+        return self._seconds / self._rounds if self._rounds > 0 else None
+
     def left(self, until: float) -> tuple[float, float] | None:
         """Seconds and rounds from now to a process time, or None while nothing is known."""
         if self._last is None or self._time <= 0:
@@ -66,6 +71,7 @@ class Showing:
         self._tick: Tick | None = None
         self._rate, self._until = 0.0, 0.0
         self._ess, self._target, self._rhat = None, None, None
+        self._foreseen = ""
         # Whether someone follows the run elsewhere than on the screen.
         self.watched = False
         self.screen = open_screen(wanted, self.view)
@@ -86,6 +92,12 @@ class Showing:
         """Where the phase is to end: a process time, or an estimate of when an effective sample size is reached."""
         if ess is not None or self._target is None:
             self._until, self._target = until, ess
+
+    def foresee(self, text: str, seconds: float | None) -> None:
+        """What the phase will cost; shown until its ticks tell."""
+        self._foreseen = text
+        self.screen.changed()
+        self.screen.foresee(f"{self._phase}, {text}", seconds)
 
     def quality(self, ess: float, rhat: float | None) -> None:
         """The worst effective sample size and R-hat so far."""
@@ -109,7 +121,8 @@ class Showing:
         step = f" (site {self._number} of {self._of})" if self._of else ""
         if tick is None or self._begin is None:
             waiting = "" if self._of or self._phase not in ("burn-in", "sampling") else " (compiling)"
-            facts = [f"{clock(time.monotonic() - self._entered)} in this phase", *self.compilations.facts()]
+            foreseen = [self._foreseen] if self._foreseen and self._phase == "sampling" else []
+            facts = [*foreseen, f"{clock(time.monotonic() - self._entered)} in this phase", *self.compilations.facts()]
             return View(f"{self._phase}{step}{waiting}", None, gone, None, facts, status)
         until = max(self._until, tick.until)
         share = (tick.time - self._begin) / max(until - self._begin, 1e-300)
@@ -228,6 +241,15 @@ class Display:
     def aim(self, until: float, ess: float | None = None) -> None:
         """Where the phase is to end; with ``ess`` an estimate of when that is reached."""
         self._showing.aim(until, ess)
+
+    @property
+    def seconds_per_round(self) -> float | None:
+        """As seen so far in this call; None while nothing is known."""
+        return self._showing.pace.seconds_per_round
+
+    def foresee(self, text: str, seconds: float | None) -> None:
+        """Show what the phase will cost."""
+        self._showing.foresee(text, seconds)
 
     def quality(self, worst_ess: float, worst_rhat: float | None = None) -> None:
         """Show the worst effective sample size and R-hat so far."""

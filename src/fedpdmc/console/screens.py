@@ -67,6 +67,9 @@ class Screen:
     def changed(self) -> None:
         """There is something new to show."""
 
+    def foresee(self, text: str, seconds: float | None) -> None:
+        """What comes will cost this, and take so many seconds if that is known."""
+
     def last_words(self, text: str) -> None:
         """All has gone well."""
 
@@ -123,6 +126,12 @@ class PlainScreen(Screen):
     def __exit__(self, *_: Any) -> None:
         self._over.set()
         self._thread.join()
+
+    def foresee(self, text: str, seconds: float | None) -> None:
+        """Said of what will take long, or has."""
+        if self._spoke or (seconds or 0.0) > FIRST_LINE:
+            self._spoke = True
+            _say(f"fedpdmc: {text}")
 
     def last_words(self, text: str) -> None:
         """Said only if something was said before."""

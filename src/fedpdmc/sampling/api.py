@@ -14,6 +14,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.sampling.driver import FIRST_BLOCK, Sampler, as_number, check_length
+from fedpdmc.sampling.objection_rate import suited
 from fedpdmc.sampling.one_shot import NAME as ONE_SHOT_NAME
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
@@ -71,8 +72,9 @@ def sample(
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
         site. The posterior is the same. `Redistributed` has a place of its own.
     dynamics : Dynamics, optional
-        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates; or, if the burn-in
-        shows that the posterior is too far from that, `ZigZag` on the same reference (``settings["chosen"]`` says why).
+        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates; or, if the
+        posterior is too far from that, as its tails or the burn-in show, `ZigZag` on the same reference
+        (``settings["chosen"]`` says why).
     reference : Reference, "laplace", "diagonal" or "identity", optional
         Whitened coordinates: of the Laplace approximation, of its standard deviations alone, or none. None: "laplace"; with
         flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget "identity",
@@ -143,6 +145,7 @@ def sample(
         chosen = choose(
             sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess
         )
+        chosen = suited(chosen)
         wanted = usual_burn_in(burn_in, duration, chosen)
         sampler = Sampler(chosen, wanted, keep)
         sampler.check_budget(0.0 if duration is None else float(duration))

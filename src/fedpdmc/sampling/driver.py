@@ -21,6 +21,7 @@ from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling.budget_horizon import Pace
+from fedpdmc.sampling.cost_estimate import CostEstimate, rounds_ahead
 from fedpdmc.sampling.engines.base import message_bytes
 from fedpdmc.sampling.engines.compiled import Run
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
@@ -136,6 +137,7 @@ class Sampler:
         few_rounds = method.whitened and method.control_name == "quadratic" and method.dynamics.flow.rotating
         # Private sites object by design: their excess flips say nothing of the reference.
         self.distance = Distance(method.chains, method.dim) if few_rounds and self.pace is None else None
+        self.estimate = CostEstimate(self._remedies())
         flow = method.dynamics.flow
         self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
 
@@ -181,8 +183,8 @@ class Sampler:
             with self._display(progress, "burn-in") as display:
                 self._set_goal(0.0, 1)
                 self._reach_goal(display)
-            if self.distance is not None and self.distance.deciding:
-                self.distance.judge(float(np.mean(self.run.events)), None, self.burn_in_time)
+            if self.distance is not None and (self.distance.deciding or self._elsewhere):
+                self.distance.judge_burn_in(float(np.mean(self.run.events)), self.burn_in_time)
                 self.distance.deciding = False
         except Unsuitable as found:
             return self._instead(str(found)).burn_in(progress)
@@ -190,7 +192,7 @@ class Sampler:
 
     def _instead(self, reason: str) -> Sampler:
         """The sampler that takes this one's place; this one, which will not ask again, if there is none."""
-        method = on_lines(self.method, reason)
+        method = on_lines(self.method, reason, "in the burn-in")
         if method is None:
             self.method = self.method._replace(open_dynamics=False)
             return self
@@ -277,6 +279,7 @@ class Sampler:
                     following._reach_goal(display)
                 if duration is not None:
                     following.check_budget(following.run.time + float(duration))
+                    following._foresee(float(duration), f"process time {self.run.time + duration:.4g}", display)
                     following._advance(following.run.time + float(duration), display)
                 else:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
@@ -287,6 +290,34 @@ class Sampler:
         if not post.verdict:
             warn(str(post.verdict), ConvergenceWarning)
         return post
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self.method.sites[0].federation is not None
+
+    def _remedies(self) -> str | None:
+        """What to do about many rounds; None where rounds cost little and the user has chosen the dynamics."""
+        elsewhere = self._elsewhere
+        if not (elsewhere or self.method.open_dynamics or self.method.chosen):
+            return None
+        where = " in the contract" if elsewhere else ""
+        lines = 'kind = "ZigZag" in the contract; ' if elsewhere else "dynamics=fedpdmc.ZigZag(); "
+        lines = lines if self.method.dynamics.flow.rotating else ""
+        return (
+            f"What may help: {lines}more chains{where}, which share every round (there are {self.method.chains}); a smaller "
+            "ess or duration; parameters in which the posterior is nearer to a Gaussian (logarithms of scales, effects that "
+            "are standardised, columns that are centred)."
+        )
+
+    def _foresee(self, length: float, goal: str, display: Display) -> None:
+        """Say what it will cost to go on by a process time."""
+        method, time = self.method, self.burn_in_time + self.run.time
+        plans = self.run.plans - method.first_plan - 1
+        rounds = rounds_ahead(np.maximum(plans, 0), time, length, method.objections or 0.0)
+        each = display.seconds_per_round
+        seconds = None if each is None else rounds * each
+        far = self.distance is not None and self.distance.told
+        display.foresee(self.estimate.tell(rounds, seconds, goal, far), seconds)
 
     def judge(self, ess: float | None = None) -> None:
         """Say so if the posterior has turned out too far from its reference for the few-rounds method to be wise.
@@ -376,7 +407,8 @@ class Sampler:
         if self.method.whitened:
             first = float(np.clip(target / (USUAL_YIELD * self.method.chains), FIRST_BLOCK, 100 * FIRST_BLOCK))
         for _ in range(MOST_BLOCKS + 1):
-            length, span = first, max(self.run.time, 0.0)
+            length = need = first
+            span = max(self.run.time, 0.0)
             display.aim(span or length, target)
             if span > 0:
                 found = self.posterior().ess()
@@ -390,6 +422,7 @@ class Sampler:
                 need = span * (1.05 * target / max(worst, 1.0) - 1.0)
                 display.aim(span + need, target)
                 length = float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
+            self._foresee(need, f"an ESS of {target:,.0f}", display)
             fits, name = self._longest()
             if length > fits:
                 self._end_with_budget(span, fits, name, display)

@@ -14,8 +14,8 @@ MANY_OBJECTIONS, MANY_ROUNDS = 2.0, 10.0
 # variates its sites flip at the rate ``E(v_i ∂_i U)₊ = 1/√(2π) = 0.4`` for each whitened coordinate, and a chain makes 0.44
 # effective samples per unit of time: 0.9 objections for each parameter and effective sample. Rotations make `USUAL_YIELD`.
 LINES_OBJECT = 0.9 * USUAL_YIELD
-# Below this many rounds nobody minds.
-FEW_ROUNDS = 200
+# Below this many rounds nobody minds; and objections of all chains below which a burn-in has shown nothing.
+FEW_ROUNDS, LEAST_OBJECTIONS = 200, 20
 REMEDY = (
     "The draws are exact, but with heavy tails, separable data or very few records dynamics=fedpdmc.ZigZag() with "
     "reference='laplace' needs fewer rounds and less time."
@@ -69,6 +69,16 @@ class Distance:
             self._tell(
                 f"a chain makes {found:.1g} effective samples per unit of process time, where {USUAL_YIELD} are usual"
             )
+
+    def judge_burn_in(self, objections: float, span: float) -> None:
+        """Look at a burn-in, in which more than Zig-Zag would meet are too many whether or not there is a choice.
+
+        Where there is none, a few objections of a short one are no reason for a warning.
+        """
+        if not self.deciding and objections * self.chains < LEAST_OBJECTIONS:
+            return
+        if objections > LINES_OBJECT * self.dim * span:
+            self._tell(f"the sites object {objections / span:.2g} times per unit of process time")
 
     @property
     def _many(self) -> float:

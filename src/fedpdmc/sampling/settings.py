@@ -58,7 +58,8 @@ class Method(NamedTuple):
 
     ``public`` is what the coordinator walks with, in whitened coordinates, ``segments`` the most segments of a plan, and
     ``redistribution`` the rate at which the prior is dealt anew to the sites, zero if it is not. ``open_dynamics``: nobody
-    said which; ``chosen`` says what was chosen in a burn-in and why. Plans are numbered from ``first_plan`` on.
+    said which; ``chosen`` says what was chosen in its place and why. Plans are numbered from ``first_plan`` on.
+    ``objections`` are those that a chain meets in the long run per unit of process time, where that is known beforehand.
     """
 
     sites: tuple[Site, ...]
@@ -83,6 +84,7 @@ class Method(NamedTuple):
     open_dynamics: bool = False
     chosen: str = ""
     first_plan: int = 0
+    objections: float | None = None
 
     @property
     def certified(self) -> bool:
@@ -227,12 +229,12 @@ def choose(
     )  # fmt: skip
 
 
-def on_lines(method: Method, reason: str) -> Method | None:
+def on_lines(method: Method, reason: str, when: str) -> Method | None:
     """What is better where the few-rounds method has turned out unsuitable: Zig-Zag on the same reference.
 
-    None where there are no certified bounds for it. The decision is made from a burn-in of which nothing is kept. The run
-    that is kept is drawn afresh: its plans have numbers of their own, so that it shares no random number with what the
-    decision saw. Given the decision it is a run of Zig-Zag as any other, and exact as such.
+    None where there are no certified bounds for it. The decision is made before anything is drawn, or from a burn-in of
+    which nothing is kept. The run that is kept is drawn afresh: its plans have numbers of their own, so that it shares no
+    random number with what the decision saw. Given the decision it is a run of Zig-Zag as any other, and exact as such.
     """
     dynamics = ZigZag()
     try:
@@ -245,7 +247,7 @@ def on_lines(method: Method, reason: str) -> Method | None:
     return method._replace(
         dynamics=dynamics, control=controls, control_name="linear", segments=SEGMENTS_MANY_OBJECTIONS, open_dynamics=False,
         public=public_potential(method.sites, prior, controls, method.reference, dynamics), first_plan=SECOND_RUN,
-        chosen=f"Zig-Zag was chosen in the burn-in, in place of the Boomerang: {reason}",
+        objections=None, chosen=f"Zig-Zag was chosen {when}, in place of the Boomerang: {reason}",
     )  # fmt: skip
 
 

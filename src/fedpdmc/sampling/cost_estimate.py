@@ -1,0 +1,57 @@
+"""What a run will still cost: rounds and seconds to its goal, from what it has cost so far."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpdmc.console.screens import clock
+from fedpdmc.console.warnings import warn
+
+# Rounds that are worth a word beforehand, and by how much an estimate must have grown to be worth another.
+MANY_ROUNDS, GROWN = 500.0, 4.0
+
+
+def rounds_ahead(plans: np.ndarray, time: float, length: float, least: float = 0.0) -> float:
+    """Rounds that the next ``length`` units of process time take.
+
+    A round lets every chain send one plan, so the slowest chain counts. With mean ``m`` and variance ``s²`` of the plans
+    that a chain has made per unit of time, the most of ``C`` chains in time ``T`` are about ``mT + √(2 log(C) s² T)``.
+    Counts of few events are no more even than Poisson's: ``s² ≥ m``.
+
+    Parameters
+    ----------
+    plans : array of shape (C,)
+        What each chain has made in ``time``, its first plan left out.
+    time, length : float
+    least : float
+        Plans per unit of time that a chain is known to make in the long run.
+    """
+    mean = max(float(np.mean(plans)) / time, least) if time > 0 else least
+    variance = max(float(np.var(plans)) / time if time > 0 else 0.0, mean)
+    return 1.0 + mean * length + float(np.sqrt(2 * np.log(len(plans)) * variance * length))
+
+
+class CostEstimate:
+    """What a run will cost, in words; and a warning where that is much, once and again when it has grown.
+
+    Parameters
+    ----------
+    remedies : str or None
+        What to do about many rounds; None: nobody wants to be warned.
+    """
+
+    def __init__(self, remedies: str | None):
+        self.remedies, self._told = remedies, 0.0
+
+    def tell(self, rounds: float, seconds: float | None, goal: str, far: bool = False) -> str:
+        """Words for the screen, after a warning if there is reason for one.
+
+        ``far``: the posterior is known to be far from its reference, so that fewer rounds are worth a word too.
+        """
+        takes = f"about {rounds:,.0f} rounds" + ("" if seconds is None else f" and {clock(seconds)}")
+        if far:
+            takes = f"at least {takes}"
+        if self.remedies is not None and rounds > GROWN * self._told and (far or rounds > MANY_ROUNDS):
+            self._told = rounds
+            warn(f"This will take {takes} more, to {goal}. Its draws are exact all the same. {self.remedies}")
+        return f"{takes} to {goal}"

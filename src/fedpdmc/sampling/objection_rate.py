@@ -1,0 +1,98 @@
+"""Objections that the few-rounds method meets in the long run, integrated along rays before anything is drawn."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.progress import report
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sampling.members import PRIOR_SITE
+from fedpdmc.sampling.reference_warning import LINES_OBJECT
+from fedpdmc.sampling.settings import Method, on_lines
+from fedpdmc.sites.site import Site
+from fedpdmc.whitening import Reference
+
+# Pairs of opposite rays, distances on each, and the farthest in standard deviations.
+PAIRS, NEAR, FAR, FARTHEST = 32, 96, 48, 1e4
+# Values of single records that this may take, and the rays, in effective number, that can tell something.
+MOST_VALUES, LEAST_PAIRS, LEAST_RAYS = 3e7, 4, 8.0
+
+
+def suited(method: Method) -> Method:
+    """The method; or Zig-Zag where nobody said which dynamics, and it will take fewer rounds.
+
+    That is seen before anything is drawn, and from nothing that is drawn.
+    """
+    if not method.open_dynamics or not method.whitened or method.control_name != "quadratic":
+        return method
+    report("looking at the tails")
+    walked = any(site.name == PRIOR_SITE for site in method.sites)
+    rate = objections(method.sites, None if walked else method.prior, method.control, method.reference)
+    if rate is not None and rate > LINES_OBJECT * method.dim:
+        reason = f"the sites would object {rate:.2g} times per unit of process time in the long run"
+        better = on_lines(method, reason, "before the burn-in")
+        if better is not None:
+            return better
+    return method._replace(objections=rate)
+
+
+@double_precision
+def objections(
+    sites: tuple[Site, ...], prior: Quadratic | None, control: dict[str, ControlVariate], reference: Reference
+) -> float | None:
+    """Objections per unit of process time that rotations about the reference meet in the long run, or None if unknown.
+
+    A site with ``W_m = U_m − q_m``, in whitened coordinates, objects at the rate ``(v·∇W_m)₊``, and ``v`` is Gaussian and
+    independent of ``a`` in the long run: ``Σ_m E|∇W_m(a)| / √(2π)`` with ``a`` from the posterior. In polar coordinates
+    ``E f = ∫∫ f(ru) r^{d−1} e^{−U(ru)} dr du`` up to a constant: a quadrature in ``r``, and a mean over random rays ``u``.
+    Its nodes reach far into heavy tails, which chains that set out near the mode do not see in a burn-in.
+
+    Nothing is drawn from the run's randomness, and the sites are functions in this process: none elsewhere is asked.
+    """
+    dim = reference.dim
+    pairs = 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / (2 * (NEAR + FAR) * max(sum(s.records for s in sites), 1))))
+    if dim > 1 and pairs < LEAST_PAIRS:
+        return None
+    radii, steps = _distances(dim)
+    rays = np.random.default_rng(0).standard_normal((pairs, dim))
+    rays = np.concatenate([rays, -rays]) / np.linalg.norm(np.concatenate([rays, rays]), axis=1, keepdims=True)
+    points = reference.to_x(jnp.asarray(rays[:, None, :] * radii[:, None]))
+    energy = 0.0 if prior is None else np.asarray(_along(prior, None, points, reference.matrix)[0])
+    rate = np.zeros(points.shape[:2])
+    with np.errstate(invalid="ignore", over="ignore"):
+        for site in sites:
+            own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
+            quadratic = control[site.name].quadratic if site.name in control else None
+            value, slope = _along(site.potential, quadratic, points[..., own], reference.matrix[own])
+            energy, rate = energy + np.asarray(value), rate + np.asarray(slope)
+        log_weight = np.log(steps) + (dim - 1) * np.log(radii) - np.where(np.isnan(energy), np.inf, energy)
+        weight = np.exp(log_weight - log_weight.max())
+    if not np.all(np.isfinite(weight)):
+        return None
+    mass = weight.sum(1)
+    if dim > 1 and mass.sum() ** 2 / np.sum(mass**2) < LEAST_RAYS:
+        return None
+    known = (weight > 0) & np.isfinite(rate)
+    return float(np.sum(weight * np.where(known, rate, 0.0)) / weight.sum() / np.sqrt(2 * np.pi))
+
+
+def _distances(dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances from the mode, even where a Gaussian has its mass and growing beyond, and the weights of a midpoint rule."""
+    near = 2 * np.sqrt(dim) + 6.0
+    edges = np.concatenate([np.linspace(0.0, near, NEAR + 1), np.geomspace(near, FARTHEST, FAR + 1)[1:]])
+    return (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+
+
+@eqx.filter_jit
+def _along(potential, quadratic, points, rows):
+    """Values, and lengths of the whitened gradient less the control variate's, ray by ray."""
+
+    def at(x):
+        gradient = potential.gradient(x) - (0.0 if quadratic is None else quadratic.gradient(x))
+        return potential.value(x), jnp.linalg.norm(rows.T @ gradient)
+
+    return jax.lax.map(jax.vmap(at), points)

@@ -1,0 +1,123 @@
+"""What rotations will meet is known before anything is drawn, heavy tails included, and decides what is drawn."""
+
+import numpy as np
+import pytest
+from tests.support import hospitals, prior
+
+import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.sampling.objection_rate import objections, suited
+from fedpdmc.sampling.reference_warning import LINES_OBJECT
+from fedpdmc.sampling.settings import choose
+
+WIDE = fp.models.normal_prior(1, scale=100.0)
+CAUCHY = [-1.0, 0.0, 4.0]
+
+
+def site(potential):
+    return [fp.Site(potential, name="one")]
+
+
+def cauchy(y):
+    return site(fp.models.student_t(np.ones((len(y), 1)), y, df=1.0))
+
+
+def poisson(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([np.ones(n), rng.normal(size=(n, d - 1))])
+    y = rng.poisson(np.exp(X @ np.linspace(0.5, -0.4, d))).astype(float)
+    return [fp.Site(fp.models.poisson(X[i::3], y[i::3]), name=f"site {i}") for i in range(3)]
+
+
+@double_precision
+def default(sites, prior_, prior_at="coordinator"):
+    return choose(sites, prior_, prior_at, None, None, None, None, None, 1, "certified", "skeleton", None)
+
+
+@double_precision
+def rate_of(method):
+    return objections(method.sites, method.prior, method.control, method.reference)
+
+
+def grid_of_cauchy(y, scale=100.0):
+    """Points, and the posterior's weights on them."""
+    x = np.sinh(np.linspace(-8.0, 8.0, 200_001))
+    energy = np.log1p((x[:, None] - y) ** 2).sum(1) + 0.5 * (x / scale) ** 2
+    weight = np.exp(energy.min() - energy) * np.gradient(x)
+    return x, weight / weight.sum()
+
+
+@pytest.mark.parametrize("y", [CAUCHY, [-1.0, 0.0, 1.5]])
+def test_the_rate_of_one_parameter_is_an_integral(y):
+    method = default(cauchy(y), WIDE)
+    quadratic, scale = method.control["one"].quadratic, float(method.reference.matrix[0, 0])
+    x, weight = grid_of_cauchy(y)
+    slope = (2 * (x[:, None] - y) / (1 + (x[:, None] - y) ** 2)).sum(1)
+    left = slope - float(quadratic.precision[0, 0]) * x - float(quadratic.linear[0])
+    truth = scale * weight @ np.abs(left) / np.sqrt(2 * np.pi)
+    assert rate_of(method) == pytest.approx(truth, rel=0.02)
+
+
+def test_gaussians_meet_none_wherever_the_prior_is():
+    X, normal = np.random.default_rng(0).normal(size=(20, 3)), fp.models.normal_prior(3, scale=2.0)
+    linear = site(fp.models.linear(X, X.sum(1), scale=1.0))
+    assert rate_of(default(linear, normal)) == pytest.approx(0.0, abs=1e-8)
+    rates = [suited(default(poisson(60, 3), normal, where)).objections for where in ("coordinator", "sites")]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-6) and rates[0] > 0.01
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sites", "scale"), [(lambda: cauchy([-1.0, 0.0, 1.5]), 100.0), (hospitals, 0), (lambda: poisson(60, 5), 2.5)]
+)
+def test_runs_meet_what_was_foreseen(sites, scale):
+    members = sites()
+    dim = members[0].potential.dim
+    own = prior() if scale == 0 else fp.models.normal_prior(dim, scale=scale)
+    foreseen = rate_of(default(members, own))
+    options = {"chains": 64, "burn_in": 20.0, "duration": 400.0, "seed": 1, "progress": False}
+    post = fp.sample(members, own, dynamics=fp.Boomerang(refresh=1.2), **options)
+    met = np.asarray(post.events) / post.duration
+    error = met.std() / np.sqrt(len(met))
+    # Rays are random where there is more than one parameter.
+    assert abs(met.mean() - foreseen) < 4 * error + (0.02 if dim == 1 else 0.15) * foreseen
+
+
+def test_heavy_tails_are_drawn_by_zigzag_and_exactly():
+    post = fp.sample(cauchy(CAUCHY), WIDE, seed=1, progress=False)
+    assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen before the burn-in" in post.settings["chosen"]
+    assert post.settings["chosen"] in str(post.summary()) and post._sampler.given_up.rounds == 0
+    assert post.rounds < 200 and post.verdict.converged
+    x, weight = grid_of_cauchy(CAUCHY)
+    ess, cumulated = min(post.ess().values()), np.cumsum(weight)
+    draws = post.draws(200)[..., 0]
+    for level in (0.05, 0.5, 0.9):
+        quantile = x[np.searchsorted(cumulated, level)]
+        assert abs((draws < quantile).mean() - level) < 4 * np.sqrt(level * (1 - level) / ess)
+    # The test can fail: the reference's own law is narrower and elsewhere.
+    sd = float(post.reference.matrix[0, 0])
+    gaussian = float(post.reference.center[0]) + sd * np.random.default_rng(0).normal(size=20_000)
+    above = x[np.searchsorted(cumulated, 0.9)]
+    assert abs((gaussian < above).mean() - 0.9) > 4 * np.sqrt(0.09 / ess)
+
+
+@pytest.mark.parametrize(
+    ("sites", "own"),
+    [
+        (hospitals, prior),
+        (lambda: poisson(60, 3), lambda: fp.models.normal_prior(3, scale=2.5)),
+        (lambda: cauchy(np.random.default_rng(0).standard_cauchy(20)), lambda: WIDE),
+    ],
+)
+def test_good_models_keep_the_few_rounds_method(sites, own):
+    method = suited(default(sites(), own()))
+    assert isinstance(method.dynamics, fp.Boomerang) and method.chosen == ""
+    assert 0 < method.objections < 0.7 * LINES_OBJECT * method.dim
+
+
+def test_nobody_is_asked_where_it_would_take_long_or_the_dynamics_are_given():
+    X = np.random.default_rng(0).normal(size=(40_000, 2))
+    many = site(fp.models.logistic(X, (X[:, 0] > 0).astype(float)))
+    assert rate_of(default(many, fp.models.normal_prior(2, scale=2.0))) is None
+    said = default(cauchy(CAUCHY), WIDE)._replace(open_dynamics=False)
+    assert suited(said) is said
