@@ -261,38 +261,52 @@ def test_a_method_that_was_chosen_in_the_burn_in_goes_on(tmp_path):
 # privacy budgets -----------------------------------------------------------------------------------------------------
 
 
-def test_private_sites_charge_what_goes_on_and_only_on_their_records(tmp_path):
-    def site(name="north", **options):
-        return private_site(tmp_path / "ledger.db", name, **{"epsilon": 40.0, "excess": 1.0} | options)
+def private(folder, ledger="one", **options):
+    folder.mkdir(exist_ok=True)
+    return private_site(folder / f"{ledger}.db", "north", **{"epsilon": 40.0, "excess": 1.0} | options)
 
-    scale = fp.Reference(np.zeros(2), np.full(2, 0.3))
-    post = fp.sample(
-        [site()],
-        prior(),
-        dynamics=fp.ZigZag(),
-        reference=scale,
-        chains=4,
-        burn_in=0.5,
-        duration=1.0,
-        seed=3,
-        progress=False,
-    )
-    loaded, spent = saved(post, tmp_path), post.privacy["north"]["spent"]
+
+def private_run(folder, ledger):
+    return fp.sample(
+        private(folder, ledger), prior(), dynamics=fp.ZigZag(), reference=fp.Reference(np.zeros(2), np.full(2, 0.3)),
+        chains=4, burn_in=0.5, duration=1.0, seed=3, progress=False,
+    )  # fmt: skip
+
+
+def charged(site):
+    """The share of the account that its ledger has spent."""
+    ledger, account = site.budget.open()
+    return ledger.spent("north") / account.limit
+
+
+def test_a_private_site_is_charged_for_what_goes_on_as_in_memory(tmp_path):
+    """Two ledgers with the same history; the sites have seeds, for tests only."""
+    stayed, left = private_run(tmp_path, "one"), private_run(tmp_path, "two")
+    loaded = saved(left, tmp_path)
     assert loaded.run_state.facts["sites"][0]["fingerprint"] is None
-    again = loaded.extend(duration=0.5, sites=[site()], prior=prior(), progress=False)
-    facts = again.privacy["north"]
-    # Every chain was watched for the time that was added; the account has all of it, and so has the report.
-    assert again.duration == 1.5 and facts["observed"] >= post.privacy["north"]["observed"] + 4 * 0.5
-    assert facts["spent"] > spent and facts["spent"] == pytest.approx(facts["observed"] / facts["cap"], rel=1e-4)
-    assert site().budget.open()[0].spent("north") == pytest.approx(facts["spent"] * limit(site()), rel=1e-12)
-    with pytest.raises(InputError, match="privacy budget of site 'north' covers"):
-        loaded.extend(duration=1e6, sites=[site()], prior=prior(), progress=False)
-    with pytest.raises(InputError, match=r"sites \('north'\): found a budget whose ledger does not have run"):
-        loaded.extend(duration=0.5, sites=[site(data=records("south"))], prior=prior(), progress=False)
-    with pytest.raises(InputError, match=r"sites \('north'\): found no privacy budget"):
-        loaded.extend(duration=0.5, sites=[fp.Site(site().raw, name="north")], prior=prior(), progress=False)
-    assert site().budget.open()[0].spent("north") == pytest.approx(facts["spent"] * limit(site()), rel=1e-12)
+    longer = stayed.extend(duration=0.5, progress=False)
+    again = loaded.extend(duration=0.5, sites=private(tmp_path, "two"), prior=prior(), progress=False)
+    assert_same(longer, again)
+    facts, others = again.privacy["north"], longer.privacy["north"]
+    assert all(
+        facts[name] == pytest.approx(others[name], rel=1e-12) for name in ("observed", "spent", "running_epsilon")
+    )
+    # Every chain was watched for the time that was added.
+    assert facts["observed"] >= left.privacy["north"]["observed"] + 4 * 0.5
+    assert charged(private(tmp_path, "one")) == pytest.approx(charged(private(tmp_path, "two")), rel=1e-12)
+    assert charged(private(tmp_path, "two")) == pytest.approx(facts["spent"], rel=1e-12)
 
 
-def limit(site):
-    return site.budget.open()[1].limit
+def test_a_private_site_goes_on_with_its_own_records_ledger_and_budget_only(tmp_path):
+    loaded = saved(private_run(tmp_path, "one"), tmp_path)
+    spent = charged(private(tmp_path, "one"))
+    unknown = r"sites \('north'\): found a budget whose ledger does not have run"
+    for site, duration, match in (
+        (private(tmp_path, "one"), 1e6, "privacy budget of site 'north' covers"),
+        (private(tmp_path, "one", data=records("south")), 0.5, unknown),
+        (private(tmp_path, "two"), 0.5, unknown),
+        (fp.Site(private(tmp_path, "one").raw, name="north"), 0.5, r"sites \('north'\): found no privacy budget"),
+    ):
+        with pytest.raises(InputError, match=match):
+            loaded.extend(duration=duration, sites=site, prior=prior(), progress=False)
+    assert charged(private(tmp_path, "one")) == spent
