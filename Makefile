@@ -8,7 +8,7 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo paper paper-page test test-long lint format bench soak figures clean
+.PHONY: help install demo paper paper-page test test-long lint format docs notebooks wheel-check python-check bench soak figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -16,6 +16,10 @@ help:
 	@echo "make test-long  the long statistical runs"
 	@echo "make lint       ruff, pyright, import-linter"
 	@echo "make format     let ruff rewrite what lint would complain about"
+	@echo "make docs       the documentation site, in build/site/ (open index.html; no network needed)"
+	@echo "make notebooks  run the notebooks of docs/notebooks and keep their outputs"
+	@echo "make wheel-check  build the wheel, install it into an empty environment elsewhere, run the demo there"
+	@echo "make python-check  see whether everything can be installed on Python 3.12 and 3.13"
 	@echo "make paper      the paper's figures made anew, in fedpdmc-paper/ (up to 45 minutes)"
 	@echo "make paper-page  its figures and tables put into docs/paper.md"
 	@echo "make bench      speed and rounds against peers"
@@ -55,6 +59,30 @@ lint: install
 format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Strict: a broken link, an unknown name in the reference or an error in a notebook fails. The notebooks are run.
+docs: install
+	XLA_FLAGS="$(QUICK_TO_COMPILE) $(XLA_FLAGS)" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m docs.hooks.no_network build/site
+
+notebooks: install
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace docs/notebooks/*.ipynb
+
+# What a user gets from a package index: no checkout, no extras. Say which Python: make wheel-check PYTHON=python3.13
+wheel-check:
+	set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(PYTHON) -m venv "$$folder/venv"; \
+	"$$folder/venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$$folder" .; \
+	"$$folder/venv/bin/python" -m pip install --quiet --constraint constraints.txt "$$folder"/fedpdmc-*.whl; \
+	cd "$$folder"; test -e venv/lib/python*/site-packages/fedpdmc/py.typed; env -u PYTHONPATH venv/bin/fedpdmc demo
+
+# No other Python is needed: pip resolves the pinned versions, with all extras, from what there are wheels for.
+python-check: install
+	for version in 3.12 3.13; do \
+	  $(BIN)/python -m pip install --quiet --dry-run --ignore-installed --target build/none --only-binary=:all: \
+	    --python-version $$version --constraint constraints.txt '.[dev]' || exit 1; \
+	  echo "Python $$version: everything resolves"; \
+	done
 
 # The rival needs another JAX than we do. `make bench ARGS=--quick` only shows that it works.
 $(RIVAL_STAMP): benchmarks/pdmp-jax-requirements.txt

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from docs.hooks import no_network
 
 DOCS = Path(__file__).parents[2] / "docs"
-# Pages whose examples need more than Python have a test of their own.
-APART = {"deploy.md"}
+# The first needs more than Python and has a test of its own; the second shows the README's example.
+APART = {"deploy.md", "index.md"}
 # Every model of a user's own is compiled anew, which takes a minute.
 LONG = {"models.md", "privacy.md"}
 PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text(encoding="utf-8"))
@@ -25,6 +26,23 @@ def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     exec(compile("\n".join(examples), page.name, "exec"), {})
+
+
+def test_the_first_page_shows_the_example_of_the_readme():
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert example in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_page_that_loads_from_a_network_is_found(tmp_path):
+    """What `make docs` does with the whole site."""
+    page = tmp_path / "index.html"
+    page.write_text('<a href="https://example.org">a link loads nothing</a><script src="here.js"></script>')
+    assert no_network.found(tmp_path) == []
+    page.write_text(
+        '<script async src="https://example.org/a.js"></script><link rel="stylesheet" href="//example.org/b.css">'
+    )
+    (tmp_path / "c.css").write_text("@font-face { src: url(https://example.org/c.woff2) }")
+    assert len(no_network.found(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
