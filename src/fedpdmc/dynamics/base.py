@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import normals
 from fedpdmc.dynamics.flows import Flow
-from fedpdmc.errors import InputError
+from fedpdmc.validation import non_negative
 
 
 class Dynamics(eqx.Module):
@@ -46,10 +46,4 @@ class Dynamics(eqx.Module):
 
 def rate(name: str, value: float) -> float:
     """A rate given by the user, checked."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0 <= number < float("inf"):
-        raise InputError(name, repr(value), "Give a finite rate that is zero or positive.")
-    return number
+    return non_negative(name, value, "Give a finite rate that is zero or positive.")

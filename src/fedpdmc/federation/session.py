@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedpdmc.console.interrupts import Interrupted
 from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
@@ -22,6 +20,7 @@ from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation, Transport
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.api import StudyConnection
+from fedpdmc.validation import optional_seed
 
 ANEW = (
     "before the first block of samples was complete. A study with a store goes on from what is there when it is connected "
@@ -199,10 +198,7 @@ def join(
 ) -> Connection:
     """A connection over any engine: ``transport(study, run, seed)`` reaches the sites of the run with that id."""
     study = _contract(study)
-    if seed is not None and (
-        isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
-    ):
-        raise InputError("seed", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
+    seed = optional_seed("seed", seed)
     checkpoint = None if store is None else Checkpoint(store)
     saved = None if checkpoint is None else checkpoint.read()
     run, seed = _identity(study, checkpoint, saved, seed)

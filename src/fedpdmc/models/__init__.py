@@ -23,6 +23,7 @@ from fedpdmc.potentials import (
     Quadratic,
     StudentT,
 )
+from fedpdmc.validation import positive
 
 # Residuals for each parameter from which their scale is told, and how far from one it must be to be spoken of.
 LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
@@ -46,16 +47,6 @@ def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np
             name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
         )
     return array
-
-
-def _positive(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not 0 < number < float("inf"):
-        raise InputError(name, repr(value), "Give a positive finite number.")
-    return number
 
 
 def _design(X: Any, y: Any, call: str) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +146,7 @@ def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
     adjacency = np.zeros((rows * columns, rows * columns))
     for one, other in ((index[:, :-1], index[:, 1:]), (index[:-1], index[1:])):
         adjacency[one.ravel(), other.ravel()] = adjacency[other.ravel(), one.ravel()] = 1.0
-    matrix = _positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - coupling * adjacency)
+    matrix = positive("grid_prior(beta)", beta) * (np.eye(rows * columns) - coupling * adjacency)
     least = np.linalg.eigvalsh(matrix)[0]
     if not least > 0:
         raise InputError(
@@ -203,7 +194,7 @@ def linear(X: Any, y: Any, scale: float | None = None) -> Potential:
     design, response = _design(X, y, "linear")
     if scale is None:
         return LinearUnknownScale.of_records(design, response)
-    weight = _positive("linear(scale)", scale) ** -2.0
+    weight = positive("linear(scale)", scale) ** -2.0
     return Quadratic.of_records(GaussianRecords(design, response, weight))
 
 
@@ -250,7 +241,7 @@ def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
         function of your own: see docs/models.md.
     """
     design, response = _design(X, y, "student_t")
-    loss = StudentT(jnp.asarray(_positive("student_t(df)", df)), jnp.asarray(_positive("student_t(scale)", scale)))
+    loss = StudentT(jnp.asarray(positive("student_t(df)", df)), jnp.asarray(positive("student_t(scale)", scale)))
     _warn_of_unit_scale(design, response, float(scale))
     return _predictor(design, response, loss)
 
@@ -284,7 +275,7 @@ def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
         raise InputError("ar1_student_t(series)", f"shape {paths.shape}", "Give at least two points in each series.")
     before, after = paths[:, :-1].ravel(), paths[:, 1:].ravel()
     loss = StudentT(
-        jnp.asarray(_positive("ar1_student_t(df)", df)), jnp.asarray(_positive("ar1_student_t(scale)", scale))
+        jnp.asarray(positive("ar1_student_t(df)", df)), jnp.asarray(positive("ar1_student_t(scale)", scale))
     )
     predictor = _predictor(np.stack([before, np.ones_like(before)], 1), after, loss)
     return dataclasses.replace(predictor, series=paths.shape[1] - 1)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.single_arrival import positive, probability
+from fedpdmc.validation import positive, probability
 
 # Orders at which a cap that is fixed beforehand may be converted.
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-60, 221))

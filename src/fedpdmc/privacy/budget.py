@@ -13,7 +13,7 @@ from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
-from fedpdmc.privacy.single_arrival import positive, probability
+from fedpdmc.validation import positive, probability
 
 # The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
 USUAL_EXCESS = 2.0

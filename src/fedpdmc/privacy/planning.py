@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import Sensitivity, run_cap
-from fedpdmc.privacy.single_arrival import positive, probability
+from fedpdmc.validation import positive, probability
 
 FACTORS = {"replace": 2.0, "add-remove": 1.0, "label": 1.0}
 # Excess rates that are looked at, in units of the sensitivity.

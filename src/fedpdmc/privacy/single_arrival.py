@@ -5,25 +5,7 @@ from __future__ import annotations
 import math
 
 from fedpdmc.errors import InputError
-
-
-def positive(argument: str, value: float) -> float:
-    """A positive finite number given by the user."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InputError(argument, repr(value), "Give a positive finite number.")
-    return number
-
-
-def probability(argument: str, value: float) -> float:
-    """A number strictly between 0 and 1 given by the user."""
-    number = positive(argument, value)
-    if number >= 1:
-        raise InputError(argument, repr(value), "Give a number between 0 and 1.")
-    return number
+from fedpdmc.validation import positive, probability
 
 
 def one_arrival_delta(epsilon: float, sensitivity: float, excess: float) -> float:

@@ -22,6 +22,7 @@ from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Skeleton
 from fedpdmc.results.verdict import Verdict, judge
+from fedpdmc.validation import integer
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
@@ -152,9 +153,8 @@ class Posterior:
     @double_precision
     def draws(self, n: int) -> np.ndarray:
         """Positions equally spaced in process time over the common span of all chains, of shape (chains, n, d)."""
-        if not isinstance(n, (int, np.integer)) or n < 1:
-            raise InputError("draws(n)", repr(n), "Ask for at least one draw of each chain.")
-        return np.asarray(self.reference.to_x(jnp.asarray(self.store.draws(int(n)))))
+        n = integer("draws(n)", n, 1, remedy="Ask for at least one draw of each chain.")
+        return np.asarray(self.reference.to_x(jnp.asarray(self.store.draws(n))))
 
     @double_precision
     def expectation(self, f: Callable[[Any], Any]) -> np.ndarray:
@@ -348,9 +348,8 @@ class Posterior:
         """
         az = import_arviz()
 
-        shown = min(ARVIZ_CHAINS if chains is None else chains, self.chains)
-        if not isinstance(shown, (int, np.integer)) or shown < 1:
-            raise InputError("to_arviz(chains)", repr(chains), "Give a positive whole number, or None.")
+        wanted = ARVIZ_CHAINS if chains is None else chains
+        shown = min(integer("to_arviz(chains)", wanted, 1, remedy="Give a positive integer, or None."), self.chains)
         # Each chain gives a multiple of this many draws, so that all of them can be cut into pieces of one length.
         unit = shown // int(np.gcd(shown, self.chains))
         each = max(1, min(-(-draws * shown // (self.chains * unit)), self.most_draws // unit)) * unit

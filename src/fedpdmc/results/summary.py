@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fedpdmc.console.wrapping import terminal_width, wrapped
-from fedpdmc.errors import InputError
 from fedpdmc.results.diagnostics import diagnose, energy
 from fedpdmc.results.verdict import TO_DO
+from fedpdmc.validation import one_of, probability
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -83,10 +83,8 @@ def _escaped(text: str) -> str:
 
 def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
     """The table of `Posterior.summary`."""
-    if isinstance(level, bool) or not isinstance(level, (int, float, np.floating)) or not 0 < level < 1:
-        raise InputError("summary(level)", repr(level), "Give a probability between 0 and 1, such as 0.95.")
-    if interval not in ("quantile", "hdi"):
-        raise InputError("summary(interval)", repr(interval), "Give 'quantile' or 'hdi'.")
+    level = probability("summary(level)", level, "Give a probability between 0 and 1, such as 0.95.")
+    one_of("summary(interval)", interval, ("quantile", "hdi"))
     names, moments, draws, ess, rhat = _parameters(post) if not post.transformed else _variables(post)
     if exp:
         draws, moments = np.exp(draws), None

@@ -13,13 +13,14 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic
 from fedpdmc.results.posterior import Posterior
-from fedpdmc.sampling.driver import FIRST_BLOCK, Sampler, as_number, check_length
+from fedpdmc.sampling.driver import FIRST_BLOCK, Sampler, check_length
 from fedpdmc.sampling.objection_rate import suited
 from fedpdmc.sampling.one_shot import NAME as ONE_SHOT_NAME
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.settings import Method, choose
 from fedpdmc.sites.site import Site
+from fedpdmc.validation import non_negative
 from fedpdmc.whitening import Reference
 
 WHITENED_BURN_IN = 5.0
@@ -139,8 +140,8 @@ def sample(
                 where = "to connect()" if name == "seed" else "in the contract"
                 raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
         return sites.sample(ess=ess, duration=duration, keep=keep, progress=progress)
-    if burn_in is not None and not 0 <= as_number(burn_in) < float("inf"):
-        raise InputError("burn_in", repr(burn_in), "Give a finite process time that is zero or positive.")
+    if burn_in is not None:
+        non_negative("burn_in", burn_in, "Give a finite process time that is zero or positive.")
     with showing(progress):
         chosen = choose(
             sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess

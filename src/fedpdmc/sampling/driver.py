@@ -33,6 +33,7 @@ from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import Method, on_lines
 from fedpdmc.sites.site import Site, local_columns
+from fedpdmc.validation import positive
 
 DEFAULT_ESS = 1000.0
 FIRST_BLOCK = 10.0
@@ -53,13 +54,8 @@ def check_length(duration: float | None, ess: float | None) -> None:
     if duration is not None and ess is not None:
         raise InputError("duration, ess", "both", "Give one of them.")
     for name, value in (("duration", duration), ("ess", ess)):
-        if value is not None and not 0 < as_number(value) < float("inf"):
-            raise InputError(name, repr(value), "Give a positive finite number.")
-
-
-def as_number(value: Any) -> float:
-    """A real number, or nan for what is none."""
-    return float(value) if isinstance(value, (int, float, np.integer, np.floating)) else float("nan")
+        if value is not None:
+            positive(name, value)
 
 
 class Watch(Protocol):

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.random_streams import exponentials
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic
+from fedpdmc.validation import positive
 
 
 class Redistributed:
@@ -31,13 +32,7 @@ class Redistributed:
             raise InputError(
                 "Redistributed(prior)", type(prior).__name__, "Give a prior such as fedpdmc.models.normal_prior(dim)."
             )
-        try:
-            number = float(rate)
-        except (TypeError, ValueError):
-            number = float("nan")
-        if not 0 < number < float("inf"):
-            raise InputError("Redistributed(rate)", repr(rate), "Give a positive finite rate.")
-        self.prior, self.rate = prior, number
+        self.prior, self.rate = prior, positive("Redistributed(rate)", rate, "Give a positive finite rate.")
 
     def __repr__(self) -> str:
         return f"Redistributed(rate={self.rate:g})"

@@ -32,6 +32,7 @@ from fedpdmc.sampling.prior_shares import Redistributed, shares
 from fedpdmc.sampling.sign_check import check_rays
 from fedpdmc.sites.private_site import PrivateSite, check_dynamics
 from fedpdmc.sites.site import Opening, Site, local_columns, open_site, whiten
+from fedpdmc.validation import integer, one_of, optional_seed
 from fedpdmc.whitening import Reference
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
@@ -174,8 +175,8 @@ def choose(
     """Check every argument of ``sample`` and choose what was left open, before anything runs."""
     redistribution, prior_at = _redistribution(prior, prior_at)
     members, prior, dim = settle(sites, prior, init, names)
-    _one_of("bounds", bounds, ("certified", "adaptive"))
-    _one_of("keep", keep, ("skeleton", "draws"))
+    one_of("bounds", bounds, ("certified", "adaptive"))
+    one_of("keep", keep, ("skeleton", "draws"))
     few_rounds = dynamics is None
     dynamics = Boomerang(refresh=REFRESH) if dynamics is None else dynamics
     if not isinstance(dynamics, Dynamics):
@@ -189,11 +190,11 @@ def choose(
     if any(site.budget is not None for site in members):
         check_private(dynamics, few_rounds, prior_at if prior is not None else "coordinator")
     if control is not None:
-        _one_of("control", control, CONTROLS)
+        one_of("control", control, CONTROLS)
     unsaid = reference is None
     reference = _usual_reference(members, dynamics) if unsaid else reference
-    seed = secrets.randbits(31) if seed is None else _integer("seed", seed, 0, 2**63 - 1)
-    chains = _usual_chains(few_rounds, ess) if chains is None else _integer("chains", chains, 1)
+    seed = secrets.randbits(31) if optional_seed("seed", seed) is None else int(seed)
+    chains = _usual_chains(few_rounds, ess) if chains is None else integer("chains", chains, 1)
     own = coordinate_names(members, dim)
     told = own if names is None else names
     names = check_names(told, dim, own)
@@ -253,7 +254,7 @@ def on_lines(method: Method, reason: str, when: str) -> Method | None:
 
 def _redistribution(prior: Any, prior_at: str) -> tuple[float, str]:
     """The rate at which the prior is dealt anew, and where the prior sits."""
-    _one_of("prior_at", prior_at, ("coordinator", "sites", "extra"))
+    one_of("prior_at", prior_at, ("coordinator", "sites", "extra"))
     if not isinstance(prior, Redistributed):
         return 0.0, prior_at
     if prior_at != "coordinator":
@@ -366,7 +367,7 @@ def _reference(sites, prior, reference, start, unsaid: bool, dim: int, names) ->
             type(reference).__name__,
             "Give None, 'laplace', 'diagonal', 'identity' or a fedpdmc.Reference.",
         )
-    _one_of("reference", reference, REFERENCES)
+    one_of("reference", reference, REFERENCES)
     identity = Reference(jnp.zeros(dim), jnp.ones(dim))
     if reference == "identity":
         return identity, reference
@@ -466,14 +467,3 @@ def check_reference(reference: Reference, dim: int) -> Reference:
     return Reference(
         jnp.asarray(center, float), jnp.asarray(scale, float), reference.control, reference.rounds, reference.bytes
     )
-
-
-def _integer(name: str, value: Any, least: int, most: int = 2**31) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-        raise InputError(name, repr(value), f"Give an integer from {least} to {most}.")
-    return int(value)
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise InputError(name, repr(value), f"Give one of {', '.join(map(repr, allowed))}.")

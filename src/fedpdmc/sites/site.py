@@ -53,6 +53,7 @@ from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.sites.clipping import hold_to_bounds
 from fedpdmc.sites.member import Member
+from fedpdmc.validation import optional_seed
 from fedpdmc.whitening import Reference
 
 use_compilation_cache()
@@ -131,10 +132,7 @@ class Site(Member):
             raise InputError("Site(budget)", repr(budget), "Give a fedpdmc.Budget, or None.")
         if log is not None and not callable(log):
             raise InputError("Site(log)", repr(log), "Give a function of a plan and an arrival, or None.")
-        if seed is not None and (
-            isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63
-        ):
-            raise InputError("Site(seed)", repr(seed), "Give an integer from 0 to 2**63 − 1, or None.")
+        seed = optional_seed("Site(seed)", seed)
         if budget is not None and seed is not None and not budget.seeded_for_tests:
             warnings.warn(
                 f"site {name!r} has a seed and a privacy budget: whoever guesses the seed knows its randomness, and nothing "

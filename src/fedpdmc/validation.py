@@ -1,0 +1,65 @@
+"""Checks of single values that a user gives. Each returns the value in its plain type or raises `InputError`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+
+MOST_SEED = 2**63 - 1
+
+
+def as_float(value: Any) -> float:
+    """A real number, NumPy and JAX scalars included; nan for anything else. Booleans and text are not numbers."""
+    if isinstance(value, (bool, np.bool_, str, bytes)):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def positive(argument: str, value: Any, remedy: str = "Give a positive finite number.") -> float:
+    """A finite number above zero."""
+    if not 0 < (number := as_float(value)) < math.inf:
+        raise InputError(argument, repr(value), remedy)
+    return number
+
+
+def non_negative(argument: str, value: Any, remedy: str = "Give a finite number that is zero or positive.") -> float:
+    """A finite number that is zero or above."""
+    if not 0 <= (number := as_float(value)) < math.inf:
+        raise InputError(argument, repr(value), remedy)
+    return number
+
+
+def probability(argument: str, value: Any, remedy: str = "Give a number between 0 and 1.") -> float:
+    """A number strictly between 0 and 1."""
+    if not 0 < (number := as_float(value)) < 1:
+        raise InputError(argument, repr(value), remedy)
+    return number
+
+
+def integer(argument: str, value: Any, least: int = 0, most: int = 2**31, remedy: str | None = None) -> int:
+    """An integer in a range, both ends included."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise InputError(argument, repr(value), remedy or f"Give an integer from {least} to {most}.")
+    return int(value)
+
+
+def optional_seed(argument: str, value: Any) -> int | None:
+    """A seed, or None."""
+    if value is None:
+        return None
+    return integer(argument, value, 0, MOST_SEED, "Give an integer from 0 to 2**63 − 1, or None.")
+
+
+def one_of(argument: str, value: Any, allowed: Collection[str]) -> str:
+    """One of several words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise InputError(argument, repr(value), f"Give one of {', '.join(map(repr, allowed))}.")
+    return value
