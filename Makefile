@@ -66,7 +66,7 @@ docs: install
 	$(BIN)/python -m docs.hooks.no_network build/site
 
 notebooks: install
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace docs/notebooks/*.ipynb
+	$(BIN)/jupyter nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/notebooks/*.ipynb
 
 # What a user gets from a package index: no checkout, no extras. Say which Python: make wheel-check PYTHON=python3.13
 wheel-check:
