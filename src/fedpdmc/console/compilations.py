@@ -36,7 +36,7 @@ class Compilations:
         if event == READ:
             self.read += 1
 
-    def _duration(self, event: str, seconds: float, **_: Any) -> None:
+    def _duration(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == LOWERED:
             self._since = time.monotonic()
         elif event == COMPILED:
