@@ -12,6 +12,7 @@ from fedpdmc.potentials import Quadratic
 from fedpdmc.sites.private_site import chain_secrets
 
 CHAINS, RHO, DIM = 1500, 0.8, 3
+PASSES = np.int64(1 << 20)
 # A skewed quadratic: rates of different sizes in each coordinate, some of them decreasing along the path.
 PRECISION = np.array([[1.5, 0.4, 0.0], [0.4, 0.7, -0.2], [0.0, -0.2, 3.0]])
 LINEAR = np.array([0.5, -1.0, 0.2])
@@ -28,12 +29,21 @@ def plans(dynamics, seed, far=1.0):
 
 @jax.jit
 def _on_lines(grid, path, keys):
-    return first_below(_potential(), fp.ZigZag(), jnp.asarray(RHO), jnp.asarray(1e-12), grid, path, keys)
+    return first_below(_potential(), fp.ZigZag(), jnp.asarray(RHO), jnp.asarray(1e-12), grid, path, keys, PASSES)
 
 
 @jax.jit
 def _on_rotations(grid, path, keys):
-    return first_below(_potential(), fp.FactorisedBoomerang(), jnp.asarray(RHO), jnp.asarray(1e-12), grid, path, keys)
+    return first_below(
+        _potential(),
+        fp.FactorisedBoomerang(),
+        jnp.asarray(RHO),
+        jnp.asarray(1e-12),
+        grid,
+        path,
+        keys,
+        PASSES,
+    )
 
 
 def _potential():

@@ -108,8 +108,8 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
     }
     with folder.listening() as connection, folder.sites(connection, agents):
         post = fp.sample(connection, progress=False)
-        told = {one.name: one.remaining for one in connection.federation.terms}
-        kept = {name: agent._private.terms.remaining for name, agent in agents.items()}
+        told = {one.site: one.remaining for one in connection.federation.accounts}
+        kept = {name: agent._private.status.remaining for name, agent in agents.items()}
         assert "; privacy spent: north " in Keeper(connection).status()
         reports = {name: agent._private.report() for name, agent in agents.items()}
     assert told == kept and all(value > 0 for value in told.values())

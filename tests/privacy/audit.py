@@ -18,10 +18,12 @@ from tests.privacy.support import a_ledger, a_plan
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.sites.exposure import exposure
+from fedpdmc.sites.exposure import Exposure
 from fedpdmc.sites.private_site import PrivateSite, _pack, _unpack
 from fedpdmc.sites.site import Opening
 
+# Passes of a walk: more than any here takes.
+PASSES = 1 << 24
 CONFIDENCE = 1e-3
 
 
@@ -170,11 +172,11 @@ def run(site, velocity, cap, horizon, rule=honest, copies=4000, chains=1, rival=
         if length.max() <= 1e-9:
             break
         plan = a_plan(start, velocity, length, number)
-        reply = _pack(*site._walk(plan, number.to_bytes(8, "little") + seed.to_bytes(8, "little")))
+        reply = _pack(*site._walk(plan, number.to_bytes(8, "little") + seed.to_bytes(8, "little"), PASSES))
         moment, rang, mark = _unpack(reply, width)
         until = np.where(rang, moment, length)
         path = (np.asarray(plan.start), np.asarray(plan.duration), np.asarray(plan.velocity))
-        seen = exposure(dynamics, *path, until)
+        seen = Exposure(dynamics, *path).until(until)
         won = rng.exponential(1 / rival, width) > moment if rival else np.ones(width, bool)
         charged += rule(seen, until, won & rang if rule is losers_forgotten else won, chains)
         time += seen.reshape(copies, chains).sum(1)

@@ -10,6 +10,9 @@ from fedpdmc.privacy.accountant import (
     Sensitivity,
     best_order,
     divergence_growth,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_limit,
     gaussian_renyi,
     growth_rate,
     renyi,
@@ -201,3 +204,59 @@ def test_a_budget_with_an_excess_beyond_all_measure_is_still_charged():
     assert 0 < least < 1e-300
     # Nor is a charge lost beside what was spent before.
     assert added(0.5, 1e-30) > 0.5 and added(0.5, 0.0) == 0.5 and added(added(0.1, 0.2), 0.3) >= 0.6
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 20.0])
+def test_releases_alone_are_accounted_exactly(epsilon, delta):
+    """Against the hockey-stick divergence by quadrature; less than by Rényi divergence at any order, and not too little."""
+    alpha = best_order(epsilon, delta)
+    limit = gaussian_limit(alpha, epsilon, delta)
+    mu = math.sqrt(2 * limit / alpha)
+    loss = np.linspace(epsilon, mu * mu / 2 + 40 * mu, 400001)
+    density = np.exp(-((loss - mu * mu / 2) ** 2) / (2 * mu * mu)) / (mu * math.sqrt(2 * math.pi))
+    exact = np.trapezoid(-np.expm1(epsilon - loss) * density, loss)
+    assert exact == pytest.approx(gaussian_delta(epsilon, mu), rel=1e-4)
+    assert 0.999 * delta < exact * (1 + 1e-5) and exact <= delta * (1 + 1e-4)
+    assert renyi_limit(alpha, epsilon, delta) < limit < 1.4 * renyi_limit(alpha, epsilon, delta)
+    assert gaussian_epsilon(mu, delta) == pytest.approx(epsilon, rel=1e-5)
+    # Noise that is a tenth too small is not within the account.
+    assert gaussian_delta(epsilon, mu / 0.9) > delta
+
+
+def test_a_privacy_loss_distribution_agrees():
+    """Three releases of different noise, composed numerically by dp-accounting."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    multipliers, delta = (2.0, 3.0, 5.0), 1e-6
+    one, *others = (
+        pld.from_gaussian_mechanism(m, value_discretization_interval=1e-4, use_connect_dots=True) for m in multipliers
+    )
+    for other in others:
+        one = one.compose(other)
+    mu = math.sqrt(sum(m**-2.0 for m in multipliers))
+    assert gaussian_epsilon(mu, delta) == pytest.approx(one.get_epsilon_for_delta(delta), rel=1e-3)
+
+
+def test_an_account_of_releases_alone_goes_further_and_of_arrivals_not(tmp_path):
+    from fedpdmc.errors import BudgetSpent
+    from fedpdmc.privacy.ledger_entries import Reply, Request
+    from fedpdmc.privacy.ledger_file import create_ledger
+
+    def charge(ledger, kind, number, share):
+        cost = share * account.limit
+        asked = Request(account.dataset, "study", "run", kind, number, bytes([number]) * 32)
+        ledger.answer(asked, cost, lambda key: Reply(b"x", 1.0, cost))
+
+    for first in ("release", "round"):
+        ledger, account = Budget(1.0, 1e-6, ledger=create_ledger(tmp_path / f"{first}.db")).open()
+        assert 1.1 < account.release_limit / account.limit < 1.2
+        charge(ledger, first, 0, 0.6)
+        if first == "release":
+            charge(ledger, "release", 1, 0.5)
+            with pytest.raises(BudgetSpent):
+                charge(ledger, "round", 2, 1e-3)
+        else:
+            with pytest.raises(BudgetSpent):
+                charge(ledger, "release", 1, 0.5)
+        ledger.close()

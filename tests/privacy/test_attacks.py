@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from tests.privacy.agents import RUN, Attacked, attacked, contract, neighbours
-from tests.privacy.audit import labels, lower_bound, pair
+from tests.privacy.audit import PASSES, labels, lower_bound, pair
 from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
@@ -17,6 +17,7 @@ from fedpdmc.errors import InputError, LedgerError, PlanRefused
 from fedpdmc.federation import messages
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import FAULT, read
+from fedpdmc.privacy.ledger_file import head_path
 from fedpdmc.sites.site import less_public
 
 FAMILIES = ("logistic", "poisson", "linear", "student_t")
@@ -44,7 +45,7 @@ def test_the_bits_of_a_time_do_not_tell_where_it_came_from(double, tmp_path):
     rho, horizon, chains = 40.0, 2.0**-12, 20_000
     case, tests = labels([20.0]), []
     for k, site in enumerate(pair(tmp_path, case, rho)):
-        time, rang, _ = site._walk(a_plan(np.zeros((chains, 1)), 1.0, horizon), b"key %d" % k)
+        time, rang, _ = site._walk(a_plan(np.zeros((chains, 1)), 1.0, horizon), b"key %d" % k, PASSES)
         found = lattice_images(time[rang], rho)
         # Flips that are recognised, and those that are told to be something else.
         assert found.mean() < 0.2, "excess flips are recognised by their bits"
@@ -199,6 +200,7 @@ def test_answers_have_one_size_and_times_few_bits(tmp_path, family, kind, relati
 
 @pytest.mark.parametrize("trouble", ["a new ledger", "an older copy"])
 def test_a_store_with_private_answers_refuses_another_ledger(tmp_path, trouble):
+    """Even if the note beside the ledger is gone with it."""
     study, rows = contract(chains=4), neighbours("logistic", "replace")[0]
     site = Attacked(study, rows, tmp_path, "site")
     site.open()
@@ -207,12 +209,17 @@ def test_a_store_with_private_answers_refuses_another_ledger(tmp_path, trouble):
     site.plans((0.0, 0.0), (1.0, 1.0), 0.1, 1)
     site.close()
     Attacked(study, rows, tmp_path, "site").close()
+    note = head_path(site.ledger)
     if trouble == "an older copy":
         site.ledger.write_bytes(older)
+        with pytest.raises(LedgerError, match="older copy"):
+            site.agent.site.budget.open()
+        note.unlink()
     else:
         site.ledger.unlink()
         with pytest.raises(InputError, match="second budget"):
             site.agent.site.budget.open()
+        note.unlink()
         a_ledger(site.ledger)
     with pytest.raises(LedgerError, match="not the ledger that they were charged to"):
         Attacked(study, rows, tmp_path, "site")

@@ -22,7 +22,7 @@ from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.privacy.single_arrival import censored_horizon
-from fedpdmc.sites.exposure import exposure
+from fedpdmc.sites.exposure import Exposure
 from fedpdmc.sites.private_site import _pack, _unpack
 
 KAPPA, RHO, CAP, DELTA, HORIZON = 1.0, 2.0, 0.5, 1e-2, 0.2
@@ -138,7 +138,7 @@ def test_no_byte_of_a_reply_says_more_than_the_arrivals(tmp_path, name):
             assert entry.reply == _pack(np.where(rang, time, horizon), rang, np.where(rang, mark, 0))
             assert np.all(time <= horizon) and np.all((0 <= mark) & (mark < dim))
             path = (np.asarray(x) for x in (plan.start, plan.duration, plan.velocity))
-            seen = exposure(case.dynamics, *path, time, time_grid(horizon, dim).unit)
+            seen = Exposure(case.dynamics, *path, time_grid(horizon, dim).unit).until(time)
             assert entry.exposure == pytest.approx(honest(seen, None, None, WIDTH)[0], rel=0.01)
             replies.append((rang, entry.reply))
     assert replies[0][0].any() and not replies[1][0].any()

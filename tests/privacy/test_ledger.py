@@ -9,8 +9,9 @@ import time
 import pytest
 
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
-from fedpdmc.privacy.ledger import Ledger, adopt_ledger, create_ledger
+from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account, Reply, Request, read
+from fedpdmc.privacy.ledger_file import adopt_ledger, create_ledger
 
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
@@ -41,7 +42,7 @@ def reopened(ledger):
 def test_a_reply_is_charged_and_stored(ledger):
     content = ledger.answer(request(0), 0.1, reply())
     assert ledger.spent("patients") == pytest.approx(0.1)
-    assert ledger.exposure("patients", "s", "r") == 2.0
+    assert ledger.observed("patients", "s", "r") == 2.0
     again = reopened(ledger)
     assert again.spent("patients") == pytest.approx(0.1)
     # The same plan again: the same arrival, made by nobody, and no charge.
@@ -189,6 +190,7 @@ FULL = """
 import resource, signal, sys
 from fedpdmc.errors import LedgerError
 from fedpdmc.privacy.ledger import *
+from fedpdmc.privacy.ledger_file import create_ledger
 ledger = Ledger.open(create_ledger(sys.argv[1]))
 ledger.account(Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -317,6 +319,47 @@ def test_a_copy_is_refused_until_a_person_has_moved_there(ledger, tmp_path, copy
     moved = Ledger.open(there)
     assert moved.spent("patients") == pytest.approx(0.1)
     moved.close()
+
+
+def test_an_older_file_put_in_place_is_refused(ledger, tmp_path):
+    """Overwritten in place it has the inode of the present one: the note of the last entry tells."""
+    ledger.answer(request(0), 0.1, reply())
+    ledger.close()
+    shutil.copy(ledger.path, tmp_path / "backup.db")
+    again = Ledger.open(ledger.path)
+    again.answer(request(1), 0.3, reply())
+    again.close()
+    shutil.copyfile(tmp_path / "backup.db", ledger.path)
+    with pytest.raises(LedgerError, match="3 entries where it had"):
+        Ledger.open(ledger.path)
+    # Only a person can say that the newer one is lost.
+    adopt_ledger(ledger.path)
+    adopted = Ledger.open(ledger.path)
+    assert adopted.spent("patients") == pytest.approx(0.1)
+    adopted.close()
+
+
+def test_another_ledger_put_in_place_is_refused(ledger, tmp_path):
+    ledger.answer(request(0), 0.1, reply())
+    ledger.close()
+    other = create_ledger(tmp_path / "other.db")
+    shutil.copyfile(other, ledger.path)
+    with pytest.raises(LedgerError, match="another ledger|copy of a ledger"):
+        Ledger.open(ledger.path)
+    # Nor is a new one created where one was.
+    ledger.path.unlink()
+    with pytest.raises(InputError, match="second budget"):
+        create_ledger(ledger.path)
+
+
+def test_a_note_that_cannot_be_read_or_is_older_changes_nothing(ledger):
+    ledger.answer(request(0), 0.1, reply())
+    note = ledger.path.with_name(ledger.path.name + ".head")
+    old = note.read_text()
+    ledger.answer(request(1), 0.1, reply())
+    for text in (old, "", "{"):
+        note.write_text(text)
+        assert reopened(ledger).spent("patients") == pytest.approx(0.2)
 
 
 def test_a_move_within_a_disk_is_no_copy(ledger, tmp_path):

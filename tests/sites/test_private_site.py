@@ -8,9 +8,9 @@ from fedpdmc._jax.random_streams import chacha20
 from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
 from fedpdmc.privacy.ledger_entries import FAULT, read
-from fedpdmc.sites.exposure import exposure, usual_speed
+from fedpdmc.sites.exposure import Exposure, usual_speed
 from fedpdmc.sites.noisy_derivatives import noisy_derivatives
-from fedpdmc.sites.private_site import SLACK
+from fedpdmc.sites.private_site import SLACK, _arrays
 
 
 @pytest.fixture
@@ -42,13 +42,15 @@ def test_the_same_plan_gets_the_stored_arrival_and_no_second_charge(path):
 
 def test_all_that_was_watched_is_charged_on_every_chain(path):
     guard = opened(private_site(path, excess=2.0))
-    arrival = guard.answer(a_plan(np.zeros((4, 2)), 1.0, [0.5, 0.01, 0.0, 3.0]))
+    plan = a_plan(np.zeros((4, 2)), 1.0, [0.5, 0.01, 0.0, 3.0])
+    arrival, passes = guard.answer(plan), guard._checked(_arrays(plan))[1]
     seen = np.where(np.asarray(arrival.rang), np.asarray(arrival.time), [0.5, 0.01, 0.0, 3.0])
     entry = read(path)[-1]
     # A cell of the grid more for every segment.
     assert seen.sum() < entry.exposure < seen.sum() * (1 + 1e-7)
     alpha = guard.account.alpha
-    assert entry.cost == pytest.approx(entry.exposure * guard.cost_rate + 3 * SLACK * alpha / (alpha - 1), rel=1e-12)
+    slack = 3 * passes * SLACK * alpha / (alpha - 1)
+    assert entry.cost == pytest.approx(entry.exposure * guard.cost_rate + slack, rel=1e-12)
     assert guard.report()["observed"] == pytest.approx(seen.sum())
     assert np.asarray(arrival.rang).any()
 
@@ -64,7 +66,7 @@ def test_randomness_is_new_in_every_run_unless_a_test_keys_it(path):
 
 def test_a_plan_beyond_the_budget_is_refused_whole(path):
     guard = opened(private_site(path, epsilon=0.5, delta=1e-5, excess=2.0))
-    longest = guard.terms.remaining
+    longest = guard.status.remaining
     with pytest.raises(BudgetSpent):
         guard.answer(a_plan(np.zeros((4, 2)), 1.0, 0.26 * longest))
     assert guard.ledger.spent("north") == 0
@@ -139,7 +141,7 @@ def test_path_length_is_bounded_from_above_and_closely():
     a, v = rng.normal(size=(2, 30, 3))
     duration, velocity = rng.uniform(0, 2, (30, 2)), np.stack([v, rng.normal(size=(30, 3))], 1)
     until = rng.uniform(0, 1, 30) * duration.sum(1)
-    bound = exposure(dynamics, a, duration, velocity, until)
+    bound = Exposure(dynamics, a, duration, velocity).until(until)
     for c in range(30):
         s = np.linspace(0, until[c], 20001)
         first = s < duration[c, 0]
@@ -149,7 +151,7 @@ def test_path_length_is_bounded_from_above_and_closely():
         angle = np.where(first, s, s - duration[c, 0])[:, None]
         exact = np.trapezoid(np.abs(speed * np.cos(angle) - base * np.sin(angle)).max(1), s)
         assert exact <= bound[c] * (1 + 1e-3) + 1e-3 and bound[c] <= 1.08 * exact + 0.05
-    np.testing.assert_array_equal(exposure(fp.ZigZag(), a, duration, velocity, until), until)
+    np.testing.assert_array_equal(Exposure(fp.ZigZag(), a, duration, velocity).until(until), until)
     draws = np.abs(rng.normal(size=(200000, 3))).max(1)
     assert usual_speed(dynamics, 3) == pytest.approx(draws.mean(), rel=0.01)
 
@@ -165,7 +167,7 @@ def test_a_chain_that_did_not_ring_tells_no_mark(path):
 def test_a_walk_that_fails_is_charged_as_a_whole_plan_and_told_in_one_way(path, fault, monkeypatch):
     guard = opened(private_site(path, excess=2.0))
 
-    def fails(plan, key):
+    def fails(plan, key, passes):
         raise fault("north", 3)
 
     monkeypatch.setattr(guard, "_walk", fails)
@@ -177,16 +179,17 @@ def test_a_walk_that_fails_is_charged_as_a_whole_plan_and_told_in_one_way(path, 
         assert guard.ledger.spent("north") == pytest.approx(4 * 0.25 * guard.cost_rate)
 
 
-def test_no_charge_exceeds_what_the_whole_plan_may_cost(path):
-    """Just above a whole number of cells the bound of the plan is the sharper one."""
-    guard, rng = opened(private_site(path), fp.FactorisedBoomerang()), np.random.default_rng(1)
-    horizon, looser = np.array([1 / 16 + 1e-6]), 0
-    for _ in range(300):
-        own = (np.zeros(1, int), rng.normal(size=(1, 2)), horizon[:, None], rng.normal(size=(1, 1, 2)))
-        most = guard._charge(own, horizon)[1]
-        assert guard._charge(own, horizon - 2e-6)[1] <= most
-        looser += exposure(guard.opening.dynamics, *own[1:], horizon - 2e-6)[0] * guard.cost_rate > most
-    assert looser > 0
+@pytest.mark.parametrize("dynamics", [fp.ZigZag(), fp.FactorisedBoomerang()])
+def test_the_charge_rises_with_time_up_to_that_of_the_whole_plan(path, dynamics):
+    guard, rng = opened(private_site(path), dynamics), np.random.default_rng(1)
+    duration = rng.uniform(0, 0.3, (300, 3)) * (rng.random((300, 3)) < 0.7)
+    velocity = rng.normal(size=(300, 3, 2)) if dynamics.flow.rotating else rng.choice([-1.0, 1.0], (300, 3, 2))
+    exposure = Exposure(dynamics, rng.normal(size=(300, 2)), duration, velocity, 1e-3)
+    # Times on both sides of the ends of cells and segments.
+    times = np.sort(np.concatenate([k / 16 + np.array([-1e-9, 0.0, 1e-9]) for k in range(1, 16)]))
+    seen = np.array([exposure.until(np.full(300, t)) for t in times])
+    assert np.all(np.diff(seen, axis=0) >= 0) and np.all(seen <= exposure.until(np.inf))
+    assert guard._charge(exposure, 1000, times[3])[1] <= guard._charge(exposure, 1000)[1]
 
 
 def test_a_tiny_change_under_a_large_excess_is_charged(path):
@@ -196,14 +199,14 @@ def test_a_tiny_change_under_a_large_excess_is_charged(path):
         guard.answer(a_plan(np.zeros((4, 2)), 1.0, 1e-12, number))
     costs = [(entry.cost, entry.spent) for entry in read(path) if entry.kind == "round"]
     assert all(cost > 0 for cost, _ in costs) and costs[0][1] < costs[1][1] < costs[2][1]
-    assert np.isfinite(guard.terms.remaining)
+    assert np.isfinite(guard.status.remaining)
 
 
 def test_a_run_is_over_when_a_walk_has_failed(path, monkeypatch):
     guard = opened(private_site(path, excess=2.0))
     plans = [a_plan(np.zeros((4, 2)), 1.0, 0.25, number) for number in range(2)]
     with monkeypatch.context() as broken:
-        broken.setattr(guard, "_walk", lambda plan, key: (_ for _ in ()).throw(NotFinite("north", 0)))
+        broken.setattr(guard, "_walk", lambda plan, key, passes: (_ for _ in ()).throw(NotFinite("north", 0)))
         with pytest.raises(NotFinite):
             guard.answer(plans[0])
     for site in (guard, opened(private_site(path, excess=2.0))):
@@ -229,8 +232,8 @@ def test_speed_that_is_high_only_at_the_points_of_the_grid_is_charged(path):
         velocity += [[0.0, 0.0], [fast, fast]]
     duration.append(1 - sum(duration))
     velocity.append([0.0, 0.0])
-    own = (np.zeros(1, int), np.zeros((1, 2)), np.array([duration]), np.array([velocity]))
-    seen, _ = guard._charge(own, own[2].sum(1))
+    exposure = Exposure(guard.opening.dynamics, np.zeros((1, 2)), np.array([duration]), np.array([velocity]), unit)
+    seen, _ = guard._charge(exposure, 1000)
     assert seen >= spikes * fast * unit > 100 * spikes * fast * 1e-14
 
 
@@ -255,4 +258,4 @@ def test_counts_of_a_cox_model_are_not_told_where_rounding_would_show_them(tmp_p
         noisy_derivatives(site, np.array([44.0, 0.0]), 0)
     assert budget.open()[0].spent("records") == 0
     guard = opened(site)
-    assert np.all(guard._region == 20.0)
+    assert np.all(guard.plan_limits.region == 20.0)

@@ -12,8 +12,8 @@ from fedpdmc.errors import FedPDMCError, InputError
 from fedpdmc.privacy import comparison, planning
 from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon, running_epsilon
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.ledger import adopt_ledger, create_ledger
 from fedpdmc.privacy.ledger_entries import Entry, account_of, read
+from fedpdmc.privacy.ledger_file import adopt_ledger, create_ledger
 from fedpdmc.privacy.single_arrival import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
 
 REFUSED = 2
@@ -116,8 +116,9 @@ def ledger(path: Path | None, dataset: str | None) -> str:
         if dataset not in (None, name):
             continue
         own = [entry for entry in entries if entry.dataset == name]
+        limit = account.limit if any(entry.kind.startswith("round") for entry in own) else account.release_limit
         lines.append(
-            f"{name}: {100 * own[-1].spent / account.limit:.4g} % spent of epsilon = {account.epsilon:g} at delta = "
+            f"{name}: {100 * own[-1].spent / limit:.4g} % spent of epsilon = {account.epsilon:g} at delta = "
             f"{account.delta:g} ({account.neighbours}), in total over all studies; alpha = {account.alpha:.4g} fixed; "
             f"{sum(e.kind == 'round' for e in own)} rounds, {sum(e.kind == 'release' for e in own)} releases."
         )

@@ -44,8 +44,7 @@ SLOWEST = 2.0**-20
 MOST_POINTS = 16
 # Blocks of ChaCha20 for a tile: one word of 64 bits for the number, three for each point.
 BLOCKS = 7
-# Steps after which a walk gives up.
-MOST_STEPS = 1 << 21
+# The fault of a walk that has used up its passes.
 TOO_LONG = 3
 
 
@@ -195,6 +194,7 @@ def first_below(
     grid: Grid,
     path: Path,
     keys: ChainKeys,
+    most_passes: Int[Array, ""],
 ) -> Search:
     """The first point below the rates ``(v_i ∂_iU)_+ + ρ|v_i|`` of each coordinate, or none by the horizon.
 
@@ -212,13 +212,15 @@ def first_below(
     path : Path
     keys : ChainKeys
         Secret, of ChaCha20.
+    most_passes : ()
+        Passes over the records after which the walk gives up, with a fault.
     """
     chains = path.number.shape[0]
     cells = jnp.floor((path.begin + path.duration) / grid.unit[:, None]).astype(jnp.int64)
     none, zero, no = jnp.zeros(chains, jnp.int64), jnp.zeros(chains), jnp.zeros(chains, bool)
     start = Search(none, none, no, none, zero, zero, cells[:, -1] <= 0, no, none, jnp.array(0))
     walk = functools.partial(_step, potential, dynamics, excess, slack, grid, path, cells, keys)
-    found = jax.lax.while_loop(lambda now: jnp.any(~now.done) & (now.passes < MOST_STEPS), walk, start)
+    found = jax.lax.while_loop(lambda now: jnp.any(~now.done) & (now.passes < most_passes), walk, start)
     return found._replace(fault=jnp.where(found.done, found.fault, TOO_LONG))
 
 

@@ -156,7 +156,7 @@ class Open(Message):
 class Opened(Message):
     """Site → coordinator: done, ready for more; with a privacy budget, the observed time that is left of its account.
 
-    ``account`` is empty without a budget, else the numbers of a `Standing` and the share of the account that is spent.
+    ``account`` is empty without a budget, else the numbers of an `AccountStatus`.
     """
 
     run: bytes

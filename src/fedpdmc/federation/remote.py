@@ -15,11 +15,10 @@ from fedpdmc.federation.early_arrivals import Haste
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
+from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.sampling.engines.base import Federation
-from fedpdmc.sites.account_report import Standing
 from fedpdmc.sites.member import Member
-from fedpdmc.sites.private_site import Terms
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
@@ -141,10 +140,8 @@ class RemoteFederation(Federation):
         self._point: np.ndarray | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
         self._agreed = False
-        self._terms: dict[str, Terms] = {}
-        # Of each private site, what stays of its account, and its observed time and the share that is spent.
-        self.standings: dict[str, Standing] = {}
-        self.used: dict[str, tuple[float, float]] = {}
+        # The account of each private site, as it was told last.
+        self.account: dict[str, AccountStatus] = {}
         self.passes = np.zeros(len(transport.names), dtype=np.int64)
         self.flips: bool | None = None
         self.private: bool | None = None
@@ -157,18 +154,14 @@ class RemoteFederation(Federation):
         return self.transport.names
 
     @property
-    def terms(self) -> list[Terms]:
-        """What the budget of each private site still covers, as it said last."""
-        return list(self._terms.values())
+    def accounts(self) -> list[AccountStatus]:
+        """The account of each private site, as it was told last."""
+        return list(self.account.values())
 
     @property
     def evaluations(self) -> np.ndarray:
         """Passes over each site's records so far, where the contract has them told."""
         return self.passes
-
-    @terms.setter
-    def terms(self, terms: Sequence[Terms]) -> None:
-        self._terms = {one.name: one for one in terms}
 
     def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round; asked again, the same answers."""
@@ -237,11 +230,8 @@ class RemoteFederation(Federation):
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, unlike the contract")
-        dim = reference.dim
         told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
-        self.standings = {name: _standing(name, message) for name, message in told.items()}
-        self.used = {name: (0.0, float(message.account[-1])) for name, message in told.items()}
-        self.terms = [Terms(name, dim, self.standings[name].excess, m.remaining) for name, m in told.items()]
+        self.account = {name: _account(name, reference.dim, message) for name, message in told.items()}
 
     @property
     def columns(self) -> list[np.ndarray | None]:
@@ -272,9 +262,10 @@ class RemoteFederation(Federation):
             if message is None:
                 continue
             self.passes[place] = message.passes
-            if name in self._terms:
-                self._terms[name] = self._terms[name]._replace(remaining=max(message.remaining, 0.0))
-                self.used[name] = (message.observed, message.spent)
+            if name in self.account:
+                self.account[name] = self.account[name]._replace(
+                    remaining=max(message.remaining, 0.0), observed=message.observed, spent=message.spent
+                )
         answers = zip(self.names, found, plans, strict=True)
         arrivals = [
             None if plan is None else _arrival(name, message, plan, self.flips) for name, message, plan in answers
@@ -362,10 +353,10 @@ def _checked(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]
     return message
 
 
-def _standing(name: str, message: messages.Opened) -> Standing:
+def _account(name: str, dim: int, message: messages.Opened) -> AccountStatus:
     """The account that a site tells of."""
     try:
-        return Standing.of(message.account[:-1])
+        return AccountStatus.from_numbers(name, dim, message.remaining, message.account.tolist())
     except ValueError as error:
         raise BadAnswer(name, str(error)) from error
 

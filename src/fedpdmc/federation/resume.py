@@ -10,6 +10,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
+from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block
@@ -20,8 +21,7 @@ from fedpdmc.sampling.engines.rounds import Rounds
 from fedpdmc.sampling.laplace_reference import laplace
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Method, choose
-from fedpdmc.sites.account_report import Standing, account_report
-from fedpdmc.sites.private_site import Terms
+from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.site import local_columns
 from fedpdmc.whitening import Reference
 
@@ -55,9 +55,10 @@ class Keeper:
                 "seed": connection.seed,
                 "sequence": connection.federation.sequence.tolist(),
                 "keep": sampler.keep,
-                "terms": connection.federation.terms,
-                "standings": {name: one.numbers().tolist() for name, one in connection.federation.standings.items()},
-                "used": connection.federation.used,
+                "accounts": {
+                    name: [one.dim, one.remaining, one.numbers(), one.observed]
+                    for name, one in connection.federation.account.items()
+                },
                 "burn_in": sampler.burn_in_time,
                 "goal": list(sampler.goal),
                 "reference": facts,
@@ -67,7 +68,7 @@ class Keeper:
 
     def status(self) -> str:
         """How the sites are, and what is spent of their privacy budgets."""
-        spent = [f"{name} {100 * share:.3g} %" for name, (_, share) in self.connection.federation.used.items()]
+        spent = [f"{one.site} {100 * one.spent:.3g} %" for one in self.connection.federation.accounts]
         words = [self.connection.transport.status(), *(["privacy spent: " + ", ".join(spent)] if spent else [])]
         return "; ".join(word for word in words if word)
 
@@ -75,11 +76,11 @@ class Keeper:
         """The account of every site, as it has told it; None without a budget."""
         connection = self.connection
         study, federation = connection.study, connection.federation
-        budgets = {name: study.budget(site=name) for name in federation.standings}
+        budgets = {name: study.budget(site=name) for name in federation.account}
         # How the data set is called in its ledger is the site's own affair.
         where = {"dataset": None, "study": study.name, "run": connection.run.hex()}
         told = {
-            name: account_report(federation.standings[name], budget, study.dynamics(), *federation.used[name]) | where
+            name: account_report(federation.account[name], budget, study.dynamics()) | where
             for name, budget in budgets.items()
             if budget is not None
         }
@@ -182,10 +183,8 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
 
 def _restore_accounts(connection: Connection, saved: RunState) -> None:
     """What the sites had said of their budgets."""
-    federation = connection.federation
-    federation.terms = [Terms(*one) for one in saved.facts["terms"]]
-    federation.standings = {name: Standing.of(np.asarray(one)) for name, one in saved.facts["standings"].items()}
-    federation.used = {name: (used[0], used[1]) for name, used in saved.facts["used"].items()}
+    told = saved.facts["accounts"]
+    connection.federation.account = {name: AccountStatus.from_numbers(name, *one) for name, one in told.items()}
 
 
 def _restore(sampler: Sampler, connection: Connection, saved: RunState) -> None:

@@ -12,8 +12,9 @@ from fedpdmc.errors import InputError
 
 # A record may be longer than declared by this much, relatively: what rounding makes of one on the border.
 ROUNDING = 1e-9
-# Records that are allowed for if nobody says otherwise: rounding of their sum is below 2⁻⁹ of what one can change.
-MOST_RECORDS = 1 << 22
+# Records that are allowed for if none are declared: rounding of their sum is below 2⁻⁹ of what one record can change. It
+# grows with their square, and at 2²⁴ it is 2⁻⁵ of it: beyond, no run would be within the limit of a tenth.
+MOST_RECORDS, LARGEST_MOST_RECORDS = 1 << 22, 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,8 @@ class Bounds:
         The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed where a gradient grows
         without bound.
     most_records : int
-        There are no more records (transitions, of series) than this. What rounding can do is worked out from it.
+        There are no more records (transitions, of series) than this, at most 16,777,216. The rounding of sums is bounded
+        by it.
     """
 
     norm: float | None = None
@@ -49,6 +51,13 @@ class Bounds:
             object.__setattr__(self, "norm", float(_sizes("Bounds(norm)", self.norm, scalar=True)))
         if isinstance(self.most_records, bool) or not isinstance(self.most_records, int) or self.most_records < 1:
             raise InputError("Bounds(most_records)", repr(self.most_records), "Give a positive integer.")
+        if self.most_records > LARGEST_MOST_RECORDS:
+            raise InputError(
+                "Bounds(most_records)",
+                f"{self.most_records:,}",
+                f"Give at most {LARGEST_MOST_RECORDS:,}: in a sum over more records rounding would hide what one record "
+                "changes. Divide the records among several sites (in a contract: [limits] records).",
+            )
         for name in ("box", "region"):
             value = getattr(self, name)
             if value is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit, up
+from fedpdmc.privacy.accountant import Sensitivity, best_order, gaussian_limit, growth_rate, renyi_limit, up
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account
@@ -17,6 +17,9 @@ from fedpdmc.validation import positive, probability
 
 # The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
 USUAL_EXCESS = 2.0
+# A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: what that adds
+# to this δ, or a larger one, is less than what `renyi_limit` is rounded down by.
+LEAST_DELTA = 1e-40
 # The data set of a ledger whose owner names none: whatever its sites and columns are called, one ledger is one data set.
 DATASET = "records"
 
@@ -69,6 +72,8 @@ class Budget:
     def __post_init__(self):
         object.__setattr__(self, "epsilon", positive("Budget(epsilon)", self.epsilon))
         object.__setattr__(self, "delta", probability("Budget(delta)", self.delta))
+        if self.delta < LEAST_DELTA:
+            raise InputError("Budget(delta)", repr(self.delta), f"Give at least {LEAST_DELTA:g}.")
         if self.neighbours not in NEIGHBOURS:
             allowed = ", ".join(map(repr, NEIGHBOURS))
             raise InputError("Budget(neighbours)", repr(self.neighbours), f"Give one of {allowed}.")
@@ -112,12 +117,18 @@ class Budget:
         """Rényi divergence of the account's order α per unit of observed time, rounded up."""
         return up(growth_rate(alpha, sensitivity, self.excess_for(sensitivity)) / (alpha - 1))
 
-    def study_limit(self, account: Account) -> float:
-        """What the study may spend of an account, at the account's order."""
+    def study_limit(self, account: Account, releases_only: bool = False) -> float:
+        """What the study may spend of an account, at the account's order.
+
+        ``releases_only``: on summaries with Gaussian noise, where nothing else was charged to the account.
+        """
+        total = account.release_limit if releases_only else account.limit
         if self.granted is None:
-            return account.limit
+            return total
         epsilon, delta = self.granted
         limit = renyi_limit(account.alpha, epsilon, delta)
+        if releases_only:
+            limit = max(limit, gaussian_limit(account.alpha, epsilon, delta))
         if not limit > 0:
             raise InputError(
                 "Budget(granted)",
@@ -125,7 +136,7 @@ class Budget:
                 f"The account of data set {account.dataset!r} is kept at the order {account.alpha:.4g}, at which that is "
                 "nothing: grant more, or a larger delta.",
             )
-        return min(limit, account.limit)
+        return min(limit, total)
 
     def open(self) -> tuple[Ledger, Account]:
         """The site's ledger and its account: that of the whole ledger, or of the data set that is named."""

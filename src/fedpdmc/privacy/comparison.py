@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpdmc.privacy.accountant import best_order, renyi_limit
+from fedpdmc.privacy.accountant import best_order, gaussian_limit, renyi_limit
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier
 from fedpdmc.privacy.planning import Question, most_samples
 from fedpdmc.privacy.schedule import ONE_SHOT
@@ -40,9 +40,9 @@ def exact_samples(question: Question) -> float:
 def one_shot_error(question: Question) -> float:
     """Root mean square error of the mean, by coordinate, beyond that of the posterior itself."""
     alpha = best_order(question.epsilon, question.delta)
-    limit = renyi_limit(alpha, question.epsilon, question.delta)
+    limits = [rule(alpha, question.epsilon, question.delta) for rule in (renyi_limit, gaussian_limit)]
     share = ONE_SHOT.usual * ONE_SHOT.steps[-1] / sum(ONE_SHOT.steps) * ONE_SHOT.gradient
-    return noise_multiplier(alpha, limit * share) * question.sensitivity * math.sqrt(question.sites)
+    return noise_multiplier(alpha, max(limits) * share) * question.sensitivity * math.sqrt(question.sites)
 
 
 def ways(question: Question) -> list[Way]:

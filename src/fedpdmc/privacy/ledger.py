@@ -13,7 +13,6 @@ import hmac
 import json
 import math
 import os
-import secrets
 import sqlite3
 import threading
 import time
@@ -26,7 +25,6 @@ from typing import Any
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
 from fedpdmc.privacy.ledger_entries import (
     COLUMNS,
-    FORMAT,
     RESERVED,
     Account,
     Reply,
@@ -38,18 +36,10 @@ from fedpdmc.privacy.ledger_entries import (
     read,
     settled,
 )
+from fedpdmc.privacy.ledger_file import check_file, check_head, close, connect, take_lock, write_head
 
 # A clock may be corrected by this many seconds without being taken for one that was set back.
 CLOCK_TOLERANCE = 60.0
-SCHEMA = (
-    "CREATE TABLE meta (format INTEGER NOT NULL, secret BLOB NOT NULL, file INTEGER NOT NULL)",
-    f"CREATE TABLE entries (seq INTEGER PRIMARY KEY, {', '.join(f'{name} NOT NULL' for name in COLUMNS)}, "
-    "hash BLOB NOT NULL, UNIQUE (dataset, study, run, kind, round))",
-    "CREATE TRIGGER no_update BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END",
-    "CREATE TRIGGER no_delete BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END",
-)
-
-
 WHERE = "dataset = ? AND study = ? AND run = ? AND kind = ? AND round = ?"
 
 
@@ -88,13 +78,13 @@ class Ledger:
                     "If there was one, put that one back: a new ledger is a second budget for the same records. Else create "
                     f"it, once: `fedpdmc ledger create {path}`, or fedpdmc.create_ledger({str(path)!r}).",
                 )
-            self._lock = _take(path)
-            self._db = _connect(path)
-        weakref.finalize(self, _close, self._db, self._lock)
+            self._lock = take_lock(path)
+            self._db = connect(path)
+        weakref.finalize(self, close, self._db, self._lock)
         self._secret, self._stale = b"", False
         self._accounts: dict[str, Account] = {}
-        # By data set, and by data set and study.
-        self._spent: dict[tuple[str, ...], float] = {}
+        # Of the keys that `_after` makes.
+        self._totals: dict[tuple[str, ...], float] = {}
         self._pending: list[tuple[tuple[int, bytes, float], dict[tuple[str, ...], float]]] = []
         self._load()
 
@@ -102,15 +92,16 @@ class Ledger:
         """What is on disk, checked."""
         entries = read(self.path, self._db)
         self._secret, file = self._db.execute("SELECT secret, file FROM meta").fetchone()
-        _check_file(self.path, file)
+        check_file(self.path, file)
+        check_head(self.path, self._secret, entries)
         self._accounts = {e.dataset: account_of(e) for e in entries if e.kind == "account"}
-        self._spent, reserved = {}, {}
+        self._totals, reserved = {}, {}
         for e in entries:
-            self._spent[e.dataset,] = e.spent
-            before = reserved.pop((e.dataset, e.study, e.run, e.kind, e.round), 0.0)
-            self._spent[e.dataset, e.study] = settled(self.spent(e.dataset, e.study), before, e.cost)
+            key = (e.dataset, e.study, e.run, e.kind, e.round)
+            before = reserved.pop(key, 0.0)
+            self._totals |= self._after(Request(*key, e.request), Reply(e.reply, e.exposure, e.cost), before)
             if e.kind.endswith(RESERVED):
-                reserved[e.dataset, e.study, e.run, e.kind.removesuffix(RESERVED), e.round] = e.cost
+                reserved[*key[:3], e.kind.removesuffix(RESERVED), e.round] = e.cost
         self._head = (entries[-1].seq, entries[-1].hash, entries[-1].time) if entries else (0, b"", 0.0)
         self._stale = False
 
@@ -118,7 +109,7 @@ class Ledger:
         """Let another process have it."""
         with self._mutex:
             self._broken = "it was closed."
-            _close(self._db, self._lock)
+            close(self._db, self._lock)
             Ledger._open.pop(f"{self._pid}:{self.path}", None)
 
     def account(self, wanted: Account) -> Account:
@@ -146,20 +137,43 @@ class Ledger:
 
     def spent(self, dataset: str, study: str | None = None) -> float:
         """Rényi divergence spent so far on a data set, by all studies or by one, at the account's order."""
-        return self._spent.get((dataset,) if study is None else (dataset, study), 0.0)
+        return self._totals.get(("spent", dataset) if study is None else ("spent", dataset, study), 0.0)
 
     def remaining(self, dataset: str) -> float:
-        """What is left."""
+        """What is left for arrivals."""
         return max(0.0, self._accounts[dataset].limit - self.spent(dataset))
 
-    def exposure(self, dataset: str, study: str, run: str) -> float:
+    def releases_only(self, dataset: str) -> bool:
+        """Whether no arrival was ever charged to a data set, nor is one reserved."""
+        return not self._totals.get(("rounds", dataset), 0.0)
+
+    def observed(self, dataset: str, study: str, run: str) -> float:
         """Observed time of one run, over all its messages and chains."""
-        where = "dataset = ? AND study = ? AND run = ? AND kind = 'round'"
-        return float(self._look(f"SELECT total(exposure) FROM entries WHERE {where}", dataset, study, run))
+        return self._totals.get(("observed", dataset, study, run), 0.0)
+
+    def answers(self, dataset: str, study: str, run: str) -> int:
+        """How many rounds of a run were answered."""
+        return int(self._totals.get(("answers", dataset, study, run), 0))
 
     def releases(self, dataset: str) -> int:
         """How many summaries of a data set were released, by all studies."""
-        return int(self._look("SELECT count(*) FROM entries WHERE dataset = ? AND kind = 'release'", dataset))
+        return int(self._totals.get(("releases", dataset), 0))
+
+    def _after(self, request: Request, reply: Reply, reserved: float) -> dict[tuple[str, ...], float]:
+        """The totals that a reply changes, with what was reserved for it."""
+        dataset, study, run, kind = request[:4]
+        keys = (("spent", dataset), ("spent", dataset, study))
+        new: dict[tuple[str, ...], float] = {
+            key: settled(self._totals.get(key, 0.0), reserved, float(reply.cost)) for key in keys
+        }
+        added_up: list[tuple[tuple[str, ...], float]] = []
+        if kind == "round":
+            added_up = [(("observed", dataset, study, run), reply.exposure), (("answers", dataset, study, run), 1.0)]
+        elif kind == "round" + RESERVED:
+            added_up = [(("rounds", dataset), 1.0)]
+        elif kind == "release":
+            added_up = [(("releases", dataset), 1.0)]
+        return new | {key: self._totals.get(key, 0.0) + more for key, more in added_up}
 
     def released(self, dataset: str, study: str, asked: bytes = b"") -> float:
         """What the summaries that one study had released have cost, rounded up; ``asked``: without this request.
@@ -169,11 +183,6 @@ class Ledger:
         where = "dataset = ? AND study = ? AND kind LIKE 'release%' AND request <> ?"
         each = f"SELECT min(cost) AS cost FROM entries WHERE {where} GROUP BY request"
         return float(self._look(f"SELECT total(cost) FROM ({each})", dataset, study, asked)) * (1 + 1e-12)
-
-    def answers(self, dataset: str, study: str, run: str) -> int:
-        """How many rounds of a run were answered."""
-        where = "dataset = ? AND study = ? AND run = ? AND kind = 'round'"
-        return int(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run))
 
     def answered(self, request: Request) -> bool:
         """Whether this very request was answered."""
@@ -263,11 +272,13 @@ class Ledger:
 
     def _check_covered(self, request: Request, most: float, granted: float) -> None:
         account, spent = self._accounts[request.dataset], self.spent(request.dataset)
-        if not added(spent, most) <= account.limit:
+        only = request.kind == "release" and self.releases_only(request.dataset)
+        limit = account.release_limit if only else account.limit
+        if not added(spent, most) <= limit:
             raise BudgetSpent(
                 f"The privacy budget of data set {request.dataset!r} does not cover this request: epsilon="
                 f"{account.epsilon:g} at delta={account.delta:g} for all studies together, "
-                f"{100 * spent / account.limit:.4g} % spent (code BUDGET_SPENT)."
+                f"{100 * spent / limit:.4g} % spent (code BUDGET_SPENT)."
             )
         if not added(self.spent(request.dataset, request.study), most) <= granted:
             raise BudgetSpent(
@@ -306,14 +317,10 @@ class Ledger:
             raise LedgerError(
                 f"The clock shows {last - now:.0f} s before the last entry of {self.path}: it was set back. Set it right."
             )
-        reserved, cost = self._reserved(request) or 0.0, float(reply.cost)
-        totals: dict[tuple[str, ...], float] = {
-            (request.dataset,): settled(self.spent(request.dataset), reserved, cost),
-            (request.dataset, request.study): settled(self.spent(request.dataset, request.study), reserved, cost),
-        }
+        totals = self._after(request, reply, self._reserved(request) or 0.0)
         row = (
             *request[:5], request.hash, reply.content, float(reply.exposure), float(reply.cost),
-            totals[request.dataset,], now, detail,
+            totals["spent", request.dataset], now, detail,
         )  # fmt: skip
         digest = entry_hash(previous, seq + 1, row)
         marks = ", ".join("?" * (len(row) + 2))
@@ -345,7 +352,10 @@ class Ledger:
             raise
         for head, totals in self._pending:
             self._head = head
-            self._spent |= totals
+            self._totals |= totals
+        if self._pending:
+            with self._trouble("write"):
+                write_head(self.path, self._secret, *self._head[:2])
 
     def _give_up(self, error: BaseException) -> None:
         """Undo. What reached the disk is read again before the next entry; after trouble with the file, never."""
@@ -372,87 +382,3 @@ class Ledger:
             yield
         except (sqlite3.Error, OSError) as error:
             raise explained(self.path, doing, error) from error
-
-
-def _take(path: Path) -> sqlite3.Connection:
-    """The right to write, as a lock on a file beside the ledger that the system takes back when the process ends."""
-    lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0.0, check_same_thread=False)
-    try:
-        lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.Error:
-        lock.close()
-        raise
-    return lock
-
-
-def _close(*connections: sqlite3.Connection) -> None:
-    for connection in connections:
-        connection.close()
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """A connection whose commits are on disk when they return, the folder's entry for the journal included."""
-    db = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
-    for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON"):
-        db.execute(f"PRAGMA {pragma}")
-    return db
-
-
-def create_ledger(path: str | os.PathLike[str]) -> Path:
-    """Create an empty ledger, once: it must be there from then on.
-
-    Parameters
-    ----------
-    path : path
-        Where no file is yet.
-
-    Returns
-    -------
-    Path
-        For ``Budget(ledger=...)``.
-
-    Raises
-    ------
-    InputError
-        There is a file.
-    """
-    where = Path(path).resolve()
-    where.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.close(os.open(where, os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError as error:
-        raise InputError(
-            "ledger", f"{where}, which exists", "A ledger is created once: use it as it is, or give another path."
-        ) from error
-    db = _connect(where)
-    db.execute("BEGIN EXCLUSIVE")
-    for statement in SCHEMA:
-        db.execute(statement)
-    db.execute("INSERT INTO meta VALUES (?, ?, ?)", (FORMAT, secrets.token_bytes(32), os.stat(where).st_ino))
-    db.execute("COMMIT")
-    db.close()
-    return where
-
-
-def adopt_ledger(path: str | os.PathLike[str]) -> None:
-    """Make a ledger usable where it is now: one that was moved to another disk, never a copy beside the one in use."""
-    where = Path(path).resolve()
-    read(where)
-    lock = _take(where)
-    db = _connect(where)
-    try:
-        db.execute("UPDATE meta SET file = ?", (os.stat(where).st_ino,))
-    finally:
-        _close(db, lock)
-
-
-def _check_file(path: Path, file: int) -> None:
-    """A ledger is one file: what was charged to a copy would not be known to the other."""
-    found = os.stat(path)
-    if found.st_nlink != 1:
-        raise LedgerError(f"{path} has {found.st_nlink} names (hard links): leave it one, so that it has one lock.")
-    if found.st_ino != file:
-        raise LedgerError(
-            f"{path} is a copy of a ledger: what is charged to it the other does not know. Use that one. Only if that one "
-            f"is gone, and nothing was charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
-        )

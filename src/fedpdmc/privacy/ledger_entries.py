@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpdmc.errors import InputError, LedgerError
+from fedpdmc.privacy.accountant import gaussian_limit
 
 FORMAT = 2
 # Ends the kind of an entry that charges for a reply which is still to be made.
@@ -53,6 +54,11 @@ class Account(NamedTuple):
     neighbours: str
     alpha: float
     limit: float
+
+    @property
+    def release_limit(self) -> float:
+        """The limit while nothing but summaries with Gaussian noise has been released: their sum has an exact account."""
+        return max(self.limit, gaussian_limit(self.alpha, self.epsilon, self.delta))
 
 
 class Entry(NamedTuple):

@@ -7,8 +7,12 @@ for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictor
 
     r = N k (s₂ δz + s₁ (γ_N + γ_{d+16})),    δz = γ_{2d+8} (k |a| + |ξ| |c| + |o|).
 
-Two neighbours' computed gradients differ by at most K + 2r. The bound needs a limit on how far from the centre plans go, and
-one on the public control variate's slope; both are chosen here, from public facts, so that r is small beside K.
+Two neighbours' computed gradients differ by at most K + 2r. A rate is compared with levels on a grid: near a level λ their
+spacing is at most ``max(2⁻⁵⁵, 2⁻⁵² λ)``, so a rate counts as one that is off by as much. Per unit of speed, at least 2⁻²⁰,
+that is ``2⁻³⁵ + 2⁻⁵²(|G_i| + ρ)`` in each coordinate, hence ``√d 2⁻³⁵ + 2⁻⁵²(|G| + √d ρ)`` in Euclidean norm.
+
+The bound needs a limit on how far from the centre plans go, and one on the slope of the public control variate; both are
+chosen here, from public facts, so that r is small beside K.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ USUAL_SHARE, LARGEST_SHARE = 0.01, 0.1
 STEEPEST = 2.0**36
 # And a slope that no control variate of use has.
 MOST_SLOPE = 1e12
-# Levels that rates are compared with are multiples of 2⁻⁵⁵ or finer, and no coordinate flips below a speed of 2⁻²⁰.
+# Spacing of low levels, 2⁻⁵⁵, at the least speed of a coordinate that flips, 2⁻²⁰.
 LEVELS = 2.0**-35
 # Log intensities of a Cox model stay within this: beyond, a count would be lost in the rounding of an intensity.
 COX_REGION = 20.0
@@ -92,9 +96,11 @@ def limits(
         Coordinates in which rounding could hide, or make, what one record changes.
     """
     distance, slope = _within_region(bounds, scale, center), min(STEEPEST * exact.k_2, MOST_SLOPE)
+    dim, wide = scale.shape[1], math.sqrt(scale.shape[1])
     while True:
-        off = gradient_rounding(model, bounds, neighbours, scale, center, distance)
-        off = up(off + 4 * UNIT * ((scale.shape[1] + 4) * slope + excess) + LEVELS)
+        # The rounding of the gradient is at least γ_34 of a bound of its size, so levels add less than a sixteenth of it.
+        off = 17 / 16 * gradient_rounding(model, bounds, neighbours, scale, center, distance)
+        off = up(off + 4 * UNIT * ((dim + 4) * slope + wide * excess) + wide * LEVELS)
         share = 2 * off / exact.k_2
         if share <= USUAL_SHARE or distance <= NEAREST:
             break
@@ -106,7 +112,6 @@ def limits(
             "Use a reference whose centre and scale fit the posterior, bounds and a region no wider than needed, and "
             "most_records=... no larger.",
         )
-    wide = math.sqrt(scale.shape[1])
     k_inf, k_1, k_2 = exact
     return Limits(distance, slope, off, Sensitivity(up(k_inf + 2 * off), up(k_1 + 2 * wide * off), up(k_2 + 2 * off)))
 

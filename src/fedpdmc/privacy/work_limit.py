@@ -1,4 +1,29 @@
-"""How much work a plan can be, from public facts: one that would take for ever is refused before the records are touched."""
+"""How much work a plan can be, from public facts: one that would take too long is refused before the records are touched.
+
+A walk (`fedpdmc.clocks.public_proposals`) makes passes over the records. At a pass it has a certified ceiling of its rates,
+and goes to the first point below the ceiling within a dyadic interval of length ℓ with ``d ℓ · ceiling < 2μ``,
+``¼ < μ ≤ ½``, or to the end of the interval if there is no point (an *empty* pass). With ``c = H/cells``, of `cells` below,
+the ceiling is at most ``V + W + E``: V the largest signed rate where the walk stands, ``W + E`` its rise and the excess, and
+
+    d c (W + E) ≤ ½.
+
+Let ``ℓ_A`` be the largest dyadic length of at most ``c/4``, so that ``d ℓ_A (W + E) ≤ ⅛``. Then:
+
+1. Any pass is empty with probability at least ``e^{−2μ} ≥ 1/e``, whatever came before: points beyond the last one that was
+   judged have not been looked at.
+2. If ``d ℓ_A V ≤ ¼`` (A), an interval of length ℓ_A fits: an empty pass leaves the cell of length ℓ_A in which it stands.
+   There are at most ``a = 8 cells + 2 + 2S`` of them with S segments.
+3. Else (B) ``W + E ≤ V/2``, so the rate of the steepest coordinate is at least V/2 within ℓ_A, and an interval of length at
+   least ``1/(8dV)`` fits. If ``1/(16dV)`` of it is ahead, the walk ends at this pass, with an arrival, with probability at
+   least ``(V/2) (1/(16dV)) e^{−2μ} ≥ 1/(88 d)``. (The coordinate is faster than `SLOWEST` there: else V would be in E.)
+4. If less is ahead, an empty pass goes to the end of the interval. There V is still at least half as large and a whole
+   interval is ahead: the next pass is one of 2 or 3, or begins a segment.
+
+Hence, with ``n = 2¹⁴ d``: there are more than n passes of 3 with probability at most ``(1 − 1/(88d))ⁿ < e^{−186}``, and more
+than ``4(a + n)`` passes of 2 with less than ``e^{−n/10}`` (Hoeffding, by 1). So at most ``5a + 6n + S`` passes are empty,
+and there are at most four times as many in all (Hoeffding again). A walk of more than `most_passes` has probability below
+2⁻²⁶⁷ under any data set.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +37,12 @@ from fedpdmc.privacy.sensitivity import Model, largest_row, predictor_reach, row
 
 # Cells of a plan, by the public bound of their number, beyond which it is refused.
 MOST_CELLS = 2.0**18
+# Passes, per coordinate, in which a walk that sees high rates ends but with probability e^{−186}.
+STEEP_PASSES = 1 << 14
+# Coordinates slower than this do not flip.
+SLOWEST = 2.0**-20
+# Of `fedpdmc.clocks.envelopes.second_order`: a position is off by this, relatively.
+POSITION_SLACK = 1e-13
 
 
 def steepness(
@@ -50,16 +81,20 @@ def cells(
     steep: tuple[float, float, float, float],
     dim: int,
     rotating: bool,
-    excess: float,
+    excess: tuple[float, float],
     control: tuple[float, float],
     farthest: np.ndarray,
     speed: np.ndarray,
     horizon: np.ndarray,
 ) -> np.ndarray:
-    """An upper bound of the cells in which a plan is walked, up to a small factor, for each chain.
+    """``H/c`` for each chain: c is so short that ``d c (W + E) ≤ ½`` and that ceilings hold for a time c.
 
-    In a cell of length c the bound of the rates of d coordinates may rise by ``r'c + ½r''c²``, and the points that adds
-    must be few: ``d (r'c + ½r''c²) c ≤ ¼``.
+    On lines signed rates have ``|r'| ≤ v (N s_2 k² + B) v`` and ``|r''| ≤ v N s_3 k³ v²``, with B the control variate's
+    Hessian. On rotations, with A the norm of ``(a, v)``, ``G`` a bound of the gradient and t ≤ ¼ the reach of a ceiling,
+
+        |r'| ≤ A (G + T),  |r''| ≤ A ((1+t) G + (3+3t) T + (1+t)(1+2t) N s_3 k³ A²)/(1 − t²/2),  T = (N s_2 k² + B) A,
+
+    where the ceilings' own second-order terms are bounded, not only those of the rates.
 
     Parameters
     ----------
@@ -67,8 +102,8 @@ def cells(
         Of `steepness`.
     dim : int
     rotating : bool
-    excess : float
-        ``ρ``, and what bounds allow for rounding.
+    excess : (float, float)
+        ρ, and the bound of the rounding of a gradient.
     control : (float, float)
         Norms of the control variate's whitened Hessian, and of its slope on the plan.
     farthest, speed, horizon : (C,)
@@ -77,12 +112,20 @@ def cells(
     gradient, second, third, reach = steep
     curvature, slope = control
     size = np.hypot(farthest, speed) if rotating else speed
-    turn = (second + curvature) * size
-    bend = third * size**2
+    turn, bend = (second + curvature) * size, third * size**2
+    rises, falls = size * turn, size * bend
+    least = (excess[0] + (1 + dim) * excess[1]) * size
     if rotating:
         here = gradient + second * farthest + slope
-        first, then = size * (here + turn), 1.1 * size * (here + 3 * turn + bend)
-    else:
-        first, then = speed * turn, speed * bend
-    short = [4.0 + 0 * size, np.sqrt(8 * dim * first), np.cbrt(4 * dim * then), reach * size, 4 * dim * excess * size]
-    return horizon * np.max(short, 0)
+        rises, falls = size * (here + turn), size * (1.3 * here + 3.9 * turn + 2.0 * bend)
+        least = least + SLOWEST * here
+    least = least + POSITION_SLACK * (1 + farthest) * rises
+    # d c (r' c + ½ r'' c²) ≤ ⅛ + ⅛, and d c E ≤ ¼.
+    inverse = [4.0 + 0 * size, np.sqrt(8 * dim * rises), np.cbrt(4 * dim * falls), reach * size, 4 * dim * least]
+    return horizon * np.max(inverse, 0)
+
+
+def most_passes(cells: float, dim: int, segments: int) -> int:
+    """Passes over the records that a walk makes, but with probability 2⁻²⁶⁷: ``4(5a + 6n + S)``."""
+    empty = 8 * cells + 2 + 2 * segments
+    return math.ceil(4 * (5 * empty + 6 * STEEP_PASSES * dim + segments))

@@ -14,9 +14,9 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent
+from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.coordinator import State
 from fedpdmc.sites.exposure import usual_speed
-from fedpdmc.sites.private_site import Terms
 
 # What a budget must cover beyond the process time itself: on rotations the path length is random.
 LEAST_SLACK, LEAST_SLACK_ROTATING = 0.05, 0.25
@@ -34,14 +34,14 @@ class Pace:
     dynamics : Dynamics
     dim : int
         Number of parameters.
-    terms : callable
-        The present terms of all private sites.
+    accounts : callable
+        The present accounts of all private sites.
     begin : float
         Process time at which the chains set out.
     """
 
-    def __init__(self, dynamics: Dynamics, dim: int, terms: Callable[[], Sequence[Terms]], begin: float):
-        self.dynamics, self.dim, self.terms, self.begin = dynamics, dim, terms, begin
+    def __init__(self, dynamics: Dynamics, dim: int, accounts: Callable[[], Sequence[AccountStatus]], begin: float):
+        self.dynamics, self.dim, self.accounts, self.begin = dynamics, dim, accounts, begin
         # The process time that the run has been promised: the present block must leave enough for the rest.
         self.promised = begin
         self.speed = usual_speed(dynamics, dim)
@@ -49,14 +49,14 @@ class Pace:
 
     def longest(self, chains: int) -> tuple[float, str]:
         """The process time that every chain can still be given, and the site that sets it."""
-        tightest = min(self.terms(), key=lambda site: site.remaining)
-        return tightest.remaining / (self.margin * self.speed * chains), tightest.name
+        tightest = min(self.accounts(), key=lambda site: site.remaining)
+        return tightest.remaining / (self.margin * self.speed * chains), tightest.site
 
     def __call__(self, state: State, until: float):
         """How far each chain is planned from its present state."""
         t = np.asarray(state.t)
         to_run = np.maximum(max(until, self.promised) - t, 0.0)
-        sites = self.terms()
+        sites = self.accounts()
         slack = min(site.remaining for site in sites) - self.speed * to_run.sum()
         going = max(int((t < until).sum()), 1)
         if slack <= 0:

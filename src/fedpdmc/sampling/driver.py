@@ -122,8 +122,8 @@ class Sampler:
         self._identity: dict[str, Any] | None = None
         self.guarded = federation if isinstance(federation, GuardedFederation) else None
         self.pace: Pace | None = None
-        if federation.terms:
-            self.pace = Pace(method.dynamics, method.dim, lambda: federation.terms, -burn_in)
+        if federation.accounts:
+            self.pace = Pace(method.dynamics, method.dim, lambda: federation.accounts, -burn_in)
         self.run: Run | Rounds
         if isinstance(federation, LocalFederation):
             self.run = Run(federation, *parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from importlib import metadata
 from typing import Any
@@ -14,7 +15,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
-from fedpdmc.privacy.accountant import Sensitivity
+from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.privacy.accountant import Sensitivity, gaussian_epsilon
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.comparison import exact_samples
 from fedpdmc.privacy.noise_aware import Gaussian, Release
@@ -27,7 +29,7 @@ from fedpdmc.results.skeleton import Moments
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.members import settle
 from fedpdmc.sampling.settings import check_names
-from fedpdmc.sites.account_report import Standing, account_report
+from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import model_of
 from fedpdmc.sites.noisy_derivatives import noisy_derivatives
 from fedpdmc.sites.site import Site
@@ -205,9 +207,13 @@ def _report(site: Site) -> dict[str, Any]:
     ledger, account = budget.open()
     dataset = budget.account_name
     change = Sensitivity(*3 * (derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0],))
-    standing = Standing(
-        account.epsilon, account.delta, account.alpha, budget.granted, 0.0, 0.0, change, ledger.releases(dataset),
-        site.seed is not None,
+    status = AccountStatus(
+        site.name, site.potential.dim, account.epsilon, account.delta, account.alpha, budget.granted, 0.0, 0.0, change,
+        ledger.releases(dataset), site.seed is not None, 0.0, 0.0, ledger.spent(dataset) / account.limit,
     )  # fmt: skip
-    spent = ledger.spent(dataset) / account.limit
-    return account_report(standing, budget, Boomerang(), 0.0, spent) | {"dataset": dataset, "study": budget.study}
+    report = account_report(status, budget, Boomerang()) | {"dataset": dataset, "study": budget.study}
+    if not budget.release and ledger.releases_only(dataset):
+        spent = ledger.spent(dataset)
+        report["spent"] = spent / account.release_limit
+        report["running_epsilon"] = gaussian_epsilon(math.sqrt(2 * spent / account.alpha), account.delta)
+    return report

@@ -1,4 +1,4 @@
-"""How long a site was watched along a plan: what its account charges for. Public: plan and arrival say it all."""
+"""Exposure: how long a site is observed along a plan, which its account charges for. Plan and arrival determine it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 
-# On rotations max_i |v_i| is bounded on cells of at most this many radians.
-CELL = 1 / 16
+# On rotations max_i |v_i| is bounded on cells of at most this many radians, and on at most so many cells of a segment.
+CELL, MOST_CELLS = 1 / 16, 4096
 
 
-def exposure(
-    dynamics: Dynamics,
-    start: np.ndarray,
-    duration: np.ndarray,
-    velocity: np.ndarray,
-    until: np.ndarray,
-    unit: np.ndarray | float = 0.0,
-) -> np.ndarray:
-    """For each chain, ``until`` on lines of unit speed; on rotations an upper bound of ``∫ max_i |v_i| dt`` up to there.
+class Exposure:
+    """How long a site is observed along a plan, up to any time: computed once per plan.
 
-    With a grid of times, rates are those at its points for a whole cell each: a segment of length t has at most ``t/h + 1``
-    points, so one cell at its largest speed is added for every segment, however short.
+    On lines of unit speed the time itself; on rotations an upper bound of ``∫ max_i |v_i| dt``. With a grid of times, the
+    rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell at its
+    largest speed is added for every segment, however short.
 
     Parameters
     ----------
@@ -34,34 +28,63 @@ def exposure(
     duration : (C, S)
     velocity : (C, S, d)
         The plan.
-    until : (C,)
-        Time since the plan's start.
     unit : (C,)
-        The grid.
+        The cell length h of the grid.
+
+    Attributes
+    ----------
+    starts : (C, S, d)
+        Where each segment starts.
+    horizon : (C,)
     """
-    if dynamics.unit_speed:
-        begun = np.cumsum(duration, 1) - duration < np.asarray(until)[:, None]
-        return until + unit * np.count_nonzero(begun & (duration > 0), 1)
-    total, a, begin = np.zeros(start.shape[0]), start, np.zeros(start.shape[0])
-    for s in range(duration.shape[1]):
-        seen = np.clip(until - begin, 0.0, duration[:, s])
-        total += _path_length(a, velocity[:, s], seen)
-        total += np.where(seen > 0, unit * np.hypot(a, velocity[:, s]).max(1), 0.0)
-        turn = duration[:, s, None]
-        a, begin = a * np.cos(turn) + velocity[:, s] * np.sin(turn), begin + duration[:, s]
-    return total
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        start: np.ndarray,
+        duration: np.ndarray,
+        velocity: np.ndarray,
+        unit: np.ndarray | float = 0.0,
+    ):
+        self.duration, self.unit, self.horizon = duration, unit, duration.sum(1)
+        self._begin = np.cumsum(duration, 1) - duration
+        self.starts, a = np.empty_like(velocity), start
+        rotating = dynamics.flow.rotating
+        for s in range(duration.shape[1]):
+            self.starts[:, s], t, v = a, duration[:, s, None], velocity[:, s]
+            a = a * np.cos(t) + v * np.sin(t) if rotating else a + v * t
+        # The largest speed by segment, chain and cell; None where it is one.
+        self._speeds: list[np.ndarray] | None = None
+        if not dynamics.unit_speed:
+            segments = range(duration.shape[1])
+            self._speeds = [_largest_speeds(self.starts[:, s], velocity[:, s], duration[:, s]) for s in segments]
+            self._peak = np.hypot(self.starts, velocity).max(-1)
+
+    def until(self, time: np.ndarray | float) -> np.ndarray:
+        """The exposure of each chain up to this time since the plan's start; it never decreases with time."""
+        time = np.where(time >= self.horizon, np.inf, time)
+        if self._speeds is None:
+            begun = (self._begin < time[:, None]) & (self.duration > 0)
+            return np.minimum(time, self.horizon) + self.unit * np.count_nonzero(begun, 1)
+        total = np.zeros(len(time))
+        for s, speeds in enumerate(self._speeds):
+            seen = np.clip(time - self._begin[:, s], 0.0, self.duration[:, s])
+            width = self.duration[:, s, None] / speeds.shape[1]
+            inside = np.clip(seen[:, None] - width * np.arange(speeds.shape[1]), 0.0, width)
+            total += (speeds * inside).sum(1) * (1 + 1e-12)
+            total += np.where(seen > 0, self.unit * self._peak[:, s], 0.0)
+        return total
 
 
-def _path_length(a: np.ndarray, v: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """``Σ cell · max_i sup |v_i|`` over cells of ``[0, seen]``: v_i = A cos(t + φ), largest at an end or where it peaks."""
-    cells = max(1, math.ceil(float(np.max(seen, initial=0.0)) / CELL))
+def _largest_speeds(a: np.ndarray, v: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """``max_i sup |v_i|`` on equal cells of a segment: v_i = A cos(t + φ), largest at an end or where it peaks."""
+    cells = min(max(1, math.ceil(float(np.max(duration, initial=0.0)) / CELL)), MOST_CELLS)
     size, phase = np.hypot(a, v), np.arctan2(a, v)
-    ends = phase[:, None, :] + (seen[:, None] * np.linspace(0.0, 1.0, cells + 1))[..., None]
+    ends = phase[:, None, :] + (duration[:, None] * np.linspace(0.0, 1.0, cells + 1))[..., None]
     speed = np.abs(np.cos(ends))
     # A peak of |cos| lies between two ends if a multiple of π does.
     peak = np.floor(ends[:, 1:] / np.pi) > np.floor(ends[:, :-1] / np.pi)
-    largest = size[:, None] * np.where(peak, 1.0, np.maximum(speed[:, 1:], speed[:, :-1]))
-    return largest.max(-1).sum(1) * seen / cells * (1 + 1e-12)
+    return (size[:, None] * np.where(peak, 1.0, np.maximum(speed[:, 1:], speed[:, :-1]))).max(-1)
 
 
 @functools.cache

@@ -77,7 +77,9 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
     asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
-    share = (budget.release or schedule.usual) * budget.study_limit(account)
+    # Where all that may be spent goes into releases, their exact account holds; a share leaves the rest to arrivals.
+    limit = budget.study_limit(account, not budget.release and ledger.releases_only(dataset))
+    share = (budget.release or schedule.usual) * limit
     left = max(share - ledger.released(dataset, study, asked), 0.0)
     cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
     if (step >= len(schedule.steps) or left <= LEAST_LEFT * share) and not ledger.answered(request):
@@ -105,7 +107,7 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
             return Reply(FAULT, 0.0, cost)
         return Reply(np.concatenate([noisy, noisier.ravel(), sigmas]).astype("<f8").tobytes(), 0.0, cost)
 
-    content = ledger.answer(request, cost, work, granted=budget.study_limit(account))
+    content = ledger.answer(request, cost, work, granted=limit)
     if content == FAULT:
         raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
     values, d = np.frombuffer(content, dtype="<f8"), len(own)

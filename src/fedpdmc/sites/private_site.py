@@ -6,12 +6,12 @@ import hashlib
 import hmac
 import json
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import CHACHA_WORDS, ChainKeys
@@ -21,45 +21,21 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError, NotFinite, PlanRefused
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
+from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import up
-from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
-from fedpdmc.privacy.rounding import COX_REGION, Limits, limits
-from fedpdmc.privacy.sensitivity import sensitivity
-from fedpdmc.privacy.work_limit import MOST_CELLS, cells, steepness
-from fedpdmc.sites.account_report import Standing, account_report
-from fedpdmc.sites.clipping import fingerprint, model_of
-from fedpdmc.sites.exposure import exposure
-from fedpdmc.sites.site import Opening, Site, less_public, local_columns, whitened_control
+from fedpdmc.sites.account_report import account_report
+from fedpdmc.sites.clipping import fingerprint
+from fedpdmc.sites.exposure import Exposure
+from fedpdmc.sites.plan_limits import LARGEST, PlanArrays, PlanLimits
+from fedpdmc.sites.site import Opening, Site, less_public, local_columns
 
 logger = logging.getLogger("fedpdmc.site")
-# Observed time that stands for all time, and a number beyond which nothing is computed.
-LONGEST, LARGEST = 1e300, 1e15
-# The largest speed of a plan.
-FASTEST = 1e6
-# What is charged for each chain of a plan beyond its exposure, in units of α/(α − 1): the law of the points is that of real
-# arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a walk looks at no more than 2²⁷ tiles.
-SLACK = 2.0**-26
-
-
-class Terms(NamedTuple):
-    """What a private site tells the coordinator before a run: its excess rate, and how long it can be watched.
-
-    Attributes
-    ----------
-    name : str
-    dim : int
-        Coordinates that it may flip.
-    excess : float
-        The rate ρ that it adds to each of them.
-    remaining : float
-        Observed time (path length on rotations) that its budget still covers, over all chains.
-    """
-
-    name: str
-    dim: int
-    excess: float
-    remaining: float
+# The largest observed time that is reported.
+LONGEST = 1e300
+# Charged for each chain of a plan and pass of its walk beyond its exposure, in units of α/(α − 1): the law of the first
+# accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass looks at no more than 33.
+SLACK = 33 * 2.0**-54
 
 
 def check_dynamics(dynamics: Dynamics) -> None:
@@ -101,7 +77,8 @@ class PrivateSite:
         self.site, self.opening, self.run, self.budget = site, opening, f"{run}/{site.name}", budget
         self.columns = local_columns(site, opening)
         self._check_opening()
-        self.limits = site_limits(site, opening)
+        self.plan_limits = PlanLimits(site, opening)
+        self.limits = self.plan_limits.rounding
         self.sensitivity = self.limits.sensitivity
         self.excess = budget.excess_for(self.sensitivity)
         self.dataset = budget.account_name
@@ -113,10 +90,6 @@ class PrivateSite:
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
         self._opening_hash = _opening_hash(opening, self.excess)
         self._failed = self.ledger.told(self.dataset, budget.study, self.run, FAULT)
-        # Norms of the control variate's whitened Hessian and of its slope at the centre.
-        control = whitened_control(site, opening)
-        parts = () if control is None else (control.precision, control.linear)
-        self._control = tuple(float(np.linalg.norm(np.asarray(x))) for x in parts) or (0.0, 0.0)
         # Of the process that was taken up by this run: observed time that was charged under another name.
         self.observed_before = 0.0
         # The records in the run's coordinates: made when a plan has been charged.
@@ -136,14 +109,29 @@ class PrivateSite:
     @property
     def dim(self) -> int:
         """Whitened coordinates that the site is sent."""
-        return self.opening.reference.dim if self.columns is None else len(self.columns)
+        return self.plan_limits.dim
 
     @property
-    def terms(self) -> Terms:
-        """What the coordinator may know."""
+    def status(self) -> AccountStatus:
+        """The account, as the coordinator may know it."""
         of_study = self.granted - self.ledger.spent(self.dataset, self.budget.study)
-        left = max(min(self.ledger.remaining(self.dataset), of_study), 0.0)
-        return Terms(self.site.name, self.dim, self.excess, min(left / self.cost_rate, LONGEST))
+        left, account = max(min(self.ledger.remaining(self.dataset), of_study), 0.0), self.account
+        return AccountStatus(
+            site=self.site.name,
+            dim=self.dim,
+            epsilon=account.epsilon,
+            delta=account.delta,
+            alpha=account.alpha,
+            granted=self.budget.granted,
+            cap=min(account.limit / self.cost_rate, LONGEST),
+            excess=self.excess,
+            sensitivity=self.sensitivity,
+            releases=self.ledger.releases(self.dataset),
+            seeded=self.site.seed is not None,
+            remaining=min(left / self.cost_rate, LONGEST),
+            observed=self.ledger.observed(self.dataset, self.budget.study, self.run),
+            spent=self.ledger.spent(self.dataset) / account.limit,
+        )
 
     @double_precision
     def answer(self, plan: Plan, round: int | None = None) -> Arrival:
@@ -156,32 +144,24 @@ class PrivateSite:
             The message's number within the run; None: the number of plans before it, over all chains.
         """
         own = _arrays(plan)
-        self._check(own)
-        number, start, duration, velocity = own
-        horizon = duration.sum(1)
-        most = self._charge(own, horizon)[1]
-        request = Request(
-            self.dataset,
-            self.budget.study,
-            self.run,
-            "round",
-            int(number.sum()) if round is None else int(round),
-            _hash(self._opening_hash, *own),
-        )
+        exposure, passes = self._checked(own)
+        number = int(own[0].sum()) if round is None else int(round)
+        asked = _hash(self._opening_hash, *own)
+        request = Request(self.dataset, self.budget.study, self.run, "round", number, asked)
 
         def work(key: bytes) -> Reply:
             try:
-                arrival = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request))
+                time, rang, mark = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request), passes)
             except Exception:
-                # Whether a walk fails may depend on the records, and no charge bounds what that tells: it is told in one way
-                # only, charged as a whole plan, and once in a run.
+                # Whether a walk fails may depend on the records, and no charge bounds what that reveals: it is told as one
+                # code, charged as a whole plan, and ends the run.
                 logger.exception("site %r: a walk has failed", self.site.name)
-                return Reply(FAULT, *self._charge(own, horizon))
-            return Reply(_pack(*arrival), *self._charge(own, np.minimum(arrival[0], horizon)))
+                return Reply(FAULT, *self._charge(exposure, passes))
+            return Reply(_pack(time, rang, mark), *self._charge(exposure, passes, time))
 
         if self._failed and not self.ledger.answered(request):
             raise PlanRefused(f"site {self.site.name!r}: a walk of this run has failed: it is over (code FAULT).")
-        answered = self.ledger.answer(request, most, work, granted=self.granted)
+        answered = self.ledger.answer(request, self._charge(exposure, passes)[1], work, granted=self.granted)
         if answered == FAULT:
             self._failed = True
             raise NotFinite(
@@ -189,19 +169,22 @@ class PrivateSite:
                 0,
                 f"site {self.site.name!r}: its walk failed (code FAULT); the site's own log says why.",
             )
-        time, rang, mark = _unpack(answered, len(number))
+        time, rang, mark = _unpack(answered, len(exposure.horizon))
         return Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(mark))
 
-    def _charge(self, own, until: np.ndarray) -> tuple[float, float]:
-        """Observed time over all chains, and what it costs."""
-        _, start, duration, velocity = own
-        dynamics, horizon = self.opening.dynamics, duration.sum(1)
-        unit = time_grid(horizon, self.dim).unit
-        watched = exposure(dynamics, start, duration, velocity, until, unit)
-        # Both bound what was watched up to ``until``; by cells of its own length the first may be the looser one.
-        seen = float(np.minimum(watched, exposure(dynamics, start, duration, velocity, horizon, unit)).sum())
-        alpha, plans = self.account.alpha, int(np.count_nonzero(horizon > 0))
-        return seen, up(seen * self.cost_rate + plans * SLACK * alpha / (alpha - 1)) if seen > 0 else 0.0
+    def _checked(self, own: PlanArrays) -> tuple[Exposure, int]:
+        """The exposure of a plan, and a limit on the passes of its walk; refused if the guarantee does not cover it."""
+        self.plan_limits.check_shape(own)
+        exposure = Exposure(self.opening.dynamics, *own[1:], time_grid(own.duration.sum(1), self.dim).unit)
+        return exposure, self.plan_limits.check_path(own, exposure.starts)
+
+    def _charge(self, exposure: Exposure, passes: int, time: np.ndarray | float = np.inf) -> tuple[float, float]:
+        """Observed time up to ``time`` over all chains, and its cost: the Rényi divergence and the slack of the points."""
+        observed, alpha = float(exposure.until(time).sum()), self.account.alpha
+        if observed <= 0:
+            return observed, 0.0
+        slack = np.count_nonzero(exposure.horizon > 0) * passes * SLACK * alpha / (alpha - 1)
+        return observed, up(observed * self.cost_rate + slack)
 
     def _key(self, key: bytes, request: Request) -> bytes:
         """The ledger's secret for this request; a site with a seed of its own, for tests only, is keyed by that."""
@@ -210,7 +193,7 @@ class PrivateSite:
         text = json.dumps([self.site.name, self.site.seed, request.round, request.hash.hex()]).encode()
         return hashlib.sha256(text).digest()
 
-    def _walk(self, plan: Plan, key: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _walk(self, plan: Plan, key: bytes, passes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Times on the public grid, whether each chain rang, and marks."""
         if self._potential is None:
             self._potential = less_public(self.site, self.opening)
@@ -218,7 +201,7 @@ class PrivateSite:
         grid = time_grid(horizon, self.dim)
         place, rang, mark, fault = _first(
             self._potential, self.opening.dynamics, jnp.asarray(self.excess), jnp.asarray(self.limits.rounding), grid,
-            chain_secrets(key, b"points", chains), plan,
+            chain_secrets(key, b"points", chains), jnp.asarray(passes), plan,
         )  # fmt: skip
         faults = np.asarray(fault)
         if np.any(faults != FINE):
@@ -227,118 +210,12 @@ class PrivateSite:
         # The mark of a chain that did not ring is where the walk had come to: it is not told.
         return np.where(rang, np.asarray(place) * grid.unit, horizon), rang, np.where(rang, np.asarray(mark), 0)
 
-    def _check(self, own) -> None:
-        """Refuse what the guarantee does not cover, from the plan and public facts alone."""
-        number, start, duration, velocity = own
-        finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in (start, duration, velocity))
-        if not finite or np.any(duration < 0) or np.any(number < 0) or start.shape[1] != self.dim:
-            raise PlanRefused(f"site {self.site.name!r}: the plan is not one (code BAD_PLAN).")
-        walked = duration > 0
-        if self.opening.dynamics.unit_speed and np.any(np.abs(velocity[walked]) != 1.0):
-            raise PlanRefused(f"site {self.site.name!r}: a velocity is not one of −1 and 1 (code BAD_SPEED).")
-        starts = _starts(self.opening.dynamics, start, duration, velocity)
-        where = self._parameters(own, starts)
-        if (region := self._region) is not None and not np.all(where <= region):
-            raise PlanRefused(
-                f"site {self.site.name!r}: the path leaves the region for which its sensitivity was declared (code REGION). "
-                "Declare a wider one, or start nearer to the posterior."
-            )
-        self._check_distance(own, starts, where)
-
-    def _check_distance(self, own, starts: np.ndarray, where: np.ndarray) -> None:
-        """Refuse plans that go so far that rounding would matter, and those that would take for ever to walk."""
-        _, _, duration, velocity = own
-        walked = (duration > 0)[..., None]
-        rotating, limits = self.opening.dynamics.flow.rotating, self.limits
-        a, v = np.where(walked, starts, 0.0), np.where(walked, velocity, 0.0)
-        reached = np.abs(a) + np.abs(v) * duration[..., None]
-        reached = np.minimum(reached, np.hypot(a, v)) if rotating else reached
-        farthest = np.linalg.norm(reached, axis=-1).max(1, initial=0.0)
-        speed = np.linalg.norm(v, axis=-1).max(1, initial=0.0)
-        curved, slope = self._control
-        steepest = curved * farthest + slope
-        if not (np.all(farthest <= limits.distance) and np.all(steepest <= limits.slope) and np.all(speed <= FASTEST)):
-            raise PlanRefused(
-                f"site {self.site.name!r}: the plan goes further from the centre than numbers of 64 bits can follow it "
-                f"(code PLAN_TOO_FAR: at most {limits.distance:g} whitened units). Start nearer to the posterior."
-            )
-        model, rows = model_of(self.site.potential), _own_rows(self.site, self.opening, self.columns)[0]
-        steep = steepness(model, self.budget.bounds, self.budget.neighbours, rows, where)
-        known = (curved, float(np.max(steepest, initial=0.0)))
-        least = self.excess + limits.rounding
-        work = cells(steep, self.dim, rotating, least, known, farthest, speed, duration.sum(1))
-        if not np.all(work <= MOST_CELLS):
-            raise PlanRefused(
-                f"site {self.site.name!r}: the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most "
-                f"{MOST_CELLS:g}). Plan less far ahead, or start nearer to the posterior."
-            )
-
-    @property
-    def _region(self) -> np.ndarray | None:
-        """Where the site's own parameters must stay."""
-        dim = self.site.potential.dim
-        declared = self.budget.bounds.sizes("region", dim)
-        if model_of(self.site.potential).loss == "cox":
-            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
-        return declared
-
-    def _parameters(self, own, starts: np.ndarray) -> np.ndarray:
-        """A bound, for each of the site's own parameters, of its size on all of a plan."""
-        _, _, duration, velocity = own
-        dynamics, (rows, center) = self.opening.dynamics, _own_rows(self.site, self.opening, self.columns)
-        x, speed = starts @ rows.T, velocity @ rows.T
-        if dynamics.flow.rotating:
-            size = np.hypot(x, speed)
-            farthest = np.minimum(np.abs(center) + size, np.abs(center + x) + size * duration[..., None])
-        else:
-            farthest = np.maximum(np.abs(center + x), np.abs(center + x + speed * duration[..., None]))
-        return farthest[duration > 0].max(0, initial=0.0)
-
-    @property
-    def standing(self) -> Standing:
-        """The account of this site, as it may be told."""
-        return Standing(
-            self.account.epsilon, self.account.delta, self.account.alpha, self.budget.granted,
-            min(self.account.limit / self.cost_rate, LONGEST), self.excess, self.sensitivity,
-            self.ledger.releases(self.dataset), self.site.seed is not None,
-        )  # fmt: skip
-
-    def seen(self, plan: Plan, time: np.ndarray) -> float:
-        """Observed time, over all chains, of a plan that was answered with these times."""
-        own = _arrays(plan)
-        return self._charge(own, np.minimum(time, own[2].sum(1)))[0]
-
-    @property
-    def observed(self) -> float:
-        """Observed time of this run so far."""
-        return self.ledger.exposure(self.dataset, self.budget.study, self.run)
-
-    @property
-    def spent(self) -> float:
-        """The share of the account that is spent, by all studies."""
-        return self.ledger.spent(self.dataset) / self.account.limit
-
     def report(self) -> dict[str, Any]:
         """For `Posterior.privacy`: what was granted, what this run used, and what that means."""
         where = {"dataset": self.dataset, "study": self.budget.study, "run": self.run}
-        observed = self.observed_before + self.observed
-        return account_report(self.standing, self.budget, self.opening.dynamics, observed, self.spent) | where
-
-
-def site_limits(site: Site, opening: Opening) -> Limits:
-    """``K`` of the site's potential in the run's coordinates with room for rounding, and how far plans may go."""
-    assert isinstance(site.budget, Budget)
-    rows, center = _own_rows(site, opening, local_columns(site, opening))
-    terms = (model_of(site.potential), site.budget.bounds, site.budget.neighbours)
-    return limits(*terms, rows, center, sensitivity(*terms, rows), site.budget.excess or 0.0)
-
-
-def _own_rows(site: Site, opening: Opening, columns) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of S, and the centre, of the site's own parameters, over the coordinates that it is sent."""
-    rows, center = np.asarray(opening.reference.matrix), np.asarray(opening.reference.center)
-    if site.coordinates is not None:
-        rows, center = rows[site.coordinates], center[site.coordinates]
-    return (rows if columns is None else rows[:, columns]), center
+        status = self.status
+        status = status._replace(observed=self.observed_before + status.observed)
+        return account_report(status, self.budget, self.opening.dynamics) | where
 
 
 def chain_secrets(key: bytes, purpose: bytes, chains: int) -> ChainKeys:
@@ -350,27 +227,18 @@ def chain_secrets(key: bytes, purpose: bytes, chains: int) -> ChainKeys:
 @eqx.filter_jit
 def _first(
     potential: Potential, dynamics: Dynamics, excess: Float[Array, ""], slack: Float[Array, ""], grid: Grid,
-    keys: ChainKeys, plan: Plan,
+    keys: ChainKeys, passes: Int[Array, ""], plan: Plan,
 ):  # fmt: skip
     """Place on the grid, whether it rang, coordinate and fault of the first flip on each chain."""
     grid = Grid(*(jnp.asarray(x) for x in grid))
-    found = first_below(potential, dynamics, excess, slack, grid, follow(dynamics, plan), keys)
+    found = first_below(potential, dynamics, excess, slack, grid, follow(dynamics, plan), keys, passes)
     return found.anchor, found.rang, found.mark, found.fault
 
 
-def _starts(dynamics: Dynamics, start: np.ndarray, duration: np.ndarray, velocity: np.ndarray) -> np.ndarray:
-    """Where each segment of a plan starts, nearly."""
-    starts, a = np.empty_like(velocity), start
-    for s in range(duration.shape[1]):
-        starts[:, s], t, v = a, duration[:, s, None], velocity[:, s]
-        a = a * np.cos(t) + v * np.sin(t) if dynamics.flow.rotating else a + v * t
-    return starts
-
-
-def _arrays(plan: Plan) -> tuple[np.ndarray, ...]:
+def _arrays(plan: Plan) -> PlanArrays:
     types = ("<i8", "<f8", "<f8", "<f8")
     fields = (plan.number, plan.start, plan.duration, plan.velocity)
-    return tuple(np.asarray(x, dtype=kind) for x, kind in zip(fields, types, strict=True))
+    return PlanArrays(*(np.asarray(x, dtype=kind) for x, kind in zip(fields, types, strict=True)))
 
 
 def _pack(time: np.ndarray, rang: np.ndarray, mark: np.ndarray) -> bytes:

@@ -106,7 +106,7 @@ class Agent:
         self.observed_time, self.finished, self.contact = 0.0, False, Contact()
         # Since the last new answer: refusals, and answers given again.
         self.refusals, self._again = 0, 0
-        self.passes, self._charged, self._rounds = 0, 0.0, 0
+        self.passes, self._rounds = 0, 0
         # The points at which derivatives were told, and how many were declined.
         self._points: list[np.ndarray] = []
         self._declined, self._told_exactly = 0, False
@@ -163,13 +163,13 @@ class Agent:
     @property
     def privacy_spent(self) -> float | None:
         """The share of the account that all studies have spent; None without a budget, or before it is known."""
-        return None if self._private is None else float(self._private.spent)
+        return None if self._private is None else float(self._private.status.spent)
 
     def progress(self) -> str:
         """How much of what the contract allows has been asked."""
         study, spent = self.study, ""
         if self._private is not None:
-            spent = f"; {100 * self._private.spent:.3g} % of the privacy budget spent"
+            spent = f"; {100 * self._private.status.spent:.3g} % of the privacy budget spent"
         return (
             f"answered {self.journal.answers:,} of at most {study.rounds:,} requests; observed process time "
             f"{self.observed_time:,.4g} of at most {study.observed_time:,.4g}{spent}"
@@ -356,8 +356,8 @@ class Agent:
             return messages.Opened(message.run, message.sequence, asked)
         with charging():
             guard = self._guard(message)
-        account = np.append(guard.standing.numbers(), guard.spent)
-        return messages.Opened(message.run, message.sequence, asked, guard.terms.remaining, account)
+        status = guard.status
+        return messages.Opened(message.run, message.sequence, asked, status.remaining, np.asarray(status.numbers()))
 
     def _check_opening(self, message: messages.Open) -> None:
         if self._region is None or self.study.reference == "none":
@@ -421,10 +421,8 @@ class Agent:
             arrival = self._private.answer(plan, message.sequence)
         found = (np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark))
         time, rang, mark = (x[message.chain] for x in found)
-        remaining = self._private.terms.remaining
-        charged = self._charged + self._private.seen(plan, np.asarray(arrival.time))
-        none = np.zeros((0, plan.start.shape[1]))
-        account = (remaining, charged, self._private.spent)
+        status, none = self._private.status, np.zeros((0, plan.start.shape[1]))
+        account = (status.remaining, status.observed, status.spent)
         return messages.Arrivals(message.run, message.sequence, asked, time, rang, mark, none, *account)
 
     def _attest(self, message: messages.Attest, asked: bytes) -> bytes:
@@ -467,7 +465,7 @@ class Agent:
             self._told_exactly = self._asked_again(message.x) and self.site.budget is None
             self._points.append(self._own(message.x))
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
-            self.passes, self._charged, self._rounds = given.passes, given.observed, self._rounds + 1
+            self.passes, self._rounds = given.passes, self._rounds + 1
             horizon = message.duration.sum(-1)
             self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
             self.observed_time += float(np.minimum(given.time, horizon).sum())

@@ -21,8 +21,8 @@ from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.site_agent.versions import differences
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.ledger import create_ledger
 from fedpdmc.privacy.ledger_copy import rewound
+from fedpdmc.privacy.ledger_file import create_ledger
 from fedpdmc.study import Study
 
 

@@ -108,9 +108,9 @@ class CoordinatorBoard:
 
     def _sites(self) -> list[dict[str, Any]]:
         states = {one.name: one._asdict() for one in self.connection.transport.states()}
-        used = dict(self.connection.federation.used)
+        spent = {one.site: one.spent for one in self.connection.federation.accounts}
         return [
-            states.get(name, {"name": name}) | {"privacy_spent": used[name][1] if name in used else None}
+            states.get(name, {"name": name}) | {"privacy_spent": spent.get(name)}
             for name in self.connection.study.sites
         ]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.plan import Arrival, Plan
+from fedpdmc.privacy.account_status import AccountStatus
 
 
 class Federation(abc.ABC):
@@ -46,8 +46,8 @@ class Federation(abc.ABC):
         return [globalised(a, own) for a, own in zip(answers, self.columns, strict=True) if a is not None]
 
     @property
-    def terms(self) -> list[Any]:
-        """What sites with a privacy budget let be planned, one for each."""
+    def accounts(self) -> list[AccountStatus]:
+        """The account of each site with a privacy budget."""
         return []
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.plan import Arrival, Plan
+from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
-from fedpdmc.sites.private_site import PrivateSite, Terms
+from fedpdmc.sites.private_site import PrivateSite
 
 Log = Callable[[Plan, Arrival], None]
 
@@ -47,13 +49,11 @@ class GuardedFederation(Federation):
         return self._names
 
     @property
-    def terms(self) -> list[Terms]:
-        """What each private site's budget still covers: sites that share an account have equal parts of it."""
-        accounts = [(guard.ledger.path, guard.dataset) for guard in self.guards.values()]
-        return [
-            guard.terms._replace(remaining=guard.terms.remaining / accounts.count(account))
-            for guard, account in zip(self.guards.values(), accounts, strict=True)
-        ]
+    def accounts(self) -> list[AccountStatus]:
+        """The account of each private site: sites that share one have equal parts of what is left."""
+        shared = Counter((guard.ledger.path, guard.dataset) for guard in self.guards.values())
+        found = [(guard.status, shared[guard.ledger.path, guard.dataset]) for guard in self.guards.values()]
+        return [status._replace(remaining=status.remaining / sites) for status, sites in found]
 
     @property
     def columns(self) -> list[np.ndarray | None]:

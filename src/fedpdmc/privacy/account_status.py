@@ -1,0 +1,74 @@
+"""The state of a site's privacy account in one run, as the coordinator may know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedpdmc.privacy.accountant import Sensitivity
+
+
+class AccountStatus(NamedTuple):
+    """What a private site has granted, what this run may still observe of it, and what is spent.
+
+    The same whether the site is in this process (from its ledger) or elsewhere (from its messages).
+
+    Attributes
+    ----------
+    site : str
+    dim : int
+        Coordinates that the site may flip.
+    epsilon, delta, alpha : float
+        Of the account, for all studies together, and the Rényi order at which it is kept.
+    granted : (epsilon, delta) or None
+        What this study alone may spend of it.
+    cap : float
+        Observed time (path length on rotations) that the whole account covers at this run's sensitivity.
+    excess : float
+        The rate ρ that the site adds to each coordinate.
+    sensitivity : Sensitivity
+    releases : int
+        Noisy summaries released so far.
+    seeded : bool
+        Whether the randomness comes from a seed, for tests.
+    remaining : float
+        Observed time that the budget still covers, over all chains.
+    observed : float
+        Observed time of this run so far.
+    spent : float
+        The share of the account's divergence that all studies have spent.
+    """
+
+    site: str
+    dim: int
+    epsilon: float
+    delta: float
+    alpha: float
+    granted: tuple[float, float] | None
+    cap: float
+    excess: float
+    sensitivity: Sensitivity
+    releases: int
+    seeded: bool
+    remaining: float
+    observed: float
+    spent: float
+
+    def numbers(self) -> list[float]:
+        """What a site tells when a run is opened, as numbers; a grant of zero is none."""
+        granted = self.granted or (0.0, 0.0)
+        account = (self.epsilon, self.delta, self.alpha, *granted, self.cap, self.excess, *self.sensitivity)
+        return [*account, float(self.releases), float(self.seeded), self.spent]
+
+    @classmethod
+    def from_numbers(
+        cls, site: str, dim: int, remaining: float, numbers: Sequence[float], observed: float = 0.0
+    ) -> AccountStatus:
+        """The status that a site tells; ValueError if the numbers cannot be those of an account."""
+        epsilon, delta, alpha, *granted, cap, excess, k_inf, k_1, k_2, releases, seeded, spent = map(float, numbers)
+        if not (epsilon > 0 and 0 < delta < 1 < alpha):
+            raise ValueError(f"an account of epsilon {epsilon:g}, delta {delta:g}, order {alpha:g}")
+        return cls(
+            site, dim, epsilon, delta, alpha, (granted[0], granted[1]) if granted[0] else None, cap, excess,
+            Sensitivity(k_inf, k_1, k_2), int(releases), bool(seeded), remaining, observed, spent,
+        )  # fmt: skip
