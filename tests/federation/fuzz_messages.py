@@ -31,7 +31,7 @@ def first_reader(message: wire.Message, own: keys.Credentials) -> None:
     if isinstance(message, wire.Arrivals):
         remote._arrival("north", message, PLAN)
     elif isinstance(message, wire.Opened) and message.remaining >= 0:
-        remote._standing("north", message)
+        remote._account("north", 2, message)
     elif isinstance(message, wire.Offered):
         keys.signer(own, message.certificate, message.signature, message.public)
     elif isinstance(message, wire.Agree):

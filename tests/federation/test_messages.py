@@ -164,7 +164,7 @@ def test_an_account_that_cannot_be_is_a_bad_answer():
     """An order of one, with which the coordinator would divide by zero."""
     numbers = np.asarray([1, 1e-5, 1, 0, 0, 40, 0.2, 0.1, 0.4, 0.2, 3, 1, 0.5])
     with pytest.raises(BadAnswer, match="order 1"):
-        remote._standing("north", wire.Opened(RUN, 2, DIGEST, 3.5, numbers))
+        remote._account("north", 2, wire.Opened(RUN, 2, DIGEST, 3.5, numbers))
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ time, however adaptively plans were chosen, and a run with observed time at most
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedpdmc.errors import InputError
@@ -21,8 +21,6 @@ from fedpdmc.validation import positive, probability
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-60, 221))
 # More than a few operations on 64-bit numbers can be off, relatively.
 ROUNDING = 2.0**-46
-# Of ε, for noise that is discrete: far above 2⁻⁵² for each of the numbers that are released.
-DISCRETE = 1e-9
 
 
 class Sensitivity(NamedTuple):
@@ -126,49 +124,6 @@ def renyi_limit(alpha: float, epsilon: float, delta: float) -> float:
     """
     first, second = math.log1p(-1 / alpha), math.log(alpha * delta) / (alpha - 1)
     return epsilon - first + second - ROUNDING * (epsilon + abs(first) + abs(second))
-
-
-def gaussian_delta(epsilon: float, mu: float) -> float:
-    """The least δ at ε of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``: ``Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)``.
-
-    Exact (Balle and Wang, 2018): the privacy loss is Gaussian with mean μ²/2 and variance μ². It holds for releases whose
-    points, and noise, depend on earlier ones, as long as the sum never exceeds μ² (Smith and Thakurta, 2022).
-    """
-    first = math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)) / 2
-    second = math.exp(min(epsilon, 700.0)) * math.erfc((epsilon / mu + mu / 2) / math.sqrt(2)) / 2
-    return first - second
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least ε at δ of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``, rounded up."""
-    if mu <= 0:
-        return 0.0
-    high = 1.0
-    while gaussian_delta(high, mu) > delta:
-        high *= 2
-    return _bisected(lambda epsilon: gaussian_delta(epsilon, mu) > delta, 0.0, high)[1] + DISCRETE
-
-
-def gaussian_limit(alpha: float, epsilon: float, delta: float) -> float:
-    """What releases with Gaussian noise may cost at order α, ``α μ²/2`` for the largest μ that is (ε, δ), rounded down.
-
-    It is for an account in which nothing else is charged. `DISCRETE` is for noise of the discrete Gaussian law on a grid of
-    2⁻³⁰ σ: that law is the continuous one, rounded to the grid, up to a factor within ``e^{±2⁻⁵³}`` for each number and
-    40 standard deviations (the midpoint rule, with an error of ``(1 + z²)/24`` cells squared), and rounding a shifted
-    number is post-processing.
-    """
-    if epsilon <= 2 * DISCRETE:
-        return 0.0
-    mu = _bisected(lambda mu: gaussian_delta(epsilon - DISCRETE, mu) * (1 + 1e-9) <= delta, 1e-9, 1e3)[0]
-    return alpha * mu * mu / 2 * (1 - 1e-9)
-
-
-def _bisected(below: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
-    """Around the place where ``below`` turns from true to false."""
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) else (low, middle)
-    return low, high
 
 
 def best_order(epsilon: float, delta: float) -> float:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.accountant import Sensitivity, best_order, gaussian_limit, growth_rate, renyi_limit, up
+from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit, up
 from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS

@@ -11,7 +11,8 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpdmc.privacy.accountant import best_order, gaussian_limit, renyi_limit
+from fedpdmc.privacy.accountant import best_order, renyi_limit
+from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier
 from fedpdmc.privacy.planning import Question, most_samples
 from fedpdmc.privacy.schedule import ONE_SHOT

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpdmc.errors import InputError, LedgerError
-from fedpdmc.privacy.accountant import gaussian_limit
+from fedpdmc.privacy.gaussian_account import gaussian_limit
 
 FORMAT = 2
 # Ends the kind of an entry that charges for a reply which is still to be made.

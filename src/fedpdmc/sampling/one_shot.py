@@ -16,9 +16,10 @@ from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
 from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import Sensitivity, gaussian_epsilon
+from fedpdmc.privacy.accountant import Sensitivity
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.comparison import exact_samples
+from fedpdmc.privacy.gaussian_account import gaussian_epsilon
 from fedpdmc.privacy.noise_aware import Gaussian, Release
 from fedpdmc.privacy.planning import Question
 from fedpdmc.privacy.schedule import ONE_SHOT
