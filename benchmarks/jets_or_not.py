@@ -3,8 +3,8 @@
 ``python -m benchmarks.jets_or_not --models probit weibull --methods zigzag default``
 
 Each run is a process of its own, pinned to one core, without a compilation cache. Without jets the clocks of programs use
-Taylor models of time, or cells. A model with more parameters than jets are tried for is left out: both runs would be the same.
-All times are processor time.
+Taylor models of time, or cells. A model with more parameters than jets are tried for is left out: both runs would be the
+same. All times are processor time.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def measure(model: str, method: str, jets: bool, options: argparse.Namespace) ->
 
 def is_tried(model: str, method: str) -> bool:
     """Whether jets are tried for so many parameters."""
-    from fedpdmc.potentials.ball_polynomial import known_orders
     from tests.zoo import CASES
+
+    from fedpdmc.potentials.ball_polynomial import known_orders
 
     return bool(known_orders(CASES[model].dim, method == "default"))
 

@@ -125,6 +125,7 @@ UNARY = {
     "neg": lambda x: -x, "exp": iv.exp, "log": iv.log, "log1p": lambda x: iv.log(1 + x), "expm1": lambda x: iv.exp(x) - 1,
     "sin": iv.sin, "cos": iv.cos, "sqrt": iv.sqrt, "rsqrt": lambda x: 1 / iv.sqrt(x), "tanh": _tanh, "abs": abs,
     "logistic": lambda x: 1 / (1 + iv.exp(-x)), "square": lambda x: x * x, "sign": _sign, "is_finite": lambda x: True,
+    "one_minus_square": lambda x: 1 - x * x,
 }  # fmt: skip
 BINARY = {
     "add": lambda x, y: x + y, "add_any": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,

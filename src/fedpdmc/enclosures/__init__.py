@@ -1,8 +1,9 @@
 """WHAT a JAX program can be on a piece of path: proved enclosures of any model."""
 
 from fedpdmc.enclosures.continuity.proof import check_continuity
+from fedpdmc.enclosures.domain import Truth
 from fedpdmc.enclosures.interpreter import enclose
-from fedpdmc.enclosures.intervals import Cell, Interval, Series, Truth, span
+from fedpdmc.enclosures.intervals import Cell, Interval, Series, span
 from fedpdmc.enclosures.inventory import inventory
 from fedpdmc.enclosures.recognised_calls import smoothed
 from fedpdmc.enclosures.registry import register

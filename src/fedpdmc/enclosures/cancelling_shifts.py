@@ -12,21 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.enclosures.intervals import Assumed, Cell, Form, Interval, Series, fields, is_point, poisoned
-from fedpdmc.enclosures.jets import jet_rules
-from fedpdmc.enclosures.jets.jet import Balls, Jet, rearranged
-from fedpdmc.enclosures.registry import RULES
-from fedpdmc.enclosures.taylor_models import taylor_model, taylor_rules
-from fedpdmc.enclosures.taylor_models.taylor_model import Curve, Stretch
+from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, is_point, is_zero, shape_of
 
 _SYMBOLS = itertools.count()
 
 
-class Shifted(eqx.Module):
+class Shifted(Enclosure):
     """``form + count · shift``, or ``form · exp(count · shift)`` where ``factor``; the shift has size one where it can."""
 
     form: Any
@@ -45,15 +39,15 @@ class Shifted(eqx.Module):
         """Type of the value."""
         return jnp.result_type(self.form) if is_point(self.form) else self.form.dtype
 
-    def like(self, form: Form, count: int | None = None, shift: Form | None = None) -> Form:
+    def like(self, domain: Domain, form: Form, count: int | None = None, shift: Form | None = None) -> Form:
         """The same shift on another form, in an array of as many axes; none where it cancels."""
         count, moved = self.count if count is None else count, self.shift if shift is None else shift
         if count == 0:
             return form
-        more = (jnp.ndim(form) if is_point(form) else len(form.shape)) - len(moved.shape)
+        more = len(shape_of(form)) - len(moved.shape)
         if more > 0:
             wide = (*(1,) * more, *moved.shape)
-            moved = _rearranged(lambda part: jnp.reshape(part, wide), moved)
+            moved = _moved(domain, lambda part: jnp.reshape(part, wide), moved)
         return Shifted(form, moved, count, self.factor, self.symbol)
 
     def same(self, other: Form) -> bool:
@@ -61,55 +55,27 @@ class Shifted(eqx.Module):
         return isinstance(other, Shifted) and self.symbol == other.symbol and self.factor == other.factor
 
 
-def shifted(cell: Cell, x: Form, among: Form = None, axes: tuple[int, ...] = (), stopped: bool = True) -> Shifted:
-    """A form as a symbol of its own, split into a smooth part and the shift that remains.
-
-    Of the maximum of ``among`` the smooth part is the mean with the weights of the softmax at the start: by it the terms of
-    ``Σ exp(x − M)`` move least, and their sum not at all to first order. Of a jet or a curve it is the number at the
-    centre; a jet that is stopped must cancel, since its derivatives are not those that the program has.
-    """
-    form: Form = np.zeros(x.shape, x.dtype)
-    if isinstance(x, Jet):
-        form, anything = 0.5 * (x.lo[0, 0] + x.hi[0, 0]), jnp.full(x.shape, jnp.inf)
-        shift = Interval(-anything, anything) if stopped else _by(cell, "sub", x, form)
-        return Shifted(form, shift, 1, False, next(_SYMBOLS))
-    if isinstance(x, Curve):
-        form = Curve(x.parts[:1], jnp.zeros_like(x.error))
-        return Shifted(form, _by(cell, "sub", x, form), 1, False, next(_SYMBOLS))
-    if isinstance(among, Series):
-        weights = jax.nn.softmax(among.value, axes)
-        mean = _by(cell, "reduce_sum", _by(cell, "mul", among, weights), axes=axes)
-        form = fields(lambda part: jnp.reshape(part, x.shape), mean)
-        x = _by(cell, "sub", x, form)
-    return Shifted(form, x, 1, False, next(_SYMBOLS))
+def shifted(form: Form, shift: Form) -> Shifted:
+    """A value as a smooth part and a symbol of its own (`Domain.stopped`, `Domain.extreme`)."""
+    return Shifted(form, shift, 1, False, next(_SYMBOLS))
 
 
-def settled(cell: Cell, x: Form) -> Form:
+def settled(domain: Domain, x: Form) -> Form:
     """The form that a shifted one is."""
     if not isinstance(x, Shifted):
         return x
-    if isinstance(cell, Balls) and not isinstance(x.shift, Jet):
-        raise NotImplementedError("stop_gradient of a value that does not cancel")
-    times = _by(cell, "mul", x.shift, np.asarray(float(x.count), x.dtype))
-    return _by(cell, "mul", x.form, _by(cell, "exp", times)) if x.factor else _by(cell, "add", x.form, times)
+    times = _by(domain, "mul", x.shift, np.asarray(float(x.count), x.dtype))
+    return _by(domain, "mul", x.form, _by(domain, "exp", times)) if x.factor else _by(domain, "add", x.form, times)
 
 
-def _rearranged(move: Callable, x: Form) -> Form:
+def _moved(domain: Domain, move: Callable, x: Form) -> Form:
     """A move of entries."""
-    if isinstance(x, Curve):
-        return taylor_model.fields(move, x)
-    return rearranged(x, move) if isinstance(x, Jet) else fields(move, x)
+    return move(x) if is_point(x) else domain.fields(move, x)
 
 
-def _by(cell: Cell, name: str, *forms: Form, **params) -> Form:
+def _by(domain: Domain, name: str, *forms: Form, **params) -> Form:
     """A rule, or the operation itself on points."""
-    if all(is_point(form) for form in forms):
-        return PLAIN[name](*forms, **params)
-    if isinstance(cell, Balls):
-        return jet_rules.rule(cell, name, params, *forms)
-    if isinstance(cell, Stretch):
-        return taylor_rules.rule(cell, name, params, *forms)
-    return RULES[name](cell, params, *forms)
+    return PLAIN[name](*forms, **params) if all(map(is_point, forms)) else domain.rule(name, params, *forms)
 
 
 PLAIN: dict[str, Callable] = {
@@ -119,97 +85,93 @@ PLAIN: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def shifted_rule(cell: Cell, name: str, params: dict[str, Any], forms: list[Form]) -> Form | None:
+def shifted_rule(domain: Domain, name: str, params: dict[str, Any], forms: list[Form]) -> Form | None:
     """The result of an operation that can carry a shift on; None if it needs the numbers."""
     rule = CARRIED.get(name)
-    return None if rule is None else rule(cell, params, *forms)
-
-
-def _is_zero(x: Form) -> bool:
-    return isinstance(x, (float, int, np.generic, np.ndarray)) and not np.any(x)
+    return None if rule is None else rule(domain, params, *forms)
 
 
 def _add(sign: int):
-    def found(cell: Cell, params, x: Form, y: Form) -> Form | None:
+    def found(domain: Domain, params, x: Form, y: Form) -> Form | None:
         if sign < 0:
-            y = _neg(cell, params, y) if isinstance(y, Shifted) else _by(cell, "neg", y)
+            y = _neg(domain, params, y) if isinstance(y, Shifted) else _by(domain, "neg", y)
         if not isinstance(x, Shifted):
             x, y = y, x
         if x.factor:
-            return _add_factors(cell, x, y)
+            return _add_factors(domain, x, y)
         if not isinstance(y, Shifted):
-            return x.like(_by(cell, "add", x.form, y))
-        return x.like(_by(cell, "add", x.form, y.form), x.count + y.count) if x.same(y) else None
+            return x.like(domain, _by(domain, "add", x.form, y))
+        return x.like(domain, _by(domain, "add", x.form, y.form), x.count + y.count) if x.same(y) else None
 
     return found
 
 
-def _add_factors(cell: Cell, x: Shifted, y: Form) -> Form | None:
+def _add_factors(domain: Domain, x: Shifted, y: Form) -> Form | None:
     if x.same(y) and x.count == y.count:
-        return x.like(_by(cell, "add", x.form, y.form))
-    return x if _is_zero(y) else None
+        return x.like(domain, _by(domain, "add", x.form, y.form))
+    return x if is_zero(y) else None
 
 
-def _neg(cell: Cell, params, x: Shifted) -> Form:
-    return x.like(_by(cell, "neg", x.form), x.count if x.factor else -x.count)
+def _neg(domain: Domain, params, x: Shifted) -> Form:
+    return x.like(domain, _by(domain, "neg", x.form), x.count if x.factor else -x.count)
 
 
-def _mul(cell: Cell, params, x: Form, y: Form) -> Form | None:
+def _mul(domain: Domain, params, x: Form, y: Form) -> Form | None:
     if not isinstance(x, Shifted):
         x, y = y, x
-    if _is_zero(y):
+    if is_zero(y):
         return np.zeros(np.broadcast_shapes(x.shape, np.shape(y)), x.dtype)
     if not x.factor or (isinstance(y, Shifted) and not x.same(y)):
         return None
     if isinstance(y, Shifted):
-        return x.like(_by(cell, "mul", x.form, y.form), x.count + y.count)
-    return x.like(_by(cell, "mul", x.form, y))
+        return x.like(domain, _by(domain, "mul", x.form, y.form), x.count + y.count)
+    return x.like(domain, _by(domain, "mul", x.form, y))
 
 
-def _div(cell: Cell, params, x: Form, y: Form) -> Form | None:
+def _div(domain: Domain, params, x: Form, y: Form) -> Form | None:
     if isinstance(x, Shifted) and isinstance(y, Shifted):
         if not x.factor or not x.same(y):
             return None
-        return x.like(_by(cell, "div", x.form, y.form), x.count - y.count)
+        return x.like(domain, _by(domain, "div", x.form, y.form), x.count - y.count)
     if isinstance(x, Shifted):
-        return x.like(_by(cell, "div", x.form, y)) if x.factor else None
-    return y.like(_by(cell, "div", x, y.form), -y.count) if y.factor else None
+        return x.like(domain, _by(domain, "div", x.form, y)) if x.factor else None
+    return y.like(domain, _by(domain, "div", x, y.form), -y.count) if y.factor else None
 
 
-def _exp(cell: Cell, params, x: Shifted) -> Form | None:
-    return None if x.factor else Shifted(_by(cell, "exp", x.form), x.shift, x.count, True, x.symbol)
+def _exp(domain: Domain, params, x: Shifted) -> Form | None:
+    return None if x.factor else Shifted(_by(domain, "exp", x.form), x.shift, x.count, True, x.symbol)
 
 
-def _log(cell: Cell, params, x: Shifted) -> Form | None:
-    return Shifted(_by(cell, "log", x.form), x.shift, x.count, False, x.symbol) if x.factor else None
+def _log(domain: Domain, params, x: Shifted) -> Form | None:
+    return Shifted(_by(domain, "log", x.form), x.shift, x.count, False, x.symbol) if x.factor else None
 
 
-def _abs(cell: Cell, params, x: Shifted) -> Form | None:
-    return x.like(_by(cell, "abs", x.form)) if x.factor else None
+def _abs(domain: Domain, params, x: Shifted) -> Form | None:
+    return x.like(domain, _by(domain, "abs", x.form)) if x.factor else None
 
 
-def _sign(cell: Cell, params, x: Shifted) -> Form | None:
-    return _by(cell, "sign", x.form) if x.factor else None
+def _sign(domain: Domain, params, x: Shifted) -> Form | None:
+    return _by(domain, "sign", x.form) if x.factor else None
 
 
 def _compare(name: str):
-    def found(cell: Cell, params, x: Form, y: Form) -> Form | None:
+    def found(domain: Domain, params, x: Form, y: Form) -> Form | None:
         """A factor does not change what is above zero."""
-        return _by(cell, name, x.form, y) if isinstance(x, Shifted) and x.factor and _is_zero(y) else None
+        return _by(domain, name, x.form, y) if isinstance(x, Shifted) and x.factor and is_zero(y) else None
 
     return found
 
 
-def _reduce_sum(cell: Cell, params, x: Shifted) -> Form | None:
+def _reduce_sum(domain: Domain, params, x: Shifted) -> Form | None:
     axes = params["axes"]
     if not x.factor or any(x.shift.shape[axis] != 1 for axis in axes):
         return None
     kept = tuple(n for axis, n in enumerate(x.shift.shape) if axis not in axes)
-    shift = _rearranged(lambda part: part.reshape(kept), x.shift)
-    return x.like(_by(cell, "reduce_sum", x.form, axes=axes), None, shift)
+    shift = _moved(domain, lambda part: part.reshape(kept), x.shift)
+    return x.like(domain, _by(domain, "reduce_sum", x.form, axes=axes), None, shift)
 
 
-def _broadcast(cell: Cell, params, x: Shifted) -> Form:
+def _broadcast(domain: Domain, params, x: Shifted) -> Form:
     shape, places = params["shape"], params["broadcast_dimensions"]
     narrow = [1] * len(shape)
     for axis, place in enumerate(places):
@@ -217,18 +179,18 @@ def _broadcast(cell: Cell, params, x: Shifted) -> Form:
     wide = [1] * len(shape)
     for axis, place in enumerate(places):
         wide[place] = x.shape[axis]
-    form = _rearranged(lambda part: jnp.broadcast_to(jnp.reshape(part, wide), shape), x.form)
-    return x.like(form, None, _rearranged(lambda part: jnp.reshape(part, narrow), x.shift))
+    form = _moved(domain, lambda part: jnp.broadcast_to(jnp.reshape(part, wide), shape), x.form)
+    return x.like(domain, form, None, _moved(domain, lambda part: jnp.reshape(part, narrow), x.shift))
 
 
-def _squeeze(cell: Cell, params, x: Shifted) -> Form:
+def _squeeze(domain: Domain, params, x: Shifted) -> Form:
     def squeezed(part):
         return jnp.squeeze(part, params["dimensions"])
 
-    return x.like(_rearranged(squeezed, x.form), None, _rearranged(squeezed, x.shift))
+    return x.like(domain, _moved(domain, squeezed, x.form), None, _moved(domain, squeezed, x.shift))
 
 
-def _reshape(cell: Cell, params, x: Shifted) -> Form | None:
+def _reshape(domain: Domain, params, x: Shifted) -> Form | None:
     """Axes of length one come and go."""
     new = params["new_sizes"]
     if [n for n in new if n != 1] != [n for n in x.shape if n != 1] or x.shift.shape != x.shape:
@@ -237,10 +199,10 @@ def _reshape(cell: Cell, params, x: Shifted) -> Form | None:
     def reshaped(part):
         return jnp.reshape(part, new)
 
-    return x.like(_rearranged(reshaped, x.form), None, _rearranged(reshaped, x.shift))
+    return x.like(domain, _moved(domain, reshaped, x.form), None, _moved(domain, reshaped, x.shift))
 
 
-def _larger(cell: Cell, params, x: Form, y: Form) -> Form | None:
+def _larger(domain: Domain, params, x: Form, y: Form) -> Form | None:
     """Than nothing."""
     for one, other in ((x, y), (y, x)):
         if isinstance(other, (float, np.generic, np.ndarray)) and np.all(other == -np.inf):
@@ -248,32 +210,27 @@ def _larger(cell: Cell, params, x: Form, y: Form) -> Form | None:
     return None
 
 
-def _select(cell: Cell, params, which: Form, *cases: Form) -> Form | None:
+def _select(domain: Domain, params, which: Form, *cases: Form) -> Form | None:
     if isinstance(which, Assumed):
         chosen = cases[which.value]
         form = chosen.form if isinstance(chosen, Shifted) else chosen
-        if isinstance(cell, (Balls, Stretch)):
-            form = _by(cell, "select_n", which, *(form,) * len(cases))
-        else:
-            form = poisoned(cell, form, which.witness)
-        return chosen.like(form) if isinstance(chosen, Shifted) else form
+        form = _by(domain, "select_n", which, *(form,) * len(cases))
+        return chosen.like(domain, form) if isinstance(chosen, Shifted) else form
     if isinstance(which, Shifted):
         return None
     carrier = next(case for case in cases if isinstance(case, Shifted))
-    alike = [
-        carrier.same(case) and case.count == carrier.count or (carrier.factor and _is_zero(case)) for case in cases
-    ]
+    alike = [carrier.same(case) and case.count == carrier.count or (carrier.factor and is_zero(case)) for case in cases]
     if not all(alike):
         return None
     forms = [case.form if isinstance(case, Shifted) else np.broadcast_to(case, carrier.shape) for case in cases]
     if is_point(which) and all(is_point(form) for form in forms):
         return None
-    return carrier.like(_by(cell, "select_n", which, *forms))
+    return carrier.like(domain, _by(domain, "select_n", which, *forms))
 
 
 CARRIED: dict[str, Callable[..., Form | None]] = {
     "add": _add(1), "add_any": _add(1), "sub": _add(-1), "neg": _neg, "mul": _mul, "div": _div, "exp": _exp,
     "log": _log, "abs": _abs, "sign": _sign, "ge": _compare("ge"), "gt": _compare("gt"), "le": _compare("le"),
     "lt": _compare("lt"), "reduce_sum": _reduce_sum, "broadcast_in_dim": _broadcast, "squeeze": _squeeze,
-    "reshape": _reshape, "copy": lambda cell, params, x: x, "max": _larger, "select_n": _select,
+    "reshape": _reshape, "copy": lambda domain, params, x: x, "max": _larger, "select_n": _select,
 }  # fmt: skip

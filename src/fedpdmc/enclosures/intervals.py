@@ -7,12 +7,16 @@ enclosure holds the value in real arithmetic and the one that a compiled program
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+
+from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, is_point
 
 # Smallest number that rounding to zero may have hidden.
 TINY = 1e-290
@@ -24,7 +28,7 @@ def unit(x: Any) -> float:
     return 32 * float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.floating) else 0.0
 
 
-class Interval(eqx.Module):
+class Interval(Enclosure):
     """All numbers from ``lo`` to ``hi``, entry by entry."""
 
     lo: Any
@@ -51,14 +55,17 @@ class Interval(eqx.Module):
         return Interval(self.lo - room, self.hi + room)
 
 
-class Cell(NamedTuple):
-    """Times ``s`` in ``[0, length]`` with the two functions in which a path is exact.
+class Cell(Domain):
+    """Times ``s`` in ``[0, length]`` with the two functions in which a path is exact: forms are intervals and series.
 
     On a line ``σ(s) = s`` and ``κ = 0``; on a rotation ``σ = sin s`` and ``κ = 1 − cos s``.
     """
 
+    rules: ClassVar[dict[str, Rule]] = {}
+    title: ClassVar[str] = "in cells"
+
     length: Any
-    rotating: bool = False
+    rotating: bool = eqx.field(static=True, default=False)
 
     @property
     def least_sine(self) -> Any:
@@ -70,8 +77,82 @@ class Cell(NamedTuple):
         """Least ``κ(s)/s²``; the largest is one half."""
         return 0.5 * jnp.sinc(self.length / (2 * jnp.pi)) ** 2
 
+    def fields(self, function: Callable, *forms: Form) -> Form:
+        """On every part of intervals or series, and on points."""
+        return fields(function, *forms)
 
-class Series(eqx.Module):
+    def spans(self, *forms: Form) -> list[Interval]:
+        """Ranges over the cell."""
+        if any(isinstance(form, (Truth, Assumed)) for form in forms):
+            raise NotImplementedError("a comparison as a number")
+        return [span(self, form) for form in forms]
+
+    def truths(self, *forms: Form) -> list[Truth]:
+        """Of the shape of the value."""
+        return [truth(self, form) for form in forms]
+
+    def choose(self, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Form:
+        """Where undecided, an interval or a series that does not move."""
+        either = hull(span(self, no), span(self, yes)) if either is None else either
+        shape = np.broadcast_shapes(jnp.shape(which.value), jnp.shape(either.lo))
+        if not isinstance(no, Series) and not isinstance(yes, Series):
+            one, other = span(self, no), span(self, yes)
+            lo, hi = jnp.where(which.value, other.lo, one.lo), jnp.where(which.value, other.hi, one.hi)
+            return Interval(jnp.where(which.known, lo, either.lo), jnp.where(which.known, hi, either.hi))
+        unknown = centred(Interval(jnp.broadcast_to(either.lo, shape), jnp.broadcast_to(either.hi, shape)))
+
+        def pick(n, y, u):
+            return jnp.where(which.known, jnp.where(which.value, y, n), u)
+
+        return fields(pick, no, yes, unknown)
+
+    def poisoned(self, x: Form, witness: Form) -> Form:
+        """By an error that is not a number."""
+        if x is witness:
+            return x
+        room = 0.0 * size(self, witness)
+        if isinstance(x, Interval) or (is_point(x) and isinstance(witness, Interval)):
+            where = span(self, x)
+            return Interval(where.lo - room, where.hi + room)
+        w = lifted(x)
+        return Series(w.value, w.error + room, w.slope, w.turn, w.low, w.high)
+
+    def filled(self, x: Form, where: Any, fill: float) -> Form:
+        """The value alone: what moves is zero there already."""
+
+        def put(part):
+            return jnp.where(where, jnp.asarray(fill, part.dtype), part)
+
+        if isinstance(x, Interval):
+            return Interval(put(x.lo), put(x.hi))
+        return Series(put(x.value), x.error, x.slope, x.turn, x.low, x.high)
+
+    def full(self, x: Form, like: Form) -> Series:
+        """A series with every part an array."""
+        if isinstance(x, (Truth, Assumed)):
+            raise NotImplementedError("a comparison that a loop carries")
+        series = lifted(x)
+        zero = jnp.zeros(series.shape, series.dtype)
+        return Series(*(zero if part is None else jnp.broadcast_to(part, series.shape) for part in (
+            series.value, series.error, series.slope, series.turn, series.low, series.high
+        )))  # fmt: skip
+
+    def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
+        """Of a maximum the smooth part is the mean with the weights of the softmax at the start.
+
+        By it the terms of ``Σ exp(x − M)`` move least, and their sum not at all to first order.
+        """
+        if not isinstance(x, (Interval, Series)):
+            return None
+        if not isinstance(among, Series):
+            return np.zeros(x.shape, x.dtype), x
+        weights = jax.nn.softmax(among.value, axes)
+        mean = self.rule("reduce_sum", {"axes": axes}, self.rule("mul", {}, among, weights))
+        smooth = fields(lambda part: jnp.reshape(part, x.shape), mean)
+        return smooth, self.rule("sub", {}, x, smooth)
+
+
+class Series(Enclosure):
     """``w(s) ∈ value ± error + slope σ(s) + turn κ(s) + [low, high] s²`` for all s of a cell.
 
     Linear operations keep the first four exact, so that a path contracted with data stays a path. None stands for zero.
@@ -93,47 +174,6 @@ class Series(eqx.Module):
     def dtype(self):
         """Type of the value."""
         return jnp.result_type(self.value)
-
-
-class Truth(eqx.Module):
-    """A comparison: its ``value`` where ``known``, undecided elsewhere."""
-
-    value: Any
-    known: Any
-
-    @property
-    def shape(self):
-        """Shape of the value."""
-        return jnp.shape(self.value)
-
-
-class Assumed(eqx.Module):
-    """A comparison that is ``value`` if ``witness`` is finite: a guard against infinities and NaN.
-
-    Where it decides, the witness is mixed into the result without changing it unless it is not finite; then the result is
-    NaN, and no bound is made of it.
-    """
-
-    value: bool = eqx.field(static=True)
-    witness: Any
-
-    @property
-    def shape(self):
-        """Shape of the value."""
-        return self.witness.shape
-
-
-Form = Any  # an array, an Interval, a Series, a Truth or an Assumed
-
-
-def is_point(x: Form) -> bool:
-    """Whether nothing varies."""
-    return not isinstance(x, eqx.Module)
-
-
-def is_static(x: Form) -> bool:
-    """Whether its value is known while tracing."""
-    return isinstance(x, (bool, int, float, np.generic, np.ndarray))
 
 
 def centred(x: Interval) -> Series:
@@ -265,18 +305,6 @@ def truth(cell: Cell, x: Form) -> Truth:
     return x if isinstance(x, Truth) else Truth(jnp.asarray(x), jnp.ones(jnp.shape(x), bool))
 
 
-def poisoned(cell: Cell, form: Form, witness: Form) -> Form:
-    """The form itself, NaN where the witness is not finite."""
-    if form is witness:
-        return form
-    room = 0.0 * size(cell, witness)
-    if isinstance(form, Interval) or (is_point(form) and isinstance(witness, Interval)):
-        where = span(cell, form)
-        return Interval(where.lo - room, where.hi + room)
-    w = lifted(form)
-    return Series(w.value, w.error + room, w.slope, w.turn, w.low, w.high)
-
-
 def fields(function, *forms: Form) -> Form:
     """A structural operation (it moves entries and may set them to zero) on every part of forms of one kind."""
     if all(is_point(form) for form in forms):
@@ -297,12 +325,3 @@ def fields(function, *forms: Form) -> Form:
         return function(*(zero if part is None else part for part, zero in zip(parts, zeros, strict=True)))
 
     return Series(*(each(name) for name in ("value", "error", "slope", "turn", "low", "high")))
-
-
-def full(w: Form) -> Series:
-    """A series with every part an array."""
-    series = lifted(w)
-    zero = jnp.zeros(series.shape, series.dtype)
-    return Series(*(zero if part is None else jnp.broadcast_to(part, series.shape) for part in (
-        series.value, series.error, series.slope, series.turn, series.low, series.high
-    )))  # fmt: skip

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.recognised_calls import INNER, name_of_call
-from fedpdmc.enclosures.registry import CALLS, TAUGHT
+from fedpdmc.enclosures.recognised_calls import CALLS, INNER, name_of_call
+from fedpdmc.enclosures.registry import TAUGHT
 
 
 class Inventory(NamedTuple):

@@ -26,6 +26,8 @@ def line_of(equation) -> str:
     return source_info_util.summarize(equation.source_info)
 
 
+# Functions of JAX that have a rule as a whole.
+CALLS = {"log_ndtr", "logaddexp", "ndtr"}
 # Functions of JAX that are smooth, by formulas with branches.
 BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
 

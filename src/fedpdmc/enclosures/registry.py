@@ -1,4 +1,4 @@
-"""The rules by which a program is enclosed, one for each primitive, and how to add one."""
+"""How a user adds a rule for a primitive."""
 
 from __future__ import annotations
 
@@ -7,26 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.intervals import Assumed, Cell, Form, Interval, Series, Truth, centred, is_point, span, truth
+from fedpdmc.enclosures.domain import Assumed, Form, Truth, is_point
+from fedpdmc.enclosures.intervals import Cell, Interval, Series, centred, span, truth
 
-# rule(cell, params, *forms) -> form, or a tuple of them for primitives with several results
-Rule = Callable[..., Any]
-RULES: dict[str, Rule] = {}
-# Jitted and custom functions that are known as a whole.
-CALLS: dict[str, Rule] = {}
 # Primitives whose rule a user has taught: the package believes it.
 TAUGHT: set[str] = set()
-
-
-def rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
-    """Enter a rule of the package's own under these names of primitives."""
-
-    def enter(function: Rule) -> Rule:
-        for name in names:
-            table[name] = function
-        return function
-
-    return enter
 
 
 def register(primitive: str) -> Callable[[Callable], Callable]:
@@ -50,7 +35,7 @@ def register(primitive: str) -> Callable[[Callable], Callable]:
                 return found
             return tuple(map(_moving, found)) if isinstance(found, (tuple, list)) else _moving(found)
 
-        RULES[primitive] = wrapped
+        Cell.rules[primitive] = wrapped
         TAUGHT.add(primitive)
         return function
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
-import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.enclosures.derivative_ranges import Taylor
-from fedpdmc.enclosures.intervals import Form, Interval, is_point, unit
+from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, is_point, shape_of
+from fedpdmc.enclosures.intervals import Interval, fields, unit
 from fedpdmc.enclosures.multi_index import Monomials, monomials
 
 # Relative room for the rounding of a norm and of its square.
@@ -27,24 +28,113 @@ ROOM = 1 + 1e-12
 PIECES, SMALLEST = 8, 1e-2
 
 
-class Balls(NamedTuple):
-    """Balls of these radii about a point, the first zero."""
+class Balls(Domain):
+    """Balls of these radii about a point, the first zero: forms are jets."""
+
+    rules: ClassVar[dict[str, Rule]] = {}
+    title: ClassVar[str] = "on balls"
+    eager: ClassVar[bool] = True
+    keeps_exponents: ClassVar[bool] = True
+    # As a cell: no time passes, no path turns.
+    length: ClassVar[float] = 0.0
+    rotating: ClassVar[bool] = False
 
     radii: np.ndarray
     table: Monomials
 
-    @property
-    def length(self) -> float:
-        """No time passes."""
-        return 0.0
+    @np.errstate(all="ignore")
+    def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
+        """In NumPy. An interval is a shift of which no derivative is known: it must cancel."""
+        if any(isinstance(form, Interval) for form in forms):
+            raise NotImplementedError("stop_gradient of a value that does not cancel")
+        return super().rule(name, params, *(np.asarray(form) if is_point(form) else form for form in forms))
 
-    @property
-    def rotating(self) -> bool:
-        """No path turns."""
-        return False
+    def fields(self, function: Callable, *forms: Form) -> Form:
+        """Found by moving the numbers of entries, where zero stands for an entry that is zero."""
+        if any(isinstance(form, Truth) for form in forms):
+            raise NotImplementedError("a comparison that is moved, on balls")
+        if any(isinstance(form, Interval) for form in forms):
+            return fields(function, *forms)
+        jets = [lifted(self, form) for form in forms]
+        starts = 1 + np.cumsum([0, *(math.prod(jet.shape) for jet in jets)])
+        numbers = [
+            jnp.arange(start, end, dtype=float).reshape(jet.shape)
+            for start, end, jet in zip(starts[:-1], starts[1:], jets, strict=True)
+        ]
+        place = np.asarray(function(*numbers))
+        if np.any(np.isnan(place)):
+            raise NotImplementedError("beyond the end of an array")
+        zero = [lifted(self, np.zeros(()))] if np.any(place == 0) else []
+        return picked([*zero, *jets], place.astype(int) - 1 + len(zero))
+
+    def spans(self, *forms: Form) -> list[Interval]:
+        """Radii first."""
+        if any(isinstance(form, (Truth, Assumed)) for form in forms):
+            raise NotImplementedError("a comparison as a number")
+        axes = max(len(shape_of(form)) for form in forms)
+        ranges = [lifted(self, form).range for form in forms]
+        return [Interval(*aligned(axes, x.lo, x.hi)) for x in ranges]
+
+    def truths(self, *forms: Form) -> list[Truth]:
+        """Radii first."""
+
+        def one(x: Form) -> Truth:
+            if isinstance(x, Truth):
+                return x
+            if isinstance(x, Assumed):
+                known = np.isfinite(x.witness.range.lo) & np.isfinite(x.witness.range.hi)
+                return Truth(np.full(known.shape, x.value), known)
+            return Truth(*(np.broadcast_to(part, (len(self.radii), *np.shape(x))) for part in (x, True)))
+
+        found = [one(form) for form in forms]
+        axes = max(np.ndim(x.value) for x in found) - 1
+        return [Truth(*aligned(axes, x.value, x.known)) for x in found]
+
+    def choose(self, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Jet:
+        """Where no case holds on the whole ball the derivatives need not exist."""
+        no, yes = lifted(self, no), lifted(self, yes)
+        shape = np.broadcast_shapes(no.shape, yes.shape, np.shape(which.value)[1:])
+        no, yes = broadcast(no, shape), broadcast(yes, shape)
+        value, known = (np.expand_dims(part, 1) for part in aligned(len(shape), which.value, which.known))
+        lo, hi = np.where(value, yes.lo, no.lo), np.where(value, yes.hi, no.hi)
+        return Jet(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
+
+    def poisoned(self, x: Form, witness: Form) -> Jet:
+        """By a width that is not a number."""
+        case, room = lifted(self, x), 0.0 * np.asarray(witness.range.magnitude)[:, None]
+        return Jet(case.lo - room, case.hi + room)
+
+    def filled(self, x: Form, where: Any, fill: float) -> Jet:
+        """The value alone: the derivatives are zero there already."""
+        lo, hi = x.lo.copy(), x.hi.copy()
+        lo[:, 0], hi[:, 0] = np.where(where, fill, lo[:, 0]), np.where(where, fill, hi[:, 0])
+        return Jet(lo, hi)
+
+    def full(self, x: Form, like: Form) -> Jet:
+        """A jet."""
+        return lifted(self, x)
+
+    def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
+        """The number at the centre; the rest must cancel, since its derivatives are not those that the program has."""
+        anything = jnp.full(x.shape, jnp.inf)
+        return (_middle(x), Interval(-anything, anything)) if isinstance(x, Jet) else None
+
+    def extreme(self, x: Form) -> tuple[Form, Form] | None:
+        """The number at the centre, and the rest."""
+        return (_middle(x), self.rule("sub", {}, x, _middle(x))) if isinstance(x, Jet) else None
 
 
-class Jet(eqx.Module):
+def _middle(x: Jet) -> np.ndarray:
+    return 0.5 * (x.lo[0, 0] + x.hi[0, 0])
+
+
+def aligned(axes: int, *parts: Any) -> list[np.ndarray]:
+    """Parts with one entry for every radius, of single numbers too, as arrays of so many axes more."""
+    arrays = [np.asarray(part) for part in parts]
+    return [x.reshape(len(x), *(1,) * (axes + 1 - x.ndim), *x.shape[1:]) for x in arrays]
+
+
+class Jet(Enclosure):
     """Intervals of all derivatives, of shape (R, K, ...), in NumPy: what is done once need not be compiled.
 
     ``origin`` says how it came about where a function of it is better known than the steps to it: ``("exp", e)`` is
@@ -211,11 +301,6 @@ def broadcast(x: Jet, shape: tuple[int, ...]) -> Jet:
     return with_origin(x, lambda part: wide(part, part.shape[len(x.shape) :]))
 
 
-def rearranged(x: Jet, move: Callable[[np.ndarray], Any]) -> Jet:
-    """A move of entries, given as what it does to an array of their numbers."""
-    return picked([x], np.asarray(move(np.arange(math.prod(x.shape)).reshape(x.shape))))
-
-
 def picked(jets: list[Jet], place: np.ndarray) -> Jet:
     """The entries at these places among those of all jets, one after the other."""
     more = len(jets[0].shape)
@@ -229,14 +314,6 @@ def picked(jets: list[Jet], place: np.ndarray) -> Jet:
         return Jet(lo, hi)
 
     return with_origin(jets[0], pick) if len(jets) == 1 else pick(*jets)
-
-
-def stacked(balls: Balls, forms: list[Form]) -> Form:
-    """Values of one shape along a new first axis."""
-    if all(is_point(form) for form in forms):
-        return np.stack(forms)
-    jets = [lifted(balls, form) for form in forms]
-    return Jet(np.stack([jet.lo for jet in jets], 2), np.stack([jet.hi for jet in jets], 2))
 
 
 def with_origin(x: Jet, move: Callable[[Jet], Jet]) -> Jet:

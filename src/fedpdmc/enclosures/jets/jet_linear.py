@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import primitives
 
-from fedpdmc.enclosures.intervals import Form, Interval, is_point
-from fedpdmc.enclosures.jets.jet import Balls, Jet, broadcast, contracted, lifted, multiplied, picked
-from fedpdmc.enclosures.registry import RULES
+from fedpdmc.enclosures.domain import Form, is_point
+from fedpdmc.enclosures.intervals import Cell, Interval
+from fedpdmc.enclosures.jets.jet import Balls, Jet, broadcast, contracted, lifted, multiplied
 from fedpdmc.enclosures.series import linear
 
 
@@ -51,11 +48,6 @@ def neg(balls: Balls, params, x: Jet) -> Jet:
 def tail(balls: Balls, value: Jet, z: Jet, factor: np.ndarray) -> Jet:
     """A value that is ``factor erfc(z)``."""
     return Jet(value.lo, value.hi, ("tail", Jet(z.lo, z.hi, ("by", lifted(balls, factor)))))
-
-
-def sub(balls: Balls, params, x: Form, y: Form) -> Jet:
-    """``x − y``, one of which may be a point."""
-    return add(balls, params, x, -y if is_point(y) else neg(balls, params, y))
 
 
 def scaled(balls: Balls, x: Jet, factor: np.ndarray) -> Jet:
@@ -139,32 +131,6 @@ def _dot(balls: Balls, params, x: Form, y: Form) -> Jet:
     return multiplied(balls, contracted(balls, x), contracted(balls, y), times=both)
 
 
-def moved(balls: Balls, primitive: Any, params: dict[str, Any], forms: list[Form]) -> Jet:
-    """A primitive that moves entries, found by moving their numbers; what is filled in is one entry more."""
-    count = linear.MOVES[primitive.name]
-    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
-    if not all(isinstance(form, Jet) or is_point(form) for form in data) or not all(is_point(form) for form in rest):
-        raise NotImplementedError(f"{primitive.name} of a comparison, or at a place that depends on the parameters")
-    if primitive.multiple_results or primitive.name == "optimization_barrier":
-        raise NotImplementedError(f"{primitive.name} on balls")
-    jets = [lifted(balls, form) for form in data]
-    starts = np.cumsum([0] + [math.prod(jet.shape) for jet in jets])
-    numbers = [
-        jnp.arange(start, end, dtype=float).reshape(jet.shape)
-        for start, end, jet in zip(starts[:-1], starts[1:], jets, strict=True)
-    ]
-    if params.get("fill_value") is not None or params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP:
-        fill = params.get("fill_value")
-        params = {**params, "fill_value": float(starts[-1])}
-        jets.append(lifted(balls, np.asarray(np.nan if fill is None else fill, float)))
-    place = np.asarray(primitive.bind(*numbers, *map(jnp.asarray, rest), **params)).astype(int)
-    if len(jets) > len(data) and not np.any(place == starts[-1]):
-        jets = jets[:-1]
-    elif len(jets) > len(data) and np.isnan(jets[-1].lo[0, 0]):
-        raise NotImplementedError(f"{primitive.name} beyond the end of an array")
-    return picked(jets, place)
-
-
 def _scatter_add(balls: Balls, params, operand: Form, indices: Form, updates: Form) -> Jet:
     """Entries added where constant indices say: a matrix of zeros and ones."""
     if not is_point(indices):
@@ -190,7 +156,7 @@ def _solve(balls: Balls, params, a: Form, b: Form) -> Jet:
         raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
     axes = (0, 0)
     return _jet(jax.vmap(jax.vmap(
-        lambda lo, hi: RULES["triangular_solve"](balls, params, jnp.asarray(a), Interval(lo, hi)), axes), axes
+        lambda lo, hi: Cell.rules["triangular_solve"](balls, params, jnp.asarray(a), Interval(lo, hi)), axes), axes
     )(b.lo, b.hi))  # fmt: skip
 
 
@@ -198,8 +164,8 @@ def _jet(found: Interval) -> Jet:
     return Jet(np.asarray(found.lo), np.asarray(found.hi))
 
 
-LINEAR: dict[str, Callable[..., Form]] = {
-    "add": add, "add_any": add, "sub": sub, "neg": neg, "reduce_sum": _reduce_sum, "cumsum": _cumsum,
-    "scatter-add": _scatter_add, "scatter_add": _scatter_add, "copy": lambda balls, params, x: x,
+Balls.rules.update({
+    "add": add, "add_any": add, "neg": neg, "reduce_sum": _reduce_sum, "cumsum": _cumsum,
+    "scatter-add": _scatter_add, "scatter_add": _scatter_add,
     "dot_general": _dot, "triangular_solve": _solve,
-}  # fmt: skip
+})  # fmt: skip

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.enclosures.derivative_ranges import TAYLOR, integer_power, polygamma, real_power
-from fedpdmc.enclosures.intervals import Assumed, Form, Interval, Truth, is_point
+from fedpdmc.enclosures.domain import Assumed, Form, Rule, Truth, is_point
 from fedpdmc.enclosures.jets.jet import Balls, Jet, broadcast, composed, contracted, lifted, multiplied, refined
-from fedpdmc.enclosures.jets.jet_linear import LINEAR, add, moved, neg, scaled, sub, tail
-from fedpdmc.enclosures.registry import RULES
-from fedpdmc.enclosures.series import linear
+from fedpdmc.enclosures.jets.jet_linear import add, scaled, tail
+from fedpdmc.enclosures.shared_rules import abs_, select_n, sub
 
 # Of so many exponentials the logarithm of a sum is made term by term.
 MOST_TERMS = 16
-
-
-@np.errstate(all="ignore")
-def evaluate(balls: Balls, equation: Any, forms: list[Form]) -> list[Form]:
-    """One equation on jets; raises ``NotImplementedError`` where there is no rule."""
-    name, params = equation.primitive.name, equation.params
-    if name in linear.MOVES:
-        return [moved(balls, equation.primitive, params, forms)]
-    return [rule(balls, name, params, *forms)]
-
-
-@np.errstate(all="ignore")
-def rule(balls: Balls, name: str, params: dict[str, Any], *forms: Form) -> Form:
-    """The result of a primitive with one value."""
-    forms = tuple(np.asarray(form) if is_point(form) else form for form in forms)
-    if name in SPECIAL:
-        return SPECIAL[name](balls, params, *forms)
-    if name in TAYLOR:
-        return composed(balls, TAYLOR[name], forms[0])
-    if name in COMPARED:
-        return _compared(balls, name, params, *forms)
-    raise NotImplementedError(f"no bounds of the derivatives of {name!r} on balls")
 
 
 # Functions of one number ----------------------------------------------------------------------------------------------
@@ -197,57 +173,15 @@ def _convert(balls: Balls, params, x: Form) -> Form:
 # Kinks ----------------------------------------------------------------------------------------------------------------
 
 
-def chosen(balls: Balls, which: Truth, no: Form, yes: Form) -> Jet:
-    """The case that holds on a whole ball; where none does the derivatives need not exist."""
-    no, yes = lifted(balls, no), lifted(balls, yes)
-    shape = np.broadcast_shapes(no.shape, yes.shape, np.shape(which.value)[1:])
-    no, yes = broadcast(no, shape), broadcast(yes, shape)
-    value, known = (np.expand_dims(part, 1) for part in _aligned(len(shape), which.value, which.known))
-    lo, hi = np.where(value, yes.lo, no.lo), np.where(value, yes.hi, no.hi)
-    return Jet(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
-
-
-def _aligned(axes: int, *parts: Any) -> list[np.ndarray]:
-    """Parts with one entry for every radius, of single numbers too, as arrays of so many axes more."""
-    arrays = [np.asarray(part) for part in parts]
-    return [x.reshape(len(x), *(1,) * (axes + 1 - x.ndim), *x.shape[1:]) for x in arrays]
-
-
-def _truth(balls: Balls, x: Form) -> Truth:
-    """A truth for every radius."""
-    if isinstance(x, Truth):
-        return x
-    if isinstance(x, Assumed):
-        known = np.isfinite(x.witness.range.lo) & np.isfinite(x.witness.range.hi)
-        return Truth(np.full(known.shape, x.value), known)
-    return Truth(*(np.broadcast_to(part, (len(balls.radii), *np.shape(x))) for part in (x, True)))
-
-
-def _logical(name: str) -> Callable[..., Form]:
-    def found(balls: Balls, params, x: Form, y: Form) -> Form:
-        truths = [_truth(balls, form) for form in (x, y)]
-        axes = max(np.ndim(x.value) for x in truths) - 1
-        return RULES[name](balls, params, *(Truth(*_aligned(axes, x.value, x.known)) for x in truths))
-
-    return found
-
-
-def _not(balls: Balls, params, x: Form) -> Form:
-    return Assumed(not x.value, x.witness) if isinstance(x, Assumed) else Truth(~x.value, x.known)
-
-
 def _select(balls: Balls, params, which: Form, *cases: Form) -> Form:
-    if isinstance(which, Assumed):
-        case, witness = lifted(balls, cases[which.value]), which.witness
-        room = 0.0 * np.asarray(witness.range.magnitude)[:, None]
-        return Jet(case.lo - room, case.hi + room)
-    if len(cases) != 2 or not isinstance(which, (Truth, np.ndarray)):
-        raise NotImplementedError("a choice between more than two cases")
-    found = chosen(balls, _truth(balls, which), *cases)
+    """By a point, which keeps exponents; by a comparison as in every domain."""
+    if isinstance(which, Assumed) or len(cases) != 2 or not any(isinstance(case, Jet) for case in cases):
+        return select_n(balls, params, which, *cases)
+    found = balls.choose(balls.truths(which)[0], *cases)
     exponents = [case.of("exp") if isinstance(case, Jet) else _nothing(case) for case in cases]
     if isinstance(which, np.ndarray) and any(map(is_point, cases)) and all(e is not None for e in exponents):
         mask = np.broadcast_to(which, found.shape)[..., None]
-        return Jet(found.lo, found.hi, ("exp", chosen(balls, _truth(balls, mask), *exponents)))
+        return Jet(found.lo, found.hi, ("exp", balls.choose(balls.truths(mask)[0], exponents[0], exponents[1])))
     return found
 
 
@@ -256,45 +190,15 @@ def _nothing(x: Form) -> np.ndarray | None:
     return np.full((*np.shape(x), 1), -np.inf) if not np.any(x) else None
 
 
-def _compared(balls: Balls, name: str, params, x: Form, y: Form) -> Form:
-    if name in ("eq", "ne") and (x is y or _infinite(y)):
-        return Assumed((x is y) == (name == "eq"), x)
-    if any(isinstance(form, (Assumed, Truth)) for form in (x, y)):
-        return _logical(name)(balls, params, x, y)
-    axes = max(np.ndim(form) if is_point(form) else len(form.shape) for form in (x, y))
-    one, other = (_interval(balls, form, axes) for form in (x, y))
-    return RULES[name](balls, params, one, other)
-
-
-def _interval(balls: Balls, x: Form, axes: int) -> Interval:
-    found = lifted(balls, x).range
-    return Interval(*_aligned(axes, found.lo, found.hi))
-
-
-def _infinite(x: Form) -> bool:
-    return is_point(x) and np.ndim(x) == 0 and bool(np.isinf(x))
-
-
-COMPARED = {"lt", "le", "gt", "ge", "eq", "ne"}
-
-
-def _larger(balls: Balls, params, x: Form, y: Form) -> Form:
-    return chosen(balls, _compared(balls, "ge", params, x, y), y, x)
-
-
-def _smaller(balls: Balls, params, x: Form, y: Form) -> Form:
-    return chosen(balls, _compared(balls, "le", params, x, y), y, x)
-
-
 def _abs(balls: Balls, params, x: Form) -> Form:
     if x.of("exp") is not None:
         return x
-    return chosen(balls, _compared(balls, "ge", params, x, np.zeros(())), neg(balls, params, x), x)
+    return abs_(balls, params, x)
 
 
 def _sign(balls: Balls, params, x: Form) -> Form:
     least, most = x.range.lo, x.range.hi
-    return chosen(balls, Truth(least > 0, (least > 0) | (most < 0)), np.full(x.shape, -1.0), np.ones(x.shape))
+    return balls.choose(Truth(least > 0, (least > 0) | (most < 0)), np.full(x.shape, -1.0), np.ones(x.shape))
 
 
 def _extreme(largest: bool) -> Callable[..., Form]:
@@ -312,12 +216,15 @@ def _extreme(largest: bool) -> Callable[..., Form]:
     return found
 
 
-SPECIAL: dict[str, Callable[..., Form]] = LINEAR | {
+def _composed(name: str) -> Rule:
+    return lambda balls, params, x: composed(balls, TAYLOR[name], x)
+
+
+Balls.rules.update({name: _composed(name) for name in TAYLOR})
+Balls.rules.update({
     "mul": _mul, "div": _div, "pow": _pow, "integer_pow": _integer_pow, "square": _square,
     "sqrt": lambda balls, params, x: _power(balls, 0.5, x), "rsqrt": lambda balls, params, x: _power(balls, -0.5, x),
     "exp": _exp, "log": _log, "log1p": _log1p, "logaddexp": _logaddexp, "erf": _erf, "erfc": _erfc, "lgamma": _lgamma,
-    "polygamma": _polygamma, "convert_element_type": _convert, "select_n": _select, "max": _larger, "min": _smaller,
-    "abs": _abs, "sign": _sign, "reduce_max": _extreme(True), "reduce_min": _extreme(False), "not": _not,
-    "and": _logical("and"), "or": _logical("or"), "xor": _logical("xor"),
-    "is_finite": lambda balls, params, x: Assumed(True, x),
-}  # fmt: skip
+    "polygamma": _polygamma, "convert_element_type": _convert, "select_n": _select, "abs": _abs, "sign": _sign,
+    "reduce_max": _extreme(True), "reduce_min": _extreme(False),
+})  # fmt: skip

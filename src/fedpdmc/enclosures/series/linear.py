@@ -1,4 +1,4 @@
-"""Rules of primitives that move entries, that add them up, and of linear maps with constant matrices."""
+"""Rules in cells of sums, of linear maps with constant matrices, and of extremes and products over axes."""
 
 from __future__ import annotations
 
@@ -6,93 +6,31 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
+from fedpdmc.enclosures.domain import Form, Truth, is_point
 from fedpdmc.enclosures.intervals import (
     TINY,
-    Assumed,
     Cell,
-    Form,
     Interval,
     Series,
-    Truth,
     bent,
     centred,
     drift,
     fields,
-    is_point,
     lifted,
     size,
     span,
     truth,
     unit,
 )  # fmt: skip
-from fedpdmc.enclosures.registry import rule
-from fedpdmc.enclosures.series.elementwise import add, choose
+from fedpdmc.enclosures.series.elementwise import add
 from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, apply, multiplied
 
-# Primitives that only move entries, so that every part of a form moves alike: how many leading arguments are data (None:
-# all), the others being indices, which must be points.
-MOVES: dict[str, int | None] = {
-    "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
-    "tile": 1,
-    "concatenate": None, "stack": None, "unstack": 1, "split": 1, "pad": 2, "gather": 1, "dynamic_slice": 1,
-    "dynamic_update_slice": 2, "optimization_barrier": None,
-}  # fmt: skip
-
-
-def move(cell: Cell, primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
-    """The results of a primitive that moves entries."""
-    params, fill = split_fill(primitive.name, params)
-    count = MOVES[primitive.name]
-    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
-    if not all(is_point(form) for form in rest):
-        raise NotImplementedError("at a place that depends on the parameters")
-    data = [truth(cell, form) if isinstance(form, Assumed) else form for form in data]
-    if fill is not None:
-        if not isinstance(data[0], (Interval, Series)):
-            raise NotImplementedError("a comparison with a fill value")
-        found = fields(lambda part: primitive.bind(part, *rest, **params), data[0])
-        return [put_fill(found, absent(primitive, params, data[0], rest), fill)]
-    if not primitive.multiple_results:
-        return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
-    count = len(jax.eval_shape(lambda *parts: primitive.bind(*parts, *rest, **params), *map(_sample, data)))
-    return [fields(lambda *parts, i=i: primitive.bind(*parts, *rest, **params)[i], *data) for i in range(count)]
-
-
-def split_fill(name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """The parameters of a move that fills with zero, as every part of a form must be, and the number to put there instead.
-
-    None where there is none to put: nothing is filled, zero, or NaN (the default), which no part of a form forgets.
-    """
-    fill = params.get("fill_value") if name == "gather" else None
-    if fill is None or params["mode"] != lax.GatherScatterMode.FILL_OR_DROP or fill == 0 or np.isnan(fill):
-        return params, None
-    return {**params, "fill_value": 0.0}, float(fill)
-
-
-def absent(primitive: Any, params: dict[str, Any], x: Form, rest: list[Any]) -> Any:
-    """Which entries of the result are filled."""
-    return primitive.bind(jnp.zeros(x.shape), *rest, **{**params, "fill_value": 1.0}) > 0
-
-
-def put_fill(x: Form, where: Any, fill: float) -> Form:
-    """A number at some entries."""
-
-    def put(part):
-        return jnp.where(where, jnp.asarray(fill, part.dtype), part)
-
-    if isinstance(x, Interval):
-        return Interval(put(x.lo), put(x.hi))
-    return Series(put(x.value), x.error, x.slope, x.turn, x.low, x.high)
-
-
-def _sample(form: Form) -> Any:
-    return form if is_point(form) else jax.ShapeDtypeStruct(form.shape, getattr(form, "dtype", bool))
+rule = Cell.enter
 
 
 def totalled(cell: Cell, x: Form, total: Callable[[Any], Any], terms: int) -> Form:
@@ -284,7 +222,7 @@ def _extreme(cell: Cell, x: Form, axes, largest: bool) -> Form:
     else:
         known = jnp.all(leader | (where.lo >= jnp.take_along_axis(where.hi, index, -1)), -1)
     first = fields(lambda part: jnp.take_along_axis(part, index, -1)[..., 0], moved)
-    return choose(cell, Truth(known, known), first, first, either)
+    return cell.choose(Truth(known, known), first, first, either)
 
 
 def _flat(part, axes):

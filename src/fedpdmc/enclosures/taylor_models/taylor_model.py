@@ -11,33 +11,114 @@ shape of a value is.
 
 from __future__ import annotations
 
-import functools
-import math
+import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
-from fedpdmc.enclosures.derivative_ranges import TAYLOR, Taylor
-from fedpdmc.enclosures.intervals import TINY, Form, Interval, unit
-from fedpdmc.enclosures.series.smooth_functions import softplus
+from fedpdmc._jax.compilation import apart
+from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, shape_of
+from fedpdmc.enclosures.intervals import TINY, Interval, hull, unit
 
 # Relative room for the rounding of a bound.
 ROOM = 1 + 1e-12
 
 
-class Stretch(NamedTuple):
-    """A piece of path, read in ``[−1, 1]``, and the order of its polynomials."""
+class Stretch(Domain):
+    """A piece of path, read in ``[−1, 1]``, and the order of its polynomials: forms are curves."""
 
-    order: int
+    rules: ClassVar[dict[str, Rule]] = {}
+    title: ClassVar[str] = "on curves"
+
+    order: int = eqx.field(static=True)
+
+    def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
+        """Vectors in pieces are put together first, except for sums of them."""
+        if name not in ("add", "add_any"):
+            forms = tuple(whole(form) for form in forms)
+        return super().rule(name, params, *forms)
+
+    def fields(self, function: Callable, *forms: Form) -> Form:
+        """On every coefficient, stretch by stretch."""
+        if any(isinstance(form, Truth) for form in forms):
+            truths, along = self.truths(*forms), jax.vmap(function, in_axes=-1, out_axes=-1)
+            count = max(x.value.shape[-1] for x in truths)
+
+            def all_of(part):
+                return along(*(jnp.broadcast_to(x, (*x.shape[:-1], count)) for x in part))
+
+            return Truth(all_of([x.value for x in truths]), all_of([x.known for x in truths]))
+        return fields(function, *forms)
+
+    def spans(self, *forms: Form) -> list[Interval]:
+        """With stretches along the last axis."""
+        if any(isinstance(form, (Truth, Assumed)) for form in forms):
+            raise NotImplementedError("a comparison as a number")
+        return [x.range if isinstance(x, Curve) else Interval(wide(x), wide(x)) for x in forms]
+
+    def truths(self, *forms: Form) -> list[Truth]:
+        """With stretches along the last axis."""
+
+        def one(x: Form) -> Truth:
+            if isinstance(x, Assumed):
+                return Truth(jnp.full(x.witness.size.shape, x.value), jnp.isfinite(x.witness.size))
+            return x if isinstance(x, Truth) else Truth(wide(x), jnp.ones_like(wide(x), bool))
+
+        return [one(form) for form in forms]
+
+    def choose(self, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Curve:
+        """Where no case holds on the whole stretch, a curve that does not move."""
+        shape = np.broadcast_shapes(shape_of(no), shape_of(yes), jnp.shape(which.value)[:-1])
+        no, yes = shaped(lifted(no), shape), shaped(lifted(yes), shape)
+        unknown = steady(hull(no.range, yes.range) if either is None else either)
+
+        def pick(one, other, neither):
+            one, other = (jnp.zeros_like(neither) if part is None else part for part in (one, other))
+            return jnp.where(which.known, jnp.where(which.value, other, one), neither)
+
+        def part(w: Curve, k: int):
+            return w.parts[k] if k < len(w.parts) else None
+
+        still = jnp.zeros_like(unknown.error)
+        parts = [
+            pick(part(no, k), part(yes, k), still if k else unknown.parts[0])
+            for k in range(max(len(no.parts), len(yes.parts)))
+        ]
+        return Curve(tuple(parts), pick(no.error, yes.error, unknown.error))
+
+    def poisoned(self, x: Form, witness: Form) -> Curve:
+        """By an error that is not a number."""
+        case = lifted(x)
+        return Curve(case.parts, case.error + 0.0 * witness.size)
+
+    def filled(self, x: Form, where: Any, fill: float) -> Curve:
+        """The first coefficient alone: the others are zero there already."""
+        return Curve((jnp.where(wide(where), fill, first_of(x)), *x.parts[1:]), x.error)
+
+    def full(self, x: Form, like: Form) -> Curve:
+        """With all coefficients, on as many stretches."""
+        if any(isinstance(form, (Truth, Assumed)) for form in (x, like)):
+            raise NotImplementedError("a comparison that a loop carries")
+        curve = lifted(x)
+        shape = np.broadcast_shapes(jnp.shape(curve.error), jnp.shape(lifted(like).error))
+        parts = [*curve.parts, *(None,) * (self.order + 1 - len(curve.parts)), curve.error]
+        *parts, error = (jnp.zeros(shape, curve.dtype) if p is None else jnp.broadcast_to(p, shape) for p in parts)
+        return Curve(tuple(parts), error)
+
+    def extreme(self, x: Form) -> tuple[Form, Form] | None:
+        """The number in the middle, and the rest."""
+        if not isinstance(x, Curve):
+            return None
+        middle = Curve(x.parts[:1], jnp.zeros_like(x.error))
+        return middle, self.rule("sub", {}, x, middle)
 
 
-class Curve(eqx.Module):
+class Curve(Enclosure):
     """``w(τ) ∈ Σ_k parts[k] τ^k ± error`` for all ``|τ| ≤ 1``; None, or beyond the last, stands for zero.
 
     The last axis of the arrays is that of stretches, and no axis of the value.
@@ -70,7 +151,7 @@ class Curve(eqx.Module):
     def range(self) -> Interval:
         """All its values."""
         far = (self.reach + self.error) * ROOM
-        middle = _first(self)
+        middle = first_of(self)
         return Interval(middle - far, middle + far).widened()
 
 
@@ -80,7 +161,8 @@ def total(parts, like) -> Array:
     return sum(there[1:], there[0]) if there else jnp.zeros_like(like)
 
 
-def _first(w: Curve) -> Array:
+def first_of(w: Curve) -> Array:
+    """The value in the middle."""
     return jnp.zeros_like(w.error) if not w.parts or w.parts[0] is None else w.parts[0]
 
 
@@ -91,7 +173,13 @@ def wide(x: Any) -> Array:
 
 def lifted(x: Form) -> Curve:
     """A form as a curve: a point does not move."""
+    x = whole(x)
     return x if isinstance(x, Curve) else Curve((wide(x),), jnp.zeros_like(wide(x)))
+
+
+def shaped(x: Curve, shape: tuple[int, ...]) -> Curve:
+    """Broadcast to this shape."""
+    return x if x.shape == shape else fields(lambda part: jnp.broadcast_to(part, shape), x)
 
 
 def steady(x: Interval) -> Curve:
@@ -117,6 +205,50 @@ def fields(function: Callable, *forms: Form) -> Curve:
 
     parts = [[curve.parts[k] if k < len(curve.parts) else None for curve in curves] for k in range(length)]
     return Curve(tuple(map(each, parts)), each([curve.error for curve in curves]))
+
+
+class Placed(Enclosure):
+    """A vector of zeros but for pieces that start at these places: the gradient of slices, before it is added up."""
+
+    pieces: tuple[tuple[int, Curve], ...]
+    length: int = eqx.field(static=True)
+
+    @property
+    def shape(self):
+        """Shape of the value."""
+        return (self.length,)
+
+    @property
+    def dtype(self):
+        """Type of the value."""
+        return self.pieces[0][1].dtype
+
+    def plus(self, stretch: Stretch, other: Placed) -> Form:
+        """Piece by piece, where they do not overlap by halves."""
+        own = {(start, piece.shape[0]): piece for start, piece in self.pieces}
+        for start, piece in other.pieces:
+            key = (start, piece.shape[0])
+            own[key] = stretch.rule("add", {}, own[key], piece) if key in own else piece
+        ends = sorted((start, start + size) for start, size in own)
+        if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
+            return stretch.rule("add", {}, self.whole(), other.whole())
+        return Placed(tuple((start, own[start, end - start]) for start, end in ends), self.length)
+
+    def whole(self) -> Curve:
+        """The vector; its pieces are computed first: in what puts them together the compiler does not make vectors."""
+        arrays, structure = jax.tree.flatten([piece for _, piece in self.pieces])
+        held = apart(lambda *same: same, *arrays, number=self.pieces[0][1].error.reshape(-1))
+        there, row = [], 0
+        for (start, _), piece in zip(self.pieces, jax.tree.unflatten(structure, held), strict=True):
+            there += [np.zeros(start - row, self.dtype), piece]
+            row = start + piece.shape[0]
+        there.append(np.zeros(self.length - row, self.dtype))
+        return fields(lambda *parts: jnp.concatenate(parts), *there)
+
+
+def whole(x: Form) -> Form:
+    """A vector in pieces put together; anything else as it is."""
+    return x.whole() if isinstance(x, Placed) else x
 
 
 def multiplied(stretch: Stretch, x: Curve, y: Curve, times: Callable = jnp.multiply, terms: int = 0) -> Curve:
@@ -150,118 +282,3 @@ def cut_product(x, y, order: int, times: Callable = jnp.multiply) -> tuple[tuple
 def plus(x: Any, y: Any) -> Any:
     """The sum, where None is zero."""
     return y if x is None else x if y is None else x + y
-
-
-class Known(NamedTuple):
-    """A smooth function about a point: ``f_k`` with their errors, up to the order, and a bound of the next on the range."""
-
-    values: list[Any]
-    errors: list[Any]
-    beyond: Any
-
-
-Local = Callable[[Any, Any, int], Known]
-
-
-def composed(stretch: Stretch, f: Local, w: Curve) -> Curve:
-    """A smooth function of a curve, by Horner's rule in what the curve moves by."""
-    far = (w.reach + w.error) * ROOM
-    known = f(_first(w), far, stretch.order)
-    moved = (None, *w.parts[1:])
-    if all(part is None for part in moved):
-        moved = ()
-    reach = far - w.error
-    g: tuple[Any, ...] = (known.values[-1],)
-    error = known.errors[-1]
-    size = jnp.abs(known.values[-1])
-    for k in range(stretch.order - 1, -1, -1):
-        own = total(g, w.error)
-        product, tail = cut_product(moved, g, stretch.order - k) if moved else ((), None)
-        error = known.errors[k] + reach * error + w.error * (own + error)
-        error = error if tail is None else error + tail * ROOM
-        g = (known.values[k], *product[1:])
-        size = jnp.abs(known.values[k]) + far * size
-    error = error + known.beyond * far ** (stretch.order + 1)
-    return Curve(g, error * ROOM + unit(w.error) * size + TINY)
-
-
-def by_ranges(f: Taylor) -> Local:
-    """From the ranges of the derivatives."""
-
-    def found(x, far, order: int) -> Known:
-        here = f(Interval(x, x), order)
-        beyond = f(Interval(x - far, x + far).widened(), order + 1)[-1].magnitude
-        return Known([0.5 * (y.lo + y.hi) for y in here], [0.5 * (y.hi - y.lo) for y in here], beyond)
-
-    return found
-
-
-def _exact(values: list[Any], noise: float, absolute: float, beyond: Any) -> Known:
-    """With the rounding of the values, relative and absolute."""
-    errors = [unit(value) * (noise * jnp.abs(value) + absolute) + TINY for value in values]
-    return Known(values, errors, beyond)
-
-
-def exp(x, far, order: int) -> Known:
-    """``e^x/k!``."""
-    value = jnp.exp(x)
-    beyond = jnp.exp(x + far) * ((1 + 1e-9) / math.factorial(order + 1))
-    return _exact([value / math.factorial(k) for k in range(order + 1)], 4.0, 0.0, beyond)
-
-
-def log(x, far, order: int) -> Known:
-    """``−(−1)^k x^{−k}/k``."""
-    inverse, least = 1 / x, x - far
-    values = [jnp.log(x), *(-((-1.0) ** k) / k * inverse**k for k in range(1, order + 1))]
-    beyond = jnp.where(least > 0, ROOM / ((order + 1) * jnp.where(least > 0, least, 1.0) ** (order + 1)), jnp.inf)
-    return _exact(values, 4.0, 1.0, beyond)
-
-
-def reciprocal(x, far, order: int) -> Known:
-    """``(−1)^k x^{−k−1}``."""
-    inverse, least = 1 / x, jnp.abs(x) - far
-    values = [(-1.0) ** k * inverse ** (k + 1) for k in range(order + 1)]
-    beyond = jnp.where(least > 0, ROOM / jnp.where(least > 0, least, 1.0) ** (order + 2), jnp.inf)
-    return _exact(values, 4.0, 0.0, beyond)
-
-
-@functools.cache
-def _logistic_derivatives(order: int) -> tuple[list[np.ndarray], list[float]]:
-    """``σ^{(k)}/k!`` as polynomials in σ, lowest power first, and a bound of the absolute value of each.
-
-    From a grid of step 1e-4 on [0, 1]: at an extreme within, the slope is zero and by Markov's inequality the second
-    derivative at most ``4 k⁴/3`` times the largest value, so that the grid misses a share of less than ``2e-9 k⁴``.
-    """
-    p, found, largest = np.polynomial.Polynomial([0.0, 1.0]), [], []
-    for k in range(order + 1):
-        scaled = p / math.factorial(k)
-        found.append(scaled.coef)
-        largest.append(float(np.abs(scaled(np.linspace(0, 1, 10001))).max()) * (1 + 1e-3))
-        p = p.deriv() * np.polynomial.Polynomial([0.0, 1.0, -1.0])
-    return found, largest
-
-
-def _logistic(x, far, order: int) -> Known:
-    coefficients, largest = _logistic_derivatives(order + 1)
-    p = lax.logistic(x)
-    return _exact([_horner(c, p) for c in coefficients[:-1]], 16.0, 16.0, jnp.full_like(x, largest[-1]))
-
-
-def _softplus(x, far, order: int) -> Known:
-    coefficients, largest = _logistic_derivatives(order)
-    p = lax.logistic(x)
-    slopes = [_horner(c, p) / (k + 1) for k, c in enumerate(coefficients[:-1])]
-    return _exact([softplus(x), *slopes], 16.0, 16.0, jnp.full_like(x, largest[-1] / (order + 1)))
-
-
-def _horner(coefficients, x):
-    total = coefficients[-1]
-    for c in coefficients[-2::-1]:
-        total = c + x * total
-    return jnp.broadcast_to(total, jnp.shape(x))
-
-
-LOCAL: dict[str, Local] = {
-    **{name: by_ranges(taylor) for name, taylor in TAYLOR.items()},
-    "exp": exp, "log": log, "logistic": _logistic, "softplus": _softplus,
-}  # fmt: skip

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from fedpdmc._jax.compilation import apart
 from fedpdmc.enclosures.derivative_ranges import integer_power, polygamma, real_power
-from fedpdmc.enclosures.intervals import TINY, Assumed, Form, Interval, Truth, hull, is_point, is_static, unit
-from fedpdmc.enclosures.registry import RULES
+from fedpdmc.enclosures.domain import Assumed, Form, Rule, Truth, is_point, is_static, is_zero, shape_of
+from fedpdmc.enclosures.intervals import TINY, Cell, Interval, unit
 from fedpdmc.enclosures.series import linear
+from fedpdmc.enclosures.taylor_models.compositions import LOCAL, by_ranges, composed, exp, log, reciprocal
 from fedpdmc.enclosures.taylor_models.taylor_model import (
-    LOCAL,
     Curve,
+    Placed,
     Stretch,
-    by_ranges,
-    composed,
-    exp,
     fields,
     lifted,
-    log,
     multiplied,
     plus,
-    reciprocal,
+    shaped,
     steady,
     total,
+    whole,
     wide,
 )
 
@@ -42,78 +37,22 @@ from fedpdmc.enclosures.taylor_models.taylor_model import (
 FEW = 32
 
 
-def evaluate(stretch: Stretch, equation: Any, forms: list[Form]) -> list[Form]:
-    """One equation on curves; raises ``NotImplementedError`` where there is no rule."""
-    name, params = equation.primitive.name, equation.params
-    if name in linear.MOVES:
-        forms = [form.whole() if isinstance(form, Placed) else form for form in forms]
-    if name in linear.MOVES and not (name == "gather" and _is_few(params, forms)):
-        return _moved(equation.primitive, params, forms)
-    return [rule(stretch, name, params, *forms)]
-
-
-def rule(stretch: Stretch, name: str, params: dict[str, Any], *forms: Form) -> Form:
-    """The result of a primitive with one value."""
-    if name not in ("add", "add_any"):
-        forms = tuple(form.whole() if isinstance(form, Placed) else form for form in forms)
-    if name in SPECIAL:
-        return SPECIAL[name](stretch, params, *forms)
-    if name in LOCAL:
-        return composed(stretch, LOCAL[name], forms[0])
-    if name in ("lt", "le", "gt", "ge"):
-        return RULES[name](stretch, params, *map(_range, forms))
-    if name in ("and", "or", "xor", "not"):
-        return RULES[name](stretch, params, *map(_truth, forms))
-    raise NotImplementedError(f"no rule for {name!r} on curves")
-
-
-def _truth(x: Form) -> Truth:
-    if isinstance(x, Assumed):
-        return Truth(jnp.full(x.witness.size.shape, x.value), jnp.isfinite(x.witness.size))
-    return x if isinstance(x, Truth) else Truth(wide(x), jnp.ones_like(wide(x), bool))
-
-
-def _range(x: Form) -> Interval:
-    return x.range if isinstance(x, Curve) else Interval(wide(x), wide(x))
-
-
-def _moved(primitive: Any, params: dict[str, Any], forms: list[Form]) -> list[Form]:
-    """A primitive that moves entries."""
-    params, fill = linear.split_fill(primitive.name, params)
-    count = linear.MOVES[primitive.name]
-    data, rest = (forms, []) if count is None else (forms[:count], forms[count:])
-    if not all(isinstance(form, Curve) or is_point(form) for form in data) or not all(map(is_point, rest)):
-        raise NotImplementedError("of a comparison, or at a place that depends on the parameters")
-    if fill is not None and isinstance(data[0], Curve):
-        gone = wide(linear.absent(primitive, params, data[0], rest))
-        found = fields(lambda part: primitive.bind(part, *rest, **params), data[0])
-        first = jnp.zeros_like(found.error) if not found.parts or found.parts[0] is None else found.parts[0]
-        return [Curve((jnp.where(gone, fill, first), *found.parts[1:]), found.error)]
-    if primitive.name == "pad" and isinstance(data[0], Curve) and _is_zero(data[1]) and len(data[0].shape) == 1:
-        before, after, between = map(int, params["padding_config"][0])
-        if before >= 0 and after >= 0 and between == 0:
-            return [Placed(((before, data[0]),), before + data[0].shape[0] + after)]
-    if not primitive.multiple_results:
-        return [fields(lambda *parts: primitive.bind(*parts, *rest, **params), *data)]
-    samples = [jax.ShapeDtypeStruct(_shape(form), form.dtype) for form in data]
-    count = len(jax.eval_shape(lambda *parts: primitive.bind(*parts, *rest, **params), *samples))
-    return [fields(lambda *parts, i=i: primitive.bind(*parts, *rest, **params)[i], *data) for i in range(count)]
-
-
-def _is_few(params: dict[str, Any], forms: list[Form]) -> bool:
+def _is_few(params: dict[str, Any], x: Form, index: Form) -> bool:
     """Whether it fetches single entries of a short vector."""
-    numbers, data = params["dimension_numbers"], forms[0]
+    numbers = params["dimension_numbers"]
     plain = numbers.collapsed_slice_dims == (0,) and numbers.start_index_map == (0,) and not numbers.offset_dims
     plain = plain and params["slice_sizes"] == (1,) and params["mode"] in FETCHED
-    return isinstance(data, Curve) and len(data.shape) == 1 and data.shape[0] <= FEW and plain and is_point(forms[1])
+    return isinstance(x, Curve) and len(x.shape) == 1 and x.shape[0] <= FEW and plain and is_point(index)
 
 
 MODES = lax.GatherScatterMode
 FETCHED = (MODES.CLIP, MODES.PROMISE_IN_BOUNDS, MODES.FILL_OR_DROP)
 
 
-def _gather(stretch: Stretch, params, x: Curve, index: Any) -> Curve:
+def _gather(stretch: Stretch, params, x: Form, index: Form) -> Form:
     """Single entries of a short vector; for places that are not there the nearest, or what is filled in (NaN by default)."""
+    if not _is_few(params, x, index):
+        return NotImplemented
     place, count = index[..., 0], x.shape[0]
     gone, filled = (place < 0) | (place >= count), params["mode"] == MODES.FILL_OR_DROP
     place = place if filled else jnp.clip(place, 0, count - 1)
@@ -122,9 +61,18 @@ def _gather(stretch: Stretch, params, x: Curve, index: Any) -> Curve:
     fill = np.nan if params["fill_value"] is None else float(params["fill_value"])
     if not filled or fill == 0:
         return found
-    first = jnp.zeros_like(found.error) if not found.parts or found.parts[0] is None else found.parts[0]
     error = jnp.where(wide(gone), 0.0 if np.isfinite(fill) else np.nan, found.error)
-    return Curve((jnp.where(wide(gone), fill, first), *found.parts[1:]), error)
+    return Curve(stretch.filled(found, gone, fill).parts, error)
+
+
+def _pad(stretch: Stretch, params, x: Form, value: Form) -> Form:
+    """Zeros around a vector, which is kept in pieces."""
+    if not isinstance(x, Curve) or not is_zero(value) or len(x.shape) != 1:
+        return NotImplemented
+    before, after, between = map(int, params["padding_config"][0])
+    if before < 0 or after < 0 or between != 0:
+        return NotImplemented
+    return Placed(((before, x),), before + x.shape[0] + after)
 
 
 def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: Form) -> Curve:
@@ -137,7 +85,7 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
     if plain and len(old.shape) == 1 and old.shape[0] <= FEW:
         ones = jnp.asarray(index[..., 0] == np.arange(old.shape[0])[:, None], new.dtype)
         added = _mapped(new, lambda part: ones @ part, lambda part: ones @ part, new.shape[0])
-        return added if _is_zero(operand) else _add(stretch, params, old, added)
+        return added if is_zero(operand) else _add(stretch, params, old, added)
 
     def one(part, more):
         return primitives.scatter_add_p.bind(part, index, more, **params)
@@ -154,95 +102,40 @@ def _scatter(stretch: Stretch, params, operand: Form, index: Form, updates: Form
     return fields(lambda part, new: primitives.scatter_p.bind(part, index, new, **params), operand, updates)
 
 
-class Placed(eqx.Module):
-    """A vector of zeros but for pieces that start at these places: the gradient of slices, before it is added up."""
-
-    pieces: tuple[tuple[int, Curve], ...]
-    length: int = eqx.field(static=True)
-
-    @property
-    def shape(self):
-        """Shape of the value."""
-        return (self.length,)
-
-    @property
-    def dtype(self):
-        """Type of the value."""
-        return self.pieces[0][1].dtype
-
-    def plus(self, stretch: Stretch, other: Placed) -> Form:
-        """Piece by piece, where they do not overlap by halves."""
-        own = {(start, piece.shape[0]): piece for start, piece in self.pieces}
-        for start, piece in other.pieces:
-            key = (start, piece.shape[0])
-            own[key] = _add(stretch, {}, own[key], piece) if key in own else piece
-        ends = sorted((start, start + size) for start, size in own)
-        if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-            return _add(stretch, {}, self.whole(), other.whole())
-        return Placed(tuple((start, own[start, end - start]) for start, end in ends), self.length)
-
-    def whole(self) -> Curve:
-        """The vector; its pieces are computed first: in what puts them together the compiler does not make vectors."""
-        arrays, structure = jax.tree.flatten([piece for _, piece in self.pieces])
-        held = apart(lambda *same: same, *arrays, number=self.pieces[0][1].error.reshape(-1))
-        there, row = [], 0
-        for (start, _), piece in zip(self.pieces, jax.tree.unflatten(structure, held), strict=True):
-            there += [np.zeros(start - row, self.dtype), piece]
-            row = start + piece.shape[0]
-        there.append(np.zeros(self.length - row, self.dtype))
-        return fields(lambda *parts: jnp.concatenate(parts), *there)
-
-
-def _is_zero(x: Form) -> bool:
-    return is_static(x) and not np.any(x)
-
-
 def _add(stretch: Stretch, params, x: Form, y: Form) -> Form:
     if isinstance(x, Placed) and isinstance(y, Placed):
         return x.plus(stretch, y)
-    x, y = (form.whole() if isinstance(form, Placed) else form for form in (x, y))
-    shape = np.broadcast_shapes(_shape(x), _shape(y))
+    x, y = whole(x), whole(y)
+    shape = np.broadcast_shapes(shape_of(x), shape_of(y))
     for one, other in ((x, y), (y, x)):
-        if _is_zero(other) and one.shape == shape:
+        if is_zero(other) and one.shape == shape:
             return one
-    x, y = _shaped(lifted(x), shape), _shaped(lifted(y), shape)
+    x, y = shaped(lifted(x), shape), shaped(lifted(y), shape)
     length = max(len(x.parts), len(y.parts))
     parts = tuple(plus(*(w.parts[k] if k < len(w.parts) else None for w in (x, y))) for k in range(length))
     return Curve(parts, x.error + y.error + unit(x.error) * total(parts, x.error))
-
-
-def _shape(x: Form) -> tuple[int, ...]:
-    return jnp.shape(x) if is_point(x) else x.shape
-
-
-def _shaped(x: Curve, shape: tuple[int, ...]) -> Curve:
-    return x if x.shape == shape else fields(lambda part: jnp.broadcast_to(part, shape), x)
 
 
 def _neg(stretch: Stretch, params, x: Form) -> Form:
     return -x if is_point(x) else Curve(tuple(None if part is None else -part for part in x.parts), x.error)
 
 
-def _sub(stretch: Stretch, params, x: Form, y: Form) -> Form:
-    return _add(stretch, params, x, _neg(stretch, params, y))
-
-
 def _scaled(x: Curve, factor: Any) -> Curve:
-    x, factor = _shaped(x, np.broadcast_shapes(x.shape, jnp.shape(factor))), wide(factor)
+    x, factor = shaped(x, np.broadcast_shapes(x.shape, jnp.shape(factor))), wide(factor)
     parts = tuple(None if part is None else part * factor for part in x.parts)
     return Curve(parts, jnp.abs(factor) * (x.error + unit(x.error) * x.size) + TINY)
 
 
 def _mul(stretch: Stretch, params, x: Form, y: Form) -> Form:
     for one, other in ((x, y), (y, x)):
-        if _is_zero(other):
+        if is_zero(other):
             return np.zeros(np.broadcast_shapes(one.shape, np.shape(other)), one.dtype)
     if is_point(x):
         return _scaled(y, x)
     if is_point(y):
         return _scaled(x, y)
     shape = np.broadcast_shapes(x.shape, y.shape)
-    return multiplied(stretch, _shaped(x, shape), _shaped(y, shape))
+    return multiplied(stretch, shaped(x, shape), shaped(y, shape))
 
 
 def _div(stretch: Stretch, params, x: Form, y: Form) -> Form:
@@ -272,7 +165,7 @@ def _pow(stretch: Stretch, params, x: Form, y: Form) -> Form:
     return composed(
         stretch,
         by_ranges(real_power(y if np.ndim(y) == 0 else wide(y))),
-        _shaped(x, np.broadcast_shapes(x.shape, jnp.shape(y))),
+        shaped(x, np.broadcast_shapes(x.shape, jnp.shape(y))),
     )
 
 
@@ -282,13 +175,9 @@ def _polygamma(stretch: Stretch, params, n: Form, x: Form) -> Form:
     return composed(stretch, by_ranges(polygamma(int(n))), x)
 
 
-def _logaddexp(stretch: Stretch, params, x: Form, y: Form) -> Form:
-    return _add(stretch, params, composed(stretch, LOCAL["softplus"], _sub(stretch, params, x, y)), y)
-
-
 def _convert(stretch: Stretch, params, x: Form) -> Form:
     if isinstance(x, (Truth, Assumed)) and jnp.issubdtype(params["new_dtype"], jnp.floating):
-        return steady(RULES["convert_element_type"](stretch, params, _truth(x)))
+        return steady(Cell.rules["convert_element_type"](stretch, params, *stretch.truths(x)))
     if not isinstance(x, Curve) or params["new_dtype"] != x.dtype:
         raise NotImplementedError("a value as another type of number")
     return x
@@ -362,25 +251,6 @@ def _solve(stretch: Stretch, params, a: Form, b: Form) -> Curve:
 # Kinks ----------------------------------------------------------------------------------------------------------------
 
 
-def _chosen(which: Truth, no: Form, yes: Form) -> Curve:
-    """The case that holds on the whole stretch; where none does, the range of both."""
-    shape = np.broadcast_shapes(_shape(no), _shape(yes), jnp.shape(which.value)[:-1])
-    no, yes = _shaped(lifted(no), shape), _shaped(lifted(yes), shape)
-    either = steady(hull(no.range, yes.range))
-    length = max(len(no.parts), len(yes.parts))
-
-    def pick(one, other, unknown):
-        one, other = (jnp.zeros_like(unknown) if part is None else part for part in (one, other))
-        return jnp.where(which.known, jnp.where(which.value, other, one), unknown)
-
-    def part(w: Curve, k: int):
-        return w.parts[k] if k < len(w.parts) else None
-
-    middle, nothing = either.parts[0], jnp.zeros_like(either.error)
-    parts = [pick(part(no, k), part(yes, k), nothing if k else middle) for k in range(length)]
-    return Curve(tuple(parts), pick(no.error, yes.error, either.error))
-
-
 def _extreme(name: str) -> Callable[..., Form]:
     """The range alone."""
     reduce = jnp.max if name == "max" else jnp.min
@@ -391,64 +261,19 @@ def _extreme(name: str) -> Callable[..., Form]:
     return found
 
 
-def _select(stretch: Stretch, params, which: Form, *cases: Form) -> Form:
-    if any(isinstance(case, (Truth, Assumed)) for case in cases):
-        if not is_point(which):
-            raise NotImplementedError("a choice between comparisons by a comparison")
-        truths = [_truth(case) for case in cases]
-        pick = functools.partial(jnp.where, wide(which))
-        return Truth(*(pick(getattr(truths[1], part), getattr(truths[0], part)) for part in ("value", "known")))
-    if is_point(which):
-        shape = next(case.shape for case in cases if isinstance(case, Curve))
-        return fields(lambda *parts: lax.select_n(jnp.asarray(which), *parts),
-                      *(_shaped(lifted(case), shape) for case in cases))  # fmt: skip
-    if isinstance(which, Assumed):
-        case = lifted(cases[which.value])
-        return Curve(case.parts, case.error + 0.0 * which.witness.size)
-    if len(cases) != 2 or not isinstance(which, Truth):
-        raise NotImplementedError("a choice between more than two cases")
-    return _chosen(which, *cases)
-
-
-def _equal(same: bool) -> Callable[..., Form]:
-    def found(stretch: Stretch, params, x: Form, y: Form) -> Form:
-        if x is y or (is_static(y) and np.ndim(y) == 0 and np.isinf(y)):
-            return Assumed((x is y) == same, x)
-        if any(isinstance(form, (Truth, Assumed)) for form in (x, y)):
-            raise NotImplementedError("whether comparisons are equal")
-        return RULES["eq" if same else "ne"](stretch, params, _range(x), _range(y))
-
-    return found
-
-
-def _either(name: str) -> Callable[..., Form]:
-    def found(stretch: Stretch, params, x: Form, y: Form) -> Form:
-        return _chosen(rule(stretch, name, params, x, y), y, x)
-
-    return found
-
-
-def _abs(stretch: Stretch, params, x: Curve) -> Form:
-    zero = np.zeros((), x.dtype)
-    return _chosen(rule(stretch, "ge", params, x, zero), _neg(stretch, params, x), x)
-
-
 def _sign(stretch: Stretch, params, x: Curve) -> Form:
     return steady(Interval(jnp.sign(x.range.lo), jnp.sign(x.range.hi)))
 
 
-def _clamp(stretch: Stretch, params, least: Form, x: Form, most: Form) -> Form:
-    above = jnp.maximum(x, least) if is_point(x) and is_point(least) else rule(stretch, "max", params, x, least)
-    return jnp.minimum(above, most) if is_point(above) and is_point(most) else rule(stretch, "min", params, above, most)
+def _composed(name: str) -> Rule:
+    return lambda stretch, params, x: composed(stretch, LOCAL[name], x)
 
 
-SPECIAL: dict[str, Callable[..., Form]] = {
-    "add": _add, "add_any": _add, "sub": _sub, "neg": _neg, "mul": _mul, "div": _div, "pow": _pow, "square": _square,
-    "integer_pow": _integer_pow, "polygamma": _polygamma, "logaddexp": _logaddexp, "convert_element_type": _convert,
-    "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve, "gather": _gather,
-    "scatter-add": _scatter_add, "scatter_add": _scatter_add, "scatter": _scatter,
-    "select_n": _select, "eq": _equal(True), "ne": _equal(False),
-    "max": _either("ge"), "min": _either("le"), "abs": _abs, "sign": _sign, "clamp": _clamp,
-    "reduce_max": _extreme("max"), "reduce_min": _extreme("min"),
-    "is_finite": lambda stretch, params, x: Assumed(True, x), "copy": lambda stretch, params, x: x,
-}  # fmt: skip
+Stretch.rules.update({name: _composed(name) for name in LOCAL})
+Stretch.rules.update({
+    "add": _add, "add_any": _add, "neg": _neg, "mul": _mul, "div": _div, "pow": _pow, "square": _square,
+    "integer_pow": _integer_pow, "polygamma": _polygamma, "convert_element_type": _convert,
+    "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve,
+    "gather": _gather, "pad": _pad, "scatter-add": _scatter_add, "scatter_add": _scatter_add, "scatter": _scatter,
+    "sign": _sign, "reduce_max": _extreme("max"), "reduce_min": _extreme("min"),
+})  # fmt: skip

@@ -1,0 +1,229 @@
+"""A program read equation by equation as formulas with choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fedpdmc.enclosures.continuity.decision_trees import Choice, Value, apply, as_terms, depends, leaves_of, pruned
+from fedpdmc.enclosures.continuity.formulas import (
+    ENTRYWISE,
+    POSITIVE,
+    Formulas,
+    common_factors,
+    steady_along,
+    stopped_factors,
+)
+from fedpdmc.enclosures.continuity.normal_form import STOPPED, Monomial, Terms, multiplied
+from fedpdmc.enclosures.continuity.operations import RULED
+from fedpdmc.enclosures.control_flow import scan_lengths
+from fedpdmc.enclosures.intervals import Cell
+from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, line_of, name_of_call, within_known
+from fedpdmc.enclosures.shared_rules import MOVES as MOVED
+from fedpdmc.errors import Discontinuous
+
+# Functions of JAX that are smooth though their formulas have branches.
+SMOOTH_CALLS = {*CALLS, *BRANCHED}
+# Primitives of one value for each entry that jump.
+JUMPS = {"floor", "ceil", "round", "rem", "atan2", "nextafter", "argmax", "argmin", "reduce_precision", "clz",
+         "population_count", "shift_left", "shift_right_logical", "shift_right_arithmetic"}  # fmt: skip
+MOVES = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "rev", "slice", "gather", "dynamic_slice", "split",
+         "unstack", "tile", "copy", "copy_p", "optimization_barrier"}  # fmt: skip
+
+
+class Reader(Formulas):
+    """One reading of a program."""
+
+    def run(self, jaxpr, consts, args, where: str) -> list[Value]:
+        """Read a program equation by equation."""
+        known: dict[Any, Value] = {}
+
+        def read(atom):
+            return np.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]
+
+        known.update(zip(jaxpr.constvars, map(_value, consts), strict=True))
+        known.update(zip(jaxpr.invars, args, strict=True))
+        for equation in jaxpr.eqns:
+            self.trusted = within_known(equation)
+            found = self.equation(equation, [read(atom) for atom in equation.invars], line_of(equation) or where)
+            known.update(zip(equation.outvars, found, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, equation, values: list[Value], where: str) -> list[Value]:
+        """The results of one equation."""
+        name, params = equation.primitive.name, equation.params
+        if name in INNER:
+            return self._call(equation, values, where)
+        if all(isinstance(value, np.ndarray) for value in values):
+            found = equation.primitive.bind(*map(jnp.asarray, values), **params)
+            return [np.asarray(x) for x in (found if equation.primitive.multiple_results else [found])]
+        if name in FLOW:
+            return FLOW[name](self, equation, values, where)
+        if name in MOVES and (found := self._moves(equation, values)) is not None:
+            return found
+        if name in RULED:
+            values = self._alike(values)
+            found = RULED[name](self, params, where, *values)
+            meets = name in MEETING or (name == "select_n" and not depends(values[0]))
+            return [self._composed(found, values[name == "select_n" :], where) if meets else self.held(found, where)]
+        if name in ENTRYWISE:
+            values = self._alike(values)
+            return [self._composed(self._entrywise(name, equation, values), values, where)]
+        return self._others(equation, values, where)
+
+    def _alike(self, values: list[Value]) -> list[Value]:
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+        return [self.wide(value, shape) for value in values]
+
+    def _composed(self, found: Value, values: list[Value], where: str) -> Value:
+        """A continuous function of values: continuous where they are, however many pieces it has."""
+        if not isinstance(found, Choice):
+            return found
+        found = pruned(found)
+        if isinstance(found, Choice) and all(map(self.continuous, values)):
+            found.continuous = True
+        return self.held(found, where)
+
+    def _entrywise(self, name: str, equation, values: list[Value]) -> Value:
+        def evaluate(*arrays):
+            return equation.primitive.bind(*map(jnp.asarray, arrays), **equation.params)
+
+        own = str(sorted(equation.params.items()))
+        return apply(lambda *leaves: self.function(name, own, evaluate, *map(as_terms, leaves)), *values)
+
+    def _moves(self, equation, values: list[Value]) -> list[Value] | None:
+        name, params, (x, *rest) = equation.primitive.name, equation.params, values
+        if name == "optimization_barrier":
+            return values
+        fills = name == "gather" and params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+        if fills or not all(isinstance(value, np.ndarray) for value in rest):
+            return None
+        arrays = [jnp.asarray(value) for value in rest]
+
+        def move(i: int, part):
+            found = equation.primitive.bind(jnp.asarray(part), *arrays, **params)
+            return np.asarray(found[i] if equation.primitive.multiple_results else found)
+
+        places = params.get("broadcast_dimensions", params.get("permutation"))
+        own = (name, str(sorted(params.items())), places, *(value.tobytes() for value in rest))
+        shapes = [variable.aval.shape for variable in equation.outvars]
+        return [self.moved(lambda part, i=i: move(i, part), (*own, i), x, shape) for i, shape in enumerate(shapes)]
+
+    def _others(self, equation, values: list[Value], where: str) -> list[Value]:
+        """Functions of whole arrays: linear maps, extremes, and what a user has registered."""
+        name, params = equation.primitive.name, equation.params
+        shapes = [variable.aval.shape for variable in equation.outvars]
+        own = str(sorted((k, v) for k, v in params.items() if not hasattr(v, "eqns")))
+        if not any(map(depends, values)):
+            args = tuple(leaf for value in values for leaf in map(as_terms, leaves_of(value)))
+            return [self.atom(name, (own, i), args, shape, analytic=False) for i, shape in enumerate(shapes)]
+        indices = (
+            values[1:] if name in ("gather", "dynamic_slice") else values[1:2] if name.startswith("scatter") else []
+        )
+        jump = name in JUMPS or any(map(depends, indices)) or (name == "sort" and len(values) > 1)
+        if jump or not (Cell.knows(name) or name in MOVED or name in CONTINUOUS):
+            raise Discontinuous(name, where, "of a value that depends on the parameters")
+        if name == "reduce_sum":
+            factors = common_factors(values[0])
+            if factors and all(steady_along(atom, params["axes"]) for atom, _ in factors):
+                rest = apply(lambda leaf: stopped_factors(as_terms(leaf))[1], values[0])
+                return [self._summed(own, rest, factors, params["axes"], shapes[0], where)]
+        return [self.opaque(name, own, values, shape, where, i) for i, shape in enumerate(shapes)]
+
+    def _summed(self, own: Any, rest: Value, factors: Monomial, axes, shape, where: str) -> Terms:
+        """A sum with its common factor taken out."""
+        total = self.opaque("reduce_sum", own, [rest], shape, where)
+        for atom, power in factors:
+            (symbol, places) = next(iter(atom.args[0].atoms)).key[0]
+            kept = tuple(place for axis, place in enumerate(places) if axis not in axes)
+            inner = self.atom(STOPPED, (symbol, kept), (), shape, analytic=False, evaluate=None)
+            (pair,) = self.atom(
+                "exp", atom.key[0], (inner,), shape, POSITIVE, entrywise=True, evaluate=atom.key[1]
+            ).atoms
+            total = multiplied(total, Terms({((pair, power),): np.ones(())}, shape)) or total
+        return total
+
+    def _call(self, equation, values: list[Value], where: str) -> list[Value]:
+        name, inner = equation.primitive.name, equation.params[INNER[equation.primitive.name]]
+        jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+        called = name_of_call(equation)
+        if called in SMOOTH_CALLS and any(map(depends, values)) and len(jaxpr.outvars) == 1:
+
+            def evaluate(*arrays):
+                return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*map(jnp.asarray, arrays))[0]
+
+            values = self._alike(values)
+            known = apply(lambda *leaves: self.function(called, (), evaluate, *map(as_terms, leaves)), *values)
+            return [self._composed(known, values, where)]
+        if name.startswith("custom_") and not called and any(map(depends, values)):
+            raise Discontinuous(name, where, "a derivative given by hand, which need not be that of the function")
+        return self.run(jaxpr, consts, values, where)
+
+    def loop(self, equation, values: list[Value], where: str) -> list[Value]:
+        """A scan: its body is shown to be continuous in all that enters it, whatever is carried."""
+        params, inner = equation.params, equation.params["jaxpr"]
+        n_consts, n_carry = scan_lengths(params)
+        consts, carry, xs = values[:n_consts], values[n_consts : n_consts + n_carry], values[n_consts + n_carry :]
+        needs = [depends(value) for value in carry]
+        slices = [self.fresh("scanned", x.shape[1:], depends(x), False) for x in xs]
+        while True:
+            state = [self.fresh("carried", x.shape, need, False) for x, need in zip(carry, needs, strict=True)]
+            found = self.run(inner.jaxpr, inner.consts, [*consts, *state, *slices], where)
+            after = [old or depends(new) for old, new in zip(needs, found[:n_carry], strict=True)]
+            if after == needs:
+                break
+            needs = after
+        for value in (*carry, *xs, *found):
+            self.finished(value, where)
+        flags = [*needs, *map(depends, found[n_carry:])]
+        return [
+            self.fresh("scan", variable.aval.shape, need, False)
+            for variable, need in zip(equation.outvars, flags, strict=True)
+        ]
+
+    def cond(self, equation, values: list[Value], where: str) -> list[Value]:
+        """Branches: by a number, or by data, each continuous."""
+        index, *operands = values
+        branches = equation.params["branches"]
+        if depends(index):
+            raise Discontinuous("cond", where, "a condition that depends on the parameters")
+        if isinstance(index, np.ndarray):
+            branch = branches[min(max(int(index), 0), len(branches) - 1)]
+            return self.run(branch.jaxpr, branch.consts, operands, where)
+        outs = [self.run(branch.jaxpr, branch.consts, operands, where) for branch in branches]
+        for value in itertools.chain(*outs):
+            self.finished(value, where)
+        return [
+            self.fresh("cond", cases[0].shape, any(map(depends, cases)), False) for cases in zip(*outs, strict=True)
+        ]
+
+    def endless(self, equation, values: list[Value], where: str) -> list[Value]:
+        """A loop of unknown length, of data alone."""
+        if any(map(depends, values)):
+            raise Discontinuous("while", where, "a loop whose length may depend on the parameters")
+        return [self.fresh("while", variable.aval.shape, False, False) for variable in equation.outvars]
+
+    def solve(self, equation, values: list[Value], where: str) -> list[Value]:
+        """A linear system."""
+        shapes = [variable.aval.shape for variable in equation.outvars]
+        return [self.opaque("custom_linear_solve", where, values, shape, where, i) for i, shape in enumerate(shapes)]
+
+
+# Continuous functions of their arguments.
+MEETING = {"add", "add_any", "sub", "neg", "mul", "div", "integer_pow", "square", "one_minus_square", "max", "min", "clamp",
+           "abs"}  # fmt: skip
+FLOW: dict[str, Callable[..., list[Value]]] = {
+    "scan": Reader.loop, "cond": Reader.cond, "while": Reader.endless, "custom_linear_solve": Reader.solve,
+}  # fmt: skip
+# Without rules of their own on cells, but continuous.
+CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "conv_general_dilated"}
+
+
+def _value(x: Any) -> Value:
+    return x if isinstance(x, (Terms, Choice)) else np.asarray(x)
