@@ -109,7 +109,7 @@ def echo_site(address: str, keys: Path, name: str, size: int, handed: bool):
 def our_site(address: str, keys: Path, folder: Path, name: str, contract: bytes, answer: bool):
     """An agent of the package; without ``answer`` it is `Silent`."""
     from fedpdmc.certificates.keys import read_credentials
-    from fedpdmc.federation.grpc.transport import serve
+    from fedpdmc.federation.grpc.client import serve
     from fedpdmc.federation.site_agent.start import open_agent
     from fedpdmc.study import parse_study
 
@@ -200,8 +200,9 @@ def ours(sites: int, chains: int, keys: Path, folder: Path, answer: bool) -> Con
     """A round of the package's transport, or with ``answer`` a whole round."""
     from fedpdmc.certificates.keys import read_credentials
     from fedpdmc.federation import messages as wire
-    from fedpdmc.federation.grpc.transport import StreamTransport
-    from fedpdmc.federation.remote import RemoteFederation, Request
+    from fedpdmc.federation.grpc.server import StreamTransport
+    from fedpdmc.federation.remote import RemoteFederation
+    from fedpdmc.federation.transport import Request
     from fedpdmc.plan import Plan
     from fedpdmc.whitening import Reference
 
@@ -299,7 +300,7 @@ def main() -> None:
     parser.add_argument("--most-answered", type=int, default=4, help="whole rounds with at most so many sites")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    multiprocessing.set_forkserver_preload(["fedpdmc.federation.site_agent.start", "fedpdmc.federation.grpc.transport"])
+    multiprocessing.set_forkserver_preload(["fedpdmc.federation.site_agent.start", "fedpdmc.federation.grpc.client"])
     print(
         f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; milliseconds of a round, medians of blocks"
     )

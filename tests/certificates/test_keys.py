@@ -60,7 +60,7 @@ def test_a_key_that_others_can_read_is_warned_about(tmp_path, caplog):
     assert not caplog.records
     (tmp_path / "sites" / "north" / "key.pem").chmod(0o640)
     read_credentials(tmp_path / "sites" / "north")
-    assert "can be read by others" in caplog.text and "chmod 600" in caplog.text
+    assert "readable by other users" in caplog.text and "chmod 600" in caplog.text
 
 
 def test_a_party_makes_its_own_key_and_the_authority_signs(tmp_path):

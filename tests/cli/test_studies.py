@@ -10,8 +10,12 @@ from tests.study.contracts import write_csv
 from typer.testing import CliRunner
 
 import fedpdmc as fp
-from fedpdmc.cli import app, studies
+from fedpdmc.cli import app
+from fedpdmc.cli.runner import exit_status
+from fedpdmc.cli.study import DERIVATIVES as DESCRIBED
+from fedpdmc.federation import dry_run
 from fedpdmc.federation.site_agent import versions
+from fedpdmc.study.contract import DERIVATIVES
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,21 @@ def test_a_contract_is_tried_on_made_up_records(call, folder):
     assert "drug[T.verum]" in said and "limit 2,000" in said.replace("\n", " ")
 
 
+@pytest.mark.parametrize("derivatives", DERIVATIVES)
+def test_a_contract_with_any_release_is_described(call, folder, monkeypatch, tmp_path, derivatives):
+    monkeypatch.setattr(dry_run, "try_study", lambda study, records: dry_run.Trial(None, 1, 1.0, 1))
+    text = folder.contract.replace('derivatives = "none"', f'derivatives = "{derivatives}"').replace(
+        "passes = true\n", ""
+    )
+    if derivatives == "noisy":
+        text += "\n[privacy]\nepsilon = 2.0\ndelta = 1e-6\nrelease = 0.25\n"
+    if derivatives == "summed":
+        text = text.replace('"south"]', '"south", "west"]')
+    (tmp_path / "study.toml").write_text(text)
+    said = call("study", "check", tmp_path / "study.toml").replace("\n", " ")
+    assert f"arrivals{', ' if DESCRIBED[derivatives] else ''}{', '.join(DESCRIBED[derivatives])}; " in said
+
+
 def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, monkeypatch):
     words = ["--seed", SEED, "--store", tmp_path / "run", "--out", tmp_path / "post.zarr"]
     for name in folder.study.sites:
@@ -74,13 +93,13 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     shown = call("audit", "show", store)
     assert "joined" in shown and "Arrivals" in shown and "chains rang" in shown
     replayed = call("audit", "replay", "study.toml", "--name", "north", "--data", "north.csv", "--store", store)
-    assert "0 did not" in replayed and "written with" not in replayed
+    assert "0 differ" in replayed and "written with" not in replayed
     here = versions.present()
     monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
     other = ("audit", "replay", "study.toml", "--name", "north", "--data", "south.csv", "--store", store)
     said = " ".join(call(*other, status=1).split())
-    assert "another answer than the log has" in said
-    assert f"It was written with jax {here['jax']} (here 99.0): answers may differ in their last bits" in said
+    assert "the answer differs from the log" in said
+    assert f"It was written with jax {here['jax']} (here 99.0). Answers may differ in the last bits" in said
 
 
 def test_the_faults_of_all_files_are_told_at_once(call, folder, tmp_path, caplog):
@@ -99,15 +118,15 @@ def test_a_full_disk_is_told_in_a_sentence(caplog):
     def work():
         raise OSError(errno.ENOSPC, "No space left on device", "run/state.npz")
 
-    assert studies.guarded(work) == 2
-    assert "No space left on device: 'run/state.npz'. What was kept in the store stands" in caplog.text
+    assert exit_status(work) == 2
+    assert "No space left on device: 'run/state.npz'. The data in the store is intact" in caplog.text
 
 
 def test_without_descriptors_a_service_is_started_again():
     def work():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    assert studies.guarded(work) == 75
+    assert exit_status(work) == 75
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ REPORT = "data: found 2 faults at 2 of 2 sites. Correct them:\n" + "\n".join(
     f"    line {k}, column 'age': a value out of bounds ('10'). The contract allows 18 to 100." for k in (2, 3)
 )
 SCRIPT = f"""
-from fedpdmc.cli import studies
+from fedpdmc.cli import runner
 from fedpdmc.errors import FedPDMCError
 from fedpdmc.results.summary import Summary
 
@@ -27,12 +27,12 @@ row = dict(mean=0.123, sd=0.456, mcse=0.01, median=0.1, low=-1.0, high=1.0, ess=
 table = Summary([row], index=["slope"])
 table.verdict, table.notes = {VERDICT!r}, [{NOTE!r}]
 print(table)
-studies.say({f"Saved: {PATH} (read it with fedpdmc.load)."!r})
+runner.say({f"Saved: {PATH} (read it with fedpdmc.load)."!r})
 
 def refused():
     raise FedPDMCError({REPORT!r})
 
-raise SystemExit(studies.guarded(refused))
+raise SystemExit(runner.exit_status(refused))
 """
 
 

@@ -13,7 +13,7 @@ from tests.federation.studies import Folder
 
 from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.cli import app
-from fedpdmc.federation.grpc.transport import serve
+from fedpdmc.federation.grpc.client import serve
 from fedpdmc.study import parse_study, read_policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
@@ -102,4 +102,4 @@ def test_the_python_examples_run(tmp_path, monkeypatch):
     names["post"].save("run/posterior.zarr")
     exec(compile(read, "deploy.md", "exec"), {})
     for agent in agents.values():
-        agent.journal.close()
+        agent.log.close()

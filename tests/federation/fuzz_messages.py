@@ -12,12 +12,14 @@ from pathlib import Path
 import atheris
 
 PACKAGE = "fedpdmc.federation"
-with atheris.instrument_imports(include=[f"{PACKAGE}.{name}" for name in ("wire", "codecs", "remote", "sums")]):
+with atheris.instrument_imports(
+    include=[f"{PACKAGE}.{name}" for name in ("messages", "codecs", "answer_checks", "masking")]
+):
     import numpy as np
 
     from fedpdmc.certificates import keys
     from fedpdmc.errors import BadAnswer, WireError
-    from fedpdmc.federation import masking, remote
+    from fedpdmc.federation import answer_checks, masking
     from fedpdmc.federation import messages as wire
     from fedpdmc.federation.site_agent import secure_sum
     from fedpdmc.plan import Plan
@@ -29,9 +31,9 @@ PLAN = Plan(np.arange(3), np.zeros((3, DIM)), np.ones((3, 2)), np.ones((3, 2, DI
 def first_reader(message: wire.Message, own: keys.Credentials) -> None:
     """What is done with a message before any of it is trusted."""
     if isinstance(message, wire.Arrivals):
-        remote._arrival("north", message, PLAN)
+        answer_checks.read_arrival("north", message, PLAN)
     elif isinstance(message, wire.Opened) and message.remaining >= 0:
-        remote._account("north", 2, message)
+        answer_checks.read_account("north", 2, message)
     elif isinstance(message, wire.Offered):
         keys.signer(own, message.certificate, message.signature, message.public)
     elif isinstance(message, wire.Agree):

@@ -51,10 +51,10 @@ def build(folder: Path) -> Path:
 
 def zygote() -> None:
     """Import everything once; then, for each line that comes in, fork a process that runs a command of the package."""
-    import jax  # noqa: F401
-
     import fedpdmc.cli.studies  # noqa: F401
     import fedpdmc.federation.grpc.transport
+    import jax  # noqa: F401
+
     import fedpdmc.federation.resume
     import fedpdmc.federation.site_agent.start  # noqa: F401
     from fedpdmc.__main__ import main

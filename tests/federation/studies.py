@@ -9,7 +9,7 @@ from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
 
 import fedpdmc as fp
 from fedpdmc.certificates.keys import make_keys, read_credentials
-from fedpdmc.federation.grpc.transport import serve
+from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import parse_study
 
@@ -83,7 +83,7 @@ class Folder:
                 thread.join(30)
                 assert not thread.is_alive()
             for agent in agents.values():
-                agent.journal.close()
+                agent.log.close()
         assert not errors, errors
 
 

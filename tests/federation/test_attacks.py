@@ -10,15 +10,15 @@ import time
 import grpc
 import pytest
 from tests.federation.attackers import Flood, dial, idle_connections, still_open, wait_until
+from tests.federation.callers import hello, says
 from tests.federation.processes import Parties
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
-from tests.federation.test_grpc_transport import hello, says
 
 import fedpdmc as fp
 from fedpdmc.certificates.keys import fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc import connection_limits
-from fedpdmc.federation.grpc.transport import METHOD, SERVICE
+from fedpdmc.federation.grpc.options import JOIN, SERVICE
 
 
 def few_descriptors(name, command):
@@ -95,7 +95,7 @@ def silent_streams(address, own, count):
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             channel = stack.enter_context(grpc.secure_channel(address, secret, options))
-            calls.append(channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(silence.get, None), timeout=60))
+            calls.append(channel.stream_stream(f"/{SERVICE}/{JOIN}")(iter(silence.get, None), timeout=60))
         yield calls
         for call in calls:
             call.cancel()
@@ -134,20 +134,20 @@ def test_connections_that_say_nothing_are_few_and_end(folder, monkeypatch, caplo
             with dial(connection.address, "127.0.0.4") as other:
                 time.sleep(0.2)
                 assert still_open([other]) == 1
-            monkeypatch.setattr(connection_limits, "PATIENCE", 0.5)
+            monkeypatch.setattr(connection_limits, "TIMEOUT", 0.5)
             assert wait_until(lambda: still_open(held) == 0)
     lines = [record.message for record in caplog.records if "127.0.0.3 was shut down" in record.message]
     assert 0 < len(lines) <= connection_limits.LINES
 
 
 def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeypatch):
-    monkeypatch.setattr(connection_limits, "PATIENCE", 0.3)
+    monkeypatch.setattr(connection_limits, "TIMEOUT", 0.3)
     own, silence = read_credentials(folder.keys("north")), queue.SimpleQueue()
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
     with folder.listening() as connection:
         options = [("grpc.ssl_target_name_override", "coordinator")]
         with grpc.secure_channel(connection.address, secret, options) as channel:
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+            call = channel.stream_stream(f"/{SERVICE}/{JOIN}")(
                 itertools.chain([hello(folder)], iter(silence.get, None)), timeout=30
             )
             assert isinstance(messages.decode(next(call)), messages.Welcome)
@@ -159,14 +159,14 @@ def test_a_site_that_is_admitted_stays_however_long_it_is_silent(folder, monkeyp
 
 def test_lines_about_one_address_are_counted_not_written(caplog, monkeypatch):
     monkeypatch.setattr(connection_limits, "SECONDS_A_LINE", 0.2)
-    lines = connection_limits.Lines()
+    lines = connection_limits.RateLimitedLog()
     for k in range(1000):
         lines.warn("192.0.2.1", "line %d", k)
     lines.warn("192.0.2.2", "of another")
     assert len(caplog.records) <= connection_limits.LINES + 2
     time.sleep(0.25)
     lines.warn("192.0.2.1", "the last")
-    assert "more that were left out" in caplog.records[-1].message
+    assert "that were not logged" in caplog.records[-1].message
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_peer_is_an_address_and_a_port(peer, address):
 
 def test_of_an_ipv6_address_the_network_counts():
     assert (
-        connection_limits.network("2001:db8::1")
-        == connection_limits.network("2001:db8::ffff")
-        != connection_limits.network("2001:db9::1")
+        connection_limits.source_network("2001:db8::1")
+        == connection_limits.source_network("2001:db8::ffff")
+        != connection_limits.source_network("2001:db9::1")
     )
-    assert connection_limits.network("192.0.2.1") != connection_limits.network("192.0.2.2")
+    assert connection_limits.source_network("192.0.2.1") != connection_limits.source_network("192.0.2.2")

@@ -144,7 +144,7 @@ def test_without_a_descriptor_it_waits_for_one(tmp_path, monkeypatch, caplog):
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert Checkpoint(tmp_path).read().facts["k"] == 1
-    assert "waits for a descriptor" in caplog.text
+    assert "waits for a file descriptor" in caplog.text
 
 
 def test_an_unknown_format_is_refused(tmp_path):

@@ -15,14 +15,15 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages
-from fedpdmc.federation.grpc.transport import serve
+from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.plausibility import Plausible
-from fedpdmc.federation.remote import RemoteFederation, RemoteSite, Request
+from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.disclosure import largest_leverage
 from fedpdmc.federation.site_agent.start import open_agent
+from fedpdmc.federation.transport import Request
 from fedpdmc.study import read_policy
 
 RUN, RECORDS = b"r" * 16, 100
@@ -58,12 +59,12 @@ def guarded(tmp_path_factory):
 def agent(guarded, tmp_path):
     agent = guarded.agent("north", tmp_path / "store")
     yield agent
-    agent.journal.close()
+    agent.log.close()
 
 
 def derive(agent, x):
     return messages.decode(
-        agent.answer(messages.encode(messages.Derive(RUN, agent.journal.answers + 1, np.asarray(x, float))))
+        agent.answer(messages.encode(messages.Derive(RUN, agent.log.answers + 1, np.asarray(x, float))))
     )
 
 
@@ -97,7 +98,7 @@ def test_a_coordinator_with_a_good_key_reads_no_rows_over_the_network(guarded, t
             thread.start()
         rowed, refused = 0, []
         for age in range(30, 50):
-            message = messages.Derive(connection.run, agents["north"].journal.answers + 1, selecting(age, age % 2))
+            message = messages.Derive(connection.run, agents["north"].log.answers + 1, selecting(age, age % 2))
             answer = messages.decode(connection.transport.ask([Request.of(message), None])[0])
             refused.append(code(answer))
             rowed += code(answer) is None and rank_one(answer.hessian) is not None
@@ -106,7 +107,7 @@ def test_a_coordinator_with_a_good_key_reads_no_rows_over_the_network(guarded, t
         thread.join(30)
     assert rowed == 0 and refused[:12] == ["TOO_FAR"] * 12 and set(refused[12:]) == {"TOO_MANY_DERIVATIVES"}
     for agent in agents.values():
-        agent.journal.close()
+        agent.log.close()
 
 
 def open_fresh(folder, name, tmp_path):
@@ -127,12 +128,12 @@ def test_without_control_the_same_points_are_rows(guarded, tmp_path):
         if row is not None:
             found += (row[1] / row[0] > 0.5, round(10 * row[2] / row[0] + 50)) in real
     assert found >= 4
-    agent.journal.close()
+    agent.log.close()
 
 
 SLY = {
     # Within the trust region, a narrow window of ages.
-    "a narrow window": ([[-14.0, 0.0, 14.0]], "FEW_RECORDS", "effective records carry it"),
+    "a narrow window": ([[-14.0, 0.0, 14.0]], "FEW_RECORDS", "effective records contribute"),
     "far along a ray": ([[0.0, 0.0, 1.0], [0.0, 0.0, 15.1]], "TOO_FAR", "farthest = 6"),
     "overflow": ([[1e300, 0.0, 0.0]], "TOO_FAR", "farthest = 6"),
 }
@@ -153,9 +154,9 @@ def test_one_record_that_is_alone_in_some_direction_is_found_among_many(tmp_path
     write_csv(folder.path / "north.csv", [*table, ("yes", "verum", 65)])
     agent = folder.agent("north", tmp_path / "store")
     assert code(derive(agent, [0.0, -15.0, 14.0])) == "FEW_RECORDS"
-    assert "Hessian: one record carries" in caplog.records[-2].message and "0.75" in caplog.records[-2].message
+    assert "Hessian: one record has a share" in caplog.records[-2].message and "0.75" in caplog.records[-2].message
     assert code(derive(agent, [0.0, -1.0, 0.2])) is None
-    agent.journal.close()
+    agent.log.close()
 
 
 def test_differences_and_combinations_of_releases_are_looked_at(tmp_path, caplog):
@@ -167,23 +168,23 @@ def test_differences_and_combinations_of_releases_are_looked_at(tmp_path, caplog
     assert code(derive(agent, [0.1, 0.2, 0.1])) is None
     assert code(derive(agent, [0.1, 0.9, 0.1])) == "FEW_RECORDS"
     assert "the difference to point 1" in caplog.records[-2].message
-    agent.journal.close()
+    agent.log.close()
     folder = Guarded(tmp_path / "small", policy=CAREFUL.replace("least_records = 20", "least_records = 3"), records=24)
     agent = folder.agent("north", tmp_path / "small")
     told = [code(derive(agent, [-t, 0.0, 1.0])) for t in np.linspace(-2.5, 3.5, 12)]
     assert "FEW_RECORDS" in told
     assert any("combinations of" in record.message for record in caplog.records)
-    agent.journal.close()
+    agent.log.close()
 
 
 def test_a_restart_does_not_reset_the_control(guarded, agent, tmp_path):
     assert code(derive(agent, [0.1, 0.2, 0.1])) is None
     for k in range(4):
         assert code(derive(agent, [100.0 + k, 0.0, 0.0])) == "TOO_FAR"
-    store = agent.journal.folder
-    agent.journal.close()
+    store = agent.log.folder
+    agent.log.close()
     again = guarded.agent("north", store)
-    agent.journal = again.journal
+    agent.log = again.log
     told = [code(derive(again, 0.1 * np.random.default_rng(k).normal(size=3))) for k in range(8)]
     assert told == [None] * 7 + ["TOO_MANY_DERIVATIVES"]
     found = replay(guarded.study, "north", guarded.data["north"], store=store)
@@ -206,12 +207,12 @@ def test_sums_are_controlled_at_each_site(tmp_path):
         agent.answer(messages.encode(messages.Agree(RUN, 2, offers)))
         assert code(derive(agent, [0.0, -14.6, 4.0])) == "FEW_RECORDS"
         assert isinstance(derive(agent, [0.0, 0.1, 0.1]), messages.Masked)
-        agent.journal.close()
+        agent.log.close()
 
 
 def opening(agent, center, scale, linear, precision, point):
     message = messages.Open(
-        RUN, agent.journal.answers + 1, 4, 1, center, scale * np.eye(3), 2, precision, linear, point
+        RUN, agent.log.answers + 1, 4, 1, center, scale * np.eye(3), 2, precision, linear, point
     )  # fmt: skip
     return messages.decode(agent.answer(messages.encode(message)))
 
@@ -219,7 +220,7 @@ def opening(agent, center, scale, linear, precision, point):
 def planned(agent, start, speed=1.0):
     velocity = speed * np.random.default_rng(0).normal(size=(4, 1, 3))
     message = messages.Plans(
-        RUN, agent.journal.answers + 1, np.full(4, agent.journal.answers), np.broadcast_to(start, (4, 3)).copy(),
+        RUN, agent.log.answers + 1, np.full(4, agent.log.answers), np.broadcast_to(start, (4, 3)).copy(),
         np.full((4, 1), 40.0), velocity, np.arange(4),
     )  # fmt: skip
     return messages.decode(agent.answer(messages.encode(message)))
@@ -238,7 +239,7 @@ def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
     rows_told = told.normal[told.rang.astype(bool)]
     np.testing.assert_allclose(rows_told[:, 1:] / rows_told[:, :1], [[1.0, -2.0]] * len(rows_told), rtol=1e-4)
     assert len(rows_told)
-    free.journal.close()
+    free.log.close()
     agent = folder.agent("north", tmp_path / "guarded")
     assert code(opening(agent, far, 0.05, *nothing)) == "NOT_TOLD"
     x = np.array([0.1, 0.2, 0.1])
@@ -251,7 +252,7 @@ def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
     assert code(planned(agent, np.array([0.0, 0.0, 16.0]))) == "TOO_FAR"
     assert code(planned(agent, np.zeros(3), 20.0)) == "TOO_FAR"
     assert isinstance(planned(agent, np.ones(3)), messages.Arrivals)
-    agent.journal.close()
+    agent.log.close()
 
 
 def searched(folder, tmp_path, believed=False):
@@ -338,7 +339,7 @@ def test_small_cells_are_refused_when_records_are_read(tmp_path):
             folder.agent("north", tmp_path / "store")
         assert "least_cell = 3" in str(error.value) and "2 records" in str(error.value)
     write_csv(folder.path / "north.csv", [("no", "placebo", age) for _, _, age in table])
-    folder.agent("north", tmp_path / "store").journal.close()
+    folder.agent("north", tmp_path / "store").log.close()
 
 
 def test_the_largest_share_is_that_of_the_worst_direction():
@@ -379,9 +380,9 @@ def test_solving_for_all_records_at_once_finds_few_of_them(tmp_path):
         return np.minimum(solved, truth).sum() / len(table)
 
     upper = np.triu_indices(3)
-    answers = [agent.journal.answer(k) for k in range(agent.journal.answers)]
+    answers = [agent.log.answer(k) for k in range(agent.log.answers)]
     rounded = [np.concatenate([[m.value], m.gradient, m.hessian[upper]]) for m in map(messages.decode, answers)]
     exact = np.concatenate([terms(table, x).sum(0) for x in points])
     assert found(exact, 1e-12) > 0.4
     assert found(np.concatenate(rounded), 1e-3) < 0.3
-    agent.journal.close()
+    agent.log.close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.errors import BadAnswer, LimitReached
-from fedpdmc.federation.early_arrivals import MOST_AT_ONCE, Haste
+from fedpdmc.federation.early_arrivals import MOST_IMMEDIATE, EarlyArrivals
 from fedpdmc.plan import Arrival
 
 
@@ -13,25 +13,25 @@ def arrival(time, rang):
 
 
 def test_a_site_that_always_rings_at_once_is_named():
-    haste, horizon = Haste(["north", "south"]), np.array([5.0, 5.0])
+    early, horizon = EarlyArrivals(["north", "south"]), np.array([5.0, 5.0])
     late, hasty = arrival([1.0, 2.0], [True, False]), arrival([3.0, 1e-300], [True, True])
-    with pytest.raises(BadAnswer, match="'south': it rang at once 32 times in a row on chain 1"):
-        for _ in range(MOST_AT_ONCE):
-            haste.see([late, hasty], horizon)
-    assert haste.words().endswith("north 32, south 32.")
+    with pytest.raises(BadAnswer, match="'south': 32 immediate arrivals in a row on chain 1"):
+        for _ in range(MOST_IMMEDIATE):
+            early.add([late, hasty], horizon)
+    assert early.words().endswith("north 32, south 32.")
 
 
 def test_a_few_are_an_accident_and_others_in_between_too():
-    haste, horizon = Haste(["north", "south"]), np.array([5.0])
-    for k in range(10 * MOST_AT_ONCE):
+    early, horizon = EarlyArrivals(["north", "south"]), np.array([5.0])
+    for k in range(10 * MOST_IMMEDIATE):
         time = 0.0 if k % 8 else 1.0
-        haste.see([arrival([time], [True]), None], horizon)
-    assert haste.ended.tolist() == [10 * MOST_AT_ONCE, 0]
+        early.add([arrival([time], [True]), None], horizon)
+    assert early.ended.tolist() == [10 * MOST_IMMEDIATE, 0]
 
 
 def test_who_has_used_the_rounds_up_is_said():
-    assert Haste(["north"]).words() == ""
-    haste = Haste(["north", "south"])
-    haste.see([arrival([1.0], [False]), arrival([1e-6], [True])], np.array([5.0]))
-    error = LimitReached("north", "TOO_MANY_ROUNDS", haste.words())
-    assert "Plans of single chains that a site has ended: north 0, south 1." in str(error)
+    assert EarlyArrivals(["north"]).words() == ""
+    early = EarlyArrivals(["north", "south"])
+    early.add([arrival([1.0], [False]), arrival([1e-6], [True])], np.array([5.0]))
+    error = LimitReached("north", "TOO_MANY_ROUNDS", early.words())
+    assert "Plans ended by each site, counted by chain: north 0, south 1." in str(error)

@@ -215,7 +215,7 @@ def test_only_the_sites_that_must_be_asked_get_a_message(wards, tmp_path):
     agents = {name: wards.agent(name, tmp_path / name) for name in study.sites}
     with wards.listening() as connection, wards.sites(connection, agents):
         streamed = fp.sample(connection, progress=False)
-        last = [agent.journal.answers for agent in agents.values()]
+        last = [agent.log.answers for agent in agents.values()]
     assert same_bits(post, direct) and same_bits(direct, streamed)
     for found in (direct, streamed):
         np.testing.assert_array_equal(found.messages, post.messages)

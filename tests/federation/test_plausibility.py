@@ -37,10 +37,10 @@ LIES = {
     "a gradient of 1e300": (lambda m, x: {"gradient": np.full(3, 1e300)}, "gradient that 1,000,000 records"),
     "a gradient of 1e8": (lambda m, x: {"gradient": np.array([0.0, 1e8, 0.0])}, "gradient that 1,000,000 records"),
     "negative curvature": (lambda m, x: {"hessian": m.hessian - 30 * np.eye(3)}, "negative curvature"),
-    "a value below zero": (lambda m, x: {"value": -5.0}, "below zero"),
-    "a Hessian a hundred times too large": (lambda m, x: {"hessian": 100 * m.hessian}, "do not fit"),
-    "gradients of another place": (lambda m, x: {"gradient": m.gradient + 30 * np.sin(5 * x)}, "do not fit"),
-    "one Hessian that grows": (lambda m, x: {"hessian": m.hessian * (1 + 50 * bool(x.any()))}, "do not fit"),
+    "a value below zero": (lambda m, x: {"value": -5.0}, "a negative minus log likelihood"),
+    "a Hessian a hundred times too large": (lambda m, x: {"hessian": 100 * m.hessian}, "contradict each other"),
+    "gradients of another place": (lambda m, x: {"gradient": m.gradient + 30 * np.sin(5 * x)}, "contradict each other"),
+    "one Hessian that grows": (lambda m, x: {"hessian": m.hessian * (1 + 50 * bool(x.any()))}, "contradict each other"),
 }
 
 
@@ -92,13 +92,13 @@ def test_honest_sites_are_believed(tmp_path, family):
             message = messages.decode(agent.answer(messages.encode(messages.Derive(RUN, k + 1, x))))
             plausible.check("north", x, message.value, message.gradient, message.hessian)
             x = x if k == 9 else x + 10 ** rng.uniform(-3, 0) * rng.normal(size=3) / [1, 1, 3]
-        agent.journal.close()
+        agent.log.close()
 
 
 def test_a_site_with_more_records_than_the_contract_has_is_refused(tmp_path):
     study = parse_study(OWN.replace("[limits]", "[limits]\nrecords = 11").encode())
     path = write_csv(tmp_path / "north.csv", rows("north", 12))
-    with pytest.raises(InputError, match="12 records.*at most 11"):
+    with pytest.raises(InputError, match="12 records.*allows 11"):
         open_agent(study, "north", path, store=tmp_path / "store", seed=1)
 
 
@@ -107,11 +107,11 @@ def test_a_posterior_that_records_cannot_make_or_have_not_made_is_said():
     plausible, prior = Plausible(study), np.full(3, 2.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plausible.judge(np.full(3, 0.5), np.array([0.4, 0.5, 0.2]))
+        plausible.check_posterior(np.full(3, 0.5), np.array([0.4, 0.5, 0.2]))
     with pytest.warns(UserWarning, match=r"deviation of drug\[T.verum\] is far below what 100 records"):
-        plausible.judge(np.full(3, 0.5), np.array([0.4, 1e-2, 0.2]))
-    with pytest.warns(UserWarning, match="The posterior is the prior"):
-        plausible.judge(np.full(3, 0.01), prior)
+        plausible.check_posterior(np.full(3, 0.5), np.array([0.4, 1e-2, 0.2]))
+    with pytest.warns(UserWarning, match="The posterior equals the prior"):
+        plausible.check_posterior(np.full(3, 0.01), prior)
 
 
 def test_a_sum_is_held_to_the_records_of_all_sites():
@@ -124,7 +124,7 @@ def test_a_sum_is_held_to_the_records_of_all_sites():
 def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
     folder = Guarded(tmp_path / "study", records=12, policy=LOOSE)
     write_csv(folder.path / "south.csv", rows("south", 4000))
-    with pytest.warns(UserWarning, match=r"Site 'south' tells 99\.\d+ %"):
+    with pytest.warns(UserWarning, match=r"Site 'south' contributes 99\.\d+ %"):
         searched(folder, tmp_path, believed=True)
 
 

@@ -10,12 +10,14 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.resume import Keeper
+from fedpdmc.federation.resume import RunRecorder
+from fedpdmc.federation.site_agent import computation
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import NO_SECRET, replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import read
+from fedpdmc.sites import private_site
 from fedpdmc.sites.site import derivatives
 from fedpdmc.study import parse_study, read_policy
 
@@ -90,9 +92,12 @@ def test_bounds_follow_from_the_declared_columns(folder):
     assert budget.epsilon == 20000.0 and folder.study.epsilon == 20000.0
 
 
-def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
-    folder = noisy
+def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path, monkeypatch):
+    folder, built = noisy, []
     expected = in_process(folder, tmp_path / "one")
+    for module, name in ((computation, "PrivateSite"), (private_site, "less_public")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, real=real, name=name: built.append(name) or real(*given))
     agents = {
         name: open_agent(
             folder.study,
@@ -109,10 +114,12 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
     with folder.listening() as connection, folder.sites(connection, agents):
         post = fp.sample(connection, progress=False)
         told = {one.site: one.remaining for one in connection.federation.accounts}
-        kept = {name: agent._private.status.remaining for name, agent in agents.items()}
-        assert "; privacy spent: north " in Keeper(connection).status()
-        reports = {name: agent._private.report() for name, agent in agents.items()}
+        kept = {name: agent.computation.private.status.remaining for name, agent in agents.items()}
+        assert "; privacy spent: north " in RunRecorder(connection).status()
+        reports = {name: agent.computation.private.report() for name, agent in agents.items()}
     assert told == kept and all(value > 0 for value in told.values())
+    # Each site builds its part of the run, and its potential in whitened coordinates, once.
+    assert sorted(built) == ["PrivateSite"] * 2 + ["less_public"] * 2
     assert same_bits(post, expected)
     # What the sites have told over the network is what their ledgers say, and in process.
     assert set(post.privacy) == {"north", "south"}
@@ -125,7 +132,7 @@ def test_over_tls_as_in_process_and_charged_at_the_site(noisy, tmp_path):
         says_no_more_than_arrivals(tmp_path / name, report)
     Ledger.open(tmp_path / "one" / "ledger.db").close()
     for name, agent in agents.items():
-        agent._private.ledger.close()
+        agent.computation.private.ledger.close()
         assert spent(tmp_path / f"{name}.db", name) == pytest.approx(spent(tmp_path / "one" / "ledger.db", name))
 
 
@@ -152,7 +159,7 @@ def test_noisy_derivatives_are_charged_before_they_leave_and_told_again_for_noth
     assert ledger.spent("records") <= 0.25 * account.limit
     far = messages.encode(messages.Derive(bytes(16), 5, np.full(3, 1e200)))
     assert messages.decode(agent.answer(far)).code == "PLAN_REFUSED"
-    agent.journal.close()
+    agent.log.close()
     ledger.close()
 
 
@@ -174,7 +181,7 @@ def test_another_contract_on_the_same_data_is_charged_to_the_account_of_the_poli
         ledger, account = agent.site.budget.open()
         assert (account.dataset, account.epsilon) == ("cohort", 30000.0)
         spent.append(ledger.spent("cohort"))
-        agent.journal.close()
+        agent.log.close()
     assert spent[0] > 0 and spent[1] == pytest.approx(spent[0] * (1 + 9000 / 20000), rel=1e-2)
     ledger.close()
 
@@ -192,9 +199,9 @@ def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
     with pytest.raises(InputError, match="seeded_for_tests"):
         open_agent(folder.study, "north", folder.data["north"], seed=1, **options)
     agent = open_agent(folder.study, "north", folder.data["north"], seed=1, seeded_for_tests=True, **options)
-    notes = [entry.note["event"] for entry in agent.journal.entries() if entry.kind is Kind.NOTE]
+    notes = [entry.note["event"] for entry in agent.log.entries() if entry.kind is Kind.NOTE]
     assert notes == ["seeded for tests: NOT private", "software"] and agent.site.budget.account_name == "records"
-    agent.journal.close()
+    agent.log.close()
     Ledger.open(tmp_path / "ledger.db").close()
 
 

@@ -24,7 +24,7 @@ def run(tmp_path_factory):
     stores = {name: folder.path / "stores" / name for name in folder.study.sites}
     agents = {name: folder.agent(name, store) for name, store in stores.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "SECONDS", 0.0)
+        patch.setattr(session, "SEAL_SECONDS", 0.0)
         with folder.listening(store=folder.path / "run") as opened, folder.sites(opened, agents):
             fp.sample(opened, progress=False)
             opened.finish()
@@ -74,7 +74,7 @@ def test_a_log_that_the_site_has_written_anew_is_found(kept, change):
     resealed(store, change)
     assert sum(1 for _ in read_log(store)) > 10
     faults = compare(store, seals, authority)
-    assert any("are not those that the site has sealed" in fault for fault in faults)
+    assert any("are not the ones that the site has sealed" in fault for fault in faults)
 
 
 def test_a_seal_that_the_coordinator_has_made_up_is_found(kept):
@@ -99,7 +99,7 @@ def test_a_receipt_that_the_site_has_made_up_is_found(kept):
 
     resealed(store, forged)
     assert compare(store, seals, authority) == [
-        "the log says that the coordinator has signed for 3 entries, and it has not"
+        "the log contains a signature of the coordinator for 3 entries, but it is not valid"
     ]
 
 
@@ -110,16 +110,16 @@ def test_who_asks_for_seals_for_ever_does_not_fill_the_disk(run, tmp_path):
     sizes = []
     for _ in range(20):
         answer = ask(agent, messages.encode(witness.request("north", 2)))
-        witness.take("north", answer)
-        sizes.append(agent.journal.head[0])
+        witness.add("north", answer)
+        sizes.append(agent.log.head[0])
     # The seal, and that it was received.
     assert sizes[1:] == [sizes[0] + 1] * 19
     assert isinstance(ask(agent, plans()), messages.Arrivals)
     assert ask(agent, messages.encode(witness.request("north", 3))).entries > answer.entries
-    agent.journal.close()
+    agent.log.close()
     again = run.agent("north", tmp_path)
     assert again.sealing._last is not None
-    again.journal.close()
+    again.log.close()
 
 
 @pytest.mark.parametrize("how", ["unsigned", "of another site", "of a shorter log", "of another log"])
@@ -133,21 +133,21 @@ def test_a_seal_that_is_not_the_sites_own_stops_the_run_by_name(run, how):
         said = sign(own, seal.statement(SEALED, RUN, run.study.digest, "north")) if signed else b""
         return messages.Attested(RUN, 1, bytes(32), *seal, own.certificate, said)
 
-    witness.take("north", sealed(Seal(7, bytes(32))))
+    witness.add("north", sealed(Seal(7, bytes(32))))
     wrong = {
         "unsigned": sealed(Seal(9, bytes(32)), signed=False),
         "of another site": sealed(Seal(9, bytes(32)), by="south"),
         "of a shorter log": sealed(Seal(6, bytes(32))),
         "of another log": sealed(Seal(7, bytes(31) + b"x")),
     }
-    with pytest.raises(BadAnswer, match="site 'north': a seal of"):
-        witness.take("north", wrong[how])
+    with pytest.raises(BadAnswer, match="site 'north': a seal "):
+        witness.add("north", wrong[how])
 
 
 def test_a_plain_connection_has_no_seals(run, tmp_path):
     """Nor a site without keys: it answers, unsigned."""
     agent = joined(run, tmp_path)
-    plain = Sealing(agent.journal, run.study, "north", None)
+    plain = Sealing(agent.log, run.study, "north", None)
     request = messages.Attest(RUN, 1, 0, bytes(32), b"", b"")
-    assert messages.decode(plain.answer(request, bytes(32))).signature == b""
-    agent.journal.close()
+    assert messages.decode(plain.seal(request, bytes(32))).signature == b""
+    agent.log.close()

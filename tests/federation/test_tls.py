@@ -11,8 +11,9 @@ from tests.federation.studies import Folder
 
 from fedpdmc.certificates.keys import fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.federation import messages
-from fedpdmc.federation.grpc import answers, tls, transport
-from fedpdmc.federation.grpc.tls import next_hour, opens
+from fedpdmc.federation.grpc import client, tls
+from fedpdmc.federation.grpc.tls import next_hour, next_opening
+from fedpdmc.federation.transport import Request
 
 
 def at(hour, minute=0, day=1):
@@ -34,7 +35,7 @@ def at(hour, minute=0, day=1):
     ],
 )
 def test_hours_of_the_day(hours, now, expected):
-    assert opens(hours, now) == (0.0 if expected is None else expected.timestamp())
+    assert next_opening(hours, now) == (0.0 if expected is None else expected.timestamp())
 
 
 def test_the_next_hour_is_ahead():
@@ -47,33 +48,33 @@ def test_outside_its_hours_a_site_does_not_dial_and_a_stream_ends_with_them(tmp_
     hour = datetime.datetime.now().hour
     closed = ((hour + 2) % 24, (hour + 3) % 24)
     with folder.listening() as connection:
-        transport.serve(
+        client.serve(
             agent,
             connection.address,
             own,
             lambda pause: bool(waits.append(pause)) or len(waits) > 1,
-            tls.Dialling(closed),
+            tls.DialSettings(closed),
         )
         assert agent.run is None and f"answers from {closed[0]} to {closed[1]} o'clock" in caplog.text
         # In the middle of a stream: the next request after the end is not answered.
         later, ends, stop = [], time.time() + 3600, threading.Event()
         clock = types.SimpleNamespace(time=lambda: time.time() + 7200 * len(later), monotonic=time.monotonic)
-        monkeypatch.setattr(answers, "time", clock)
-        monkeypatch.setattr(tls, "opens", lambda hours, now: float(len(later)))
+        monkeypatch.setattr(client, "time", clock)
+        monkeypatch.setattr(tls, "next_opening", lambda hours, now: float(len(later)))
         monkeypatch.setattr(tls, "next_hour", lambda hour, now: ends)
-        words = (agent, connection.address, own, stop.wait, tls.Dialling((8, 18)))
-        worker = threading.Thread(target=transport.serve, args=words)
+        words = (agent, connection.address, own, stop.wait, tls.DialSettings((8, 18)))
+        worker = threading.Thread(target=client.serve, args=words)
         worker.start()
         while agent.run is None and worker.is_alive():
             time.sleep(0.01)
         later.append("it is")
-        request = transport.Request(b"too late")
+        request = Request(b"too late")
         assert connection.transport._exchange([request, None], 2.0) == [None, None]
         stop.set()
         worker.join(30)
         assert not worker.is_alive()
-    agent.journal.close()
-    assert agent.journal.answers == 0
+    agent.log.close()
+    assert agent.log.answers == 0
 
 
 # whom a site takes for the coordinator ------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ def dials(tmp_path):
     """A study whose site north dials until it has joined, or so many times in vain."""
     folder = Folder(tmp_path)
 
-    def dial(address, tries=3, dialling=tls.USUAL, keys=None):
+    def dial(address, tries=3, settings=None, keys=None):
         agent, waits = folder.agent("north"), []
         own = read_credentials(keys or folder.keys("north"))
 
@@ -93,7 +94,7 @@ def dials(tmp_path):
             time.sleep(0.02)
             return len(waits) >= tries
 
-        worker = threading.Thread(target=transport.serve, args=(agent, address, own, wait, dialling), daemon=True)
+        worker = threading.Thread(target=client.serve, args=(agent, address, own, wait, settings), daemon=True)
         worker.start()
         while agent.run is None and worker.is_alive():
             time.sleep(0.01)
@@ -108,7 +109,7 @@ def ended(connection, agent, worker):
     connection.close()
     worker.join(30)
     assert not worker.is_alive()
-    agent.journal.close()
+    agent.log.close()
 
 
 def test_a_site_does_not_join_a_coordinator_that_it_has_revoked_and_joins_a_renewed_one(dials, caplog):
@@ -119,8 +120,8 @@ def test_a_site_does_not_join_a_coordinator_that_it_has_revoked_and_joins_a_rene
         agent, worker = dials(connection.address)
         worker.join(30)
         assert agent.run is None and not worker.is_alive()
-        agent.journal.close()
-        assert "the certificate of the coordinator has been revoked here" in caplog.text
+        agent.log.close()
+        assert "this site has revoked the coordinator's certificate" in caplog.text
         for file in ("key.pem", "certificate.pem"):
             (folder.keys("coordinator") / file).unlink()
         make_keys(folder.path / "keys", folder.study.sites)
@@ -134,10 +135,10 @@ def test_revoked_in_the_middle_of_a_stream_the_coordinator_is_answered_no_more(d
     folder = dials.folder
     with folder.listening() as connection:
         agent, worker = dials(connection.address, tries=2)
-        request = transport.Request(b"what is this?")
+        request = Request(b"what is this?")
         assert messages.decode(connection.transport._exchange([request, None], 20.0)[0]).code == "MALFORMED"
         revoke(folder.keys("north"), [fingerprint(read_credentials(folder.keys("coordinator")).certificate)])
-        assert connection.transport._exchange([transport.Request(b"and this?"), None], 1.0) == [None, None]
+        assert connection.transport._exchange([Request(b"and this?"), None], 1.0) == [None, None]
         ended(connection, agent, worker)
     assert "the certificate of the coordinator has been revoked" in caplog.text
 
@@ -146,10 +147,10 @@ def test_a_site_takes_the_certificate_that_its_policy_names_and_no_other(dials, 
     folder = dials.folder
     own = fingerprint(read_credentials(folder.keys("coordinator")).certificate)
     with folder.listening() as connection:
-        agent, worker = dials(connection.address, dialling=tls.Dialling(pinned=64 * "0"))
-        assert agent.run is None and "not the one that the policy names" in caplog.text
-        agent.journal.close()
-        agent, worker = dials(connection.address, dialling=tls.Dialling(pinned=own))
+        agent, worker = dials(connection.address, settings=tls.DialSettings(pinned=64 * "0"))
+        assert agent.run is None and "not the one in the policy" in caplog.text
+        agent.log.close()
+        agent, worker = dials(connection.address, settings=tls.DialSettings(pinned=own))
         assert agent.run is not None
         ended(connection, agent, worker)
 
@@ -160,10 +161,10 @@ def test_the_coordinator_may_have_the_name_of_its_host(dials):
         (folder.keys("coordinator") / file).unlink()
     make_keys(folder.path / "keys", folder.study.sites, hosts=["trial.example.org"])
     with folder.listening() as connection:
-        agent, worker = dials(connection.address, dialling=tls.Dialling(server_name="other.example.org"))
+        agent, worker = dials(connection.address, settings=tls.DialSettings(server_name="other.example.org"))
         assert agent.run is None
-        agent.journal.close()
-        agent, worker = dials(connection.address, dialling=tls.Dialling(server_name="trial.example.org"))
+        agent.log.close()
+        agent, worker = dials(connection.address, settings=tls.DialSettings(server_name="trial.example.org"))
         assert agent.run is not None
         ended(connection, agent, worker)
 
@@ -172,7 +173,7 @@ def welcomed(folder, run=bytes(16), site="north", nonce=bytes(32), signs="coordi
     """A welcome that was signed for some site and nonce, by whoever."""
     own = read_credentials(folder.keys(signs))
     hello = messages.Hello(site, folder.study.digest, "test", nonce)
-    told = messages.decode(tls.Door(folder.study, own).welcome(run, hello))
+    told = messages.decode(tls.Admission(folder.study, own).welcome(run, hello))
     return messages.encode(dataclasses.replace(told, **changes))
 
 
@@ -194,10 +195,10 @@ def test_a_welcome_that_was_signed_for_another_or_by_another_is_not_taken(dials,
     folder = dials.folder
     own = read_credentials(folder.keys("north"))
     hello = messages.encode(messages.Hello("north", folder.study.digest, "test"))
-    assert tls.USUAL.check(own, hello, welcomed(folder)).certificates
+    assert tls.DialSettings().check(own, hello, welcomed(folder)).certificates
     other = changes.pop("other_run", False)
     welcome = welcomed(folder, **changes)
     if other:
         welcome = messages.encode(dataclasses.replace(messages.decode(welcome), run=bytes(16)))
-    with pytest.raises(tls.Outlived, match="has not proved"):
-        tls.USUAL.check(own, hello, welcome)
+    with pytest.raises(tls.StreamExpired, match="has not proved"):
+        tls.DialSettings().check(own, hello, welcome)

@@ -75,7 +75,7 @@ def test_what_is_there_is_not_overwritten_by_another_study(folder, tmp_path):
     Joining(read_bundle(bundle), "north", folder.path / "many.csv", tmp_path / "site").write()
     other = Folder(tmp_path / "other")
     found = read_bundle(invited(other, tmp_path, "other.zip"))
-    with pytest.raises(InputError, match="another authority.pem"):
+    with pytest.raises(InputError, match="a different authority.pem"):
         Joining(found, "north", folder.path / "many.csv", tmp_path / "site").write()
     with pytest.raises(InputError, match="north, south"):
         Joining(found, "west", folder.path / "many.csv", tmp_path / "site")
@@ -86,7 +86,7 @@ def test_bad_records_and_few_records_are_named_before_anything_is_sent(folder, t
     said = call(
         "join", bundle, "--name", "north", "--data", folder.path / "north.csv", "--folder", tmp_path / "a", status=1
     )
-    assert "POLICY_RECORDS" in said and "To be mended: policy" in said
+    assert "POLICY_RECORDS" in said and "Not ready. Fix: policy" in said
     write_csv(tmp_path / "bad.csv", [("yes", "verum", 300)])
     said = call("join", bundle, "--name", "north", "--data", tmp_path / "bad.csv", "--folder", tmp_path / "b", status=1)
     assert "FAIL data" in said and "300" in said

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedpdmc.certificates.keys import certify, make_keys, open_authority, revoke
 from fedpdmc.cli import app
-from fedpdmc.federation.grpc import transport
+from fedpdmc.federation.grpc import server
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 
 PRIVATE = ZIGZAG.replace("passes = true\n", "") + "\n[privacy]\nepsilon = 2.0\ndelta = 1e-6\n"
@@ -69,7 +69,7 @@ def test_a_site_that_is_ready(call, parties, tmp_path):
     assert "12 records" in found["data"] and "TLSv1.3" in found["TLS"] and "within" in found["clock"]
     # It has not joined, and nothing was written.
     said = (parties.folder.path / "coordinator.log").read_text()
-    assert "has joined" not in said and "north checks its side" in said
+    assert "has joined" not in said and "north runs --check" in said
     assert not (tmp_path / "store").exists()
 
 
@@ -134,7 +134,7 @@ def test_a_missing_ledger_and_another_contract(call, tmp_path):
     call.any(0, "ledger", "create", tmp_path / "ledger.db")
     before = (tmp_path / "ledger.db").read_bytes()
     found = call.site(1, study=tmp_path / "private.toml")
-    assert bad(found) == {"coordinator"} and "is opened when the site starts" in found["ledger"]
+    assert bad(found) == {"coordinator"} and "will be opened when the site starts" in found["ledger"]
     assert (tmp_path / "ledger.db").read_bytes() == before
     shutil.copy(tmp_path / "ledger.db", tmp_path / "copy.db")
     found = call.site(1, study=tmp_path / "private.toml", ledger=tmp_path / "copy.db")
@@ -154,7 +154,7 @@ def test_a_coordinator_whose_certificate_has_expired_or_who_has_revoked_ours(cal
     (keys / "certificate.pem").write_bytes(certified(folder, "coordinator", 0))
     with folder.listening(keys=keys) as connection:
         found = call.site(1, coordinator=connection.address)
-    assert bad(found) == {"TLS"} and "expired" in found["TLS"] and "renewed there" in found["TLS"]
+    assert bad(found) == {"TLS"} and "expired" in found["TLS"] and "must renew its certificate" in found["TLS"]
     keys = copied(folder, "coordinator", tmp_path / "again")
     revoke(keys, [own_fingerprint(folder)])
     with folder.listening(keys=keys) as connection:
@@ -169,11 +169,11 @@ def own_fingerprint(folder):
 
 
 def test_clocks_and_versions_that_differ(call, parties, monkeypatch):
-    real = transport.time
+    real = server.time
     fast = types.SimpleNamespace(time=lambda: real.time() + 3600, monotonic=real.monotonic, sleep=real.sleep)
     with parties.folder.listening() as connection:
-        monkeypatch.setattr(transport, "time", fast)
-        monkeypatch.setattr(transport, "SOFTWARE", "fedpdmc 9.9.9")
+        monkeypatch.setattr(server, "time", fast)
+        monkeypatch.setattr(server, "SOFTWARE", "fedpdmc 9.9.9")
         found = call.site(1, coordinator=connection.address)
     assert bad(found) == {"clock", "versions"}
     assert "ahead of this one" in found["clock"] and "3600 s" in found["clock"]
@@ -185,9 +185,9 @@ def test_a_coordinator_looks_at_its_own_side(call, parties, tmp_path):
     words = ("coordinator", "study.toml", "--store", store, "--check")
     found = call.any(0, *words, "--listen", "127.0.0.1:0", "--keys", keys)
     assert len(found) == 8 and all(line.startswith("ok") for line in found.values()), found
-    assert "takes the certificate" in found["TLS"] and not store.exists()
+    assert "accepts this certificate" in found["TLS"] and not store.exists()
     found = call.any(1, *words, "--listen", parties.address, "--keys", keys)
-    assert bad(found) == {"address"} and "stop that one first" in found["address"]
+    assert bad(found) == {"address"} and "stop it first" in found["address"]
     found = call.any(1, *words, "--listen", "127.0.0.1:0", "--keys", parties.folder.keys("north"))
     assert bad(found) == {"certificate"} and "coordinator" in found["certificate"]
     own = copied(parties.folder, "coordinator", tmp_path / "keys")

@@ -118,11 +118,7 @@ def test_a_run_is_seen_from_both_sides_while_it_goes_on(folder, tmp_path, caplog
     assert (
         float(values["fedpdmc_rounds_total"]) == post.rounds and values['fedpdmc_site_connected{site="south"}'] == "1"
     )
-    assert (
-        theirs["connected"]
-        and theirs["answers"] == agents["north"].journal.answers > 0
-        and theirs["run"] == seen["run"]
-    )
+    assert theirs["connected"] and theirs["answers"] == agents["north"].log.answers > 0 and theirs["run"] == seen["run"]
     assert theirs["process_time"] == pytest.approx(agents["north"].observed_time)
     assert len(seen["history"]) > 2 and seen["history"][-1]["rounds"] is not None
     for text in pages:
@@ -223,7 +219,7 @@ def test_a_plot_stays_within_its_frame_and_breaks_where_nothing_is_known():
     assert path.count("M") == 2
     places = [tuple(map(float, one)) for one in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
     assert all(0 <= x <= 360 and 0 <= y <= 190 for x, y in places)
-    assert "Nothing yet" in plot("t", [Series("a", [(0.0, None)])])
+    assert "No data yet" in plot("t", [Series("a", [(0.0, None)])])
 
 
 @pytest.mark.long

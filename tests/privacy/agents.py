@@ -143,7 +143,7 @@ class Attacked:
         return ledger.spent(account.dataset)
 
     def close(self):
-        self.agent.journal.close()
+        self.agent.log.close()
         self.agent.site.budget.open()[0].close()
 
 

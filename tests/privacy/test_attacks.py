@@ -88,7 +88,7 @@ def test_no_fault_can_be_provoked_within_the_limits(tmp_path, family, kind, rela
     sites = attacked(tmp_path, family, relation, kind=kind, chains=8)
     for site in sites:
         site.open(precision=1e3 * np.eye(2), linear=(1e6, -1e6))
-        distance = site.agent._private.limits.distance
+        distance = site.agent.computation.private.limits.distance
         for number, share in enumerate((0.4, 0.01, 1e-3, 1e-5)):
             start = np.array([1.0, -1.0]) * share * distance
             for velocity in ((1.0, 1.0), (-1.0, 1.0)):
@@ -153,9 +153,9 @@ def test_a_plan_that_would_take_for_ever_is_refused_by_name(tmp_path):
     """Legal in all else: within the distance, of finite length."""
     site = attacked(tmp_path, kind="FactorisedBoomerang", chains=2)[0]
     site.open()
-    far = 0.5 * site.agent._private.limits.distance
+    far = 0.5 * site.agent.computation.private.limits.distance
     with pytest.raises(PlanRefused, match="TOO_MUCH_WORK"):
-        site.agent._private.answer(a_plan(np.full((2, 2), far), 1.0, 1e3))
+        site.agent.computation.private.answer(a_plan(np.full((2, 2), far), 1.0, 1e3))
     assert site.spent == 0.0
     site.close()
 
@@ -168,8 +168,9 @@ def test_a_control_variate_that_fits_one_of_them_opens_no_shortcut(tmp_path):
         own = fp.Site(site.agent.site.potential, name="own")
         _, gradient, hessian = double_precision(own.derivatives)(np.zeros(2))
         for other in sites:
-            other.agent._private, other.agent._shape = None, (0, 0, 2)
-            guard = other.agent._guard(
+            computation = other.agent.computation
+            computation.private, computation.shape = None, (0, 0, 2)
+            guard = computation._private_site(
                 messages.Open(RUN, 1, 64, 1, np.zeros(2), np.ones(2), 2, hessian, gradient, np.zeros(2))
             )
             made = double_precision(less_public)(guard.site, guard.opening)
@@ -221,6 +222,6 @@ def test_a_store_with_private_answers_refuses_another_ledger(tmp_path, trouble):
             site.agent.site.budget.open()
         note.unlink()
         a_ledger(site.ledger)
-    with pytest.raises(LedgerError, match="not the ledger that they were charged to"):
+    with pytest.raises(LedgerError, match="not the ledger that was charged"):
         Attacked(study, rows, tmp_path, "site")
     site.agent.site.budget.open()[0].close()

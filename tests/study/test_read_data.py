@@ -102,7 +102,7 @@ def test_postgresql_gives_the_same_and_is_only_read(postgres, expected):
     ("row", "column", "value", "what"),
     [
         (3, "age", "", "a missing value"),
-        (3, "age", "old", "no number ('old')"),
+        (3, "age", "old", "text that is not a number ('old')"),
         (4, "age", "17", "out of bounds ('17')"),
         (4, "age", "nan", "a missing value"),
         (4, "drug", "NA", "a missing value"),
@@ -132,7 +132,7 @@ def test_counts_and_logarithms(tmp_path):
     np.testing.assert_array_equal(records["days"], np.log([7.0, 1.0]))
     assert study.potential(records).records == 2
     (tmp_path / "b.csv").write_text("falls,age,days\n2,40,7\n0.5,60,1\n")
-    with pytest.raises(InputError, match="line 3, column 'falls': found no whole number"):
+    with pytest.raises(InputError, match="line 3, column 'falls': found a number that is not whole"):
         read_records(study, tmp_path / "b.csv")
 
 
@@ -179,7 +179,7 @@ def test_all_faults_are_in_one_report_by_the_line_of_the_file(tmp_path):
     assert said[1].startswith("  line 3, column 'ill': an unknown level ('Yes').")
     assert said[2].startswith("  line 3, column 'age': a value out of bounds ('17').")
     assert said[3].startswith("  line 5, column 'drug': a missing value. Remove or impute")
-    assert said[4].startswith("  line 5, column 'age': no number ('old').")
+    assert said[4].startswith("  line 5, column 'age': text that is not a number ('old').")
 
 
 def test_a_report_shows_twenty_faults_and_counts_the_rest(tmp_path):
@@ -236,7 +236,7 @@ def test_the_faults_of_all_sites_are_in_one_report(tmp_path):
     ))  # fmt: skip
     assert north < west < east and "south" not in str(error.value)
     assert said[north + 1].startswith("    line 3, column 'ill': an unknown level ('Yes').")
-    assert said[north + 4].startswith("    line 4, column 'age': no number ('old').")
+    assert said[north + 4].startswith("    line 4, column 'age': text that is not a number ('old').")
     assert said[west + 1].endswith("column 'age': a value out of bounds ('10'). The contract allows 18 to 100.")
     assert said[west + 2] == "    line 3, column 'age': a value out of bounds ('10')."
     assert said[east - 1] == "    and 16 more."

@@ -1,7 +1,7 @@
-"""Certificates for a study: one authority, one certificate for the coordinator and one for each site.
+"""Certificates of a study: one authority, one certificate for the coordinator and one for each site.
 
-The certificate's name is the party's name: a site can only speak as the site that its certificate names, and only the
-certificate named ``coordinator`` is taken for the coordinator's. The keys are on the curve P-256.
+The common name of a certificate is the party's name: a site can only use the name in its certificate, and only the
+certificate with the name ``coordinator`` is accepted as the coordinator's. The keys are on the curve P-256.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ AUTHORITY_DAYS, DAYS = 3650, 365
 MOST_NAME = 64
 
 
-# What a party's folder has.
+# The files in a party's folder.
 FILES = ("key.pem", "certificate.pem", "authority.pem")
 REVOKED = "revoked.txt"
-# Between two looks at it.
+# Seconds between two checks of this file.
 SECONDS = 1.0
 
 
 @dataclass
 class Revocations:
-    """Certificates that a party no longer takes: a file of fingerprints in its folder, looked at every second.
+    """The certificates that a party has revoked: a file of fingerprints in its folder, read again every second.
 
     Parameters
     ----------
     path : path
-        Need not be there. Once it has been there, what it said holds also when it is gone.
+        Need not exist. If it is deleted, its last content stays in force.
     """
 
     path: Path
-    _looked: float = field(default=-math.inf, compare=False, repr=False)
+    _read: float = field(default=-math.inf, compare=False, repr=False)
     _known: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __contains__(self, certificate: bytes) -> bool:
         now = time.monotonic()
-        if now - self._looked > SECONDS:
+        if now - self._read > SECONDS:
             if self.path.exists():
                 lines = (line.split("#")[0].strip() for line in self.path.read_text().splitlines())
                 self._known = frozenset(check_fingerprint(line) for line in lines if line)
-            self._looked = now
+            self._read = now
         return bool(self._known) and fingerprint(certificate) in self._known
 
 
 class Credentials(NamedTuple):
-    """A party's private key, its certificate and the authority's certificate, as PEM; and whom it no longer takes.
+    """A party's private key, its certificate and the authority's certificate, as PEM; and its revocations.
 
-    ``folder`` is where they were read, and where renewed ones are put.
+    ``folder`` is where they were read, and where renewed ones are expected.
     """
 
     key: bytes
@@ -82,7 +82,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def check_fingerprint(text: str) -> str:
-    """A fingerprint in the form that `fingerprint` gives, with colons or without."""
+    """Normalise a fingerprint, which may have colons, to the form of `fingerprint`."""
     plain = text.replace(":", "").lower()
     if len(plain) != 64 or not set(plain) <= set("0123456789abcdef"):
         raise InputError("fingerprint", repr(text), "Give the 64 hexadecimal digits of a certificate's SHA-256.")
@@ -90,7 +90,7 @@ def check_fingerprint(text: str) -> str:
 
 
 def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
-    """Add certificates to those that the party whose folder this is no longer takes; a coordinator that runs sees it too."""
+    """Add certificates to a party's revocations. A running coordinator notices."""
     path = Path(folder) / REVOKED
     if not (Path(folder) / "certificate.pem").exists():
         raise InputError(
@@ -104,13 +104,13 @@ def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
 
 
 def one_script(name: str) -> bool:
-    """Whether a name's letters are of one script and written in one way only: none looks like a letter of another."""
+    """Whether a name's letters are of one script and in normal form, so that no two names look alike."""
     scripts = {unicodedata.name(letter, "?").split()[0] for letter in name if letter.isalpha()}
     return len(scripts) <= 1 and unicodedata.normalize("NFKC", name) == name
 
 
 def check_name(name: str) -> str:
-    """A site's name as it may stand in a certificate: printable, at most 64 characters, no slash, not the coordinator's."""
+    """A site's name, if a certificate may have it: printable, at most 64 characters, no slash, not the coordinator's."""
     good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
     if not good or any(c in name for c in "/\\=,\0") or name in (".", "..") or not one_script(name):
         raise InputError(
@@ -119,32 +119,33 @@ def check_name(name: str) -> str:
             "Give 1 to 64 printable characters, letters of one script, without / \\ = , or spaces at its ends.",
         )
     if name == COORDINATOR:
-        raise InputError("site name", repr(name), "That is the coordinator's name: give the site another one.")
+        raise InputError(
+            "site name", repr(name), "This name is reserved for the coordinator. Give the site another one."
+        )
     return name
 
 
 def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hosts: Sequence[str] = ()) -> Path:
     """Write an authority, a coordinator and site certificates into ``folder``, a folder for each party.
 
-    ``folder/coordinator`` goes to the coordinator, ``folder/sites/NAME`` to that site; ``folder/authority`` signs
-    further certificates and is best kept off both. An authority that is there already is used again, and parties that
-    have a certificate keep it.
+    ``folder/coordinator`` is for the coordinator, ``folder/sites/NAME`` for that site; ``folder/authority`` signs further
+    certificates and should be stored elsewhere. An existing authority is used again, and existing certificates are kept.
 
     Parameters
     ----------
     folder : path
     sites : sequence of str
     days : int
-        How long the certificates are good for.
+        Days until the certificates expire.
     hosts : sequence of str
-        Host names and addresses of a Flower SuperLink, which the coordinator's certificate then names too. Sites get a
-        key pair for their SuperNode as well, ``node`` and ``node.pub``.
+        Host names and addresses of a Flower SuperLink, which are added to the coordinator's certificate. Sites then also
+        get a key pair for their SuperNode, ``node`` and ``node.pub``.
     """
     folder = Path(folder)
     for name in sites:
         check_name(name)
     if len(set(sites)) != len(sites):
-        raise InputError("sites", "a name that occurs twice", "Give every site a name of its own.")
+        raise InputError("sites", "a name that occurs twice", "Give every site its own name.")
     key, authority = open_authority(folder / "authority")
     _party(folder / COORDINATOR, COORDINATOR, key, authority, days, hosts)
     for name in sites:
@@ -155,7 +156,7 @@ def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hos
 
 
 def read_credentials(folder: str | Path) -> Credentials:
-    """What `make_keys` wrote for one party."""
+    """Read one party's folder of keys."""
     folder = Path(folder)
     try:
         key, certificate, authority = ((folder / name).read_bytes() for name in FILES)
@@ -163,10 +164,10 @@ def read_credentials(folder: str | Path) -> Credentials:
             raise InputError(
                 "keys",
                 f"{folder}/certificate.pem of another key",
-                "Put the certificate beside the key it was made for.",
+                "Use the certificate that was made for this key.",
             )
         if os.name == "posix" and (folder / "key.pem").stat().st_mode & 0o077:
-            logger.warning("%s can be read by others than its owner: chmod 600 it", folder / "key.pem")
+            logger.warning("%s is readable by other users: run chmod 600 on it", folder / "key.pem")
         return Credentials(key, certificate, authority, Revocations(folder / REVOKED), folder)
     except OSError as error:
         raise InputError(
@@ -177,7 +178,7 @@ def read_credentials(folder: str | Path) -> Credentials:
 
 
 def _belong(key: bytes, certificate: bytes) -> bool:
-    """Whether a certificate is of this key."""
+    """Whether a certificate belongs to this key."""
     try:
         public = serialization.load_pem_private_key(key, None).public_key()
         return public == x509.load_pem_x509_certificate(certificate).public_key()
@@ -188,7 +189,7 @@ def _belong(key: bytes, certificate: bytes) -> bool:
 
 
 def stamp(credentials: Credentials) -> tuple:
-    """What changes when a file in the folder of some credentials is written or replaced, without reading it."""
+    """A value that changes when a file in the folder of keys is written or replaced, without reading it."""
     if credentials.folder is None:
         return ()
     found = []
@@ -200,20 +201,20 @@ def stamp(credentials: Credentials) -> tuple:
 
 
 def renewed(credentials: Credentials) -> Credentials:
-    """The same party's credentials as they are in its folder now; those that are known if there are none to be read."""
+    """The party's credentials as they are in its folder now, or unchanged if they cannot be read."""
     if credentials.folder is None:
         return credentials
     try:
         found = read_credentials(credentials.folder)
         same = certificate_name(found.certificate) == certificate_name(credentials.certificate)
     except (InputError, ValueError, IndexError, TypeError):
-        # Renewed file by file, by someone who has not done yet.
+        # Someone is replacing the files one by one and has not finished.
         return credentials
     return found._replace(revoked=credentials.revoked) if same else credentials
 
 
 def expiry(certificate: bytes) -> float:
-    """When a certificate ends, in seconds since 1970."""
+    """When a certificate expires, in seconds since 1970."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
 
 
@@ -224,7 +225,7 @@ def certificate_name(certificate: bytes) -> str:
 
 
 def names(certificate: bytes) -> set[str]:
-    """All names that a certificate is good for: its own and the hosts'."""
+    """All names in a certificate: its common name and host names."""
     found = x509.load_pem_x509_certificate(certificate)
     try:
         hosts = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -234,19 +235,19 @@ def names(certificate: bytes) -> set[str]:
 
 
 def sign(credentials: Credentials, data: bytes) -> bytes:
-    """A party's signature on a message, for engines whose connections do not end at the other party."""
+    """A party's signature of a message, for engines whose connections do not end at the other party."""
     key = serialization.load_pem_private_key(credentials.key, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError("keys", "a key that is not on an elliptic curve", "Signatures need one: P-256, for instance.")
+        raise InputError("keys", "a key that is not on an elliptic curve", "Signatures need one, for example P-256.")
     return key.sign(data, ec.ECDSA(hashes.SHA256()))
 
 
 def signer(
     credentials: Credentials, certificate: bytes, signature: bytes, data: bytes, when: float | None = None
 ) -> str | None:
-    """The name of the party that signed a message, or None if it is not proved to whoever has these credentials.
+    """The name of the party that signed a message, or None if the signature is not valid for these credentials.
 
-    ``when``, in seconds since 1970, is the time at which the certificate must have been good; now if it is None.
+    ``when``, in seconds since 1970, is the time at which the certificate must have been valid; None: now.
     """
     try:
         root, own = x509.load_pem_x509_certificate(credentials.authority), x509.load_pem_x509_certificate(certificate)
@@ -262,17 +263,17 @@ def signer(
         key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
         return certificate_name(certificate)
     except Exception:
-        # Made by whoever sent it, to be refused whatever is wrong with it: the library raises many kinds of errors.
+        # The input is untrusted, and the library raises many kinds of errors. All of them mean that it is not valid.
         return None
 
 
 def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The authority in a folder, its key and its certificate; made if there is none."""
+    """The key and certificate of the authority in a folder; created if there is none."""
     if (folder / "key.pem").exists():
         key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise InputError(
-                "keys", f"{folder / 'key.pem'}, which is no P-256 key", "Give a folder that fedpdmc keys made."
+                "keys", f"{folder / 'key.pem'}, which is not a P-256 key", "Give a folder made by fedpdmc keys."
             )
         return key, x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
@@ -326,7 +327,7 @@ def _party(folder: Path, name: str, authority_key, authority, days: int, hosts: 
 
 
 def _node_key(folder: Path) -> None:
-    """A key with which a SuperNode is known to its SuperLink, as Flower reads it."""
+    """A key for a SuperNode's authentication at its SuperLink, in Flower's format."""
     if (folder / "node").exists():
         return
     key, form = ec.generate_private_key(ec.SECP384R1()), serialization.Encoding.OpenSSH
@@ -345,7 +346,7 @@ def _dated(subject, issuer, key, days: int) -> x509.CertificateBuilder:
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # Clocks of different institutions differ by minutes.
+        # Clocks of different institutions may differ by minutes.
         .not_valid_before(now - datetime.timedelta(minutes=10))
         .not_valid_after(now + datetime.timedelta(days=days))
     )
@@ -369,7 +370,7 @@ def _write(folder: Path, key, certificate: x509.Certificate, authority: x509.Cer
 
 
 def write_secret(path: Path, secret: bytes) -> None:
-    """A new file that only its owner can read."""
+    """Write a new file that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(secret)

@@ -1,4 +1,4 @@
-"""Certificates on request: every party makes its own key, and the authority signs without ever seeing it."""
+"""Certificate requests: every party makes its own private key, which the authority never sees."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REQUEST = "request.pem"
 
 
 def request_certificate(folder: str | Path, name: str) -> tuple[Path, str]:
-    """Make a party's key, and a request for a certificate in its name; returns the request's path and the key's fingerprint.
+    """Make a party's key and a certificate request; returns the request's path and the key's fingerprint.
 
-    A key that is there is kept, so that its certificate can be renewed.
+    An existing key is kept, so that its certificate can be renewed.
 
     Parameters
     ----------
     folder : path
-        The party's folder of keys: ``key.pem`` stays there, ``request.pem`` goes to the authority.
+        The party's folder of keys: ``key.pem`` stays there, ``request.pem`` is sent to the authority.
     name : str
         The site's name in the contract, or ``coordinator``.
     """
@@ -52,22 +52,22 @@ def sign_request(
     days: int = DAYS,
     hosts: Sequence[str] = (),
 ) -> str:
-    """Sign a party's request; returns the fingerprint of its key, to be compared with what the party says.
+    """Sign a party's request; returns the fingerprint of its key, to compare with the party's.
 
     Parameters
     ----------
     authority : path
-        The authority's folder; an authority is made there if there is none.
+        The authority's folder; an authority is created there if there is none.
     request : path
         The party's ``request.pem``.
     name : str
-        Whose request it is, as the authority knows it.
+        The name of the party that sent the request.
     out : path
-        Where ``certificate.pem`` and ``authority.pem`` go, which the party puts beside its key.
+        Folder for ``certificate.pem`` and ``authority.pem``, which the party puts next to its key.
     days : int
-        How long the certificate is good for.
+        Days until the certificate expires.
     hosts : sequence of str
-        Host names and addresses that the coordinator's certificate names too.
+        Host names and addresses to add to the coordinator's certificate.
     """
     if name != COORDINATOR:
         check_name(name)
@@ -87,17 +87,17 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def _requested(path: Path, name: str) -> ec.EllipticCurvePublicKey:
-    """The key in a request that its owner has signed in this name."""
+    """The public key of a request that has a valid signature and this name."""
     try:
         found = x509.load_pem_x509_csr(path.read_bytes())
         names = [str(one.value) for one in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         key, good = found.public_key(), found.is_signature_valid
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            "request", f"{path}: {error}", "Give the request.pem that `fedpdmc keys request` made."
-        ) from error
+        raise InputError("request", f"{path}: {error}", "Give the request.pem from `fedpdmc keys request`.") from error
     if not good or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise InputError("request", f"{path}, not signed with a P-256 key of its own", "Have the party make it anew.")
+        raise InputError(
+            "request", f"{path}, which is not signed with its own P-256 key", "Ask the party for a new request."
+        )
     if names != [name]:
         raise InputError("request", f"one in the name of {names}", f"Give the request of {name!r}, or its name.")
     return key
@@ -111,5 +111,5 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
             "keys", f"{path}: {error}", "Give a folder with a key that can be read, or a new one."
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError("keys", f"{path}, which is no P-256 key", "Give a new folder.")
+        raise InputError("keys", f"{path}, which is not a P-256 key", "Give a new folder.")
     return key

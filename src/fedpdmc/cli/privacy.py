@@ -1,134 +1,192 @@
-"""The privacy calculators and the ledger, as they are called from the command line."""
-
-from __future__ import annotations
+"""``fedpdmc privacy`` and ``fedpdmc ledger``: calculators for privacy budgets, and a site's privacy ledger."""
 
 import datetime
 import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from fedpdmc.errors import FedPDMCError, InputError
-from fedpdmc.privacy import comparison, planning
-from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon, running_epsilon
-from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.ledger_entries import Entry, account_of, read
-from fedpdmc.privacy.ledger_file import adopt_ledger, create_ledger
-from fedpdmc.privacy.single_arrival import censored_excess, censored_horizon, one_arrival_delta, one_arrival_excess
+import typer
 
-REFUSED = 2
+from fedpdmc.cli.runner import command
+from fedpdmc.errors import InputError
 
+if TYPE_CHECKING:
+    from fedpdmc.privacy.ledger_entries import Entry
 
-def printed(work: Callable[[], str]) -> int:
-    """Print what a command finds; an error that has a remedy is a sentence, not a traceback."""
-    try:
-        print(work())
-    except FedPDMCError as error:
-        print(f"fedpdmc: {error}", file=sys.stderr)
-        return REFUSED
-    return 0
+privacy_app = typer.Typer(help="Compute what a privacy budget costs and buys.", no_args_is_help=True)
+ledger_app = typer.Typer(help="Create and inspect a site's privacy ledger.", no_args_is_help=True)
+
+Epsilon = Annotated[float, typer.Option(help="The total epsilon.")]
+Delta = Annotated[float, typer.Option(help="The delta.")]
+Excess = Annotated[float | None, typer.Option(help="The excess rate. Leave it out to compute the smallest one.")]
 
 
-def arrival(epsilon: float, sensitivity: float, excess: float | None, delta: float | None) -> str:
-    """Theorem 5.1 both ways."""
-    if (excess is None) == (delta is None):
-        raise InputError("--excess, --delta", "both or neither", "Give the one that you know.")
+def _check_one(names: str, first: object, second: object) -> None:
+    """Of two related quantities exactly one is given; the other is computed."""
+    if (first is None) == (second is None):
+        raise InputError(names, "both or neither", "Give exactly one; the other is computed.")
+
+
+@command(privacy_app, "arrival")
+def _arrival(
+    epsilon: Epsilon,
+    sensitivity: Annotated[float, typer.Option(help="K: the largest change of the rate by one record.")],
+    excess: Excess = None,
+    delta: Annotated[float | None, typer.Option(help="The delta, to compute the smallest excess rate.")] = None,
+) -> None:
+    """Privacy of the time of one switch, by the paper's Theorem 5.1."""
+    from fedpdmc.privacy.single_arrival import one_arrival_delta, one_arrival_excess
+
+    _check_one("--excess, --delta", excess, delta)
     if excess is not None:
-        found = one_arrival_delta(epsilon, sensitivity, excess)
-        return (
-            f"delta = {found:.6g} for the time of ONE switch (paper, Theorem 5.1); neither its mark nor a second one."
-        )
-    assert delta is not None
-    found = one_arrival_excess(epsilon, delta, sensitivity)
-    return f"excess rate >= {found:.6g} for the time of ONE switch (paper, Theorem 5.1); neither its mark nor a second one."
+        found = f"delta = {one_arrival_delta(epsilon, sensitivity, excess):.6g}"
+    else:
+        assert delta is not None
+        found = f"excess rate >= {one_arrival_excess(epsilon, delta, sensitivity):.6g}"
+    print(f"{found} for the time of ONE switch (paper, Theorem 5.1); neither its mark nor a second one.")
 
 
-def horizon(epsilon: float, k_inf: float, k_1: float, excess: float | None, length: float | None) -> str:
-    """The censored arrival both ways."""
-    if (excess is None) == (length is None):
-        raise InputError("--excess, --horizon", "both or neither", "Give the one that you know.")
+@command(privacy_app, "horizon")
+def _horizon(
+    epsilon: Epsilon,
+    k_inf: Annotated[float, typer.Option(help="Largest change of one coordinate's rate by one record.")],
+    k_1: Annotated[float, typer.Option(help="Largest change of the sum of all rates by one record.")],
+    excess: Excess = None,
+    horizon: Annotated[float | None, typer.Option(help="The horizon, to compute the smallest excess rate.")] = None,
+) -> None:
+    """Privacy of one arrival with delta = 0: the longest plan, or the smallest excess rate."""
+    from fedpdmc.privacy.single_arrival import censored_excess, censored_horizon
+
+    _check_one("--excess, --horizon", excess, horizon)
     if excess is not None:
         longest = censored_horizon(epsilon, k_inf, k_1, excess)
-        if longest == 0:
-            return f"None: with excess rate {excess:g} an arrival at once costs more than epsilon = {epsilon:g}."
-        return f"horizon <= {longest:.6g}: one arrival, its mark, or silence, is {epsilon:g}-DP with delta = 0."
-    assert length is not None
-    least = censored_excess(epsilon, length, k_inf, k_1)
-    if math.isinf(least):
-        return f"None: K_1 times the horizon is {k_1 * length:g}, at least epsilon: no excess rate is enough."
-    return f"excess rate >= {least:.6g}: one arrival, its mark, or silence, is {epsilon:g}-DP with delta = 0."
+        impossible = f"with excess rate {excess:g} an immediate arrival costs more than epsilon = {epsilon:g}"
+        found = f"horizon <= {longest:.6g}" if longest else None
+    else:
+        assert horizon is not None
+        least = censored_excess(epsilon, horizon, k_inf, k_1)
+        impossible = f"K_1 times the horizon is {k_1 * horizon:g}, at least epsilon. No excess rate is enough"
+        found = None if math.isinf(least) else f"excess rate >= {least:.6g}"
+    if found is None:
+        print(f"None: {impossible}.")
+    else:
+        print(f"{found}: one arrival with its mark, or no arrival, is {epsilon:g}-DP with delta = 0.")
 
 
-def run(k: Sensitivity, excess: float, delta: float, observed: float | None, epsilon: float | None) -> str:
-    """The account of a whole run both ways."""
-    if (observed is None) == (epsilon is None):
-        raise InputError("--observed, --epsilon", "both or neither", "Give the one that you know.")
+@command(privacy_app, "run")
+def _run(
+    k_2: Annotated[float, typer.Option(help="Largest change of all rates by one record, in Euclidean norm.")],
+    excess: Annotated[float, typer.Option(help="The excess rate.")],
+    delta: Delta,
+    observed: Annotated[float | None, typer.Option(help="Limit of observed time, over all rounds and chains.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The total epsilon, to compute the limit.")] = None,
+    dim: Annotated[int, typer.Option(min=1, help="Number of coordinates.")] = 1,
+) -> None:
+    """Privacy of a whole run: epsilon from a limit of observed time, or the limit from epsilon."""
+    from fedpdmc.privacy.accountant import Sensitivity, run_cap, run_epsilon
+
+    _check_one("--observed, --epsilon", observed, epsilon)
+    k = Sensitivity(k_2, k_2 * dim**0.5, k_2)
     if observed is not None:
         found = run_epsilon(k, excess, observed, delta)
-        return (
-            f"epsilon = {found:.6g} at delta = {delta:g} for the whole run, if observed time is capped at {observed:g}."
+        print(
+            f"epsilon = {found:.6g} at delta = {delta:g} for the whole run, if observed time is at most {observed:g}."
         )
-    assert epsilon is not None
-    cap = run_cap(k, excess, epsilon, delta)
-    return (
-        f"observed time <= {cap:.6g}, over all rounds and chains: epsilon = {epsilon:g} at delta = {delta:g} in total."
-    )
+    else:
+        assert epsilon is not None
+        cap = run_cap(k, excess, epsilon, delta)
+        print(
+            f"observed time <= {cap:.6g} over all rounds and chains: epsilon = {epsilon:g} at delta = {delta:g} in total."
+        )
 
 
-def plan(question: planning.Question, picture: Path | None) -> str:
-    """What a budget buys: the ways to an answer, the frontier of the exact chain at its best, and pictures of both."""
-    chain = f"The exact chain at its best. {planning.advice(question)}"
-    text = "\n\n".join([comparison.text(question), chain, planning.table(question)])
-    if picture is None:
-        return text
-    others = [question._replace(epsilon=factor * question.epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
-    planning.plot(others, picture)
-    ways = picture.with_stem(f"{picture.stem}-ways")
-    comparison.plot(question, ways)
-    return f"{text}\n\nThe frontiers for epsilon up to {others[-1].epsilon:g}: {picture}; all ways: {ways}"
+@command(privacy_app, "plan")
+def _plan(
+    records: Annotated[int, typer.Option(min=1, help="Records of the smallest site.")],
+    sites: Annotated[int, typer.Option(min=1, help="Number of sites.")],
+    dim: Annotated[int, typer.Option(min=1, help="Number of parameters.")],
+    epsilon: Epsilon,
+    delta: Delta,
+    ess: Annotated[float, typer.Option(help="Effective sample size wanted.")] = 100.0,
+    sensitivity: Annotated[
+        float | None, typer.Option(help="K_2 in posterior standard deviations. Default: estimated from the records.")
+    ] = None,
+    neighbours: Annotated[str, typer.Option(help="replace, add-remove or label.")] = "replace",
+    plot: Annotated[Path | None, typer.Option(help="Where to save a plot of the frontier.")] = None,
+) -> None:
+    """What a budget buys: excess rate, observed time, horizon, rounds and effective samples."""
+    from fedpdmc.privacy import comparison, planning
+
+    usual = planning.usual_sensitivity(records, sites, dim, neighbours)
+    known = usual if sensitivity is None else sensitivity
+    question = planning.Question(records, sites, dim, epsilon, delta, known, ess)
+    print(comparison.text(question))
+    print(f"\nThe exact chain at its best. {planning.advice(question)}\n\n{planning.table(question)}")
+    if plot is None:
+        return
+    others = [question._replace(epsilon=factor * epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
+    planning.plot(others, plot)
+    methods = plot.with_stem(f"{plot.stem}-ways")
+    comparison.plot(question, methods)
+    print(f"\nFrontiers for epsilon up to {others[-1].epsilon:g}: {plot}; all methods: {methods}")
 
 
-def create(path: Path | None) -> str:
-    """An empty ledger."""
+@command(ledger_app, "create")
+def _create(
+    path: Annotated[Path | None, typer.Argument(help="The new file. Default: the usual place.")] = None,
+) -> None:
+    """Create an empty ledger, once for each data set. A site with a privacy budget does not start without one."""
+    from fedpdmc.privacy.budget import default_path
+    from fedpdmc.privacy.ledger_file import create_ledger
+
     made = create_ledger(default_path() if path is None else path)
-    return f"{made}: an empty ledger. Keep it where the records are kept; it must be there from now on."
+    print(f"{made}: an empty ledger. Keep it with the records: from now on the site needs it.")
 
 
-def adopt(path: Path) -> str:
-    """A ledger at a new place."""
+@command(ledger_app, "adopt")
+def _adopt(path: Annotated[Path, typer.Argument(help="The ledger, at its new place.")]) -> None:
+    """Use a ledger that was moved to another disk. Never use a second copy: it would be a second budget."""
+    from fedpdmc.privacy.ledger_file import adopt_ledger
+
     adopt_ledger(path)
-    return f"{path}: used from here. Remove every other copy."
+    print(f"{path}: in use from now on. Delete all other copies.")
 
 
-def ledger(path: Path | None, dataset: str | None) -> str:
-    """A ledger's entries and accounts, checked, with the running total of epsilon."""
+@command(ledger_app, "show")
+def _show(
+    path: Annotated[Path | None, typer.Argument(help="The ledger. Default: the usual one.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Show one data set only.")] = None,
+) -> None:
+    """Print a ledger's entries with the running total of epsilon, after checking its hash chain."""
+    from fedpdmc.privacy.budget import default_path
+    from fedpdmc.privacy.ledger_entries import account_of, read
+
     entries = read(default_path() if path is None else path)
     accounts = {entry.dataset: account_of(entry) for entry in entries if entry.kind == "account"}
     if dataset is not None and dataset not in accounts:
         raise InputError("--dataset", repr(dataset), f"The ledger has {', '.join(map(repr, accounts)) or 'none'}.")
-    lines = [
+    print(
         f"{'time':<20} {'data set':<16} {'study':<12} {'kind':<8} {'round':>6} {'observed':>10} {'running epsilon':>15}"
-    ]
+    )
     for entry in entries:
         if dataset in (None, entry.dataset):
-            lines.append(_line(entry, accounts))
+            print(_line(entry, accounts))
     for name, account in accounts.items():
         if dataset not in (None, name):
             continue
         own = [entry for entry in entries if entry.dataset == name]
         limit = account.limit if any(entry.kind.startswith("round") for entry in own) else account.release_limit
-        lines.append(
+        print(
             f"{name}: {100 * own[-1].spent / limit:.4g} % spent of epsilon = {account.epsilon:g} at delta = "
             f"{account.delta:g} ({account.neighbours}), in total over all studies; alpha = {account.alpha:.4g} fixed; "
             f"{sum(e.kind == 'round' for e in own)} rounds, {sum(e.kind == 'release' for e in own)} releases."
         )
-    lines.append(
-        f"{len(entries)} entries, the chain of hashes is whole; last hash {entries[-1].hash.hex() if entries else '-'}"
-    )
-    return "\n".join(lines)
+    print(f"{len(entries)} entries, hash chain intact; last hash {entries[-1].hash.hex() if entries else '-'}")
 
 
-def _line(entry: Entry, accounts) -> str:
+def _line(entry: "Entry", accounts) -> str:
+    from fedpdmc.privacy.accountant import running_epsilon
+
     account = accounts[entry.dataset]
     when = datetime.datetime.fromtimestamp(entry.time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     spent = running_epsilon(account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0

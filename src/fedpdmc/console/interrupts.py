@@ -1,11 +1,11 @@
-"""Ctrl-C, at moments when it does no harm.
+"""Ctrl-C at safe moments only.
 
-Python raises ``KeyboardInterrupt`` between any two instructions. In the midst of JAX's work that is unsafe: in a callback
-of the garbage collector it is swallowed, and right after XLA has compiled it leaves an executable behind that crashes the
-interpreter when it ends. So while `deferred` is in force a Ctrl-C is noted, and raised by the next `check`, or at once
-inside `waiting`. XLA itself cannot be stopped, nor does Python react before XLA returns: a thread of its own sees the
-signal too, says that the end is near, and ends the process on the second Ctrl-C. In a notebook or at a prompt, where the
-interpreter is to live on, the compiler is waited for: left behind in a thread, it could crash the interpreter at its end.
+Python raises ``KeyboardInterrupt`` between any two instructions. Inside JAX this is unsafe: in a callback of the garbage
+collector it is lost, and right after a compilation it leaves an executable that crashes the interpreter at its exit. So
+while `deferred` is active a Ctrl-C is noted, and raised by the next `check`, or at once inside `waiting`. XLA cannot be
+stopped, and Python does not react before XLA returns: a separate thread also receives the signal, prints a message, and
+ends the process on the second Ctrl-C. In a notebook or at a prompt, where the interpreter must survive, the compiler is
+waited for: left running in a thread, it could crash the interpreter at its exit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator
 from fedpdmc.console.wrapping import terminal_width, wrapped
 
 INTERRUPTED = 130
-# Seconds after a Ctrl-C until something is said; until a command is ended; and those that it gets for its last work.
+# Seconds after a Ctrl-C until a message is printed, until a command is ended, and that it gets for its last work.
 SILENCE, PATIENCE, LAST_WORK = 0.5, 1.5, 20.0
 
 
 class Interrupted(KeyboardInterrupt):
-    """A Ctrl-C while a run was under way; the message says what is kept and how to go on."""
+    """A Ctrl-C during a run. The message says what was saved and how to resume."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: where the sampler stood says nothing to whoever stopped it."""
+        """What a notebook shows: one line, without a traceback."""
         return [f"Interrupted {self}"]
 
 
@@ -66,12 +66,12 @@ class _Deferral:
             self.release()
 
     def release(self) -> None:
-        """Raise the Ctrl-C that was noted."""
+        """Raise the deferred Ctrl-C."""
         self.noted, self.raised = False, True
         raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        """Runs beside XLA: counts what the main thread cannot see yet."""
+        """Runs in parallel to XLA and counts signals that the main thread cannot handle yet."""
         presses, deadline = 0, None
         while True:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -91,24 +91,24 @@ class _Deferral:
                     self.end()
 
     def _late(self, since: float | None) -> float | None:
-        """What to do when there was no end in time; returns when to look again."""
+        """React if the work did not end in time; returns the next deadline."""
         if self.command and self.raised and self.finishes and since != self._last:
             self._last = time.monotonic() + LAST_WORK
             return self._last
         if self.command:
             self.end()
         if self.noted:
-            last = "No need to press again." if _interactive() else "Ctrl-C again ends the process at once."
-            waits = "the compiler cannot be stopped. This ends when it is done, mostly within seconds."
+            last = "No need to press again." if _interactive() else "Press Ctrl-C again to end the process at once."
+            waits = "the compiler cannot be interrupted. This stops when it has finished, usually within seconds."
             said = wrapped(f"Interrupt received: {waits} {last}", terminal_width(sys.stderr))
             print(said, file=sys.stderr, flush=True)
         return None
 
     def end(self) -> None:
-        """End the process without another step of the interpreter; what is on disk is whole at every moment."""
+        """End the process without another step of the interpreter. Files on disk are consistent at every moment."""
         with contextlib.suppress(OSError):
             if os.isatty(2):
-                # The cursor may be hidden by a progress display, and the line half written.
+                # A progress display may have hidden the cursor and written part of a line.
                 os.write(2, b"\n" if os.environ.get("TERM") == "dumb" else b"\x1b[?25h\r\x1b[K\n")
             os.write(2, f"{wrapped(self.remains, terminal_width(sys.__stderr__))}\n".encode())
         os._exit(INTERRUPTED)
@@ -118,7 +118,7 @@ _active: _Deferral | None = None
 
 
 def _interactive() -> bool:
-    """Whether someone works in this interpreter and would not want it to end."""
+    """Whether this is an interactive interpreter, which must not end."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
 
 
@@ -128,14 +128,14 @@ def _main_thread() -> bool:
 
 @contextlib.contextmanager
 def deferred(kept: str) -> Iterator[None]:
-    """Hold a Ctrl-C back until the next `check`, and raise it as `Interrupted`; also a decorator.
+    """Defer a Ctrl-C until the next `check`, and raise it as `Interrupted`; also a decorator.
 
-    It changes nothing in another thread than the main one, or where the program handles SIGINT itself.
+    Has no effect outside the main thread, or if the program handles SIGINT itself.
 
     Parameters
     ----------
     kept : str
-        What is left of the work if it is interrupted, and how to go on.
+        What is saved if the work is interrupted, and how to resume.
     """
     global _active
     if _active is not None or not _main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -152,18 +152,18 @@ def deferred(kept: str) -> Iterator[None]:
         finally:
             _active = None
     if mine.noted:
-        warnings.warn("Interrupted when all was done: nothing is missing.", stacklevel=3)
+        warnings.warn("Interrupted after the work had finished: the result is complete.", stacklevel=3)
 
 
 def check() -> None:
-    """Raise a Ctrl-C that was held back: called between two pieces of work, never while JAX traces."""
+    """Raise a deferred Ctrl-C. Called between two pieces of work, never while JAX traces."""
     if _active is not None and _active.noted and _main_thread():
         _active.release()
 
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """A wait for others, which a Ctrl-C ends at once."""
+    """While waiting for others, a Ctrl-C is raised at once."""
     mine = _active if _main_thread() else None
     if mine is None:
         yield
@@ -177,21 +177,21 @@ def waiting() -> Iterator[None]:
 
 
 def happened() -> bool:
-    """Whether a command has been interrupted: what it has got then is not the whole."""
+    """Whether a command was interrupted, so that its result is incomplete."""
     return _active is not None and (_active.noted or _active.raised)
 
 
 def remains(text: str, finishes: bool = False) -> None:
-    """Say what is kept of a command and how to go on, should it be interrupted from now on.
+    """Set the message for an interrupt of this command from now on: what is saved, and how to resume.
 
-    ``finishes``: it looks at `happened` and does some last work, for which it gets more time.
+    ``finishes``: the command checks `happened` and does some last work, for which it gets more time.
     """
     if _active is not None:
         _active.remains, _active.finishes = text, finishes
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Run a command; one that is interrupted ends with `remains` on standard error and status 130."""
+    """Run a command. If it is interrupted, the text of `remains` is printed and the exit status is 130."""
     global _active
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         work()

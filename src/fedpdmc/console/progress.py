@@ -1,4 +1,4 @@
-"""How far a run has come and what is left of it, on whatever screen there is."""
+"""Progress of a run and estimates of what is left, on any kind of screen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedpdmc.console.interrupts import check
 from fedpdmc.console.screens import View, clock, open_screen
 from fedpdmc.console.warnings import quiet_compiler
 
-# What was seen of the pace counts by this factor less with every tick that follows.
+# Weight of earlier ticks in the estimate of the speed, per tick.
 FORGETTING = 0.95
 
 
 class Tick(NamedTuple):
-    """What a progress display learns of a run now and then."""
+    """The progress of a run at one moment."""
 
     began: float
     time: float
@@ -30,14 +30,14 @@ class Tick(NamedTuple):
 
 
 class Pace:
-    """Process time and rounds by second, from the ticks so far; the first one, which may have been compiled, left out."""
+    """Process time and rounds per second, from the ticks so far except the first, which may include compilation."""
 
     def __init__(self):
         self._last: tuple[Tick, float] | None = None
         self._seconds, self._time, self._rounds = 0.0, 0.0, 0.0
 
     def add(self, tick: Tick) -> None:
-        """Another tick, now."""
+        """Add a tick."""
         now = time.monotonic()
         if self._last is not None and tick.time >= self._last[0].time:
             before, at = self._last
@@ -52,7 +52,7 @@ class Pace:
         return self._seconds / self._rounds if self._rounds > 0 else None
 
     def left(self, until: float) -> tuple[float, float] | None:
-        """Seconds and rounds from now to a process time, or None while nothing is known."""
+        """Estimated seconds and rounds until a process time; None while nothing is known."""
         if self._last is None or self._time <= 0:
             return None
         tick, at = self._last
@@ -61,7 +61,7 @@ class Pace:
 
 
 class Showing:
-    """What is known of one call of ``sample`` or ``extend``, as its screen asks for it."""
+    """The progress of one call of ``sample`` or ``extend``, for its screen."""
 
     def __init__(self, wanted: bool, status: Callable[[], str] | None):
         self.status, self.pace, self._began = status, Pace(), time.monotonic()
@@ -72,24 +72,24 @@ class Showing:
         self._rate, self._until = 0.0, 0.0
         self._ess, self._target, self._rhat = None, None, None
         self._foreseen = ""
-        # Whether someone follows the run elsewhere than on the screen.
+        # Whether a status page follows the run.
         self.watched = False
         self.screen = open_screen(wanted, self.view)
 
     def enter(self, phase: str, number: int = 0, of: int = 0) -> None:
-        """Another phase, or another step of one."""
+        """Begin another phase, or another step of one."""
         if phase != self._phase:
             self._entered = time.monotonic()
         self._phase, self._number, self._of = phase, number, of
         self.screen.changed()
 
     def begin(self, phase: str) -> None:
-        """A phase in which ticks are to come."""
+        """Begin a phase with ticks."""
         self._begin, self._tick = None, None
         self.enter(phase)
 
     def aim(self, until: float, ess: float | None = None) -> None:
-        """Where the phase is to end: a process time, or an estimate of when an effective sample size is reached."""
+        """Set the end of the phase: a process time, or the estimate of when an effective sample size is reached."""
         if ess is not None or self._target is None:
             self._until, self._target = until, ess
 
@@ -105,7 +105,7 @@ class Showing:
         self.screen.changed()
 
     def tick(self, tick: Tick) -> None:
-        """A chunk has been run."""
+        """Add a tick after a chunk."""
         if self._begin is None:
             self._begin = tick.began
         if self._tick is not None:
@@ -141,7 +141,7 @@ class Showing:
         return View(phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
 
     def facts(self) -> dict[str, Any]:
-        """The same as numbers; None for what is not known yet."""
+        """The same as numbers; None for unknown values."""
         view, tick = self.view(), self._tick
         begin = self._begin or 0.0
         moving = tick is not None and self._begin is not None
@@ -157,8 +157,8 @@ class Showing:
             "worst_rhat": self._rhat,
         }
 
-    def last_words(self) -> str:
-        """One line for the end."""
+    def final_line(self) -> str:
+        """One line for the end of the run."""
         took = f"done in {clock(time.monotonic() - self._began)}"
         if self._tick is None:
             return took
@@ -171,13 +171,13 @@ _showing: ContextVar[Showing | None] = ContextVar("fedpdmc_showing", default=Non
 
 @contextlib.contextmanager
 def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[Showing]:
-    """One screen for all phases of a call; an inner one is the outer one.
+    """One screen for all phases of a call; a nested call uses the outer one.
 
     Parameters
     ----------
     wanted : bool
     status : callable, optional
-        A few words on the sites.
+        A short text about the sites.
     """
     outer = _showing.get()
     if outer is not None:
@@ -189,13 +189,13 @@ def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[S
     try:
         with this.screen, this.compilations, quiet_compiler():
             yield this
-            this.screen.last_words(this.last_words())
+            this.screen.finish(this.final_line())
     finally:
         _showing.reset(token)
 
 
 def report(phase: str, number: int = 0, of: int = 0) -> None:
-    """Say what comes next, such as the compilation of one site of several; a Ctrl-C that was held back is raised here."""
+    """Show the next step, such as the compilation of one site of several. Raises a deferred Ctrl-C."""
     check()
     this = _showing.get()
     if this is not None:
@@ -212,7 +212,7 @@ class Display:
     title : str
         The phase.
     status : callable, optional
-        A few words on the sites.
+        A short text about the sites.
     """
 
     def __init__(self, wanted: bool, title: str, status: Callable[[], str] | None = None):
@@ -230,16 +230,16 @@ class Display:
 
     @property
     def visible(self) -> bool:
-        """Whether someone looks on all the time, so that it pays to work the quality out between blocks."""
+        """Whether someone watches, so that diagnostics should be computed between blocks."""
         return self._showing.screen.lively or self._showing.watched
 
     def tick(self, tick: Tick) -> None:
-        """Show how far the slowest chain has come. Between two chunks a Ctrl-C does no harm: it is raised here."""
+        """Show the progress of the slowest chain. Between two chunks a Ctrl-C is safe: a deferred one is raised here."""
         check()
         self._showing.tick(tick)
 
     def aim(self, until: float, ess: float | None = None) -> None:
-        """Where the phase is to end; with ``ess`` an estimate of when that is reached."""
+        """Set the end of the phase; with ``ess`` an estimate of when it is reached."""
         self._showing.aim(until, ess)
 
     @property

@@ -1,4 +1,4 @@
-"""Screens for a run's progress: a live display on a terminal, one output in a notebook, a line now and then elsewhere."""
+"""Screens for progress: a live display on a terminal, one output in a notebook, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-# Seconds of silence before the first line off a terminal, and the most between two later ones; each wait doubles.
+# Without a terminal: seconds before the first line, and the longest interval between lines; it doubles each time.
 FIRST_LINE, LONGEST_SILENCE = 10.0, 120.0
 LONGEST_BAR = 40
 
 
 class View(NamedTuple):
-    """What is shown: the phase, the share of it that is done, seconds gone and left (None: unknown), facts by importance."""
+    """What to show: the phase, its completed share, elapsed and remaining seconds (None: unknown), facts by importance."""
 
     phase: str
     share: float | None
@@ -31,14 +31,14 @@ class View(NamedTuple):
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are some."""
+    """Minutes and seconds, with hours if there are any."""
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def fitting(facts: list[str], width: int) -> str:
-    """As many of the facts, the first ones, as fit on a line."""
+    """As many of the first facts as fit on a line."""
     line = ""
     for fact in facts:
         longer = f"{line}; {fact}" if line else fact
@@ -49,12 +49,12 @@ def fitting(facts: list[str], width: int) -> str:
 
 
 def times(view: View) -> str:
-    """Time gone, and time left if it is known."""
+    """Elapsed time, and remaining time if known."""
     return clock(view.gone) + ("" if view.left is None else f", about {clock(view.left)} left")
 
 
 class Screen:
-    """One that shows nothing."""
+    """A screen that shows nothing."""
 
     lively = False
 
@@ -65,17 +65,17 @@ class Screen:
         pass
 
     def changed(self) -> None:
-        """There is something new to show."""
+        """Update after a change."""
 
     def foresee(self, text: str, seconds: float | None) -> None:
-        """What comes will cost this, and take so many seconds if that is known."""
+        """Show the expected cost of the phase, and its duration in seconds if known."""
 
-    def last_words(self, text: str) -> None:
-        """All has gone well."""
+    def finish(self, text: str) -> None:
+        """Show the final line of a successful run."""
 
 
 class LiveScreen(Screen):
-    """A bar and two lines on a terminal, drawn four times a second at whatever width the window has by then."""
+    """A bar and two lines on a terminal, drawn four times a second at the current width of the window."""
 
     lively = True
 
@@ -90,8 +90,8 @@ class LiveScreen(Screen):
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
 
-    def last_words(self, text: str) -> None:
-        """Printed where the bar was."""
+    def finish(self, text: str) -> None:
+        """Print the final line in place of the bar."""
         self._console.print(Text(text), soft_wrap=True)
 
     def _render(self) -> Group:
@@ -113,7 +113,7 @@ class LiveScreen(Screen):
 
 
 class PlainScreen(Screen):
-    """Now and then a line on standard error, while something takes long: for files, pipes and simple terminals."""
+    """Occasional lines on standard error during long runs, for files, pipes and simple terminals."""
 
     def __init__(self, view: Callable[[], View]):
         self._view, self._over, self._spoke = view, threading.Event(), False
@@ -128,13 +128,13 @@ class PlainScreen(Screen):
         self._thread.join()
 
     def foresee(self, text: str, seconds: float | None) -> None:
-        """Said of what will take long, or has."""
+        """Print the expected cost of a long phase."""
         if self._spoke or (seconds or 0.0) > FIRST_LINE:
             self._spoke = True
             _say(f"fedpdmc: {text}")
 
-    def last_words(self, text: str) -> None:
-        """Said only if something was said before."""
+    def finish(self, text: str) -> None:
+        """Print the final line, if there were lines before."""
         self._over.set()
         self._thread.join()
         if self._spoke:
@@ -155,7 +155,7 @@ def _say(line: str) -> None:
 
 
 class NotebookScreen(Screen):
-    """One output of a notebook's cell, replaced as the run goes on."""
+    """One output of a notebook's cell, which is updated."""
 
     lively = True
 
@@ -167,14 +167,14 @@ class NotebookScreen(Screen):
             self._show(f"stopped: {self._view().phase}")
 
     def changed(self) -> None:
-        """Shown from the thread that samples: notebooks file what another thread shows under the wrong cell."""
+        """Update from the sampling thread: notebooks put the output of other threads under the wrong cell."""
         view = self._view()
         share = "" if view.share is None else f" {100 * view.share:.0f} %"
         facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
         self._show(f"{view.phase}{share}, {times(view)}" + (f"\n{facts}" if facts else ""))
 
-    def last_words(self, text: str) -> None:
-        """In place of all before."""
+    def finish(self, text: str) -> None:
+        """Replace the output by the final line."""
         self._show(text)
 
     def _show(self, text: str) -> None:
@@ -186,7 +186,7 @@ class NotebookScreen(Screen):
 
 
 def open_screen(wanted: bool, view: Callable[[], View]) -> Screen:
-    """The screen that suits where the program runs; `Screen` itself, which is blank, if none is wanted."""
+    """The screen for the environment of the program; a blank `Screen` if none is wanted."""
     if not wanted:
         return Screen()
     if "ipykernel" in sys.modules:
@@ -195,7 +195,7 @@ def open_screen(wanted: bool, view: Callable[[], View]) -> Screen:
 
         if hasattr(get_ipython(), "kernel"):
             return NotebookScreen(view, display)
-    # Rich would take FORCE_COLOR for a terminal; a pipe is none, whatever its colours.
+    # Rich would treat FORCE_COLOR as a terminal, but a pipe is not one.
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "") in ("dumb", "unknown"):
         return PlainScreen(view)
     return LiveScreen(view, Console(stderr=True, highlight=False))

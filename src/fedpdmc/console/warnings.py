@@ -1,4 +1,4 @@
-"""Warnings: this package's at the user's own line, and none of other packages that say nothing to a user of this one."""
+"""Warnings of this package at the user's own line, and suppression of irrelevant warnings of other packages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import jax  # noqa: F401  # It sets how much jaxlib logs, which is read when that is loaded: it comes first.
+import jax  # noqa: F401  # It sets jaxlib's log level, which is read when jaxlib is loaded: import it first.
 from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
 
-# Severities of absl, in which XLA logs: all, and those that end the process. Errors are raised in Python besides.
+# Log levels of absl, which XLA uses: all, and fatal errors only. Other errors are also raised in Python.
 ALL, FATAL = 0, 3
 
 _lock, _depth = threading.Lock(), 0
@@ -22,14 +22,14 @@ _lock, _depth = threading.Lock(), 0
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's program that called this package."""
     frame, level = sys._getframe(), 1
-    # The outermost function of this package may be wrapped by a context manager that serves as its decorator.
+    # The outermost function of this package may be decorated by a context manager.
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("fedpdmc", "contextlib"):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
 def import_arviz() -> Any:
-    """ArviZ, without its daily word on its own future."""
+    """Import ArviZ without its warning about its own refactoring."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
         import arviz
@@ -39,9 +39,9 @@ def import_arviz() -> Any:
 
 @contextlib.contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Keep XLA from writing "Very slow compile?" to standard error; with ``TF_CPP_MIN_LOG_LEVEL=0`` one sees it all.
+    """Keep XLA from writing "Very slow compile?" to standard error, unless ``TF_CPP_MIN_LOG_LEVEL=0``.
 
-    Only what is printed changes: an error of the compiler is raised as ever.
+    Errors of the compiler are still raised.
     """
     global _depth
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":

@@ -1,4 +1,4 @@
-"""A run on disk as it grows: a file for each block of paths, and where the run stands, replaced in one move."""
+"""A run on disk: one file for each block of paths, and the current state, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedpdmc.results.skeleton import Block, Skeleton, in_two
 logger = logging.getLogger("fedpdmc.coordinator")
 FORMAT = 4
 BLOCKS = "blocks"
-# A process that has no descriptor left tries again for so long, with pauses.
-PATIENCE, PAUSE = 120.0, 0.5
+# Without free file descriptors, writing is retried for this many seconds, with pauses.
+RETRY_SECONDS, PAUSE = 120.0, 0.5
 Result = TypeVar("Result")
 
 
 class Checkpoint:
     """The folder of one run at its coordinator.
 
-    Every block is a file that is written once, in ``blocks``; ``state-N.npz`` is where the run stands. ``manifest.json`` has
-    the SHA-256 of all that belongs together and is replaced, when they are on the disk, by renaming a complete file: a crash
-    leaves the former state with its blocks, and at most one file of each kind that does not count yet.
+    Every block is a file in ``blocks`` that is written once; ``state-N.npz`` is the current state. ``manifest.json`` has the
+    SHA-256 of all valid files. It is replaced by renaming a complete file, after the others are on disk: a crash leaves the
+    previous state with its blocks, and at most one file of each kind that is not in the manifest.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ class Checkpoint:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.blocks, self._states = 0, 0
-        # Of what counts, and of a block that will with the next state.
+        # The hashes of the valid files, and of a block that becomes valid with the next state.
         self._files: dict[str, str] = {}
 
     def read(self) -> RunState | None:
-        """Where the run stood, or None for a new one; what is missing, changed or too much is named."""
+        """The stored state, or None for a new run. Raises `InputError` for missing, changed or extra files."""
         present = self._present()
         if not (self.folder / manifest.NAME).exists():
             if set(present) - {_state(0)}:
@@ -57,23 +57,19 @@ class Checkpoint:
         known = manifest.read(self.folder, "store")
         states = [name for name in known if not name.startswith(BLOCKS)]
         self.blocks, self._states = len(known) - len(states), _number(states[0]) + 1
-        # What a crash left beside what counts.
+        # Files that a crash may have left.
         spare = {_block(self.blocks), _state(self._states), _state(self._states - 2)} - set(known)
         self._files = manifest.check(self.folder, "store", set(present) - spare)
         facts, arrays = self._load(states[0])
         return RunState(facts, arrays)
 
     def _present(self) -> list[str]:
-        """The files of the run that are there."""
+        """The files of the run that exist."""
         found = [path for path in self.folder.glob("state*") if path.suffix != manifest.DRAFT]
         found += [path for path in (self.folder / BLOCKS).glob("*") if path.suffix != manifest.DRAFT]
         for path in (*found, self.folder / BLOCKS):
             if path.is_symlink():
                 raise InputError("store", f"{path}, a symbolic link", "Put the file itself there.")
-        if self.folder / "state.npz" in found:
-            raise InputError(
-                "store", "a run of an earlier version", "Go on with the version of fedpdmc that it was begun with."
-            )
         return [path.relative_to(self.folder).as_posix() for path in found]
 
     def _load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -89,8 +85,8 @@ class Checkpoint:
         return facts, arrays
 
     def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Replace the state: whole or not at all."""
-        _patiently(lambda: self._write({"format": FORMAT, **facts}, arrays))
+        """Replace the state atomically."""
+        _retrying(lambda: self._write({"format": FORMAT, **facts}, arrays))
 
     def _write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         name, before = _state(self._states), _state(self._states - 1)
@@ -101,17 +97,17 @@ class Checkpoint:
         (self.folder / before).unlink(missing_ok=True)
 
     def append(self, block: Block) -> None:
-        """Keep a block; it counts once `write` has been called."""
+        """Store a block. It becomes valid with the next `write`."""
         path = block.skeleton()
         name, span = _block(self.blocks), np.asarray([path.begin, path.end])
         (self.folder / BLOCKS).mkdir(exist_ok=True, mode=0o700)
-        self._files[name] = _patiently(
+        self._files[name] = _retrying(
             lambda: self._put(name, offsets=path.offsets, knots=path.numbers, velocities=path.velocities, span=span)
         )
         self.blocks += 1
 
     def _put(self, name: str, **arrays: np.ndarray) -> str:
-        """Write arrays to a file, which is on the disk before it has its name; returns its hash."""
+        """Write arrays to a file, which gets its name when it is on the disk; returns its hash."""
         path = self.folder / name
         draft = path.with_name(path.name + manifest.DRAFT)
         with open(draft, "wb") as file:
@@ -124,7 +120,7 @@ class Checkpoint:
         return found
 
     def fill(self, store: Store) -> None:
-        """Give a store the blocks that belong to the state, one after the other."""
+        """Append the blocks that belong to the state to a path store."""
         for number in range(self.blocks):
             with np.load(self.folder / _block(number), allow_pickle=False) as file:
                 begin, end = (float(x) for x in file["span"])
@@ -143,9 +139,9 @@ def _number(state: str) -> int:
     return int(state.removeprefix("state-").removesuffix(".npz"))
 
 
-def _patiently(work: Callable[[], Result]) -> Result:
-    """Do it again, for a while, if there was no descriptor for it: connections come and go."""
-    end, said = time.monotonic() + PATIENCE, False
+def _retrying(work: Callable[[], Result]) -> Result:
+    """Retry for a while if there is no free file descriptor: connections come and go."""
+    end, said = time.monotonic() + RETRY_SECONDS, False
     while True:
         try:
             return work()
@@ -153,6 +149,8 @@ def _patiently(work: Callable[[], Result]) -> Result:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > end:
                 raise
             if not said:
-                logger.warning("the store waits for a descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error)
+                logger.warning(
+                    "the store waits for a file descriptor: %s. Raise the limit (LimitNOFILE in a unit)", error
+                )
             said = True
             time.sleep(PAUSE)

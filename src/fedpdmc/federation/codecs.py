@@ -1,6 +1,6 @@
-"""How the fields of a message become bytes and come back: every size is checked before anything is read.
+"""Codecs of message fields. Every size is checked before anything is read.
 
-A field has a part of fixed size in the head of its message, and a body behind the head if its size varies.
+A field has a part of fixed size in the header of its message, and a body after the header if its size varies.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedpdmc.errors import WireError
 
-# The largest message that either side takes in, unless told otherwise.
+# The largest message that either side accepts.
 MOST_BYTES = 64 * 2**20
 MOST_TEXT = 256
-# The longest certificate, the most of them in one message.
+# The longest certificate, and the largest number of them in one message.
 MOST_BLOB, MOST_BLOBS = 2**16, 2**12
 RUN_BYTES, DIGEST_BYTES, KEY_BYTES = 16, 32, 32
-# The order of bodies: real numbers together, so that they are looked at in one go, then integers, then the rest.
+# The order of bodies: real numbers together, so that one check covers all of them, then integers, then the rest.
 REALS, INTEGRAL, REST = range(3)
 Bodies = tuple[list, list, list]
 
 
 class Reader:
-    """Takes bodies off the front of what is left of a message, never beyond its end."""
+    """Reads bodies from a message one after the other, never beyond its end."""
 
     def __init__(self, data: bytes, at: int):
         self.data, self.at = data, at
@@ -40,17 +40,17 @@ class Reader:
 
 
 class Codec:
-    """How one field is written: ``head`` is its part of the head as `struct` puts it, ``place`` where its body lies."""
+    """Encoding of one field: ``head`` is the `struct` format of its part of the header, ``place`` the group of its body."""
 
     head: str
     place = REST
 
     def write(self, value: Any, heads: list, bodies: Bodies) -> None:
-        """Add the field's part of the head and its body."""
+        """Append the field's part of the header and its body."""
         heads.append(value)
 
     def read(self, heads: tuple, reader: Reader, name: str) -> Any:
-        """The field, from its part of the head and its body."""
+        """The field, from its part of the header and its body."""
         return heads[0]
 
 
@@ -86,29 +86,42 @@ class _Raw(Codec):
 
     def write(self, value, heads, bodies):
         if len(value) != self.size:
-            raise WireError("message", f"{len(value)} bytes where {self.size} belong")
+            raise WireError("message", f"{len(value)} bytes instead of {self.size}")
         heads.append(value)
 
 
-class _Text(Codec):
-    """Printable text of at most `MOST_TEXT` bytes."""
+class _Blob(Codec):
+    """A limited number of bytes."""
 
-    head = "H"
+    head, most = "I", MOST_BLOB
 
     def write(self, value, heads, bodies):
-        raw = value.encode()
-        if len(raw) > MOST_TEXT:
-            raise WireError("message", f"a text of {len(raw)} bytes")
-        heads.append(len(raw))
-        bodies[REST].append(raw)
+        self._check(len(value), "message")
+        heads.append(len(value))
+        bodies[REST].append(value)
 
     def read(self, heads, reader, name):
         (size,) = heads
-        if size > MOST_TEXT:
-            raise WireError(name, f"a text of {size} bytes")
+        self._check(size, name)
         begin = reader.take(size, name)
+        return reader.data[begin : begin + size]
+
+    def _check(self, size: int, name: str) -> None:
+        if size > self.most:
+            raise WireError(name, f"{size} bytes; the maximum is {self.most}")
+
+
+class _Text(_Blob):
+    """Printable text."""
+
+    head, most = "H", MOST_TEXT
+
+    def write(self, value, heads, bodies):
+        super().write(value.encode(), heads, bodies)
+
+    def read(self, heads, reader, name):
         try:
-            text = reader.data[begin : begin + size].decode()
+            text = super().read(heads, reader, name).decode()
         except UnicodeDecodeError as error:
             raise WireError(name, "bytes that are not UTF-8") from error
         if not text.isprintable():
@@ -116,27 +129,8 @@ class _Text(Codec):
         return text
 
 
-class _Blob(Codec):
-    """At most `MOST_BLOB` bytes."""
-
-    head = "I"
-
-    def write(self, value, heads, bodies):
-        if len(value) > MOST_BLOB:
-            raise WireError("message", f"{len(value)} bytes where at most {MOST_BLOB} belong")
-        heads.append(len(value))
-        bodies[REST].append(value)
-
-    def read(self, heads, reader, name):
-        (size,) = heads
-        if size > MOST_BLOB:
-            raise WireError(name, f"{size} bytes where at most {MOST_BLOB} belong")
-        begin = reader.take(size, name)
-        return reader.data[begin : begin + size]
-
-
 class _Blobs(Codec):
-    """Several blobs: their number in the head, each with its size in the body."""
+    """Several blobs: their number in the header, each with its size in the body."""
 
     head = "H"
     size = struct.Struct("<I")
@@ -160,7 +154,7 @@ class _Blobs(Codec):
 
 
 class _Array(Codec):
-    """Numbers of one type and rank, the shape in the head; flags are 0 or 1, and that reals are finite is for `finite`."""
+    """Numbers of one type and rank, the shape in the header. Flags are 0 or 1. `finite` checks real numbers."""
 
     def __init__(self, dtype: str, rank: int):
         self.dtype, self.rank, self.head = np.dtype(dtype), rank, f"{rank}I"
@@ -171,11 +165,11 @@ class _Array(Codec):
         if array.ndim != self.rank:
             raise WireError("message", f"an array of rank {array.ndim}")
         heads.extend(array.shape)
-        # The array itself: its numbers are copied once, into the message.
+        # The array itself, so that its numbers are copied once, into the message.
         bodies[self.place].append(array)
 
     def read(self, heads, reader, name):
-        # Beside a zero the other sizes are free: they are limited by themselves.
+        # If one size is zero, the product does not limit the others.
         if max(heads) > MOST_BYTES:
             raise WireError(name, f"an array of shape {heads}")
         begin = reader.take(math.prod(heads) * self.dtype.itemsize, name)
@@ -185,8 +179,8 @@ class _Array(Codec):
         return array
 
 
-class _Either(_Array):
-    """Real numbers in a vector, whose second size is said to be 0, or in a matrix that is not empty."""
+class _VectorOrMatrix(_Array):
+    """Real numbers in a vector, whose second size is given as 0, or in a matrix that is not empty."""
 
     def __init__(self, dtype: str):
         super().__init__(dtype, 2)
@@ -203,13 +197,25 @@ class _Either(_Array):
 
 
 def finite(data: bytes, begin: int, end: int) -> bool:
-    """Whether all real numbers between two places of a message are finite."""
+    """Whether all real numbers between two offsets of a message are finite."""
     count = (end - begin) // 8
     return np.count_nonzero(np.isfinite(np.frombuffer(data, VECTOR.dtype, count, begin))) == count
 
 
-WHOLE, REAL, TEXT, BLOB = _Whole(), _Real(), _Text(), _Blob()
-BLOBS = _Blobs()
-RUN, DIGEST, KEY = _Raw(RUN_BYTES), _Raw(DIGEST_BYTES), _Raw(KEY_BYTES)
-VECTOR, MATRIX, EITHER, STACK = _Array("<f8", 1), _Array("<f8", 2), _Either("<f8"), _Array("<f8", 3)
-INTEGERS, FLAGS, WORDS = _Array("<i8", 1), _Array("u1", 1), _Array("<u8", 1)
+BLOB, VECTOR = _Blob(), _Array("<f8", 1)
+# The types of fields, each with its codec.
+Whole = Annotated[int, _Whole()]
+Real = Annotated[float, _Real()]
+Text = Annotated[str, _Text()]
+Blob = Annotated[bytes, BLOB]
+Blobs = Annotated[tuple[bytes, ...], _Blobs()]
+RunId = Annotated[bytes, _Raw(RUN_BYTES)]
+Digest = Annotated[bytes, _Raw(DIGEST_BYTES)]
+Key = Annotated[bytes, _Raw(KEY_BYTES)]
+Vector = Annotated[np.ndarray, VECTOR]
+Matrix = Annotated[np.ndarray, _Array("<f8", 2)]
+VectorOrMatrix = Annotated[np.ndarray, _VectorOrMatrix("<f8")]
+Stack = Annotated[np.ndarray, _Array("<f8", 3)]
+Integers = Annotated[np.ndarray, _Array("<i8", 1)]
+Flags = Annotated[np.ndarray, _Array("u1", 1)]
+Words = Annotated[np.ndarray, _Array("<u8", 1)]

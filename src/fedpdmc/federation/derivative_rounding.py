@@ -1,8 +1,8 @@
 """Derivatives rounded to what the search for the mode needs.
 
 Exact sums at a dozen points are a dozen times as many equations for the records, and a solver finds many of them. The
-search needs two digits of the step, not sixteen: all points are answered with rounded numbers, and only the last one, asked
-a second time, exactly, because the control variates are made there.
+search needs two digits of the step, not sixteen. So all points are answered with rounded numbers. Only the last point,
+requested a second time, is answered exactly, because the control variates are computed there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 # The grid of the value; of gradients, in standard deviations of a posterior of these records alone (over √d); and of the
 # Hessian, relative to its diagonal.
 VALUE, GRADIENT, HESSIAN = 2.0**-20, 2.0**-5, 2.0**-12
-# The least relative curvature of a direction in which a gradient is rounded finer than along the axes.
+# The smallest relative curvature of a direction in which a gradient is rounded finer than along the axes.
 LEAST = 1e-3
-# Where the search may stop, in posterior standard deviations: above what rounding makes of a step.
+# Tolerance of the search, in posterior standard deviations; above the effect of rounding on a step.
 TOLERANCE = 0.05
 
 

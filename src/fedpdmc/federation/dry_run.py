@@ -1,4 +1,4 @@
-"""A dry run of a contract on records that are made up: does it do what is meant, and what will it cost."""
+"""A dry run of a contract on synthetic records: does it work, and what will the whole run cost."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
 DURATION = 10.0
-# Records made up for each that a site of some parameters keeps.
+# Synthetic records generated for each one kept, for a site that depends on some parameters only.
 MOST_TRIED = 50
-# Of the made-up counts.
+# The largest mean of synthetic counts.
 MOST_COUNT = 50.0
 
 
 class Trial(NamedTuple):
-    """What a dry run found.
+    """The result of a dry run.
 
     Attributes
     ----------
     posterior : Posterior
-        Of records that mean nothing.
+        Of the synthetic records; it has no meaning.
     bytes_per_round : int
-        Sent to and received from each site.
+        Sent to and received from a site.
     observed_time : float
-        Process time, summed over chains, that the whole run is expected to show of a site at most.
+        Upper estimate of the process time, summed over chains, that the whole run will observe of a site.
     rounds : int
-        Requests that the whole run is expected to make.
+        Estimated requests of the whole run.
     """
 
     posterior: Posterior
@@ -47,7 +47,7 @@ class Trial(NamedTuple):
 
 
 def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
-    """Records that fit the contract: columns even over their bounds or levels, a response about the middle of its own."""
+    """Records that satisfy the contract: columns uniform over their bounds or levels, the response around its middle."""
     rng = np.random.default_rng(seed)
     frame: dict[str, list] = {}
     for name, column in study.columns.items():
@@ -74,7 +74,7 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
 
 
 def _of_site(study: Study, site: str, records: int, seed: int) -> pl.DataFrame:
-    """Made-up records that depend on the site's own parameters only."""
+    """Synthetic records that depend on the site's own parameters only."""
     own = study.coordinates(site)
     if own is None:
         return synthetic(study, records, seed)
@@ -87,14 +87,14 @@ def _of_site(study: Study, site: str, records: int, seed: int) -> pl.DataFrame:
     if not len(found):
         raise InputError(
             f"study.toml: coordinates: {site}",
-            "parameters of which no records can be made up",
-            "Tell sites apart by the levels of a column.",
+            "parameters for which no synthetic records were found",
+            "Distinguish sites by the levels of a column.",
         )
     return found
 
 
 def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
-    """Run a contract in process on made-up records, for a short time.
+    """Run a contract in process on synthetic records, for a short time.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
         ledger = None if study.epsilon is None else create_ledger(Path(folder) / "ledger.db")
         with connect(study, data=data, seed=seed, ledger=ledger) as connection:
             with warnings.catch_warnings():
-                # Long enough to see what a run costs, not to converge.
+                # Long enough to estimate costs, not to converge.
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 post = sample(connection, duration=DURATION, progress=False)
     burn_in = float(post.settings["burn_in"])
@@ -126,8 +126,8 @@ def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:
     return Trial(
         post,
         int(np.max(post.bytes / (post.messages / 2))),
-        # Of an arrival that loses, what came after the winner has been seen too: with long plans that makes a factor of
-        # the number of sites.
+        # Arrivals of other sites after the first one are observed too: with long plans this is a factor of the number of
+        # sites.
         len(study.sites) * study.chains * (burn_in + length),
         int(np.ceil(post.rounds * scale)) + 1,
     )

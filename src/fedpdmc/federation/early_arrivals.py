@@ -1,4 +1,4 @@
-"""Who ends the plans: a site that always rings at once uses up what all the others have granted."""
+"""Detects a site whose arrivals always end the plans at once, which would use up the limits of all other sites."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from fedpdmc.errors import BadAnswer
 from fedpdmc.plan import Arrival
 
-# A ring before this share of the plan is one at once: a clock with a finite rate has next to none of them. So many in a
-# row, of one site on one chain, are no accident.
-AT_ONCE, MOST_AT_ONCE = 1e-12, 32
+# An arrival before this share of the plan is immediate. A clock with a finite rate has practically none. This many in a
+# row, from one site on one chain, are not an accident.
+IMMEDIATE, MOST_IMMEDIATE = 1e-12, 32
 
 
-class Haste:
-    """Counts, for each site, the plans of single chains that it has ended, and of each chain those ended at once in a row.
+class EarlyArrivals:
+    """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site.
 
     Parameters
     ----------
@@ -28,13 +28,13 @@ class Haste:
         self._row = np.zeros(0, dtype=np.int64)
         self._last = np.zeros(0, dtype=np.int64)
 
-    def see(self, arrivals: Sequence[Arrival | None], horizon: np.ndarray) -> None:
-        """The arrivals of one round, and how long the plan of each chain was.
+    def add(self, arrivals: Sequence[Arrival | None], horizon: np.ndarray) -> None:
+        """Add the arrivals of one round, with the length of each chain's plan.
 
         Raises
         ------
         BadAnswer
-            A site has rung at once too often.
+            A site had too many immediate arrivals in a row.
         """
         if not len(self._row):
             self._row, self._last = np.zeros((2, len(horizon)), dtype=np.int64)
@@ -44,17 +44,17 @@ class Haste:
         first, earliest = times.argmin(0), times.min(0)
         rang = np.isfinite(earliest)
         self.ended += np.bincount(first[rang], minlength=len(self.names))
-        at_once = rang & (earliest <= AT_ONCE * horizon)
-        again = at_once & (first == self._last)
-        self._row = np.where(again, self._row + 1, at_once.astype(np.int64))
+        immediate = rang & (earliest <= IMMEDIATE * horizon)
+        again = immediate & (first == self._last)
+        self._row = np.where(again, self._row + 1, immediate.astype(np.int64))
         self._last = first
-        if (self._row >= MOST_AT_ONCE).any():
+        if (self._row >= MOST_IMMEDIATE).any():
             chain = int(self._row.argmax())
-            raise BadAnswer(self.names[first[chain]], f"it rang at once {MOST_AT_ONCE} times in a row on chain {chain}")
+            raise BadAnswer(self.names[first[chain]], f"{MOST_IMMEDIATE} immediate arrivals in a row on chain {chain}")
 
     def words(self) -> str:
-        """Who has ended how many plans, if any were."""
+        """How many plans each site has ended; empty if none."""
         if not self.ended.any():
             return ""
         told = ", ".join(f"{name} {count:,}" for name, count in zip(self.names, self.ended, strict=True))
-        return f" Plans of single chains that a site has ended: {told}."
+        return f" Plans ended by each site, counted by chain: {told}."

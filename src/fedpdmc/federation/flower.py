@@ -1,8 +1,8 @@
 """Flower as the engine: a ServerApp and a ClientApp that carry a study's messages between SuperLink and SuperNodes.
 
-Flower ends TLS at the SuperLink, which relays. So every message is signed as well, with the keys of the study: a site knows
-that the coordinator asks, and the coordinator which site answers, whatever lies between. A ClientApp is a new process for
-each message; the agent comes back to where it was from its log. That takes seconds a round: use the few-rounds method.
+Flower terminates TLS at the SuperLink, which relays. So every message is also signed with the keys of the study: the site
+can verify the coordinator, and the coordinator the site, whatever is in between. A ClientApp is a new process for each
+message, and the agent restores its state from its log. This takes seconds per round: use the few-rounds method.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedpdmc.certificates.keys import COORDINATOR, Credentials, read_credentials
 from fedpdmc.console.interrupts import waiting  # noqa: E402
 from fedpdmc.errors import InputError, Refused, WireError  # noqa: E402
 from fedpdmc.federation import messages as wire  # noqa: E402
-from fedpdmc.federation.remote import Request, Transport  # noqa: E402
+from fedpdmc.federation.transport import Request, Transport  # noqa: E402
 from fedpdmc.study import Study, read_policy, read_study  # noqa: E402
 
 logger = logging.getLogger("fedpdmc.flower")
 RECORD = "fedpdmc"
-# Seconds between two looks at who is there, and before a message that failed is sent again.
+# Seconds between two searches for nodes, and before a failed message is sent again.
 PAUSE = 3.0
 
 client_app, server_app = ClientApp(), ServerApp()
@@ -66,7 +66,7 @@ class GridTransport(Transport):
         return self._own
 
     def gather(self) -> None:
-        """Wait until every site of the study has been found among the nodes."""
+        """Wait until every site of the study was found among the nodes."""
         strangers: set[int] = set()
         while missing := [name for name in self.names if name not in self._nodes]:
             fresh = set(self.grid.get_node_ids()) - set(self._nodes.values()) - strangers
@@ -77,7 +77,7 @@ class GridTransport(Transport):
                     logger.info("site %s has joined", name)
                 else:
                     strangers.add(node)
-                    logger.warning("node %d is not taken for a site of this study", node)
+                    logger.warning("node %d is not a site of this study", node)
             if not answers:
                 logger.info("waiting for %s", ", ".join(missing))
                 with waiting():
@@ -92,7 +92,7 @@ class GridTransport(Transport):
         return good and name in self.names and name not in self._nodes
 
     def ask(self, requests: Sequence[Request | None]) -> list[bytes | None]:
-        """One round: what fails on its way is sent again as it was."""
+        """One round. Messages that fail are sent again unchanged."""
         self.gather()
         pairs = zip(self.names, requests, strict=True)
         open_ = {self._nodes[name]: request.data for name, request in pairs if request is not None}
@@ -111,7 +111,7 @@ class GridTransport(Transport):
         return [answers.get(name) for name in self.names]
 
     def _send(self, messages: dict[int, bytes]) -> dict[int, tuple[str | None, bytes]]:
-        """Send to nodes; by node, who signed the reply, and the reply."""
+        """Send messages to nodes; for each node the signer of the reply, and the reply."""
         self._group += 1
         outgoing = []
         for node, data in messages.items():
@@ -130,11 +130,11 @@ class GridTransport(Transport):
         return found
 
     def status(self) -> str:
-        """Who has been found."""
+        """How many sites were found."""
         return f"{len(self._nodes)} of {len(self.names)} sites"
 
     def close(self):
-        """Nothing to close: the grid is Flower's."""
+        """Nothing to close: the grid belongs to Flower."""
 
 
 def _signed(credentials: Credentials, data: bytes) -> dict[str, Any]:
@@ -156,17 +156,17 @@ def _signer(own: Credentials, record: ConfigRecord, data: bytes) -> str | None:
 
 
 @client_app.query()
-def answer(message: Message, context: Context) -> Message:
-    """The site's part; Flower tells the other side what an exception says, so that of this site's it is one word."""
+def client(message: Message, context: Context) -> Message:
+    """The site's part. Flower sends the text of exceptions to the server, so the site's are replaced by one code."""
     try:
-        return _answer(message, context)
+        return _reply(message, context)
     except Exception as error:
         logger.error("%s", error)
-    raise Refused(str(context.node_config.get("name")), "NOT_ANSWERED", "The site's own log says why.")
+    raise Refused(str(context.node_config.get("name")), "NOT_ANSWERED", "See the site's own log.")
 
 
-def _answer(message: Message, context: Context) -> Message:
-    """Check who asks, come back from the log, answer, sign."""
+def _reply(message: Message, context: Context) -> Message:
+    """Verify the coordinator, restore the agent from its log, answer and sign."""
     from fedpdmc.federation.site_agent.start import open_agent
 
     options = context.node_config
@@ -176,19 +176,18 @@ def _answer(message: Message, context: Context) -> Message:
     welcome, request = _bytes(record, "welcome"), _bytes(record, "request")
     if _signer(own, record, welcome + request) != COORDINATOR:
         raise Refused(name, "NOT_THE_COORDINATOR", "A request was not signed by the coordinator of this study.")
-    source = _option(options, "data")
     query = str(options["query"]) if "query" in options else None
     policy = read_policy(_option(options, "policy"))
     seed = options.get("seed")
     agent = open_agent(
-        study, name, source if ":" in source else Path(source), query=query, policy=policy, store=store, credentials=own,
+        study, name, _option(options, "data"), query=query, policy=policy, store=store, credentials=own,
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
     )  # fmt: skip
     try:
         agent.join(welcome)
         data = agent.answer(request) if request else agent.hello()
     finally:
-        agent.journal.close()
+        agent.log.close()
     reply = ConfigRecord({"answer": data, **_signed(own, data)})
     return Message(RecordDict({RECORD: reply}), reply_to=message)
 
@@ -196,7 +195,7 @@ def _answer(message: Message, context: Context) -> Message:
 def _option(options: Any, key: str) -> str:
     value = options.get(key)
     if not isinstance(value, str) or not value:
-        raise InputError(f"configuration: {key}", repr(value), "Set it for this node, or for this run at the server.")
+        raise InputError(f"configuration: {key}", repr(value), "Set it for the node, or for the run at the server.")
     return value
 
 

@@ -1,21 +1,21 @@
-"""Sites in the coordinator's process, to try a study out."""
+"""A transport to agents in the coordinator's process, to try out a study."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 
-from fedpdmc.federation.remote import Transport
+from fedpdmc.federation.transport import Transport
 
 
 class DirectTransport(Transport):
-    """Agents in this process, asked one after the other: the messages are the same, nothing travels.
+    """Agents in this process, asked one after the other with the same messages as on a network.
 
     Parameters
     ----------
     agents : sequence of Agent
     temporary : bool
-        Whether their logs are thrown away at the end.
+        Whether their logs are deleted at the end.
     """
 
     def __init__(self, agents: Sequence, temporary: bool = False):
@@ -35,7 +35,7 @@ class DirectTransport(Transport):
     def close(self):
         """Close the logs."""
         for agent in self.agents:
-            agent.journal.close()
+            agent.log.close()
             if self._temporary:
-                shutil.rmtree(agent.journal.folder)
+                shutil.rmtree(agent.log.folder)
         self.agents = []

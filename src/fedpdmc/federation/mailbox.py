@@ -1,4 +1,4 @@
-"""Where requests lie until their sites have answered them, whichever stream takes them there."""
+"""Pending requests: each waits in its site's mailbox until the site has answered it, on whichever stream."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedpdmc.console.interrupts import waiting
-from fedpdmc.federation.remote import Request, SiteState
+from fedpdmc.federation.transport import Request, SiteState
 
 
 def _nothing() -> None:
     pass
 
 
-class Round:
-    """What a number of sites answer; the one that waits for it is woken once, by the last of them."""
+class RoundAnswers:
+    """The answers of one round. The thread that waits for them is woken once, by the last one."""
 
     def __init__(self, sites: int):
         self.sites, self.answers = sites, dict[str, bytes]()
-        self._all: queue.SimpleQueue = queue.SimpleQueue()
+        self._complete: queue.SimpleQueue = queue.SimpleQueue()
 
-    def take(self, name: str, answer: bytes) -> None:
-        """The answer of one site."""
+    def add(self, name: str, answer: bytes) -> None:
+        """Add the answer of one site."""
         self.answers[name] = answer
         if len(self.answers) == self.sites:
-            self._all.put(None)
+            self._complete.put(None)
 
     def wait(self, seconds: float | None = None) -> dict[str, bytes]:
-        """All answers; those that have come, if not all come in time."""
+        """All answers, or those that arrived in time."""
         if self.sites:
             with contextlib.suppress(queue.Empty), waiting():
-                self._all.get(timeout=seconds)
+                self._complete.get(timeout=seconds)
         return self.answers
 
 
-class Asked(NamedTuple):
-    """A request of a round."""
+class PendingRequest(NamedTuple):
+    """A request, and the round that its answer belongs to."""
 
     request: Request
-    round: Round
+    round: RoundAnswers
 
 
-class Desk:
-    """Where the coordinator leaves a site's request, and whichever stream the site has open takes it."""
+class Mailbox:
+    """One site's pending request, and the stream that the site has open, if any."""
 
     def __init__(self, name: str):
         self.name = name
         self._lock = threading.Lock()
-        self._asked: Asked | None = None
+        self._pending: PendingRequest | None = None
         self._inbox: queue.SimpleQueue | None = None
-        self._hang_up: Callable[[], object] = _nothing
+        self._cancel: Callable[[], object] = _nothing
         self.since, self.round_trip, self._put = time.monotonic(), 0.0, 0.0
 
     @property
@@ -62,54 +62,54 @@ class Desk:
         return self._inbox is not None
 
     def state(self) -> SiteState:
-        """How the site stands."""
+        """The state of the site's connection."""
         now = time.monotonic()
         with self._lock:
-            waited = None if self._asked is None else now - self._put
+            waited = None if self._pending is None else now - self._put
             return SiteState(self.name, self.connected, now - self.since, self.round_trip or None, waited)
 
-    def put(self, asked: Asked) -> None:
-        """Leave a request, in place of any before it."""
+    def put(self, pending: PendingRequest) -> None:
+        """Replace the pending request."""
         with self._lock:
-            self._asked, self._put = asked, time.monotonic()
+            self._pending, self._put = pending, time.monotonic()
             if self._inbox is not None:
-                self._inbox.put(asked)
+                self._inbox.put(pending)
 
-    def arrive(self, hang_up: Callable[[], object]) -> queue.SimpleQueue:
-        """A new stream, which replaces any older one: what it is to send, None at its end.
+    def attach(self, cancel: Callable[[], object]) -> queue.SimpleQueue:
+        """Replace the site's stream by a new one. Returns the queue of what it must send; None marks its end.
 
-        ``hang_up`` ends it when another replaces it, so that a site never holds more than one.
+        ``cancel`` ends the stream when another one replaces it, so that a site never has more than one.
         """
         with self._lock:
-            before, self._hang_up = self._hang_up, hang_up
+            cancel_previous, self._cancel = self._cancel, cancel
             if self._inbox is not None:
                 self._inbox.put(None)
             inbox = self._inbox = queue.SimpleQueue()
             self.since = time.monotonic()
-            if self._asked is not None:
-                inbox.put(self._asked)
-        before()
+            if self._pending is not None:
+                inbox.put(self._pending)
+        cancel_previous()
         return inbox
 
+    def detach(self, inbox: queue.SimpleQueue) -> bool:
+        """A stream has ended. Returns whether it was the site's current one."""
+        with self._lock:
+            inbox.put(None)
+            current = inbox is self._inbox
+            if current:
+                self._inbox, self._cancel, self.since = None, _nothing, time.monotonic()
+            return current
+
     def close(self) -> None:
-        """Let a stream that is open come to its end."""
+        """End the stream that is open, if any."""
         with self._lock:
             if self._inbox is not None:
                 self._inbox.put(None)
 
-    def leave(self, inbox: queue.SimpleQueue) -> bool:
-        """A stream has ended; returns whether it was the site's present one."""
+    def deliver(self, pending: PendingRequest, answer: bytes, seconds: float) -> None:
+        """Pass on the answer to a request, if the request is still pending."""
         with self._lock:
-            inbox.put(None)
-            present = inbox is self._inbox
-            if present:
-                self._inbox, self._hang_up, self.since = None, _nothing, time.monotonic()
-            return present
-
-    def give(self, asked: Asked, answer: bytes, seconds: float) -> None:
-        """The answer to a request, if it is still the one that is asked."""
-        with self._lock:
-            if asked is not self._asked:
+            if pending is not self._pending:
                 return
-            self._asked, self.round_trip = None, seconds
-        asked.round.take(self.name, answer)
+            self._pending, self.round_trip = None, seconds
+        pending.round.add(self.name, answer)

@@ -1,12 +1,11 @@
-"""Sums over sites of which the coordinator learns nothing but the sum: pairwise masks in exact modular arithmetic.
+"""Secure sums over sites: the coordinator learns the sum only. Pairwise masks in exact modular arithmetic.
 
 Numbers are fixed-point, ``round(2⁶⁴ u)`` modulo 2¹²⁸. Sites i and j share a secret stream ``s_ij`` for every request; site i
-sends ``u_i + Σ_{j>i} s_ij − Σ_{j<i} s_ji``. Each stream is added once and taken away once, so the sum of all messages is
-that of the ``u_i``, exactly. Short of one message, what is there is uniformly distributed: a partial sum tells nothing.
+sends ``u_i + Σ_{j>i} s_ij − Σ_{j<i} s_ji``. Each stream is added once and subtracted once, so the sum of all messages is
+exactly that of the ``u_i``. If one message is missing, the sum of the others is uniformly distributed and reveals nothing.
 
-The secrets come from X25519 keys that the coordinator passes on. Each is signed with its site's key of the study, so that
-the coordinator cannot put its own in their place. `cryptography` is imported where it is used: who samples in one process
-need not have it.
+The secrets come from X25519 keys, which the coordinator relays. Each is signed with its site's key of the study, so that the
+coordinator cannot replace it. `cryptography` is imported where it is used: sampling in one process does not need it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ PURPOSE = b"fedpdmc secure sum 1"
 
 
 class OutOfRange(FedPDMCError):
-    """A number is too large for the sum to be told from its remainder."""
+    """A number is too large: the sum could wrap around."""
 
 
 def fixed(value: float, parties: int) -> int:
     """``round(2⁶⁴ value)``, if the sum over all parties then stays below 2¹²⁷."""
     if not abs(value) < 2.0 ** (BITS - 1 - FRACTION) / parties:
-        raise OutOfRange(f"secure sum: a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g}.")
+        raise OutOfRange(f"secure sum: a number is not below {2.0 ** (BITS - 1 - FRACTION) / parties:.3g} in size.")
     return round(math.ldexp(value, FRACTION))
 
 
@@ -52,14 +51,14 @@ def packed(value: float, gradient: np.ndarray, hessian: np.ndarray) -> np.ndarra
 
 
 def unpacked(values: Sequence[float], dim: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """What `packed` packed."""
+    """The inverse of `packed`."""
     hessian = np.zeros((dim, dim))
     hessian[np.triu_indices(dim)] = values[1 + dim :]
     return float(values[0]), np.asarray(values[1 : 1 + dim]), np.triu(hessian) + np.triu(hessian, 1).T
 
 
 def size(dim: int) -> int:
-    """How many numbers are packed."""
+    """How many numbers `packed` has."""
     return 1 + dim + dim * (dim + 1) // 2
 
 
@@ -69,7 +68,7 @@ def words(numbers: Sequence[int]) -> np.ndarray:
 
 
 def numbers(raw: bytes) -> list[int]:
-    """The numbers that bytes are."""
+    """The inverse of `words`, from bytes."""
     return [int.from_bytes(raw[at : at + WIDTH], "little") for at in range(0, len(raw), WIDTH)]
 
 
@@ -80,7 +79,7 @@ def total(messages: Sequence[np.ndarray]) -> list[float]:
 
 
 def statement(run: bytes, study: bytes, site: str, public: bytes) -> bytes:
-    """What a site signs: that this key is its own, in this run of this study."""
+    """The bytes that a site signs: this key is its own, in this run of this study."""
     return b"".join((PURPOSE, run, study, public, site.encode()))
 
 
@@ -104,7 +103,7 @@ def public_of(secret: bytes) -> bytes:
 def pair_keys(secret: bytes, own: str, run: bytes, publics: dict[str, bytes]) -> dict[str, bytes]:
     """The key that this site shares with each other one, by the other's name.
 
-    Raises ValueError for a public key of low order, with which a secret would be known to all.
+    Raises ValueError for a public key of low order, with which the secret would be public.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -118,7 +117,7 @@ def pair_keys(secret: bytes, own: str, run: bytes, publics: dict[str, bytes]) ->
 
 
 def mask(values: np.ndarray, own: str, keys: dict[str, bytes], request: bytes) -> np.ndarray:
-    """The values in fixed point under the streams of all pairs for this request; the request's hash is never used twice."""
+    """The values in fixed point, masked by the streams of all pairs for this request. No request hash is used twice."""
     masked = [fixed(float(x), len(keys) + 1) for x in values]
     for other, key in keys.items():
         sign = 1 if own < other else -1

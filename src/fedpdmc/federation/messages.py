@@ -1,9 +1,9 @@
 """The messages between coordinator and sites as bytes: typed, versioned, with raw float64 buffers.
 
-A message is a head of a size that its kind fixes, and bodies. The head has ``b"FPDM"``, a version, the kind, and of the
-kind's fields in their order what has a fixed size: numbers, hashes, the shapes of arrays. The bodies are the numbers of the
-arrays, little-endian, and text. Nothing names a type, a function or a file, so nothing can be executed. Decoding allocates
-nothing: sizes are checked against what is there, and arrays are read-only views of the message.
+A message consists of a header, whose size depends on the message's kind only, and bodies. The header has ``b"FPDM"``, a
+version, the kind, and for each field the part of fixed size: numbers, hashes, shapes of arrays. The bodies are the arrays'
+numbers, little-endian, and text. Nothing in a message names a type, a function or a file, so nothing can be executed.
+Decoding allocates nothing: sizes are checked against the message's length, and arrays are read-only views of the message.
 """
 
 from __future__ import annotations
@@ -11,133 +11,154 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
 
 import numpy as np
 
 from fedpdmc.errors import WireError
 from fedpdmc.federation.codecs import (
-    BLOB,
-    BLOBS,
-    DIGEST,
     DIGEST_BYTES,
-    EITHER,
-    FLAGS,
-    INTEGERS,
     INTEGRAL,
-    KEY,
-    MATRIX,
     MOST_BYTES,
-    REAL,
     REALS,
     REST,
-    RUN,
     RUN_BYTES,
-    STACK,
-    TEXT,
-    VECTOR,
-    WHOLE,
-    WORDS,
+    Blob,
+    Blobs,
     Bodies,
     Codec,
+    Digest,
+    Flags,
+    Integers,
+    Key,
+    Matrix,
     Reader,
+    Real,
+    RunId,
+    Stack,
+    Text,
+    Vector,
+    VectorOrMatrix,
+    Whole,
+    Words,
     finite,
 )
 
 MAGIC, VERSION = b"FPDM", 4
 HEADER = struct.Struct("<4sBB")
 NOTHING_ASKED = bytes(DIGEST_BYTES)
-# What is said to remain where there is no privacy budget, and the numbers of an account where there is one.
+# ``remaining`` without a privacy budget, and the length of ``account`` with one.
 NO_BUDGET, ACCOUNT = -1.0, 13
+KINDS: dict[int, type[Message]] = {}
 
 
 class Message:
-    """A message of one kind; the fields are encoded in the order in which they are declared."""
+    """A message of one kind. Its fields are encoded in the order of their declaration, each by the codec of its type."""
 
     kind: ClassVar[int]
-    codecs: ClassVar[tuple[Any, ...]]
 
     def check(self) -> None:
-        """Raise `WireError` for fields that do not fit together."""
+        """Raise `WireError` for fields that are not consistent with each other."""
+
+
+Form = TypeVar("Form", bound=type[Message])
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def message(kind: int) -> Callable[[Form], Form]:
+    """Make a class the message of this kind: a frozen dataclass that `encode` and `decode` know."""
+
+    def register(form: Form) -> Form:
+        KINDS[kind] = made = dataclass(frozen=True, eq=False)(form)
+        made.kind = kind
+        return made
+
+    return register
 
 
 @dataclass(frozen=True, eq=False)
+class SiteRequest(Message):
+    """Coordinator → site: a message that is answered."""
+
+    run: RunId
+    sequence: Whole
+
+
+@dataclass(frozen=True, eq=False)
+class SiteAnswer(Message):
+    """Site → coordinator: the answer to the request whose hash is ``request``."""
+
+    run: RunId
+    sequence: Whole
+    request: Digest
+
+
+@message(1)
 class Hello(Message):
-    """Site → coordinator, first: who it is, the hash of the contract it has approved, and bytes that nobody can foresee."""
+    """Site → coordinator, first: the site's name, the hash of its approved contract, and a random nonce."""
 
-    site: str
-    study: bytes
-    software: str
-    nonce: bytes = bytes(DIGEST_BYTES)
-    kind, codecs = 1, (TEXT, DIGEST, TEXT, DIGEST)
+    site: Text
+    study: Digest
+    software: Text
+    nonce: Digest = bytes(DIGEST_BYTES)
 
 
-@dataclass(frozen=True, eq=False)
+@message(2)
 class Welcome(Message):
-    """Coordinator → site: the run that the site is to take part in, and a signature on it and the site's bytes.
+    """Coordinator → site: the id of the run, and a signature of it and the site's nonce.
 
-    The certificate lets the site look for itself whether it has been revoked, which gRPC does not.
+    With the certificate the site can check for itself whether it was revoked, which gRPC does not do.
     """
 
-    run: bytes
-    study: bytes
-    certificate: bytes = b""
-    signature: bytes = b""
-    kind, codecs = 2, (RUN, DIGEST, BLOB, BLOB)
+    run: RunId
+    study: Digest
+    certificate: Blob = b""
+    signature: Blob = b""
 
     @staticmethod
     def proof(run: bytes, hello: Hello) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return b"fedpdmc welcome" + run + hello.study + hello.nonce + hello.site.encode()
 
 
-@dataclass(frozen=True, eq=False)
-class Derive(Message):
-    """Coordinator → site: the value, gradient and Hessian at a point, to make a reference."""
+@message(3)
+class Derive(SiteRequest):
+    """Coordinator → site: compute value, gradient and Hessian at a point, for the reference."""
 
-    run: bytes
-    sequence: int
-    x: np.ndarray
-    kind, codecs = 3, (RUN, WHOLE, VECTOR)
+    x: Vector
 
 
-@dataclass(frozen=True, eq=False)
-class Derivatives(Message):
-    """Site → coordinator: what `Derive` asked for."""
+@message(4)
+class Derivatives(SiteAnswer):
+    """Site → coordinator: the answer to `Derive`."""
 
-    run: bytes
-    sequence: int
-    request: bytes
-    value: float
-    gradient: np.ndarray
-    hessian: np.ndarray
-    kind, codecs = 4, (RUN, WHOLE, DIGEST, REAL, VECTOR, MATRIX)
+    value: Real
+    gradient: Vector
+    hessian: Matrix
 
     def check(self):
         """A square Hessian of the gradient's size."""
         if self.hessian.shape != 2 * self.gradient.shape:
-            raise WireError("hessian", f"shape {self.hessian.shape} beside a gradient of {self.gradient.shape}")
+            raise WireError("hessian", f"shape {self.hessian.shape} with a gradient of shape {self.gradient.shape}")
 
 
-@dataclass(frozen=True, eq=False)
-class Open(Message):
-    """Coordinator → site: the public coordinates and the site's control variate for all that follows.
+@message(5)
+class Open(SiteRequest):
+    """Coordinator → site: the whitened coordinates and the site's control variate for the rest of the run.
 
-    Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial there.
+    Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial at this point.
     """
 
-    run: bytes
-    sequence: int
-    chains: int
-    segments: int
-    center: np.ndarray
-    scale: np.ndarray
-    order: int
-    precision: np.ndarray
-    linear: np.ndarray
-    point: np.ndarray
-    kind, codecs = 5, (RUN, WHOLE, WHOLE, WHOLE, VECTOR, EITHER, WHOLE, MATRIX, VECTOR, VECTOR)
+    chains: Whole
+    segments: Whole
+    center: Vector
+    scale: VectorOrMatrix
+    order: Whole
+    precision: Matrix
+    linear: Vector
+    point: Vector
 
     def check(self):
         """Shapes of one dimension; a control variate of that dimension or an empty one."""
@@ -152,49 +173,42 @@ class Open(Message):
             raise WireError("control", f"shapes that do not fit {dim} parameters and order {self.order}")
 
 
-@dataclass(frozen=True, eq=False)
-class Opened(Message):
-    """Site → coordinator: done, ready for more; with a privacy budget, the observed time that is left of its account.
+@message(6)
+class Opened(SiteAnswer):
+    """Site → coordinator: done. With a privacy budget: the observed time that remains, and the account.
 
     ``account`` is empty without a budget, else the numbers of an `AccountStatus`.
     """
 
-    run: bytes
-    sequence: int
-    request: bytes
-    remaining: float = NO_BUDGET
-    account: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    kind, codecs = 6, (RUN, WHOLE, DIGEST, REAL, VECTOR)
+    remaining: Real = NO_BUDGET
+    account: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
-        """Where there is a budget, an account of numbers that are not negative."""
+        """With a budget, an account of numbers that are not negative."""
         if len(self.account) != (ACCOUNT if self.remaining >= 0 else 0) or (self.account < 0).any():
             raise WireError("account", f"{len(self.account)} numbers")
 
 
-@dataclass(frozen=True, eq=False)
-class Plans(Message):
-    """Coordinator → site: the plans of one round, of the chains that the site is asked about and no others.
+@message(7)
+class Plans(SiteRequest):
+    """Coordinator → site: the plans of one round, for those chains that the site is asked about.
 
-    Rows are of the chains in ``chain``, and have as many segments as the longest of them needs.
+    Row k is the plan of chain ``chain[k]``. All rows have as many segments as the longest plan needs.
     """
 
-    run: bytes
-    sequence: int
-    number: np.ndarray
-    start: np.ndarray
-    duration: np.ndarray
-    velocity: np.ndarray
-    chain: np.ndarray
-    kind, codecs = 7, (RUN, WHOLE, INTEGERS, MATRIX, MATRIX, STACK, INTEGERS)
+    number: Integers
+    start: Matrix
+    duration: Matrix
+    velocity: Stack
+    chain: Integers
 
     def check(self):
         """Shapes (C,), (C, d), (C, S), (C, S, d), (C,); chains in order; numbers and durations that are not negative."""
         (chains, dim), segments = self.start.shape, self.duration.shape[1]
         if not self.number.shape == self.chain.shape == self.duration.shape[:1] == (chains,):
-            raise WireError("plan", "arrays of different numbers of chains")
+            raise WireError("plan", "arrays with different numbers of chains")
         if chains and (self.chain[0] < 0 or np.count_nonzero(self.chain[1:] <= self.chain[:-1])):
-            raise WireError("chain", "chains that are not in rising order")
+            raise WireError("chain", "chains that are not in increasing order")
         if self.velocity.shape != (chains, segments, dim):
             raise WireError("velocity", f"shape {self.velocity.shape} for {(chains, segments, dim)}")
         if np.count_nonzero(self.number < 0):
@@ -203,33 +217,29 @@ class Plans(Message):
             raise WireError("duration", "a negative duration")
 
 
-@dataclass(frozen=True, eq=False)
-class Arrivals(Message):
-    """Site → coordinator: for each chain the time, whether it rang, and a coordinate or a unit normal.
+@message(8)
+class Arrivals(SiteAnswer):
+    """Site → coordinator: for each chain the time, whether there was an arrival, and its coordinate or unit normal.
 
     ``remaining`` is the observed time that a privacy budget still covers, ``observed`` that of this run, and ``spent`` the
-    share of the account that all studies have spent; ``passes`` is how often the site has passed over its records in this
-    run, if the contract has it told.
+    share of the account that all studies have spent. ``passes`` counts the site's passes over its records in this run, if
+    the contract allows it.
     """
 
-    run: bytes
-    sequence: int
-    request: bytes
-    time: np.ndarray
-    rang: np.ndarray
-    coordinate: np.ndarray
-    normal: np.ndarray
-    remaining: float = NO_BUDGET
-    observed: float = 0.0
-    spent: float = 0.0
-    passes: int = 0
-    kind, codecs = 8, (RUN, WHOLE, DIGEST, VECTOR, FLAGS, INTEGERS, MATRIX, REAL, REAL, REAL, WHOLE)
+    time: Vector
+    rang: Flags
+    coordinate: Integers
+    normal: Matrix
+    remaining: Real = NO_BUDGET
+    observed: Real = 0.0
+    spent: Real = 0.0
+    passes: Whole = 0
 
     def check(self):
-        """One of coordinate and normal for every chain; times and what is spent of an account are not negative."""
+        """One coordinate or normal for every chain; no negative times and amounts."""
         chains = self.time.shape[0]
         if self.rang.shape != (chains,):
-            raise WireError("rang", "another number of chains")
+            raise WireError("rang", "a different number of chains")
         marks = (self.coordinate.shape[0], self.normal.shape[0])
         if marks not in ((chains, 0), (0, chains)):
             raise WireError("mark", f"{marks} coordinates and normals for {chains} chains")
@@ -239,123 +249,84 @@ class Arrivals(Message):
             raise WireError("account", "a negative amount")
 
 
-@dataclass(frozen=True, eq=False)
-class Refusal(Message):
-    """Either way: no, with a code; ``chain`` counts from one, zero for none."""
+@message(9)
+class Refusal(SiteAnswer):
+    """Either way: refused, with a code. ``chain`` counts from one; zero: no particular chain."""
 
-    run: bytes
-    sequence: int
-    request: bytes
-    code: str
-    chain: int
-    kind, codecs = 9, (RUN, WHOLE, DIGEST, TEXT, WHOLE)
+    code: Text
+    chain: Whole
 
 
-@dataclass(frozen=True, eq=False)
-class Farewell(Message):
-    """Coordinator → site: the run is over."""
-
-    run: bytes
-    sequence: int
-    kind, codecs = 10, (RUN, WHOLE)
+@message(10)
+class Farewell(SiteRequest):
+    """Coordinator → site: the run has ended."""
 
 
-@dataclass(frozen=True, eq=False)
-class Offer(Message):
-    """Coordinator → site: show a public key for secure sums."""
-
-    run: bytes
-    sequence: int
-    kind, codecs = 11, (RUN, WHOLE)
+@message(11)
+class Offer(SiteRequest):
+    """Coordinator → site: send a public key for secure sums."""
 
 
-@dataclass(frozen=True, eq=False)
-class Offered(Message):
+@message(12)
+class Offered(SiteAnswer):
     """Site → coordinator: its X25519 key, signed with the key of its certificate."""
 
-    run: bytes
-    sequence: int
-    request: bytes
-    public: bytes
-    certificate: bytes
-    signature: bytes
-    kind, codecs = 12, (RUN, WHOLE, DIGEST, KEY, BLOB, BLOB)
+    public: Key
+    certificate: Blob
+    signature: Blob
 
 
-@dataclass(frozen=True, eq=False)
-class Agree(Message):
-    """Coordinator → site: what all sites offered, each an `Offered` as it came, in the order of the contract."""
+@message(13)
+class Agree(SiteRequest):
+    """Coordinator → site: the `Offered` messages of all sites, unchanged, in the order of the contract."""
 
-    run: bytes
-    sequence: int
-    offers: tuple[bytes, ...]
-    kind, codecs = 13, (RUN, WHOLE, BLOBS)
+    offers: Blobs
 
 
-@dataclass(frozen=True, eq=False)
-class Masked(Message):
-    """Site → coordinator: what `Derive` asked for, under masks that cancel in the sum over all sites."""
+@message(14)
+class Masked(SiteAnswer):
+    """Site → coordinator: the answer to `Derive`, under masks that cancel in the sum over all sites."""
 
-    run: bytes
-    sequence: int
-    request: bytes
-    words: np.ndarray
-    kind, codecs = 14, (RUN, WHOLE, DIGEST, WORDS)
+    words: Words
 
 
-@dataclass(frozen=True, eq=False)
-class Attest(Message):
-    """Coordinator → site: sign what your log has come to; and the coordinator's signature for what you signed last.
+@message(15)
+class Attest(SiteRequest):
+    """Coordinator → site: sign the current hash of your log. Carries the coordinator's signature of the previous seal.
 
-    It has no place in the sequence. Without entries there was no such thing yet.
+    It is not part of the sequence. Zero entries: there is no previous seal.
     """
 
-    run: bytes
-    sequence: int
-    entries: int
-    seal: bytes
-    certificate: bytes
-    signature: bytes
-    kind, codecs = 15, (RUN, WHOLE, WHOLE, DIGEST, BLOB, BLOB)
+    entries: Whole
+    seal: Digest
+    certificate: Blob
+    signature: Blob
 
 
-@dataclass(frozen=True, eq=False)
-class Attested(Message):
-    """Site → coordinator: how many entries its log has and the hash of them all, signed with the key of its certificate."""
+@message(16)
+class Attested(SiteAnswer):
+    """Site → coordinator: the number of entries in its log and their hash, signed with the key of its certificate."""
 
-    run: bytes
-    sequence: int
-    request: bytes
-    entries: int
-    seal: bytes
-    certificate: bytes
-    signature: bytes
-    kind, codecs = 16, (RUN, WHOLE, DIGEST, WHOLE, DIGEST, BLOB, BLOB)
+    entries: Whole
+    seal: Digest
+    certificate: Blob
+    signature: Blob
 
 
-@dataclass(frozen=True, eq=False)
+@message(17)
 class Checked(Message):
-    """Coordinator → site that only checks: it would be let in; the clock, in seconds since 1970, and software."""
+    """Coordinator → site that runs ``--check``: it would be admitted. The clock, in seconds since 1970, and the software."""
 
-    clock: float
-    software: str
-    kind, codecs = 17, (REAL, TEXT)
+    clock: Real
+    software: Text
 
 
-KINDS: dict[int, type[Message]] = {
-    message.kind: message
-    for message in (
-        Hello, Welcome, Derive, Derivatives, Open, Opened, Plans, Arrivals, Refusal, Farewell, Offer, Offered, Agree, Masked,
-        Attest, Attested, Checked,
-    )
-}  # fmt: skip
-ANSWERS = (Derivatives, Opened, Arrivals, Refusal, Offered, Masked, Attested)
-# Where all of them say which request they answer.
+# Where every answer has the hash of its request.
 ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)
 
 
 class _Field(NamedTuple):
-    """A field: its place in the declaration, its name, its codec and its part of the head."""
+    """A field: its place in the declaration, its name, its codec and its part of the header."""
 
     place: int
     name: str
@@ -364,11 +335,12 @@ class _Field(NamedTuple):
 
 
 class _Layout:
-    """The head of one kind of message, padded so that the numbers behind it are aligned; and its fields."""
+    """Header and fields of one kind of message. The header is padded so that the numbers after it are aligned."""
 
     def __init__(self, form: type[Message]):
-        self.form, names = form, [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
-        self.named = tuple(zip(names, form.codecs, strict=True))
+        types = get_type_hints(form, include_extras=True)
+        names = [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
+        self.form, self.named = form, tuple((name, types[name].__metadata__[0]) for name in names)
         codes, fields, at = HEADER.format, [], 3
         for place, (name, codec) in enumerate(self.named):
             codes, size = codes + codec.head, len(struct.unpack(codec.head, bytes(struct.calcsize(codec.head))))
@@ -376,7 +348,7 @@ class _Layout:
             at += size
         self.padding = bytes(-struct.calcsize(codes) % 8)
         self.head = struct.Struct(f"{codes}{len(self.padding)}s")
-        # In the order of the bodies: what must be finite first.
+        # In the order of the bodies: real numbers, which must be finite, first.
         self.fields = tuple(sorted(fields, key=lambda field: field.codec.place))
         self.reals = sum(field.codec.place == REALS for field in fields)
 
@@ -395,17 +367,17 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
-    """The message that the bytes are, or `WireError`; never anything else, whatever the bytes."""
+    """Decode a message. Raises `WireError`, and nothing else, for bytes that are no message."""
     if not isinstance(data, bytes):
         raise WireError("message", type(data).__name__)
     if len(data) > most_bytes:
-        raise WireError("message", f"{len(data)} bytes where at most {most_bytes} are taken")
+        raise WireError("message", f"{len(data)} bytes; the maximum is {most_bytes}")
     layout = _layout(data)
     if len(data) < layout.head.size:
         raise WireError("message", "a message that ends too early")
     heads, reader = layout.head.unpack_from(data), Reader(data, layout.head.size)
     if heads[-1] != layout.padding:
-        raise WireError("message", "bytes between its head and its numbers")
+        raise WireError("message", "non-zero padding after the header")
     values: list[Any] = [None] * len(layout.fields)
     for place, name, codec, own in layout.fields[: layout.reals]:
         values[place] = codec.read(heads[own], reader, name)
@@ -422,23 +394,26 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
 
 
 def _layout(data: bytes) -> _Layout:
-    """That of a message that begins as one."""
+    """The layout of a message, from its header."""
     if len(data) < HEADER.size:
         raise WireError("message", "a message that ends too early")
     magic, version, kind = HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise WireError("message", "bytes that are no message")
+        raise WireError("message", "bytes that are not a message")
     if version != VERSION:
-        raise WireError("message", f"version {version} where {VERSION} is spoken")
+        raise WireError("message", f"version {version}; this software uses version {VERSION}")
     if kind not in LAYOUTS:
         raise WireError("message", f"kind {kind}")
     return LAYOUTS[kind]
 
 
-def answered(data: bytes, asked: bytes) -> bool:
-    """Whether a message may answer the request with this hash, read without the rest; it may if it is no known answer."""
-    found = data[ASKED]
-    return found == asked or len(found) < DIGEST_BYTES or KINDS.get(data[HEADER.size - 1]) not in ANSWERS
+def may_answer(data: bytes, asked: bytes) -> bool:
+    """Whether a message may be the answer to the request with this hash; true if it is not a well-formed answer at all.
+
+    Reads the message's kind and the hash in it only.
+    """
+    found, kind = data[ASKED], KINDS.get(data[HEADER.size - 1]) if len(data) >= HEADER.size else None
+    return found == asked or len(found) < DIGEST_BYTES or kind is None or not issubclass(kind, SiteAnswer)
 
 
 def digest(data: bytes) -> bytes:

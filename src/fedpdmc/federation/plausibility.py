@@ -1,13 +1,13 @@
-"""What a site's derivatives can be if it has records within the declared columns: a lie that no records tell is named.
+"""Checks of a site's derivatives: values that no records within the declared columns can produce are rejected.
 
-Bounds of one record's gradient and Hessian follow from the contract, and so do those of a site, with the most records that
-it may have. Between points, ``g(x') − g(x) = ∫ H``: where ``|ℓ'''| ≤ ℓ''`` (logistic and Poisson losses) the curvature along
-a step Δ changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
+Bounds of one record's gradient and Hessian follow from the contract, and with the largest number of records those of a site.
+Between points, ``g(x') − g(x) = ∫ H``: where ``|ℓ'''| ≤ ℓ''`` (logistic and Poisson losses) the curvature along a step Δ
+changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
 
 ``ΔᵀHΔ (1 − e^{−D})/D ≤ Δ·(g' − g) ≤ ΔᵀHΔ (e^D − 1)/D``
 
-with the Hessian at either end. A site that tells the derivatives of made-up records passes: it cannot be told from one with
-unusual records.
+with the Hessian at either end. Derivatives of invented records pass: they cannot be distinguished from those of unusual
+records.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from fedpdmc.federation.derivative_rounding import GRADIENT, HESSIAN, LEAST
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
-# What rounding, of the computer and of the protocol, may add to a bound; and what noise may.
+# Factors of the bounds, for rounding and for noise.
 SLACK, NOISE = 1.05, 10.0
-# Steps that may change a predictor by more than this say nothing.
+# Steps that may change a predictor by more than this are not checked.
 LONGEST = 20.0
-# The share of the information of one site, and how close to the prior a posterior is, of which a user should know.
+# Thresholds of warnings: one site's share of the information; relative difference of posterior and prior standard
+# deviations; and a standard deviation relative to the smallest possible one.
 MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
 
 
 class Told(NamedTuple):
-    """What a site told at a point."""
+    """The derivatives of a site at a point."""
 
     x: np.ndarray
     gradient: np.ndarray
@@ -56,7 +57,7 @@ class Plausible:
         self._told: dict[str, list[Told]] = {}
 
     def check(self, name: str, x: np.ndarray, value: float, gradient: np.ndarray, hessian: np.ndarray, sites: int = 1):
-        """Raise `BadAnswer` for derivatives that no records of ``sites`` sites have."""
+        """Raise `BadAnswer` for derivatives that no records of ``sites`` sites can have."""
         study, noisy = self._study, self._study.derivatives == "noisy"
         most = SLACK * (NOISE if noisy else 1.0) * study.most_records * sites
         slope, curvature = self._of_one_record(x)
@@ -104,9 +105,9 @@ class Plausible:
         size = np.sqrt(np.abs(np.diag(hessian)))
         scaled = hessian / np.outer(np.where(size > 0, size, 1.0), np.where(size > 0, size, 1.0))
         if np.diag(hessian).min() < 0 or np.linalg.eigvalsh(scaled)[0] < -2 * len(size) * HESSIAN:
-            raise BadAnswer(name, "a Hessian with negative curvature, which no records of this family have")
+            raise BadAnswer(name, "a Hessian with negative curvature, which is impossible for this family")
         if self._study.family == "logistic" and not value >= -1e-3:
-            raise BadAnswer(name, "a minus log likelihood below zero, which no records of this family have")
+            raise BadAnswer(name, "a negative minus log likelihood, which is impossible for this family")
 
     def _between(self, name: str, past: Told, now: Told) -> None:
         """The change of the gradient against the curvature at both ends of the step."""
@@ -124,22 +125,22 @@ class Plausible:
         slack = slack * high + 1e-9 * max(curves)
         fits = low * max(curves) - slack <= rise <= high * min(curves) + slack
         if not (fits and _below(past.hessian, now.hessian, grows) and _below(now.hessian, past.hessian, grows)):
-            raise BadAnswer(name, "gradients and Hessians at two points that do not fit each other")
+            raise BadAnswer(name, "gradients and Hessians at two points that contradict each other")
 
-    def weigh(self, hessians: dict[str, np.ndarray], covariance: np.ndarray) -> None:
-        """Warn of a site that tells nearly all that is known."""
+    def warn_if_dominated(self, hessians: dict[str, np.ndarray], covariance: np.ndarray) -> None:
+        """Warn if one site contributes nearly all information."""
         share = {name: float(np.trace(covariance @ hessian)) for name, hessian in hessians.items()}
         total = sum(share.values())
         for name, own in share.items():
             if len(share) > 1 and own > MOST_OF_ALL * total > 0:
                 warnings.warn(
-                    f"Site {name!r} tells {100 * own / total:.4g} % of all that the sites tell of the parameters. If it "
-                    "does not have that share of the records, it is wrong.",
+                    f"Site {name!r} contributes {100 * own / total:.4g} % of the information about the parameters. If it "
+                    "does not have this share of the records, its answers are wrong.",
                     stacklevel=2,
                 )
 
-    def judge(self, mean: np.ndarray, sd: np.ndarray) -> None:
-        """Warn of a posterior that no records of this study could have made, or that they have not touched."""
+    def check_posterior(self, mean: np.ndarray, sd: np.ndarray) -> None:
+        """Warn if no records of this study could give this posterior, or if it equals the prior."""
         study, dim = self._study, len(self._study.names)
         scale = np.broadcast_to(np.inf if study.prior_scale is None else np.asarray(study.prior_scale), (dim,))
         _, curvature = self._of_one_record(mean)
@@ -148,14 +149,15 @@ class Plausible:
         if thin.size:
             names = ", ".join(study.names[k] for k in thin)
             warnings.warn(
-                f"The posterior's standard deviation of {names} is far below what {study.most_records:,} records of each "
-                "site could give: a site is wrong, or lies.",
+                f"The posterior's standard deviation of {names} is far below what {study.most_records:,} records per site "
+                "could give: the answers of a site are wrong.",
                 stacklevel=2,
             )
         same = np.abs(sd / scale - 1) < LIKE_PRIOR
         if study.prior_scale is not None and (same & (np.abs(mean - np.asarray(study.prior_mean)) < 0.1 * scale)).all():
             warnings.warn(
-                "The posterior is the prior: the sites' records have said nothing. Check that every site has read its own.",
+                "The posterior equals the prior: the records contributed nothing. Check that every site has read the right "
+                "records.",
                 stacklevel=2,
             )
 

@@ -1,4 +1,4 @@
-"""A study sampled over its connection: begun, kept on disk as it grows, and taken up again where it was left."""
+"""Sampling of a study over its connection: started, stored after every block, and resumed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
 
-class Keeper:
-    """Writes a run to its store: every block, and where the run stands between blocks."""
+class RunRecorder:
+    """Writes a run to its store: every block, and the state between blocks."""
 
     def __init__(self, connection: Connection):
         self.connection = connection
 
     def block(self, block: Block) -> None:
-        """Append a block's knots."""
+        """Store a block's knots."""
         if self.connection.checkpoint is not None:
             self.connection.checkpoint.append(block)
 
     def stands(self, sampler: Sampler) -> None:
-        """Have the sites' logs sealed, and replace the saved state."""
-        self.connection.attest()
+        """Have the sites' logs sealed, and replace the stored state."""
+        self.connection.seal_logs()
         connection, run = self.connection, sampler.run
         if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
             return
@@ -67,17 +67,17 @@ class Keeper:
         )
 
     def status(self) -> str:
-        """How the sites are, and what is spent of their privacy budgets."""
+        """The state of the sites' connections and privacy budgets."""
         spent = [f"{one.site} {100 * one.spent:.3g} %" for one in self.connection.federation.accounts]
         words = [self.connection.transport.status(), *(["privacy spent: " + ", ".join(spent)] if spent else [])]
         return "; ".join(word for word in words if word)
 
     def privacy(self) -> dict[str, Any] | None:
-        """The account of every site, as it has told it; None without a budget."""
+        """The privacy account of every site, from its answers; None without a budget."""
         connection = self.connection
         study, federation = connection.study, connection.federation
         budgets = {name: study.budget(site=name) for name in federation.account}
-        # How the data set is called in its ledger is the site's own affair.
+        # Only the site knows the data set's name in its ledger.
         where = {"dataset": None, "study": study.name, "run": connection.run.hex()}
         told = {
             name: account_report(federation.account[name], budget, study.dynamics()) | where
@@ -95,18 +95,18 @@ class Keeper:
 def sample_study(
     connection: Connection, *, ess: float | None, duration: float | None, keep: str, progress: bool
 ) -> Posterior:
-    """Draw from a study's posterior, from the beginning or from where its store ends.
+    """Sample a study's posterior, from the start or from the stored state.
 
-    ``ess`` or ``duration`` replace what the contract asks for; its limits stand.
+    ``ess`` or ``duration`` replace those of the contract. Its limits still apply.
     """
     study, saved = connection.study, connection.saved
     if ess is None and duration is None:
         ess, duration = study.ess, study.duration
     begun = saved is not None and "goal" in saved.facts
     if begun and saved and saved.facts["keep"] != keep:
-        raise InputError("keep", repr(keep), f"The run in this store was begun with keep={saved.facts['keep']!r}.")
+        raise InputError("keep", repr(keep), f"The run in this store was started with keep={saved.facts['keep']!r}.")
     method = _method(connection, saved if begun else None, keep)
-    keeper, federation = Keeper(connection), connection.federation
+    recorder, federation = RunRecorder(connection), connection.federation
     federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
     federation.columns = [local_columns(site, method.opening(site)) for site in method.sites]
     burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
@@ -118,7 +118,7 @@ def sample_study(
         federation.open(method.reference, control, method.chains, segments, summed)
     elif saved is not None:
         _restore_accounts(connection, saved)
-    sampler = Sampler(method, burn_in, keep, keeper)
+    sampler = Sampler(method, burn_in, keep, recorder)
     if begun and saved is not None:
         _restore(sampler, connection, saved)
         if not sampler.resume(progress):
@@ -133,7 +133,7 @@ def sample_study(
         return sampler.posterior()
     post = sampler.extend(ess=ess if left is None else None, duration=left, progress=progress)
     if federation.plausible is not None:
-        federation.plausible.judge(post.mean(), np.sqrt(np.diag(post.cov())))
+        federation.plausible.check_posterior(post.mean(), np.sqrt(np.diag(post.cov())))
     return post
 
 
@@ -165,7 +165,7 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
 
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
-    """The Laplace reference: found from rounded derivatives, and made from the exact ones at the last point."""
+    """The Laplace reference: the mode from rounded derivatives, the reference from exact ones at the last point."""
     found = laplace(members, study.prior(), tolerance=TOLERANCE, reach=study.reach, names=study.names)
     x = np.array(found.center)
     for member in members:
@@ -176,19 +176,19 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)
         hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
-        federation.plausible.weigh(hessians, scale @ scale.T)
+        federation.plausible.warn_if_dominated(hessians, scale @ scale.T)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
     return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
 
 
 def _restore_accounts(connection: Connection, saved: RunState) -> None:
-    """What the sites had said of their budgets."""
+    """Restore the sites' budgets as they were last reported."""
     told = saved.facts["accounts"]
     connection.federation.account = {name: AccountStatus.from_numbers(name, *one) for name, one in told.items()}
 
 
 def _restore(sampler: Sampler, connection: Connection, saved: RunState) -> None:
-    """Put a sampler where the saved one stood."""
+    """Restore a sampler from the stored state."""
     assert connection.checkpoint is not None
     sampler.restore(unpack_position(saved.arrays))
     sampler.goal = Goal(*saved.facts["goal"])

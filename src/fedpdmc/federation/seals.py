@@ -1,8 +1,8 @@
-"""Seals of a site's log, exchanged while a run goes on, so that neither side can rewrite it alone.
+"""Seals of a site's log, exchanged during a run, so that neither side can rewrite the log alone.
 
-A seal is the hash of all entries of the log so far. The site signs it with the key of its certificate, and the
-coordinator keeps that in ``seals.jsonl``: a log that was written anew has other seals. The coordinator signs that it has
-received it, and the site keeps that in its log: a coordinator cannot disown what it has asked until then.
+A seal is the hash of all entries of the log so far. The site signs it with the key of its certificate, and the coordinator
+stores it in ``seals.jsonl``: a rewritten log has other seals. The coordinator signs that it has received the seal, and the
+site stores this signature in its log: the coordinator cannot deny its requests up to then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedpdmc.certificates import keys
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent.audit_log import Journal, Kind, sealed_log
+from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, sealed_log
 from fedpdmc.study.contract import Study
 
 FILE = "seals.jsonl"
@@ -25,23 +25,23 @@ SEALED, WITNESSED = "sealed", "witnessed"
 
 
 class Seal(NamedTuple):
-    """How many entries a log has, and the hash of all of them."""
+    """The number of entries of a log, and the hash of all of them."""
 
     entries: int
     digest: bytes
 
     def statement(self, word: str, run: bytes, study: bytes, site: str) -> bytes:
-        """What is signed: by the site with the word "sealed", by the coordinator with "witnessed"."""
+        """The signed bytes: by the site with the word "sealed", by the coordinator with "witnessed"."""
         told = f"fedpdmc {word} {run.hex()} {study.hex()} {self.entries} {self.digest.hex()} {site}"
         return told.encode()
 
 
 class Sealing:
-    """A site's part: signs what its log has come to, and logs what the coordinator has signed of it.
+    """A site's part: signs the hash of its log, and logs the coordinator's signatures.
 
     Parameters
     ----------
-    journal : Journal
+    log : AuditLog
     study : Study
     name : str
         The site's.
@@ -49,25 +49,25 @@ class Sealing:
         None on a plain connection: nothing is signed then.
     """
 
-    def __init__(self, journal: Journal, study: Study, name: str, credentials: Credentials | None):
-        self.journal, self.study, self.name, self.credentials = journal, study, name, credentials
+    def __init__(self, log: AuditLog, study: Study, name: str, credentials: Credentials | None):
+        self.log, self.study, self.name, self.credentials = log, study, name, credentials
         self._last: Seal | None = None
-        # Answers that were given by then, and whether the coordinator has signed for it: who asks for ever fills no disk.
+        # The number of answers at the last seal, and whether the coordinator has signed it: repeated requests log nothing.
         self._answers, self._witnessed = -1, True
 
-    def recall(self, note: dict) -> None:
-        """Come back to where the log ends, note by note."""
+    def restore(self, note: dict) -> None:
+        """Restore the state from the notes of the log, one by one."""
         if note["event"] in (SEALED, WITNESSED):
             self._last = Seal(note["entries"], bytes.fromhex(note["seal"]))
             self._witnessed = note["event"] == WITNESSED
 
-    def answer(self, message: messages.Attest, asked: bytes) -> bytes:
-        """The site's seal, the same one as long as nothing new has been answered."""
+    def seal(self, message: messages.Attest, asked: bytes) -> bytes:
+        """The site's seal, encoded; the same one as long as there are no new answers."""
         self._receive(message)
-        if self._last is None or self.journal.answers != self._answers:
-            self._last = Seal(*self.journal.head)
-            self._answers, self._witnessed = self.journal.answers, False
-            self.journal.note(SEALED, entries=self._last.entries, seal=self._last.digest.hex())
+        if self._last is None or self.log.answers != self._answers:
+            self._last = Seal(*self.log.head)
+            self._answers, self._witnessed = self.log.answers, False
+            self.log.note(SEALED, entries=self._last.entries, seal=self._last.digest.hex())
         own, certificate, signature = self.credentials, b"", b""
         if own is not None:
             said = self._last.statement(SEALED, message.run, self.study.digest, self.name)
@@ -78,7 +78,7 @@ class Sealing:
         return messages.encode(answer)
 
     def _receive(self, message: messages.Attest) -> None:
-        """Log that the coordinator has signed for the last seal, if it has."""
+        """Log the coordinator's signature of the last seal, if it is valid."""
         told = Seal(message.entries, message.seal)
         if self._witnessed or told != self._last or self.credentials is None:
             return
@@ -87,14 +87,14 @@ class Sealing:
         if signed is None or signed in self.study.sites:
             return
         self._witnessed = True
-        self.journal.note(
+        self.log.note(
             WITNESSED, entries=told.entries, seal=told.digest.hex(), certificate=_text(message.certificate),
             signature=message.signature.hex(),
         )  # fmt: skip
 
 
 class Witness:
-    """The coordinator's part: asks the sites for seals, checks and keeps them, and signs for them.
+    """The coordinator's part: requests, checks, stores and signs the sites' seals.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Witness:
     run : bytes
     credentials : Credentials
     folder : path, optional
-        Where they are kept, in ``seals.jsonl``.
+        Where to store them, in ``seals.jsonl``.
     """
 
     def __init__(self, study: Study, run: bytes, credentials: Credentials, folder: Path | None = None):
@@ -112,7 +112,7 @@ class Witness:
             self._last[line["site"]] = Seal(line["entries"], bytes.fromhex(line["seal"]))
 
     def request(self, name: str, sequence: int) -> messages.Attest:
-        """What a site is asked: its seal, with the coordinator's signature for its last one."""
+        """The request for a site's seal, with the coordinator's signature of the previous one."""
         last = self._last.get(name)
         if last is None:
             return messages.Attest(self.run, sequence, 0, messages.NOTHING_ASKED, b"", b"")
@@ -120,15 +120,15 @@ class Witness:
         signature = keys.sign(own, last.statement(WITNESSED, self.run, self.study.digest, name))
         return messages.Attest(self.run, sequence, *last, own.certificate, signature)
 
-    def take(self, name: str, message: messages.Attested) -> None:
-        """Check and keep a site's seal."""
+    def add(self, name: str, message: messages.Attested) -> None:
+        """Check and store a site's seal."""
         seal = Seal(message.entries, message.seal)
         said = seal.statement(SEALED, self.run, self.study.digest, name)
         if keys.signer(self.credentials, message.certificate, message.signature, said) != name:
-            raise BadAnswer(name, "a seal of its log that it has not signed")
+            raise BadAnswer(name, "a seal without the site's signature")
         before = self._last.get(name)
         if before is not None and (seal.entries < before.entries or seal.entries == before.entries and seal != before):
-            raise BadAnswer(name, "a seal of another log than the one that it had sealed before")
+            raise BadAnswer(name, "a seal that contradicts an earlier seal of its log")
         if seal == before:
             return
         self._last[name] = seal
@@ -142,12 +142,12 @@ class Witness:
 
 
 def _text(certificate: bytes) -> str:
-    """A certificate as text; before it there may be anything."""
+    """A certificate as text. Arbitrary bytes may precede it."""
     return certificate.decode("ascii", "replace")
 
 
 def read_seals(path: Path) -> list[dict]:
-    """The seals that a coordinator has kept, those of a torn last line left out."""
+    """The seals that a coordinator has stored. An incomplete last line is skipped."""
     if not path.exists():
         return []
     found = []
@@ -160,7 +160,7 @@ def read_seals(path: Path) -> list[dict]:
 
 
 def compare(store: Path, seals: Path, credentials: Credentials) -> list[str]:
-    """Compare a site's log with the seals that its coordinator has kept; returns what does not agree, in sentences."""
+    """Compare a site's log with the seals that its coordinator has stored; returns the differences as sentences."""
     known = {count: seal for count, (_, seal) in enumerate(sealed_log(store), 1)}
     joined, faults = {}, []
     for entry, _ in sealed_log(store):
@@ -172,10 +172,10 @@ def compare(store: Path, seals: Path, credentials: Credentials) -> list[str]:
             signed = _signed(credentials, note, said, entry.when)
             if signed is None or signed == joined.get("site") or known.get(seal.entries) != seal.digest:
                 faults.append(
-                    f"the log says that the coordinator has signed for {seal.entries} entries, and it has not"
+                    f"the log contains a signature of the coordinator for {seal.entries} entries, but it is not valid"
                 )
     if not joined:
-        return ["the site has joined no run"]
+        return ["the site has not joined a run"]
     own = [line for line in read_seals(seals) if line["site"] == joined["site"]]
     if not own:
         faults.append(f"{seals} has no seal of site {joined['site']!r}")
@@ -186,7 +186,7 @@ def compare(store: Path, seals: Path, credentials: Credentials) -> list[str]:
         if signed != joined["site"]:
             faults.append(f"the coordinator's seal of {seal.entries} entries is not signed by site {joined['site']!r}")
         elif known.get(seal.entries) != seal.digest:
-            faults.append(f"the first {seal.entries} entries are not those that the site has sealed")
+            faults.append(f"the first {seal.entries} entries are not the ones that the site has sealed")
     return faults
 
 

@@ -1,4 +1,4 @@
-"""``connect``: a study's sites, on a network or in this process, as something that ``sample`` takes."""
+"""``connect``: a connection to a study's sites, on a network or in this process, for ``sample``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.messages import RUN_BYTES, Welcome, encode
 from fedpdmc.federation.plausibility import Plausible
-from fedpdmc.federation.remote import RemoteFederation, Transport
+from fedpdmc.federation.remote import RemoteFederation
+from fedpdmc.federation.transport import Transport
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.api import StudyConnection
 from fedpdmc.validation import optional_seed
 
-ANEW = (
-    "before the first block of samples was complete. A study with a store goes on from what is there when it is connected "
-    "and sampled again; without one a new run begins."
+INTERRUPTED = (
+    "before the first block of samples was complete. With a store, connect and sample again to resume; without one a new "
+    "run begins."
 )
-# Between two exchanges of seals.
-SECONDS = 60.0
+# Seconds between two exchanges of seals.
+SEAL_SECONDS = 60.0
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,9 +51,9 @@ class Connection(StudyConnection):
     seed : int
         The coordinator's randomness.
     checkpoint : Checkpoint, optional
-        Where the run is kept as it grows.
+        Where the run is stored.
     saved : RunState, optional
-        Where an earlier process left it.
+        The state that an earlier process has stored.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class Connection(StudyConnection):
         self.checkpoint, self.saved = checkpoint, saved
         self.federation = RemoteFederation(transport, run)
         self.federation.plausible = Plausible(study)
-        # Told of every run that is shown, to follow it from elsewhere.
+        # Called with the display of every run, so that a status page can follow it.
         self.shown_to: Callable[[Showing], None] | None = None
         self._witness: Witness | None = None
-        self._attested = time.monotonic()
+        self._sealed = time.monotonic()
         if transport.credentials is not None:
             from fedpdmc.federation.seals import Witness
 
@@ -85,7 +86,7 @@ class Connection(StudyConnection):
         self.close()
 
     def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
-        """Draw from the study's posterior, from the beginning or from where its store ends."""
+        """Sample the study's posterior, from the start or from the stored state."""
         from fedpdmc.federation.resume import sample_study
 
         with showing(progress, self.transport.status) as this:
@@ -95,34 +96,34 @@ class Connection(StudyConnection):
             try:
                 return sample_study(self, ess=ess, duration=duration, keep=keep, progress=progress)
             except KeyboardInterrupt:
-                raise Interrupted(ANEW) from None
+                raise Interrupted(INTERRUPTED) from None
 
     @property
     def address(self) -> str | None:
-        """Where the coordinator listens, if it does."""
+        """The address on which the coordinator listens, if it does."""
         return getattr(self.transport, "address", None)
 
-    def attest(self) -> None:
-        """Exchange seals of the sites' logs, now and then."""
-        if self._witness is not None and time.monotonic() - self._attested > SECONDS:
+    def seal_logs(self) -> None:
+        """Exchange seals of the sites' logs, at most once in `SEAL_SECONDS`."""
+        if self._witness is not None and time.monotonic() - self._sealed > SEAL_SECONDS:
             self._exchange_seals(self._witness)
-            self._attested = time.monotonic()
+            self._sealed = time.monotonic()
 
     def finish(self) -> None:
-        """Tell the sites that the run is over."""
+        """Tell the sites that the run has ended."""
         if self._witness is not None and self.federation.sequence.any():
-            # The second time for the signatures on what the first has brought.
+            # The second exchange brings the sites the signatures of the first.
             if self._exchange_seals(self._witness, last=True):
                 self._exchange_seals(self._witness, last=True)
-        self.federation.farewell()
+        self.federation.end_run()
 
     def _exchange_seals(self, witness: Witness, last: bool = False) -> bool:
-        # They may have been renewed.
+        # The keys may have been renewed.
         witness.credentials = self.transport.credentials or witness.credentials
-        return self.federation.attest(witness, last)
+        return self.federation.exchange_seals(witness, last)
 
     def close(self) -> None:
-        """Let go of the sites. They keep their logs and wait for the coordinator to come back."""
+        """Close the connection. The sites keep their logs and wait for the coordinator to return."""
         self.transport.close()
 
 
@@ -139,7 +140,7 @@ def connect(
     seeded_for_tests: bool = False,
     plain_on_loopback: bool = False,
 ) -> Connection:
-    """Reach the sites of a study: wait for them on a network address, or hold them in this process.
+    """Connect to the sites of a study: listen for them on a network address, or run them in this process.
 
     Parameters
     ----------
@@ -148,12 +149,12 @@ def connect(
     listen : str, optional
         ``host:port`` to listen on for the sites, which dial in.
     keys : path, optional
-        The coordinator's folder of keys, as ``fedpdmc keys`` makes it.
+        The coordinator's folder of keys, as made by ``fedpdmc keys``.
     data : mapping, optional
         Instead of ``listen``: for each site its records' source, as `fedpdmc.study.read_records` takes it, or a pair of
-        source and query. All sites are then in this process, to try a study out.
+        source and query. All sites are then in this process, to try out a study.
     store : path, optional
-        Folder in which the run is kept as it grows. A run that was killed goes on from there, to the same bits.
+        Folder for checkpoints. A run that was killed resumes from there, with bit-identical results.
     seed : int, optional
         The coordinator's randomness; in process the sites' too.
     site_seeds : mapping, optional
@@ -162,14 +163,14 @@ def connect(
         With ``data`` and a contract that has a privacy budget: the sites' ledger, in which each is a data set of its own;
         the user's own by default.
     seeded_for_tests : bool
-        Take ``site_seeds`` in spite of a privacy budget: nothing is private then, and the result says so.
+        Accept ``site_seeds`` despite a privacy budget. Nothing is private then, and the result says so.
     plain_on_loopback : bool
-        No TLS; refused for any address but this machine's own.
+        Connect without TLS; only for a loopback address.
 
     Returns
     -------
     Connection
-        For `fedpdmc.sample`; everything else that ``sample`` can be told is in the contract.
+        For `fedpdmc.sample`. All other settings of ``sample`` are in the contract.
     """
     if (listen is None) == (data is None):
         raise InputError("connect", "both or neither of listen and data", "Give one of them.")
@@ -180,7 +181,7 @@ def connect(
         if records is not None:
             return _in_process(study, records, site_seeds or {}, store, seed, run, ledger, seeded_for_tests)
         from fedpdmc.certificates.keys import read_credentials
-        from fedpdmc.federation.grpc.transport import StreamTransport
+        from fedpdmc.federation.grpc.server import StreamTransport
 
         if plain_on_loopback == (keys is not None):
             raise InputError("keys", repr(keys), "Give the coordinator's folder of keys, or plain_on_loopback=True.")
@@ -196,7 +197,7 @@ def join(
     store: str | Path | None,
     seed: int | None,
 ) -> Connection:
-    """A connection over any engine: ``transport(study, run, seed)`` reaches the sites of the run with that id."""
+    """A connection over any engine: ``transport(study, run, seed)`` connects to the sites of the run with this id."""
     study = _contract(study)
     seed = optional_seed("seed", seed)
     checkpoint = None if store is None else Checkpoint(store)
@@ -214,7 +215,7 @@ def _contract(study: Study | str | Path) -> Study:
 
 
 def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """All sites' records, read before anything is written or started."""
+    """The records of all sites, read before anything is written or started."""
     from fedpdmc.study.read_data import records_of_sites
 
     if set(data) != set(study.sites):
@@ -224,10 +225,10 @@ def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
 
 def _identity(study, checkpoint, saved: RunState | None, seed: int | None) -> tuple[bytes, int]:
-    """The run's id and seed: of the run in the store, or new and written down before anyone is asked anything."""
+    """The run's id and seed: from the store, or new and stored before any site is asked."""
     if saved is not None:
         if saved.facts["study"] != study.digest.hex():
-            raise InputError("store", "the run of another contract", "Give every study a store of its own.")
+            raise InputError("store", "the run of another contract", "Give every study its own store.")
         if seed is not None and seed != saved.facts["seed"]:
             raise InputError("seed", repr(seed), f"The run in this store has seed {saved.facts['seed']}: leave it out.")
         return bytes.fromhex(saved.facts["run"]), int(saved.facts["seed"])
@@ -258,7 +259,7 @@ def _in_process(
 
 
 def _trial_keys(study: Study, store) -> dict[str, Credentials]:
-    """Keys for sites in this process, with which secure sums go as they would on a network."""
+    """Keys for sites in this process, so that secure sums work as on a network."""
     from fedpdmc.certificates.keys import make_keys, read_credentials
 
     with contextlib.ExitStack() as stack:

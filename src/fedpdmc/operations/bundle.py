@@ -1,7 +1,7 @@
-"""All that a site needs of others to take part, in one file; and a site made ready from it.
+"""A bundle: one file with everything that a site needs to join a study; and the set-up of a site from it.
 
-The file is a zip archive that its reader can open and look at. It holds no secret, and nobody has signed it. The attacker is
-whoever can change it on its way: whoever joins compares the hashes that are shown, over another channel.
+The file is a zip archive that anyone can open and read. It contains no secrets and is not signed. The attacker is someone
+who changes it in transit: the site compares the printed hashes over another channel.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedpdmc.certificates.keys import COORDINATOR, fingerprint
 from fedpdmc.certificates.requests import request_certificate
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import split_address
-from fedpdmc.operations.preflight import Finding, SiteCheck, Step, look
+from fedpdmc.operations.preflight import Finding, SiteCheck, Step, run_steps
 from fedpdmc.operations.systemd_unit import site_unit
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.study import Study, parse_study, read_policy
-from fedpdmc.study.read_data import site_records
+from fedpdmc.study.read_data import is_database, site_records
 from fedpdmc.version import __version__
 
 FORMAT, MOST_BYTES = 1, 2**20
@@ -35,15 +35,15 @@ INSTRUCTIONS = """\
 An invitation to take part in the study "{name}" with fedpdmc {version}.
 
 1. Install the same version:         pip install 'fedpdmc[federation]=={version}'
-2. Make your side ready:             fedpdmc join THIS-FILE --name YOUR-SITE --data RECORDS.csv --folder study
-   It makes your key, which never leaves you, and a request for a certificate, keys/request.pem.
-3. Compare with whoever sent this, by telephone:
-     contract, SHA-256               {contract}
+2. Set up your site:                 fedpdmc join THIS-FILE --name YOUR-SITE --data RECORDS.csv --folder study
+   This makes your private key, which never leaves your machine, and a certificate request, keys/request.pem.
+3. Compare by telephone with the sender of this file:
+     SHA-256 of the contract         {contract}
      authority's certificate         {authority}
    and the SHA-256 of your key, which step 2 prints.
-4. Send keys/request.pem to them. Put the certificate.pem that comes back into study/keys.
-5. Read study.toml and policy.toml: what you allow is your decision.
-6. Give the command of step 2 again. It looks at everything, without joining.
+4. Send keys/request.pem to them. Put the certificate.pem that you receive into study/keys.
+5. Read study.toml and policy.toml. You decide what your site allows.
+6. Run the command of step 2 again. It checks everything, without joining.
 7. Run study/fedpdmc-site.service, or the command in it.
 
 Coordinator: {coordinator}
@@ -51,7 +51,7 @@ Coordinator: {coordinator}
 
 
 class Bundle(NamedTuple):
-    """What a site is sent: the contract as it is, the authority's certificate, and where the coordinator is found."""
+    """The content of a bundle: contract, authority's certificate, and the coordinator's address and name."""
 
     contract: bytes
     authority: bytes
@@ -61,14 +61,14 @@ class Bundle(NamedTuple):
 
     @property
     def study(self) -> Study:
-        """The contract, read."""
+        """The parsed contract."""
         return parse_study(self.contract)
 
 
 def make_bundle(
     study: str | Path, authority: str | Path, coordinator: str, out: str | Path, server_name: str = COORDINATOR
 ) -> Path:
-    """Write the file that is sent to the sites of a study.
+    """Write the bundle for the sites of a study.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def make_bundle(
     authority : path
         The certificate of the study's authority.
     coordinator : str
-        ``host:port``, as the sites reach it.
+        ``host:port``, as seen by the sites.
     out : path
         A new file.
     server_name : str
@@ -99,13 +99,13 @@ def make_bundle(
             ):  # fmt: skip
                 file.writestr(member, data)
     except FileExistsError as error:
-        raise InputError("out", f"{path}, which exists", "Give a new file.") from error
+        raise InputError("out", f"{path}, which already exists", "Give a new file.") from error
     return path
 
 
 def read_bundle(path: str | Path) -> Bundle:
-    """Read such a file; nothing is unpacked to where its names say."""
-    remedy = "Give the file that `fedpdmc bundle` made, as it was sent."
+    """Read a bundle. Nothing is unpacked to the paths that it names."""
+    remedy = "Give the file from `fedpdmc bundle`, unchanged."
     try:
         with zipfile.ZipFile(path) as file:
             infos = {info.filename: info for info in file.infolist()}
@@ -117,7 +117,7 @@ def read_bundle(path: str | Path) -> Bundle:
         facts = json.loads(told)
         texts = [facts[key] for key in ("coordinator", "server_name", "fedpdmc")]
         if facts["format"] != FORMAT or not all(isinstance(text, str) and text.isprintable() for text in texts):
-            raise InputError("bundle", f"{path}: facts of another format", remedy)
+            raise InputError("bundle", f"{path}: bundle.json in an unknown format", remedy)
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
@@ -128,7 +128,7 @@ def read_bundle(path: str | Path) -> Bundle:
 
 
 class Joining:
-    """A site's folder made from a bundle, and looked at.
+    """The set-up of a site's folder from a bundle, and its checks.
 
     Parameters
     ----------
@@ -138,9 +138,9 @@ class Joining:
     source, query
         The records, as `fedpdmc.study.read_records` takes them.
     folder : path
-        Of the study at this site. What is there already is kept; another contract or authority is refused.
+        The study's folder at this site. Existing files are kept; a different contract or authority is refused.
     ledger : path, optional
-        The site's privacy ledger, where the contract has a budget.
+        The site's privacy ledger, if the contract has a budget.
     """
 
     def __init__(
@@ -153,19 +153,19 @@ class Joining:
         ledger: Path | None = None,
     ):
         self.bundle, self.name, self.query, self.folder = bundle, name, query, Path(folder).absolute()
-        self.source = source if isinstance(source, str) else source.absolute()
+        self.source = source if is_database(source) else Path(source).absolute()
         self.study, self.key = bundle.study, ""
         self.ledger = None if self.study.epsilon is None else (ledger or default_path()).absolute()
         if name not in self.study.sites:
             raise InputError("name", repr(name), f"Give one of the contract's sites: {', '.join(self.study.sites)}.")
 
     def write(self) -> list[str]:
-        """Write what is not there yet, a key among it; returns the names of what was written."""
+        """Write the files that do not exist yet, including a private key; returns their names."""
         keys, made = self.folder / "keys", []
         keys.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path, data in ((self.folder / CONTRACT, self.bundle.contract), (keys / AUTHORITY, self.bundle.authority)):
             if path.exists() and path.read_bytes() != data:
-                raise InputError("bundle", f"another {path.name} than {path}", "Give every study a folder of its own.")
+                raise InputError("bundle", f"a different {path.name} than {path}", "Give every study its own folder.")
         drafts = {
             self.folder / CONTRACT: self.bundle.contract,
             keys / AUTHORITY: self.bundle.authority,
@@ -183,7 +183,7 @@ class Joining:
 
     @property
     def ready(self) -> bool:
-        """Whether the certificate has come."""
+        """Whether the certificate was received."""
         return (self.folder / "keys" / "certificate.pem").exists()
 
     def unit(self) -> str:
@@ -207,9 +207,9 @@ class Joining:
         return site_unit(user, self.folder, words, writes)
 
     def findings(self) -> list[Finding]:
-        """Before the certificate has come: the contract, records and policy. After that: all that `--check` looks at."""
+        """Without a certificate: checks of versions, records and policy. With it: all checks of `fedpdmc site --check`."""
         if not self.ready:
-            return look(
+            return run_steps(
                 [Step("versions", self._versions), Step("data", self._data), Step("policy", self._policy, ("data",))]
             )
         return SiteCheck(
@@ -222,7 +222,7 @@ class Joining:
         if self.bundle.version != __version__:
             found = f"fedpdmc {__version__} here, {self.bundle.version} in the bundle"
             raise InputError("versions", found, f"pip install 'fedpdmc[federation]=={self.bundle.version}'")
-        return f"fedpdmc {__version__}, as at the coordinator"
+        return f"fedpdmc {__version__}, as in the bundle"
 
     def _data(self) -> str:
         self._records = site_records(self.study, self.name, self.source, self.query)
@@ -234,9 +234,9 @@ class Joining:
 
 
 def draft_policy(study: Study) -> str:
-    """A policy that allows this contract and no more, for the site to read and to lower."""
+    """A policy that allows this contract and no more. The site should read it and may restrict it."""
     lines = [
-        "# Made from the contract, which it allows and no more. Read it: what this site allows is the site's own decision.",
+        "# Generated from the contract: it allows this contract and no more. Read it; you decide what this site allows.",
         f'families = ["{study.family}"]',
         "least_records = 20",
         "most_parameters_per_record = 0.2",

@@ -1,19 +1,13 @@
-"""What must be right before a party takes part in a study, looked at one by one: nothing joins and nothing is released."""
+"""``--check``: everything that a party needs for a study, checked step by step. Nothing joins and nothing is released."""
 
 from __future__ import annotations
 
+import abc
 import datetime
-import http.client
 import os
 import shutil
-import socket
-import ssl
-import threading
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,25 +23,27 @@ from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.secrets import refuse_links
+from fedpdmc.operations.network_probes import TIMEOUT, bind, dial, handshake, handshake_with_self
 from fedpdmc.study import Study, read_policy, read_study
 from fedpdmc.study.read_data import check_cells, site_records
 
-# Seconds for one step on the network, and seconds by which two clocks may differ.
-PATIENCE, MOST_SKEW = 15.0, 60.0
-# A certificate that ends within so many days is spoken of.
-SOON = 14
-# What a store should have room for at the least.
+# Seconds by which the clocks of two machines may differ.
+MOST_SKEW = 60.0
+# A certificate that expires within this number of days gets a remark.
+EXPIRES_SOON = 14
+# Free bytes that a store should have.
 LEAST_ROOM = 2**30
+PLAIN = "none: plain connection on this machine"
 REFUSALS = {
     "OTHER_CONTRACT": "Compare `sha256sum study.toml` with the coordinator's: the files differ.",
-    "UNKNOWN_SITE": "The coordinator's contract has no site of the name in this certificate.",
+    "UNKNOWN_SITE": "The coordinator's contract has no site with the name in this certificate.",
     "NAME_NOT_IN_CERTIFICATE": "Give --name as it is in the certificate.",
-    "REVOKED": "The coordinator has shut this certificate out: ask for a new one.",
+    "REVOKED": "The coordinator has revoked this certificate. Ask for a new one.",
 }
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at: what, whether it is good (None: could not be looked at), and what was found."""
+    """The result of one check. ``good`` is None if it could not be made."""
 
     what: str
     good: bool | None
@@ -59,31 +55,82 @@ class Finding(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A look at one thing, which returns what it found or raises; ``needs`` are the steps that must have gone well."""
+    """One check: ``check()`` returns what it found, or raises. ``needs`` names the steps that must have succeeded."""
 
     what: str
-    look: Callable[[], str]
+    check: Callable[[], str]
     needs: tuple[str, ...] = ()
 
 
-def look(steps: Sequence[Step]) -> list[Finding]:
-    """Take the steps in order; what fails does not stop those that do not need it."""
+def run_steps(steps: Sequence[Step]) -> list[Finding]:
+    """Run the steps in order. A failure does not stop steps that do not depend on it."""
     findings, good = [], set()
-    for what, work, needs in steps:
+    for what, check, needs in steps:
         missing = [need for need in needs if need not in good]
         if missing:
-            findings.append(Finding(what, None, f"not looked at, because of: {', '.join(missing)}"))
+            findings.append(Finding(what, None, f"not checked, because of: {', '.join(missing)}"))
             continue
         try:
-            findings.append(Finding(what, True, work()))
+            findings.append(Finding(what, True, check()))
             good.add(what)
         except (FedPDMCError, OSError, ValueError) as error:
             findings.append(Finding(what, False, str(error)))
     return findings
 
 
-class SiteCheck:
-    """What a site needs. The parameters are those of `serve_site`, with paths of contract and policy."""
+class Check(abc.ABC):
+    """The checks of one party of a study.
+
+    Parameters
+    ----------
+    study : Path
+        The contract.
+    name : str
+        The party: a site's name, or ``coordinator``.
+    address : str
+        ``host:port``: where the party dials or listens.
+    argument : str
+        What the user calls this address.
+    keys : Path or None
+        The party's folder of keys; None for plain connections on this machine.
+    store : Path
+    """
+
+    def __init__(self, study: Path, name: str, address: str, argument: str, keys: Path | None, store: Path):
+        self.path, self.name, self.address, self.keys, self.store = study, name, address, keys, store
+        self._argument = argument
+        self.study: Study
+        self.credentials: Credentials | None = None
+
+    @abc.abstractmethod
+    def steps(self) -> list[Step]:
+        """The checks, in the order in which problems are best fixed."""
+
+    def findings(self) -> list[Finding]:
+        """The results of all checks."""
+        return run_steps(self.steps())
+
+    def _certificate(self) -> str:
+        if self.keys is None:
+            check_loopback(split_address(self.address, self._argument)[0], self._argument)
+            return PLAIN
+        self.credentials = read_credentials(self.keys)
+        check_party(self.credentials, self.name)
+        return describe_certificate(self.credentials)
+
+    def _disk(self) -> str:
+        store = self.store.absolute()
+        folder = next(path for path in (store, *store.parents) if path.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError("store", f"{folder}, which is not writable", "Give a folder that this user can write to.")
+        free = shutil.disk_usage(folder).free
+        if free < LEAST_ROOM:
+            raise InputError("store", f"{free / 2**20:.0f} MiB free at {folder}", "Free at least 1 GiB.")
+        return f"{free / 2**30:.1f} GiB free at {folder}"
+
+
+class SiteCheck(Check):
+    """The checks of a site. The parameters are those of `serve_site`, with the paths of contract and policy."""
 
     def __init__(
         self,
@@ -99,39 +146,35 @@ class SiteCheck:
         ledger: Path | None = None,
         server_name: str = COORDINATOR,
     ):
-        self.path, self.name, self.source, self.query = study, name, source, query
-        self.address, self.keys, self.server_name = coordinator, keys, server_name
-        self.store, self.policy_path, self.ledger_path = store, policy, ledger
-        self.study: Study
-        self.credentials: Credentials | None = None
-        self.shown, self.skew, self.doubt, self.other = b"", 0.0, 0.0, ""
+        super().__init__(study, name, coordinator, "coordinator", keys, store)
+        self.source, self.query, self.server_name = source, query, server_name
+        self.policy_path, self.ledger_path = policy, ledger
+        # Filled by the step "coordinator": its certificate, clock difference with its error, and software.
+        self.shown, self.skew, self.skew_error, self.other = b"", 0.0, 0.0, ""
 
-    def findings(self) -> list[Finding]:
-        """Everything, in the order in which it is best mended."""
-        return look(
-            [
-                Step("contract", self._contract),
-                Step("data", self._data, ("contract",)),
-                Step("policy", self._policy, ("contract", "data")),
-                Step("ledger", self._ledger, ("contract", "policy")),
-                Step("certificate", self._certificate),
-                Step("address", self._address),
-                Step("TLS", self._tls, ("certificate", "address")),
-                Step("coordinator's certificate", self._other_certificate, ("TLS",)),
-                Step("coordinator", self._inquiry, ("contract", "TLS")),
-                Step("clock", self._clock, ("coordinator",)),
-                Step("versions", self._versions, ("coordinator",)),
-                Step("store", self._store, ("contract",)),
-                Step("disk", lambda: disk(self.store)),
-            ]
-        )
+    def steps(self) -> list[Step]:
+        """Local files first, then the network."""
+        return [
+            Step("contract", self._contract),
+            Step("data", self._data, ("contract",)),
+            Step("policy", self._policy, ("contract", "data")),
+            Step("ledger", self._ledger, ("contract", "policy")),
+            Step("certificate", self._certificate),
+            Step("address", self._address),
+            Step("TLS", self._tls, ("certificate", "address")),
+            Step("coordinator's certificate", self._coordinator_certificate, ("TLS",)),
+            Step("coordinator", self._coordinator, ("contract", "TLS")),
+            Step("clock", self._clock, ("coordinator",)),
+            Step("versions", self._versions, ("coordinator",)),
+            Step("store", self._store, ("contract",)),
+            Step("disk", self._disk),
+        ]
 
     def _contract(self) -> str:
         self.study = read_study(self.path)
         if self.name not in self.study.sites:
-            raise InputError(
-                "name", repr(self.name), f"Give one of the contract's sites: {', '.join(self.study.sites)}."
-            )
+            remedy = f"Give one of the contract's sites: {', '.join(self.study.sites)}."
+            raise InputError("name", repr(self.name), remedy)
         return f"{self.study.name!r}, SHA-256 {self.study.digest.hex()}"
 
     @double_precision
@@ -148,72 +191,63 @@ class SiteCheck:
         return "allows this contract with these records"
 
     def _ledger(self) -> str:
-        terms = dict(self.policy.terms)
-        if self.policy.total is not None:
-            terms["granted"] = (self.study.epsilon, self.study.delta)
-        budget = self.study.budget(self.ledger_path, self.name, **terms)
+        budget = self.study.budget(self.ledger_path, self.name, **self.policy.budget_terms(self.study))
         if budget is None:
             return "not needed: the contract has no privacy budget"
         ledger, wanted = budget.find()
         try:
             if wanted.dataset not in ledger.datasets:
-                return f"{ledger.path}: whole; the account {wanted.dataset!r} is opened when the site starts"
+                return f"{ledger.path}: intact; account {wanted.dataset!r} will be opened when the site starts"
             account = ledger.account(wanted)
             limit, spent = budget.study_limit(account), ledger.spent(wanted.dataset, budget.study)
-            return f"{ledger.path}: whole; this study has spent {100 * spent / limit:.3g} % of what it may"
+            return f"{ledger.path}: intact; this study has spent {100 * spent / limit:.3g} % of its budget"
         finally:
             ledger.close()
 
-    def _certificate(self) -> str:
-        if self.keys is None:
-            check_loopback(split_address(self.address, "coordinator")[0], "coordinator")
-            return "none: a plain connection on this machine"
-        self.credentials = read_credentials(self.keys)
-        check_party(self.credentials, self.name)
-        return issued(self.credentials)
-
     def _address(self) -> str:
-        with dialled(self.address):
+        with dial(self.address):
             return f"{self.address} answers"
 
     def _tls(self) -> str:
         if self.credentials is None:
-            return "none: a plain connection on this machine"
+            return PLAIN
         self.shown, version = handshake(self.address, self.credentials, self.server_name)
-        return f"{version}; both sides take each other's certificate"
+        return f"{version}; both sides accept each other's certificate"
 
-    def _other_certificate(self) -> str:
-        return dates(self.shown) if self.shown else "none: a plain connection on this machine"
+    def _coordinator_certificate(self) -> str:
+        return validity(self.shown) if self.shown else PLAIN
 
-    def _inquiry(self) -> str:
-        from fedpdmc.federation.grpc.transport import inquire
+    def _coordinator(self) -> str:
+        from fedpdmc.federation.grpc.client import inquire
 
         hello = messages.encode(messages.Hello(self.name, self.study.digest, SOFTWARE))
         began = time.time()
-        told = inquire(self.address, self.credentials, hello, self.server_name, PATIENCE)
+        told = inquire(self.address, self.credentials, hello, self.server_name, TIMEOUT)
         ended = time.time()
+        ask = "Ask the operator of the coordinator."
         if isinstance(told, messages.Refusal):
-            raise Refused(self.name, told.code, REFUSALS.get(told.code, "Ask whoever runs the coordinator."))
+            raise Refused(self.name, told.code, REFUSALS.get(told.code, ask))
         if not isinstance(told, messages.Checked):
-            raise InputError("coordinator", f"a {type(told).__name__}", "Ask whoever runs the coordinator.")
-        self.skew, self.doubt, self.other = told.clock - (began + ended) / 2, (ended - began) / 2, told.software
-        return "has the same contract and would let this site join"
+            raise InputError("coordinator", f"a {type(told).__name__} message", ask)
+        self.skew, self.skew_error = told.clock - (began + ended) / 2, (ended - began) / 2
+        self.other = told.software
+        return "has the same contract and would admit this site"
 
     def _clock(self) -> str:
-        if abs(self.skew) - self.doubt > MOST_SKEW:
+        if abs(self.skew) - self.skew_error > MOST_SKEW:
             way = "ahead of" if self.skew > 0 else "behind"
             raise InputError(
                 "clock",
                 f"the coordinator's is {abs(self.skew):.0f} s {way} this one",
-                "Have both set by a time server (timedatectl set-ntp true): certificates and seals depend on them.",
+                "Set both clocks from a time server (timedatectl set-ntp true): certificates and seals depend on them.",
             )
-        return f"within {abs(self.skew) + self.doubt:.1f} s of the coordinator's"
+        return f"within {abs(self.skew) + self.skew_error:.1f} s of the coordinator's"
 
     def _versions(self) -> str:
         if self.other != SOFTWARE:
             found = f"{SOFTWARE} here, {self.other} at the coordinator"
             raise InputError("versions", found, "Install the same version everywhere (constraints.txt).")
-        return installed()
+        return installed_versions()
 
     def _store(self) -> str:
         if not (refuse_links(self.store) / "audit.log").exists():
@@ -222,68 +256,50 @@ class SiteCheck:
         for note in (entry.note for entry in entries if entry.kind is Kind.NOTE):
             if note["event"] == "joined" and (note["study"], note["site"]) != (self.study.digest.hex(), self.name):
                 found = "the log of another contract or site"
-                raise InputError("store", found, "Give every site and study a store of its own.")
+                raise InputError("store", found, "Give every site and study its own store.")
         changed = versions.differences(entries)
-        said = f"; it was written with {', '.join(changed)}: the last bits may differ" if changed else ""
-        return f"{self.store}: a log of {len(entries):,} entries, whole{said}"
+        said = f"; written with {', '.join(changed)}: the last bits may differ" if changed else ""
+        return f"{self.store}: a log of {len(entries):,} entries, intact{said}"
 
 
-class CoordinatorCheck:
-    """What a coordinator needs: contract, address to listen on, folder of keys (None: plain) and store."""
+class CoordinatorCheck(Check):
+    """The checks of a coordinator: contract, address to listen on, folder of keys (None: plain) and store."""
 
     def __init__(self, study: Path, *, listen: str, keys: Path | None, store: Path):
-        self.path, self.listen, self.keys, self.store = study, listen, keys, store
-        self.study: Study
-        self.credentials: Credentials | None = None
+        super().__init__(study, COORDINATOR, listen, "listen", keys, store)
 
-    def findings(self) -> list[Finding]:
-        """Everything, in the order in which it is best mended."""
-        return look(
-            [
-                Step("contract", self._contract),
-                Step("certificate", self._certificate),
-                Step("address", self._address),
-                Step("TLS", self._tls, ("certificate", "address")),
-                Step("clock", self._clock, ("certificate",)),
-                Step("versions", installed),
-                Step("store", self._store, ("contract",)),
-                Step("disk", lambda: disk(self.store)),
-            ]
-        )
+    def steps(self) -> list[Step]:
+        """Local files first, then the network."""
+        return [
+            Step("contract", self._contract),
+            Step("certificate", self._certificate),
+            Step("address", self._address),
+            Step("TLS", self._tls, ("certificate", "address")),
+            Step("clock", self._clock, ("certificate",)),
+            Step("versions", installed_versions),
+            Step("store", self._store, ("contract",)),
+            Step("disk", self._disk),
+        ]
 
     def _contract(self) -> str:
         self.study = read_study(self.path)
         sites = ", ".join(self.study.sites)
         return f"{self.study.name!r}, sites {sites}, SHA-256 {self.study.digest.hex()}"
 
-    def _certificate(self) -> str:
-        if self.keys is None:
-            check_loopback(split_address(self.listen, "listen")[0], "listen")
-            return "none: plain connections on this machine"
-        self.credentials = read_credentials(self.keys)
-        check_party(self.credentials, COORDINATOR)
-        return issued(self.credentials)
-
     def _address(self) -> str:
-        with listening(self.listen):
-            return f"{self.listen} is free to listen on"
+        with bind(self.address):
+            return f"{self.address} is free to listen on"
 
     def _tls(self) -> str:
         if self.credentials is None:
-            return "none: plain connections on this machine"
-        with listening(self.listen) as server:
-            host, port = server.getsockname()[:2]
-            thread = threading.Thread(target=_serve_once, args=(server, self.credentials), daemon=True)
-            thread.start()
-            own = certificate_name(self.credentials.certificate)
-            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-            _, version = handshake(f"{host}:{port}", self.credentials, own, mutual=False)
-            thread.join(PATIENCE)
-        return f"{version}; a site that has authority.pem takes the certificate for that of {own!r}"
+            return PLAIN
+        version = handshake_with_self(self.address, self.credentials)
+        own = certificate_name(self.credentials.certificate)
+        return f"{version}; a site with authority.pem accepts this certificate as {own!r}"
 
     def _clock(self) -> str:
         now = datetime.datetime.now(datetime.UTC).isoformat(sep=" ", timespec="seconds")
-        return f"{now}; a site that checks compares its own with it"
+        return f"{now}; `fedpdmc site --check` compares a site's clock with it"
 
     def _store(self) -> str:
         from fedpdmc.federation.checkpoint import Checkpoint
@@ -292,158 +308,39 @@ class CoordinatorCheck:
         if saved is None:
             return f"{self.store}: new"
         if saved.facts["study"] != self.study.digest.hex():
-            raise InputError("store", "the run of another contract", "Give every study a store of its own.")
-        return f"{self.store}: a run, whole, which goes on from its last block"
+            raise InputError("store", "the run of another contract", "Give every study its own store.")
+        return f"{self.store}: an intact run, which resumes from its last block"
 
 
-def installed() -> str:
-    """With what answers and paths are made here."""
+def installed_versions() -> str:
+    """The software and machine that compute answers here."""
     return ", ".join(f"{name} {value}" for name, value in versions.present().items())
 
 
-def disk(store: Path) -> str:
-    """Room where a store is, or is to be."""
-    folder = next(path for path in (store.absolute(), *store.absolute().parents) if path.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError("store", f"{folder}, which cannot be written", "Give a folder of the user that runs this.")
-    free = shutil.disk_usage(folder).free
-    if free < LEAST_ROOM:
-        raise InputError("store", f"{free / 2**20:.0f} MiB free at {folder}", "Make room: at least 1 GiB.")
-    return f"{free / 2**30:.1f} GiB free at {folder}"
-
-
-def issued(credentials: Credentials) -> str:
-    """Whose certificate it is and until when, if the authority beside it has made it."""
+def describe_certificate(credentials: Credentials) -> str:
+    """Name and validity of a party's certificate, if the authority beside it has signed it."""
     own, root = (x509.load_pem_x509_certificate(pem) for pem in (credentials.certificate, credentials.authority))
     try:
         own.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature) as error:
         found = "a certificate that the authority.pem beside it has not signed"
-        raise InputError("keys", found, "Put both files there as the study's authority sent them.") from error
+        raise InputError("keys", found, "Use both files as the study's authority sent them.") from error
     if credentials.revoked is not None and credentials.certificate in credentials.revoked:
-        raise InputError("keys", "a certificate that this party's own revoked.txt names", "Ask for a new one.")
-    authority = dates(credentials.authority)
-    return f"{certificate_name(credentials.certificate)!r}, {dates(credentials.certificate)}; authority {authority}"
+        raise InputError("keys", "a certificate that is in this party's own revoked.txt", "Ask for a new one.")
+    authority = validity(credentials.authority)
+    return f"{certificate_name(credentials.certificate)!r}, {validity(credentials.certificate)}; authority {authority}"
 
 
-def dates(certificate: bytes) -> str:
-    """From when to when a certificate is good, if it is now."""
+def validity(certificate: bytes) -> str:
+    """Until when a certificate is valid, if it is valid now."""
     found, now = x509.load_pem_x509_certificate(certificate), datetime.datetime.now(datetime.UTC)
     first, last = found.not_valid_before_utc, found.not_valid_after_utc
-    name = certificate_name(certificate)
+    which = f"certificate of {certificate_name(certificate)!r}"
     if now < first:
-        raise InputError(
-            f"certificate of {name!r}",
-            f"good from {first:%Y-%m-%d %H:%M} UTC only",
-            "Set this machine's clock, or wait.",
-        )
+        remedy = "Set this machine's clock, or wait."
+        raise InputError(which, f"not valid before {first:%Y-%m-%d %H:%M} UTC", remedy)
     if now > last:
-        raise InputError(
-            f"certificate of {name!r}",
-            f"expired at {last:%Y-%m-%d %H:%M} UTC",
-            "Put a renewed one into its folder of keys.",
-        )
-    soon = f" ({(last - now).days} days: renew it soon)" if last - now < datetime.timedelta(days=SOON) else ""
-    return f"good until {last:%Y-%m-%d %H:%M} UTC{soon}"
-
-
-@contextmanager
-def dialled(address: str) -> Iterator[socket.socket]:
-    """A connection to an address, through the proxy that the environment names for it, as gRPC does it."""
-    host, port = split_address(address, "coordinator")
-    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https")
-    try:
-        if proxy is None:
-            own = socket.create_connection((host.strip("[]"), port), PATIENCE)
-        else:
-            own = _tunnelled(proxy, host, port)
-    except OSError as error:
-        way = "" if proxy is None else " through the proxy of https_proxy"
-        remedy = "Look at address, firewall and whether the coordinator runs."
-        raise InputError("coordinator", f"{address} cannot be reached{way}: {error}", remedy) from error
-    with own:
-        yield own
-
-
-def _tunnelled(proxy: str, host: str, port: int) -> socket.socket:
-    parts = urllib.parse.urlsplit(proxy)
-    if parts.hostname is None:
-        raise OSError("https_proxy is no http:// address")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=PATIENCE)
-    headers = {}
-    if parts.username is not None:
-        import base64
-
-        user = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-        headers = {"Proxy-Authorization": "Basic " + base64.b64encode(user.encode()).decode()}
-    connection.set_tunnel(host, port, headers)
-    connection.connect()
-    assert connection.sock is not None
-    return connection.sock
-
-
-def handshake(
-    address: str, credentials: Credentials, server_name: str, mutual: bool = True
-) -> tuple[bytes, str | None]:
-    """The certificate that is shown at an address, in PEM, and the version of TLS, if both sides take each other's."""
-    context = ssl.create_default_context(cadata=credentials.authority.decode())
-    # As gRPC has it: an institution's authority need not have all that newer versions of Python ask for.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    context.set_alpn_protocols(["h2"])
-    if mutual:
-        _load(context, credentials)
-    with dialled(address) as raw:
-        try:
-            with context.wrap_socket(raw, server_hostname=server_name) as tls:
-                # Under TLS 1.3 the other side looks at our certificate after our side is done: its first byte tells.
-                if not tls.recv(1):
-                    raise ssl.SSLError("the connection was closed")
-                return ssl.DER_cert_to_PEM_cert(tls.getpeercert(True) or b"").encode(), tls.version()
-        except ssl.SSLCertVerificationError as error:
-            remedy = (
-                "Its certificate must be renewed there, and this machine's clock be right."
-                if "expired" in error.verify_message or "not yet" in error.verify_message
-                else f"It must be signed by this party's authority.pem and name {server_name!r} (--server-name)."
-            )
-            raise InputError("TLS", f"the coordinator's certificate: {error.verify_message}", remedy) from error
-        except OSError as error:
-            reason = getattr(error, "reason", None) or error
-            remedy = (
-                "The coordinator does not take this certificate, or is no coordinator: compare authority.pem, dates."
-            )
-            raise InputError("TLS", f"no handshake with {address}: {reason}", remedy) from error
-
-
-def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
-    assert credentials.folder is not None
-    context.load_cert_chain(credentials.folder / "certificate.pem", credentials.folder / "key.pem")
-
-
-@contextmanager
-def listening(address: str) -> Iterator[socket.socket]:
-    """The address that a coordinator is to listen on, bound for a moment."""
-    host, port = split_address(address, "listen")
-    bare = host.strip("[]")
-    try:
-        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
-        server = socket.create_server((bare, port), family=family)
-    except OSError as error:
-        remedy = "Give a free address of this host; a coordinator that runs already has it: stop that one first."
-        raise InputError("listen", f"{address} cannot be bound: {error}", remedy) from error
-    with server:
-        server.settimeout(PATIENCE)
-        yield server
-
-
-def _serve_once(server: socket.socket, credentials: Credentials) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        _load(context, credentials)
-        raw, _ = server.accept()
-        raw.settimeout(PATIENCE)
-        with context.wrap_socket(raw, server_side=True) as tls:
-            tls.sendall(b"\0")
-            tls.recv(1)
-    except OSError:
-        # The other side says what went wrong.
-        return
+        remedy = "Put a renewed one into the folder of keys."
+        raise InputError(which, f"expired at {last:%Y-%m-%d %H:%M} UTC", remedy)
+    soon = f" ({(last - now).days} days: renew it soon)" if last - now < datetime.timedelta(days=EXPIRES_SOON) else ""
+    return f"valid until {last:%Y-%m-%d %H:%M} UTC{soon}"

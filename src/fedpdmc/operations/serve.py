@@ -1,4 +1,4 @@
-"""What a site's operator runs: the agent on its network, and the app that Flower runs."""
+"""Services of a site: its agent on the network, and an app for Flower."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def serve_site(
     server_name: str = COORDINATOR,
     watching: Watching | None = None,
 ) -> None:
-    """Take part in a study: read the records, dial the coordinator, answer until the run is over.
+    """Take part in a study: read the records, dial the coordinator, and answer until the run has ended.
 
     Parameters
     ----------
@@ -48,35 +48,35 @@ def serve_site(
         Folder of the audit log and of the site's secret seed.
     policy : Policy
     seed : int, optional
-        Only to make a trial repeatable; from the operating system if None.
+        To make a trial repeatable; None: from the operating system.
     ledger : path, optional
         The site's privacy ledger, for a contract with a budget; the user's own by default.
     seeded_for_tests : bool
-        Take the seed in spite of a budget: nothing is private then, and log and result say so.
+        Accept the seed despite a budget. Nothing is private then, and log and result say so.
     wait : callable, optional
-        As for `fedpdmc.federation.grpc.transport.serve`.
+        As for `fedpdmc.federation.grpc.client.serve`.
     server_name : str
-        The name that the coordinator's certificate must have, where an institution's own authority has made it.
+        The name that the coordinator's certificate must have, if an institution's own authority has signed it.
     watching : Watching, optional
-        A status page of the site's own, and what is done when nothing comes from the coordinator.
+        A status page, and the reaction to a coordinator that stops responding.
     """
-    from fedpdmc.federation.grpc.tls import Dialling
-    from fedpdmc.federation.grpc.transport import serve
+    from fedpdmc.federation.grpc.client import serve
+    from fedpdmc.federation.grpc.tls import DialSettings
 
     own = None if keys is None else read_credentials(keys)
     if own is None and study.derivatives == "summed":
-        raise InputError("keys", "none", "The contract has derivatives summed: give the site's folder of keys.")
+        raise InputError("keys", "none", "The contract requires secure sums: give the site's folder of keys.")
     agent = open_agent(
         study, name, source, query=query, policy=policy, store=store, seed=seed, ledger=ledger, credentials=own,
         seeded_for_tests=seeded_for_tests,
     )  # fmt: skip
-    dialling = Dialling(policy.hours, server_name, policy.certificates.get(COORDINATOR))
+    settings = DialSettings(policy.hours, server_name, policy.certificates.get(COORDINATOR))
     try:
         with contextlib.nullcontext() if watching is None else watched(SiteBoard(agent, coordinator), watching):
-            serve(agent, coordinator, own, wait, dialling)
+            serve(agent, coordinator, own, wait, settings)
         logging.getLogger("fedpdmc.site").info("%s", agent.progress())
     finally:
-        agent.journal.close()
+        agent.log.close()
 
 
 FLOWER_PROJECT = """\

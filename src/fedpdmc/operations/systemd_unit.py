@@ -1,4 +1,4 @@
-"""The unit file with which systemd runs a site, and lets it do little else than compute and open sockets."""
+"""The systemd unit of a site: it may compute, open sockets and write to its own folders, and little else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WorkingDirectory={folder}
 ExecStart={command}
 Restart=on-failure
 RestartSec=10
-# Refused (status 2): someone must look.
+# Exit status 2 (refused): an operator must act, so do not restart.
 RestartPreventExitStatus=2
 UMask=0077
 LimitNOFILE=65536
-# What it may write: the study's folder, and its own cache of compiled programs.
+# Write access: the study's folder, and a cache of compiled programs.
 ProtectSystem=strict
 ProtectHome={home}
 ReadWritePaths={writes}
@@ -30,8 +30,8 @@ Environment=XDG_CACHE_HOME=%C/fedpdmc
 PrivateTmp=true
 PrivateDevices=true
 PrivateUsers=true
-# What it may do: open sockets and compute. JAX compiles, so that memory must be allowed to become code, and looks at
-# /proc/cpuinfo: hiding that (ProcSubset) could change the last bits.
+# Permissions: open sockets and compute. JAX compiles, so memory must be allowed to become executable, and reads
+# /proc/cpuinfo: hiding it (ProcSubset) could change the last bits.
 CapabilityBoundingSet=
 NoNewPrivileges=true
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
@@ -88,7 +88,7 @@ def _specifiers(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """A word of a command as systemd reads it: nothing in it is a specifier, a variable or a second word."""
+    """A word of a command, quoted for systemd: no specifier, variable or second word in it."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     plain = _specifiers(plain).replace("\n", "\\n").replace("\t", "\\t")
     safe = plain == text and text and not any(c.isspace() or c in "'\";" for c in text)

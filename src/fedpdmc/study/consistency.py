@@ -1,4 +1,4 @@
-"""What the tables of a contract say of each other."""
+"""Consistency of the tables of a contract with each other."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fedpdmc.errors import InputError
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
-# In a sum of two, each knows the other's part.
+# In a sum of two, each site knows the other's part.
 LEAST_SUMMED = 3
 
 
 def _check_parameters(study: Study) -> None:
-    """Of sites that depend on some parameters only."""
+    """Check the table [coordinates]."""
     if study.parameters and study.unknown_scale:
-        raise InputError("study.toml: model: scale", "nothing, with a table [coordinates]", "Give a known scale.")
+        raise InputError("study.toml: model: scale", "no value, with a table [coordinates]", "Give a known scale.")
     for site, own in study.parameters.items():
         if len(set(own)) != len(own) or not set(own) <= set(study.names):
             raise InputError(
@@ -26,13 +26,13 @@ def _check_parameters(study: Study) -> None:
         raise InputError(
             "study.toml: coordinates",
             f"{study.kind} with reference = {study.reference!r}",
-            "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or leave "
-            "the table out.",
+            "Only flips in the parameters' own coordinates are local: use kind = 'ZigZag' with reference = 'none', or "
+            "remove the table.",
         )
 
 
 def check_together(study: Study) -> None:
-    """What one table says of another."""
+    """Raise `InputError` for tables that contradict each other."""
     study.design.check_response(study.family)
     _check_parameters(study)
     for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
@@ -50,7 +50,7 @@ def check_together(study: Study) -> None:
         raise InputError(
             "study.toml: releases: derivatives",
             f"'summed' over {len(study.sites)} sites",
-            f"Take {LEAST_SUMMED} sites or more: in a sum of two, each knows the other's part.",
+            f"Use at least {LEAST_SUMMED} sites: in a sum of two, each knows the other's part.",
         )
     _check_private(study)
     if study.control != "none" and study.reference != "laplace":
@@ -58,7 +58,7 @@ def check_together(study: Study) -> None:
 
 
 def _check_private(study: Study) -> None:
-    """What a privacy budget rules out."""
+    """Check what a privacy budget requires."""
     if (study.derivatives == "noisy") != (study.release > 0):
         raise InputError(
             "study.toml: releases: derivatives",
@@ -70,7 +70,7 @@ def _check_private(study: Study) -> None:
     if study.unknown_scale:
         raise InputError(
             "study.toml: model: scale",
-            "nothing, with a privacy budget",
+            "no value, with a privacy budget",
             "The gradient of a linear regression with an unknown scale has no bound: give a known one.",
         )
     if study.derivatives not in ("none", "noisy") or study.kind not in ("ZigZag", "FactorisedBoomerang"):

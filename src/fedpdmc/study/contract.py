@@ -1,4 +1,4 @@
-"""The study contract: one TOML file that says what is estimated, how, and what may be asked of a site."""
+"""The study contract: one TOML file with the model, the method, and what may be requested of a site."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FAMILIES = ("linear", "logistic", "poisson", "student_t")
 TYPES = ("number", "count", "level")
 KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
          "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
-# From nothing to most that is told.
+# What sites may release of their derivatives, from least to most.
 DERIVATIVES = ("none", "noisy", "summed", "own")
 LOG_SIGMA = "log_sigma"
-# Those without noise.
+# Releases without noise.
 EXACT = ("summed", "own")
 DEFAULT_REFRESH = {"Boomerang": 1.2}
 
@@ -33,8 +33,8 @@ DEFAULT_REFRESH = {"Boomerang": 1.2}
 class Column:
     """A declared column of the records.
 
-    ``number`` and ``count`` have bounds, outside of which a value is refused; what enters the model is
-    ``(f(value) − center)/scale`` with f the logarithm if ``log``. ``level`` has its levels, the first of them the baseline.
+    ``number`` and ``count`` have bounds; values outside are refused. The model uses ``(f(value) − center)/scale``, where f
+    is the logarithm if ``log``. ``level`` has a list of levels, of which the first is the baseline.
     """
 
     name: str
@@ -47,37 +47,37 @@ class Column:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The bounds as they enter the model."""
+        """The bounds after the transformation to model units."""
         low, high = (float(np.log(x)) if self.log else x for x in self.bounds)
         return (low - self.center) / self.scale, (high - self.center) / self.scale
 
 
 @dataclass(frozen=True)
 class Study:
-    """A contract, read and checked.
+    """A parsed and checked contract.
 
     Attributes
     ----------
     text : bytes
-        The file as it is; its SHA-256 is the study's ``digest``, which coordinator and sites compare.
+        The file's bytes. Their SHA-256 is the study's ``digest``, which coordinator and sites compare.
     derivatives : {"none", "noisy", "summed", "own"}
-        Whether sites release gradient and Hessian at points of the coordinator's choice, and if so with noise and charged to
-        the privacy budget, only their sum over all sites, or each its own.
+        Whether sites release gradient and Hessian at points of the coordinator's choice: not at all, with noise and charged
+        to the privacy budget, only their sum over all sites, or each site's own.
     passes : bool
-        Whether sites tell how often they have passed over their records.
+        Whether sites release their number of passes over the records.
     rounds : int
-        The most requests that a site answers.
+        The largest number of requests that a site answers.
     most_derivatives : int
-        At how many points.
+        The largest number of points at which derivatives are released.
     most_records : int
-        The most records that a site may have: what a site tells beyond what so many could is refused, and under a privacy
-        budget the rounding of its sums is bounded from it.
+        The largest number of records of a site. Derivatives that so many records could not have are refused, and under a
+        privacy budget it bounds the rounding of sums.
     observed_time : float
-        The most process time, summed over chains, that a site lets be observed.
+        The largest process time, summed over chains, that may be observed of a site.
     missing : {"refuse", "drop"}
-        What becomes of a record with a missing value in a column that is used.
+        How to treat a record with a missing value in a used column.
     parameters : dict
-        Of the sites whose records depend on some parameters only, the names of those.
+        For sites whose records depend on some parameters only: the names of these parameters.
     """
 
     text: bytes
@@ -134,7 +134,7 @@ class Study:
 
     @property
     def guess(self) -> np.ndarray | None:
-        """Where the search for the mode begins, if not at the prior's mean: σ an eighth of the response's range."""
+        """Start of the search for the mode, if not the prior's mean: σ is an eighth of the response's range."""
         if not self.unknown_scale:
             return None
         low, high = self.columns[self.design.response_name].range
@@ -143,7 +143,7 @@ class Study:
 
     @property
     def reach(self) -> np.ndarray | None:
-        """How much a unit of each parameter can change the logarithm of a mean or of σ; None where there is none."""
+        """How much a unit of each parameter can change the logarithm of a mean or of σ; None if there is no logarithm."""
         if self.unknown_scale:
             return np.eye(len(self.names))[-1]
         return self.design.largest if self.family == "poisson" else None
@@ -157,14 +157,14 @@ class Study:
         return normal_prior(len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale))
 
     def coordinates(self, site: str) -> list[int] | None:
-        """The parameters that a site's records depend on, by their places; None for all."""
+        """The indices of the parameters that a site's records depend on; None for all."""
         own = self.parameters.get(site)
         return None if own is None else [self.names.index(name) for name in own]
 
     def budget(self, ledger: str | Path | None = None, site: str | None = None, **terms: Any):
-        """What a site grants to this study, its bounds from the declared columns; None without a privacy table.
+        """A site's privacy budget for this study, with bounds from the declared columns; None without a privacy table.
 
-        ``terms`` are the site's own, as `Budget` takes them: which data set it is, and what that grants to all studies.
+        ``terms`` are the site's own arguments of `Budget`: the data set, and its budget for all studies together.
         """
         from fedpdmc.privacy.bounds import Bounds
         from fedpdmc.privacy.budget import Budget
@@ -211,7 +211,7 @@ class Study:
         from fedpdmc.study.value_checks import Fault, refuse_records
 
         others, names = np.setdiff1d(np.arange(X.shape[1]), own), self.names
-        remedy = "The contract says that this site's records do not: correct the records or its [coordinates]."
+        remedy = "By the contract this site's records do not: correct the records or [coordinates]."
         faults = [
             Fault(int(row), "", f"a record that depends on {names[others[column]]!r}", remedy)
             for row, column in np.argwhere(X[:, others] != 0)
@@ -228,7 +228,7 @@ def read_study(path: str | Path) -> Study:
 
 
 def parse_study(text: bytes) -> Study:
-    """Check a contract, all of it, before anything else is done with it."""
+    """Parse and check a whole contract."""
     top = Table.parse(text, "study.toml")
     if top.whole("format") != FORMAT:
         raise InputError("study.toml: format", str(top.values["format"]), f"This version of fedpdmc reads {FORMAT}.")
@@ -253,9 +253,7 @@ def _columns(table: Table) -> dict[str, Column]:
     columns = {}
     for name in table.keys():
         if not name.isidentifier() or not one_script(name):
-            raise InputError(
-                f"{table.where}: {name}", repr(name), "Name columns by letters of one script, digits, underscores."
-            )
+            raise InputError(f"{table.where}: {name}", repr(name), "Use letters of one script, digits and underscores.")
         one = table.table(name)
         kind = one.text("type", among=TYPES)
         if kind == "level":
@@ -326,7 +324,9 @@ def _run(table: Table) -> dict[str, Any]:
 
 def _releases(releases: Table, limits: Table) -> dict[str, Any]:
     if not releases.flag("arrivals", True):
-        raise InputError(f"{releases.where}: arrivals", "false", "Without arrivals there is no study.")
+        raise InputError(
+            f"{releases.where}: arrivals", "false", "A study needs arrivals: set it to true, or remove it."
+        )
     derivatives, passes = releases.text("derivatives", "none", among=DERIVATIVES), releases.flag("passes", False)
     releases.done()
     found = {
@@ -358,7 +358,7 @@ def _privacy(top: Table) -> dict[str, Any]:
 
 
 def _parameters(top: Table, sites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The parameters of sites whose records do not depend on all of them."""
+    """The table [coordinates]: parameters of sites whose records do not depend on all of them."""
     if "coordinates" not in top.values:
         return {}
     table = top.table("coordinates")

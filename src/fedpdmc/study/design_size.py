@@ -1,4 +1,4 @@
-"""How large a design a formula makes, counted before the formula is expanded."""
+"""The number of columns of a formula's design matrix, bounded before the formula is expanded."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ MOST_CHARACTERS, MOST_COLUMNS, MOST_POWER = 2000, 2048, 8
 TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~])")
 # As lme4 and brms write it, such as (1|district) or (age||clinic).
 RANDOM_EFFECT = re.compile(r"\([^()|]*\|{1,2}\s*([\w.]+)[^()]*\)")
-# In the order in which they bind; '**' and '^' bind most.
+# Precedence of operators; '**' and '^' bind most tightly.
 BINDING = {"~": 0, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
 
 
 def check_size(formula: str, widths: Mapping[str, int]) -> None:
-    """Refuse a formula whose expansion would take for ever, or that is none.
+    """Refuse a formula whose design would be too large, or that is not valid.
 
-    Each column counts for as many columns of the design as it has levels; sums add, interactions multiply. That bounds what
-    the expansion makes, because contrasts and repeated terms only leave something out.
+    Each column counts as many columns of the design as it has levels; sums add, interactions multiply. This is an upper
+    bound, because contrasts and repeated terms only remove columns.
 
     Parameters
     ----------
     formula : str
     widths : mapping
-        Columns of the design that a declared column makes at most.
+        Largest number of design columns of each declared column.
     """
     if len(formula) > MOST_CHARACTERS:
         raise InputError(WHERE, f"{len(formula)} characters", f"Give at most {MOST_CHARACTERS}.")
@@ -35,7 +35,7 @@ def check_size(formula: str, widths: Mapping[str, int]) -> None:
         raise InputError(
             WHERE,
             f"{effect[0]!r}, a random effect",
-            f"A contract carries fixed effects only: write + {group}, with {group} declared by its levels. A hierarchical "
+            f"A contract allows fixed effects only: write + {group}, with {group} declared by its levels. A hierarchical "
             "model is a function or a NumPyro model, in process: see docs/models.md.",
         )
     operands: list[int] = []
@@ -101,10 +101,10 @@ def _apply(operator: str, operands: list[int], formula: str) -> None:
         size = product if operator in (":", "%in%") else left + right + product
     if size > MOST_COLUMNS:
         raise InputError(
-            WHERE, f"a design of more than {MOST_COLUMNS} columns", "Take fewer interactions, levels or powers."
+            WHERE, f"a design of more than {MOST_COLUMNS} columns", "Use fewer interactions, levels or powers."
         )
     operands.append(size)
 
 
 def _no_formula(formula: str) -> InputError:
-    return InputError(WHERE, repr(formula[:80]), "Give one such as 'outcome ~ treatment + age'.")
+    return InputError(WHERE, repr(formula[:80]), "Give a formula such as 'outcome ~ treatment + age'.")

@@ -1,4 +1,4 @@
-"""An R-style formula over declared columns: the same design matrix at every site, whatever its records hold."""
+"""An R-style formula over declared columns: the same columns of the design matrix at every site."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Design:
-    """A formula of declared columns, their interactions, and nothing that is evaluated.
+    """A formula of declared columns and their interactions, without functions.
 
     Functions in a formula would run code from the contract at the site, and many (``center``, ``poly``) depend on the
-    site's own records, so that sites would disagree about what a parameter means. Columns are centred, scaled or put
-    on a log scale where they are declared.
+    site's records, so that parameters would have different meanings at different sites. Columns are centred, scaled or
+    log-transformed in their declaration.
 
     Parameters
     ----------
@@ -37,15 +37,15 @@ class Design:
             parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
             left, right = list(parsed.lhs), list(parsed.rhs)
         except Exception as error:
-            # A parser that was not made for strangers: whatever it raises, it is no formula.
-            raise InputError(WHERE, repr(formula), "Give one such as 'outcome ~ treatment + age'.") from error
+            # The parser was not made for untrusted input: whatever it raises, the formula is not valid.
+            raise InputError(WHERE, repr(formula), "Give a formula such as 'outcome ~ treatment + age'.") from error
         self.used = {factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns)}
         if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
-            raise InputError(WHERE, repr(formula), "Put one declared column, the response, left of '~'.")
+            raise InputError(WHERE, repr(formula), "Give one declared column, the response, left of '~'.")
         self.response_name = str(left[0])
         if any(self.response_name in {factor.expr for factor in term.factors} for term in right):
             raise InputError(WHERE, repr(formula), "The response cannot be on both sides.")
-        # The template holds every level, so that the columns of the design follow from the contract alone.
+        # The template has every level, so that the design's columns depend on the contract only.
         try:
             self._spec = parsed.rhs.get_model_matrix(self._template(), na_action="raise").model_spec
         except Exception as error:
@@ -87,14 +87,14 @@ class Design:
         return np.ascontiguousarray(found.to_numpy(), dtype=np.float64)
 
     def response(self, records: pd.DataFrame) -> np.ndarray:
-        """The response as numbers; a level is 0 for the first and 1 for the second."""
+        """The response as numbers; 0 and 1 for the first and second level."""
         column = records[self.response_name]
         if self.columns[self.response_name].type == "level":
             return column.cat.codes.to_numpy(dtype=np.float64)
         return column.to_numpy(dtype=np.float64)
 
     def check_response(self, family: str) -> None:
-        """Refuse a response that the family cannot have."""
+        """Refuse a response that does not fit the family."""
         column = self.columns[self.response_name]
         binary = column.type == "level" and len(column.levels) == 2
         plain = column.center == 0 and column.scale == 1 and not column.log
@@ -112,7 +112,7 @@ class Design:
 
 
 def _is_column(factor: Factor, columns: dict[str, Column]) -> bool:
-    """Whether a factor is a declared column; constants are not, and anything else is refused."""
+    """Whether a factor is a declared column. Constants are not; anything else is refused."""
     if factor.eval_method is Factor.EvalMethod.LITERAL:
         return False
     if factor.eval_method is not Factor.EvalMethod.LOOKUP:

@@ -1,4 +1,4 @@
-"""A site's own rules: what it takes part in, whatever the contract says."""
+"""A site's policy: its own limits, which every contract must respect."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from fedpdmc.errors import InputError, Refused
 from fedpdmc.study.contract import DERIVATIVES, EXACT, FAMILIES, Study
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
 
-CHECK = "Change the contract together, or the site's policy.toml."
+CHECK = "Agree on another contract, or change the site's policy.toml."
 MOST_CHAINS = 1024
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site allows.
+    """The limits of a site.
 
     Attributes
     ----------
     least_records : int
-        Fewer records than this take part in nothing; and fewer effective records, ``(Σ w)²/Σ w²`` of their contributions
-        w, do not carry a value, gradient or Hessian that is told without noise, nor what is new in it.
+        The smallest number of records with which the site takes part; and the smallest effective number of records,
+        ``(Σ w)²/Σ w²`` of their contributions w, in an exact value, gradient or Hessian, and in its difference to others.
     largest_share : float
-        The most that one record may contribute to these, in any direction.
+        The largest share of one record in these, in any direction.
     least_cell : int
-        A level that some records have, but fewer than this, takes part in nothing.
+        The smallest number of records of a level that occurs.
     most_derivatives : int
-        At how many points a contract may have derivatives told.
+        The largest number of points at which a contract may request derivatives.
     farthest : float
-        How far from the prior's mean, in the prior's standard deviations, such a point may be in any parameter.
+        The largest distance of such a point from the prior's mean, in prior standard deviations of each parameter.
     most_parameters_per_record : float
     families : tuple of str
     derivatives : {"none", "noisy", "summed", "own"}
         The most that may be released of value, gradient and Hessian.
     passes : bool
-        Whether the number of passes over the records may be.
+        Whether the number of passes over the records may be released.
     most_rounds, most_observed_time
-        The largest limits that a contract may set.
+        Upper limits for the contract's limits.
     largest_epsilon : float or None
-        If given, a contract must have a privacy budget of at most this.
+        If given, a contract must have a privacy budget with at most this epsilon.
     dataset : str or None
-        The name under which the site's privacy ledger keeps the records, whichever of their columns a contract uses and
-        whatever it calls the site; None: all of the ledger is one data set.
+        The name of the records in the site's privacy ledger, whatever columns a contract uses and however it names the
+        site; None: the whole ledger is one data set.
     total : (epsilon, delta) or None
-        What the data set grants to all studies together; a contract's budget is then a part of it. None: the account is on
-        the terms of the first contract, and other ones are refused.
+        The data set's budget for all studies together, of which each contract uses a part. None: the account has the terms
+        of the first contract, and contracts with other terms are refused.
     certificates : dict
-        Fingerprints of other sites' certificates, for secure sums, and of the coordinator's: no other is then taken for
-        theirs, whoever signed it.
+        Fingerprints of the certificates of other sites, for secure sums, and of the coordinator. For these parties no other
+        certificate is accepted, whoever has signed it.
     most_chains : int
-        The most chains that a contract may ask for: a site holds plans and draws of all of them.
+        The largest number of chains: a site needs memory for all of them.
     least_sites, least_pinned : int
-        How many sites a contract must have, and of how many others the certificates must be named here where derivatives
-        are summed: with fewer, who they are is the authority's word.
+        The smallest number of sites of a contract; and, with secure sums, of other sites whose certificates must be listed
+        here. For sites that are not listed, the authority alone vouches.
     hours : (int, int) or None
-        The site answers from the first hour of the day to the second, by its own clock; None: at all hours.
+        The hours of the day, by the site's clock, between which it answers; None: always.
     most_seconds : float
-        How long the site works on one plan before it refuses it (`TOO_MUCH_WORK`).
+        Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
     """
 
     least_records: int
@@ -84,14 +84,15 @@ class Policy:
     farthest: float = 6.0
     most_seconds: float = 600.0
 
-    @property
-    def terms(self) -> dict[str, Any]:
-        """The site's own terms of a budget, as `Study.budget` takes them."""
-        found: dict[str, Any] = {} if self.dataset is None else {"dataset": self.dataset}
-        return found if self.total is None else found | dict(zip(("epsilon", "delta"), self.total, strict=True))
+    def budget_terms(self, study: Study) -> dict[str, Any]:
+        """The site's own terms of a budget for this study, as `Study.budget` takes them."""
+        terms: dict[str, Any] = {} if self.dataset is None else {"dataset": self.dataset}
+        if self.total is not None:
+            terms |= {"epsilon": self.total[0], "delta": self.total[1], "granted": (study.epsilon, study.delta)}
+        return terms
 
     def check(self, site: str, study: Study, records: int) -> None:
-        """Raise `Refused` if the contract, or the site's own number of records, is not within the policy."""
+        """Raise `Refused` if the contract, or the site's number of records, violates the policy."""
         dim = len(study.names)
         faults = {
             "POLICY_SITE": site not in study.sites,

@@ -1,4 +1,4 @@
-"""A site's records, from a file or a database, as the contract declares them."""
+"""Read a site's records from a file or a database, as the contract declares them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def read_records(
     Raises
     ------
     InputError
-        With the line (for Parquet files and databases the record) and the column of every value that cannot be used, the
-        first `MOST_SHOWN` of them.
+        Lists the line (for Parquet files and databases the record) and the column of the first `MOST_SHOWN` invalid
+        values.
     """
-    database = isinstance(source, str) and source.startswith(DATABASES)
+    database = is_database(source)
     whose = "data" if site is None else f"data of site {site!r}"
     if database != (query is not None):
         found = "a database without a query" if database else "a query for a file"
@@ -53,18 +53,23 @@ def read_records(
     if faults and not count:
         raise FaultyRecords(origin, faults, count)
     if not count:
-        raise InputError(origin.where, "no records", "Give at least one: a site without records takes no part.")
+        raise InputError(origin.where, "no records", "Give at least one record.")
     return checked_records(study, {name: raw[name] for name in needed if name in raw}, origin, count, faults)
 
 
+def is_database(source: str | Path) -> bool:
+    """Whether a source of records is the address of a database; else it is a file."""
+    return isinstance(source, str) and source.startswith(DATABASES)
+
+
 def site_records(study: Study, site: str, source: str | Path, query: str | None = None) -> pd.DataFrame:
-    """The records of a site of the study, as `read_records` gives them, if the contract lets it take part with them."""
+    """The records of a site, as `read_records` returns them, checked against the contract's limits."""
     records = read_records(study, source, query, site=site)
     if len(records) > study.most_records:
         raise InputError(
             f"data of site {site!r}",
             f"{len(records):,} records",
-            f"The contract has at most {study.most_records:,} of a site: change it together, [limits] records = ....",
+            f"The contract allows {study.most_records:,} per site. Agree on a larger limit: [limits] records = ....",
         )
     if study.coordinates(site) is not None:
         study.matrix(records, site)
@@ -77,7 +82,7 @@ def records_of_sites(study: Study, sources: Mapping[str, tuple[str | Path, str |
     Raises
     ------
     InputError
-        With what is wrong with all of them, in one report.
+        One report of the errors in all of them.
     """
     found, faults = {}, {}
     for site, (source, query) in sources.items():
@@ -91,9 +96,9 @@ def records_of_sites(study: Study, sources: Mapping[str, tuple[str | Path, str |
 
 
 def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
-    """Refuse records of which fewer than ``least``, but not none, share a level, or are told apart by a term of the formula.
+    """Refuse records in which a level, or one value of a binary term, occurs fewer than ``least`` times, but not never.
 
-    A sum over so few is close to what one of them says.
+    A sum over so few records is close to the value of one record.
 
     Raises
     ------
@@ -115,7 +120,7 @@ def _check_cell(what: str, count: int, least: int) -> None:
     if 0 < count < least:
         raise InputError(
             f"data, {what}",
-            f"{count} records that share it",
+            f"only {count} records",
             f"The policy has least_cell = {least}: merge levels in the contract, leave these records out, or lower it.",
         )
 
@@ -132,25 +137,25 @@ def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Ser
             whose, shown(str(path)), "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address."
         )
     try:
-        # Text as it stands, so that what is wrong can be shown as it was written.
+        # Text, so that errors can show values as they were written.
         frame = pl.read_csv(path, infer_schema=False) if kind == ".csv" else pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(whose, f"{path}: {error}", "Give a file that can be read.") from error
     if kind == ".csv":
-        _refuse_twins(path, whose)
+        _refuse_duplicate_columns(path, whose)
     return {name: frame[name] for name in needed if name in frame.columns}
 
 
-def _refuse_twins(path: Path, whose: str) -> None:
-    """Of two columns of one name polars would rename one, and nobody would know which of them was taken."""
+def _refuse_duplicate_columns(path: Path, whose: str) -> None:
+    """Polars would rename one of two columns with the same name, without a warning."""
     header = [str(name) for name in pl.read_csv(path, infer_schema=False, has_header=False, n_rows=1).row(0)]
     for name in header:
         if header.count(name) > 1:
-            raise InputError(whose, f"{path} with two columns {name!r}", "Give every column a name of its own.")
+            raise InputError(whose, f"{path} with two columns {name!r}", "Give every column its own name.")
 
 
 def shown(source: str) -> str:
-    """An address of a database as it may be shown: without the user and the password."""
+    """The address of a database without user and password, for messages."""
     plain = re.sub(r":/+.*@", "://***@", source)
     return re.sub(r"(?i)\b(\w*pass\w*|user)=[^&\s]*", r"\1=***", plain)
 
@@ -161,7 +166,7 @@ def _from_database(source: str, query: str, whose: str) -> dict[str, pl.Series]:
     except sqlite3.Error as error:
         raise InputError(whose, f"{shown(source)}: {error}", "Check the database and the query.") from error
     if len(set(names)) != len(names):
-        raise InputError(whose, "a query with two columns of one name", "Name the columns apart with AS.")
+        raise InputError(whose, "a query with two columns of the same name", "Rename columns with AS.")
     columns = zip(*rows, strict=True) if rows else [()] * len(names)
     return {
         name: pl.Series(name, [_as_text(value) for value in values], dtype=pl.String)
@@ -187,7 +192,7 @@ def _postgres(source: str, query: str, whose: str) -> tuple[list[str], list[tupl
             cursor = connection.execute(query.encode())
             return [column.name for column in cursor.description or ()], cursor.fetchall()
     except psycopg.Error as error:
-        # The address may hold a password, and what is said of a wrong one may repeat it.
+        # The address may contain a password, and the error message may repeat it.
         said = str(error)
         for secret in re.findall(r"[^:@/?&=]{3,}", "".join(re.findall(r"//(.*)@", source))):
             said = said.replace(secret, "***")

@@ -1,4 +1,4 @@
-"""TOML read strictly: every key is known, has its type and stays in its range."""
+"""Strict reading of TOML: every key must be known, and have the right type and range."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_bytes(path: str | Path, argument: str) -> bytes:
 
 @contextlib.contextmanager
 def naming_file(usual: str, path: str | Path) -> Iterator[None]:
-    """Errors that name the file by its usual name name it as it is called."""
+    """Replace the usual name of a file in errors by its path."""
     try:
         yield
     except InputError as error:
@@ -34,7 +34,7 @@ def naming_file(usual: str, path: str | Path) -> Iterator[None]:
 
 
 class Table:
-    """A TOML table whose keys are taken one by one; `done` refuses those that nobody took.
+    """A TOML table whose keys are read one by one; `done` refuses keys that were not read.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ class Table:
         try:
             return cls(tomllib.loads(data.decode()), where)
         except RecursionError as error:
-            raise InputError(where, "tables or lists within each other, too deep", "Give a TOML file.") from error
+            raise InputError(where, "tables or lists that are nested too deeply", "Give a TOML file.") from error
         except ValueError as error:
-            # No text, no TOML, or a number of more digits than can be read.
+            # Not text, not TOML, or a number with too many digits.
             raise InputError(where, str(error)[:200], "Give a TOML file.") from error
 
     def _take(self, key: str, default: Any) -> Any:
@@ -62,14 +62,14 @@ class Table:
         if key in self.values:
             return self.values[key]
         if default is REQUIRED:
-            raise InputError(f"{self.where}: {key}", "nothing", "It must be given.")
+            raise InputError(f"{self.where}: {key}", "no value", "This key is required.")
         return default
 
     def _wrong(self, key: str, remedy: str) -> InputError:
         return InputError(f"{self.where}: {key}", repr(self.values.get(key))[:200], remedy)
 
     def table(self, key: str, default: Any = REQUIRED) -> Table:
-        """A table within this one; an empty one if ``default`` is None and it is not there."""
+        """A table within this one; an empty one if ``default`` is None and it is missing."""
         value = self._take(key, default)
         if value is None:
             value = {}
@@ -78,7 +78,7 @@ class Table:
         return Table(value, f"{self.where}: {key}")
 
     def text(self, key: str, default: Any = REQUIRED, among: Sequence[str] | None = None) -> str:
-        """A text, perhaps one of a few."""
+        """A text, of a given set if there is one."""
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value
@@ -133,20 +133,20 @@ class Table:
         return tuple(float(x) for x in value)
 
     def keys(self) -> list[str]:
-        """All keys, which count as taken."""
+        """All keys, which count as read."""
         self._taken.update(self.values)
         return list(self.values)
 
     def done(self) -> None:
-        """Refuse keys that mean nothing here: a misspelt limit must not pass for none."""
+        """Refuse unknown keys: a misspelt limit must not be ignored."""
         unknown = sorted(set(self.values) - self._taken)
         if unknown:
             known = ", ".join(sorted(self._taken))
-            raise InputError(f"{self.where}: {unknown[0]}", "a key that is not known", f"Known here: {known}.")
+            raise InputError(f"{self.where}: {unknown[0]}", "an unknown key", f"Known keys: {known}.")
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is text that shows as it is: no control character can hide a part of a contract on a terminal."""
+    """Whether a value is printable text: control characters could hide a part of a contract on a terminal."""
     return isinstance(value, str) and bool(value) and value.replace("\n", " ").isprintable()
 
 

@@ -1,6 +1,6 @@
-"""The values of the records against the contract: all that is wrong with them in one report.
+"""Checks of the records' values against the contract, with all errors in one report.
 
-It is told to whoever holds the records, by site, line and column; the coordinator of a network learns nothing of it.
+The report, by site, line and column, goes to the holder of the records. A coordinator on a network learns nothing of it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fedpdmc.study.contract import Column, Study
 
 logger = logging.getLogger("fedpdmc.site")
 
-# Faults that a report shows, and characters of a value.
+# Number of errors shown in a report, and characters shown of a value.
 MOST_SHOWN, WIDTH = 20, 40
-# Texts that stand for a missing value, unless the contract declares them as levels.
+# Texts for a missing value, unless the contract declares them as levels.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 IMPUTE = "Remove or impute the record, or agree on missing = 'drop' in the contract."
 
 
 class Origin(NamedTuple):
-    """Where records come from: in words, and the file if they come from one."""
+    """The source of records: a description, and the file if there is one."""
 
     where: str
     path: Path | None
 
     def places(self, rows: np.ndarray, count: int) -> list[str]:
-        """What to call these of ``count`` records: by the line of a CSV file, else by their number, from one."""
+        """Names of these rows of ``count`` records: the line in a CSV file, else the number of the record, from one."""
         lines = _lines(self.path) if self.path is not None and self.path.suffix.lower() == ".csv" else []
         if len(lines) == count:
             return [f"line {lines[row]}" for row in rows]
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 
 def _lines(path: Path) -> list[int]:
-    """The line on which each record of a CSV file begins; a quoted value may go over several."""
+    """The line on which each record of a CSV file begins; quoted values may span several lines."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.reader(file)
         next(reader, None)
@@ -54,7 +54,7 @@ def _lines(path: Path) -> list[int]:
 
 
 class Fault(NamedTuple):
-    """A value that cannot be used; ``row`` is −1 if the whole column cannot, ``column`` empty if the record cannot."""
+    """An invalid value. ``row`` is −1 for a whole column, ``column`` is empty for a whole record."""
 
     row: int
     column: str
@@ -63,7 +63,7 @@ class Fault(NamedTuple):
 
 
 class FaultyRecords(InputError):
-    """All that is wrong with the records of one source.
+    """All errors in the records of one source.
 
     Attributes
     ----------
@@ -110,9 +110,9 @@ def _more(total: int, shown: int = MOST_SHOWN) -> list[str]:
 
 
 def faulty_sites(found: Mapping[str, InputError], sites: int) -> InputError:
-    """One report of what is wrong with the records of several of ``sites`` sites.
+    """One report of the errors in the records of several of ``sites`` sites.
 
-    At most `MOST_SHOWN` faults are shown. They are shared out evenly, so that every site's first ones are among them.
+    At most `MOST_SHOWN` errors are shown, evenly distributed over the sites.
     """
     if len(found) == 1:
         return next(iter(found.values()))
@@ -139,9 +139,9 @@ def faulty_sites(found: Mapping[str, InputError], sites: int) -> InputError:
 def checked_records(
     study: Study, raw: Mapping[str, pl.Series], origin: Origin, count: int, faults: Sequence[Fault] = ()
 ) -> pd.DataFrame:
-    """Numbers and levels of all columns; ``attrs["origin"]`` and ``attrs["rows"]`` say where each record is from.
+    """Numbers and levels of all columns; ``attrs["origin"]`` and ``attrs["rows"]`` give the source of each record.
 
-    ``faults`` are those that were found before.
+    ``faults`` are errors that were found before.
     """
     missing = {name: _missing(series, study.columns[name]) for name, series in raw.items()}
     drop = study.missing == "drop"
@@ -164,14 +164,14 @@ def checked_records(
 
 
 def refuse_records(records: pd.DataFrame, faults: list[Fault]) -> FaultyRecords:
-    """What is wrong with records that `checked_records` has made: rows of ``faults`` are rows of the table."""
+    """An error report for records from `checked_records`; rows of ``faults`` are rows of the table."""
     origin, count = records.attrs.get("origin", Origin("data", None)), records.attrs.get("count", len(records))
     rows = records.attrs.get("rows", np.arange(len(records)))
     return FaultyRecords(origin, [fault._replace(row=int(rows[fault.row])) for fault in faults], count)
 
 
 def _missing(raw: pl.Series, column: Column) -> np.ndarray:
-    """Where there is no value."""
+    """Which values are missing."""
     found = raw.is_null().to_numpy()
     if raw.dtype == pl.String:
         marks = [mark for mark in MISSING if mark not in column.levels]
@@ -180,7 +180,7 @@ def _missing(raw: pl.Series, column: Column) -> np.ndarray:
 
 
 def _column(raw: pl.Series, column: Column, present: np.ndarray) -> tuple[np.ndarray | pd.Categorical, list[Fault]]:
-    """The values as they enter the model, and what is wrong with those that are present."""
+    """The values in model units, and the errors in those that are present."""
     faults: list[Fault] = []
 
     def refuse(bad: np.ndarray, what: str, remedy: str) -> None:
@@ -200,12 +200,12 @@ def _column(raw: pl.Series, column: Column, present: np.ndarray) -> tuple[np.nda
     if not (raw.dtype.is_numeric() or raw.dtype in (pl.String, pl.Boolean)):
         return np.zeros(len(raw)), [Fault(-1, column.name, f"type {raw.dtype}", "Give numbers.")]
     values = raw.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
-    refuse(np.isnan(values), "no number", "Give a number.")
+    refuse(np.isnan(values), "text that is not a number", "Give a number.")
     refuse(~np.isfinite(values), "a value that is not finite", "Give a finite number.")
     least, most = column.bounds
     refuse((values < least) | (values > most), "a value out of bounds", f"The contract allows {least:g} to {most:g}.")
     if column.type == "count":
-        refuse(values != np.round(values), "no whole number", "Give counts.")
+        refuse(values != np.round(values), "a number that is not whole", "Give counts.")
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.log(values) if column.log else values
     return (values - column.center) / column.scale, faults

@@ -1,4 +1,4 @@
-"""Who may be dialled, who may come in, and for how long: addresses, and the certificates that a stream is open under."""
+"""Addresses and certificates: whom a coordinator admits, whom a site accepts as coordinator, and how long a stream lasts."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from fedpdmc.federation import messages
 from fedpdmc.study.contract import Study
 
 
-class Outlived(Exception):
-    """A stream whose certificates are no longer good, or were not looked at for long: it is opened anew."""
+class StreamExpired(Exception):
+    """A stream must be reopened: one of its certificates is no longer valid, or was not checked for too long."""
 
 
-class Pass:
-    """The certificates that a stream is open under: good until the first of them expires, or one is revoked.
+class StreamCertificates:
+    """The certificates of a stream. It is valid until the first of them expires, or one is revoked.
 
     Parameters
     ----------
     certificates : mapping
-        In PEM, by the party that they name; none on a plain connection.
+        In PEM, by party; none on a plain connection.
     revoked : Revocations, optional
-        Those that are not taken, which may change.
+        The party's list of revoked certificates, which may change.
     """
 
     def __init__(self, certificates: Mapping[str, bytes], revoked: Revocations | None = None):
-        self.certificates, self.revoked, self._looked = dict(certificates), revoked, -math.inf
+        self.certificates, self.revoked, self._checked = dict(certificates), revoked, -math.inf
         ends = ((keys.expiry(certificate), party) for party, certificate in self.certificates.items())
         self.until, self._first = min(ends, default=(math.inf, ""))
 
     def fault(self) -> str | None:
-        """Why the stream is to be closed, if it is; of the usual costs of a round this is the thousandth part."""
+        """Why the stream must be closed, or None. Costs about 0.1 % of a round."""
         if time.time() >= self.until:
             return expired(self._first, self.until)
         now = time.monotonic()
-        if self.revoked is not None and now - self._looked > keys.SECONDS:
-            self._looked = now
+        if self.revoked is not None and now - self._checked > keys.SECONDS:
+            self._checked = now
             for party, certificate in self.certificates.items():
                 if certificate in self.revoked:
                     return f"the certificate of {party} has been revoked"
@@ -52,14 +52,14 @@ class Pass:
 
 
 class Caller(NamedTuple):
-    """What the other side of a stream has shown: the common names and the certificates; nothing on a plain connection."""
+    """Common names and certificates of the other side of a stream; empty on a plain connection."""
 
     names: tuple[bytes, ...]
     certificates: tuple[bytes, ...]
 
 
-class Door:
-    """Whom a coordinator lets in: certificates first, and then what is said.
+class Admission:
+    """Which streams a coordinator admits: checks the certificate first, then the hello.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ class Door:
         self.study, self.credentials = study, credentials
         self._stamp = () if credentials is None else keys.stamp(credentials)
 
-    def fault(self, caller: Caller) -> str:
-        """Why the certificate of a stream is not taken, if so: known before the stream has said anything."""
+    def certificate_fault(self, caller: Caller) -> str:
+        """Why the certificate of a stream is refused, empty if it is not. Known before the stream sends anything."""
         if self.credentials is None:
             return ""
         revoked = self.credentials.revoked
@@ -81,8 +81,8 @@ class Door:
             return "REVOKED"
         return "" if any(name.decode() in self.study.sites for name in caller.names) else "UNKNOWN_SITE"
 
-    def hello(self, caller: Caller, data: bytes) -> messages.Hello | str:
-        """The hello of one of the study's sites, or why it is refused."""
+    def read_hello(self, caller: Caller, data: bytes) -> messages.Hello | str:
+        """The hello of one of the study's sites, or the code of its refusal."""
         try:
             hello = messages.decode(data)
         except WireError:
@@ -96,22 +96,22 @@ class Door:
         return hello if hello.study == self.study.digest else "OTHER_CONTRACT"
 
     def welcome(self, run: bytes, hello: messages.Hello) -> bytes:
-        """What a site that is let in is told, signed for it alone."""
+        """The answer to an admitted site, signed for this hello only."""
         own = self.credentials
         if own is None:
             return messages.encode(messages.Welcome(run, self.study.digest))
         signature = keys.sign(own, messages.Welcome.proof(run, hello))
         return messages.encode(messages.Welcome(run, self.study.digest, own.certificate, signature))
 
-    def admit(self, caller: Caller) -> Pass:
-        """The certificates of both sides of a stream that is let in."""
+    def certificates(self, caller: Caller) -> StreamCertificates:
+        """The certificates of both sides of an admitted stream."""
         if self.credentials is None:
-            return Pass({})
+            return StreamCertificates({})
         shown = {f"site {caller.names[0].decode()}": certificate for certificate in caller.certificates}
-        return Pass(shown | {"the coordinator": self.credentials.certificate}, self.credentials.revoked)
+        return StreamCertificates(shown | {"the coordinator": self.credentials.certificate}, self.credentials.revoked)
 
     def renew(self) -> bool:
-        """Take over renewed files from the coordinator's folder of keys; returns whether there were any."""
+        """Read renewed files from the coordinator's folder of keys; returns whether there were any."""
         if self.credentials is None or (now := keys.stamp(self.credentials)) == self._stamp:
             return False
         found = keys.renewed(self.credentials)
@@ -121,59 +121,56 @@ class Door:
         return True
 
 
-class Dialling(NamedTuple):
-    """How a site dials, and whom it takes for the coordinator.
+class DialSettings(NamedTuple):
+    """When a site answers, and whom it accepts as the coordinator.
 
     Attributes
     ----------
     hours : (int, int) or None
-        It answers from the first hour of the day to the second only.
+        The hours of the day between which it answers; None: always.
     server_name : str
         The name that the coordinator's certificate must have.
     pinned : str or None
-        The fingerprint of the only certificate that is taken for the coordinator's.
+        The fingerprint of the only certificate accepted as the coordinator's.
     """
 
     hours: tuple[int, int] | None = None
     server_name: str = keys.COORDINATOR
     pinned: str | None = None
 
-    def check(self, credentials: Credentials | None, hello: bytes, welcome: bytes) -> Pass:
-        """The coordinator's certificate, if it is proved with the welcome and not revoked at this site.
+    def check(self, credentials: Credentials | None, hello: bytes, welcome: bytes) -> StreamCertificates:
+        """The coordinator's certificate, if the welcome proves it and this site has not revoked it.
 
-        Raises `Outlived` if it is not: someone else is at that address, or the coordinator will have to renew it.
+        Raises `StreamExpired` otherwise: another party is at this address, or the coordinator must renew its certificate.
         """
         try:
             told = messages.decode(welcome)
         except WireError:
             told = None
         if credentials is None or not isinstance(told, messages.Welcome):
-            # Without keys there is nothing to prove; a refusal, or no message, binds this site to nothing.
-            return Pass({})
+            # Without keys there is nothing to prove. A refusal, or bytes that are no message, commit this site to nothing.
+            return StreamCertificates({})
         said, shown = messages.decode(hello), told.certificate
         assert isinstance(said, messages.Hello)
         with contextlib.suppress(ValueError):
             if credentials.revoked is not None and shown in credentials.revoked:
-                raise Outlived("the certificate of the coordinator has been revoked here")
+                raise StreamExpired("this site has revoked the coordinator's certificate")
         proof = messages.Welcome.proof(told.run, said)
         name = keys.signer(credentials, shown, told.signature, proof)
         if name is None or self.server_name not in keys.names(shown):
-            raise Outlived(f"whoever answers there has not proved to be {self.server_name!r}")
+            raise StreamExpired(f"the other side has not proved to be {self.server_name!r}")
         if self.pinned is not None and keys.fingerprint(shown) != self.pinned:
-            raise Outlived("the certificate of the coordinator is not the one that the policy names")
-        return Pass({"the coordinator": shown}, credentials.revoked)
+            raise StreamExpired("the coordinator's certificate is not the one in the policy")
+        return StreamCertificates({"the coordinator": shown}, credentials.revoked)
 
 
-USUAL = Dialling()
-
-
-class Waiting:
-    """Streams that are not admitted yet: one for each certificate, and a few for all that no site of the study has.
+class PendingStreams:
+    """Streams that are not admitted yet: one for each certificate of a site, and a few for all other callers.
 
     Parameters
     ----------
     strangers : int
-        How many of the latter at a time; the oldest gives way.
+        Streams of other callers at a time; beyond that the oldest is ended.
     """
 
     def __init__(self, strangers: int):
@@ -182,59 +179,59 @@ class Waiting:
         self._strangers: dict[object, Callable[[], object]] = {}
 
     @contextlib.contextmanager
-    def place(self, who: object, known: bool, hang_up: Callable[[], object]) -> Iterator[None]:
-        """A place for a stream of ``who``, which ends, with ``hang_up``, the one that it had before."""
-        places, over = (self._sites if known else self._strangers), []
+    def place(self, who: object, known: bool, cancel: Callable[[], object]) -> Iterator[None]:
+        """Hold a place for a stream of ``who``. Its previous stream is ended by the ``cancel`` that it gave."""
+        places, replaced = (self._sites if known else self._strangers), []
         with self._lock:
             if who in places:
-                over.append(places.pop(who))
-            places[who] = hang_up
+                replaced.append(places.pop(who))
+            places[who] = cancel
             if not known and len(places) > self.strangers:
-                over.append(places.pop(next(iter(places))))
-        for end in over:
-            end()
+                replaced.append(places.pop(next(iter(places))))
+        for cancel_replaced in replaced:
+            cancel_replaced()
         try:
             yield
         finally:
             with self._lock:
-                if places.get(who) is hang_up:
+                if places.get(who) is cancel:
                     del places[who]
 
 
 def expired(party: str, end: float) -> str:
-    """What is said of a certificate whose time is over."""
+    """The message about an expired certificate."""
     when = datetime.datetime.fromtimestamp(end, datetime.UTC).isoformat(sep=" ", timespec="seconds")
     return f"the certificate of {party} expired at {when}: put a renewed one into its folder of keys"
 
 
 def next_hour(hour: int, now: datetime.datetime) -> float:
-    """When it is next so many o'clock, by the clock of this machine, in seconds since 1970."""
+    """The next time at which it is this hour of the day on this machine, in seconds since 1970."""
     day = now.replace(hour=0, minute=0, second=0, microsecond=0)
     times = (day + datetime.timedelta(days=days, hours=hour) for days in range(3))
     return next(time for time in times if time > now).timestamp()
 
 
-def opens(hours: tuple[int, int], now: datetime.datetime) -> float:
-    """When a site that answers in these hours next does, in seconds since 1970; 0 if it does now."""
+def next_opening(hours: tuple[int, int], now: datetime.datetime) -> float:
+    """When a site with these hours answers next, in seconds since 1970; 0 if it answers now."""
     return 0.0 if next_hour(hours[1], now) <= next_hour(hours[0], now) else next_hour(hours[0], now)
 
 
 def stream_end(credentials: Credentials | None, hours: tuple[int, int] | None, most_age: float) -> tuple[float, str]:
-    """When a stream that a site opens now is to end, in seconds since 1970, and why."""
+    """When a stream that a site opens now must end, in seconds since 1970, and why."""
     ends = [(math.inf, "")]
     if credentials is not None:
         own = keys.expiry(credentials.certificate)
-        ends.append((time.time() + most_age, "certificates are looked at anew after an hour"))
+        ends.append((time.time() + most_age, "certificates are checked again after an hour"))
         ends.append((own, expired("this site", own)))
     if hours is not None:
         now = datetime.datetime.now()
-        closed, why = opens(hours, now) > 0, f"this site answers from {hours[0]} to {hours[1]} o'clock"
+        closed, why = next_opening(hours, now) > 0, f"this site answers from {hours[0]} to {hours[1]} o'clock"
         ends.append((0.0 if closed else next_hour(hours[1], now), why))
     return min(ends)
 
 
 def split_address(address: str, argument: str) -> tuple[str, int]:
-    """Host and port, neither of them left out."""
+    """Host and port of an address; both are required."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) < 2**16:
         raise InputError(argument, repr(address), "Give host:port, such as 192.0.2.7:4433.")
@@ -248,13 +245,17 @@ def check_loopback(host: str, argument: str) -> None:
     except ValueError:
         loopback = host == "localhost"
     if not loopback:
-        raise InputError(argument, repr(host), "Plain connections stay on 127.0.0.1 or ::1: give keys for any other.")
+        raise InputError(
+            argument,
+            repr(host),
+            "Plain connections need 127.0.0.1 or ::1. Give keys.",
+        )
 
 
 def check_party(credentials: Credentials, name: str) -> None:
-    """Refuse the keys of another party than this one."""
+    """Refuse the keys of another party."""
     found = certificate_name(credentials.certificate)
-    # A coordinator may have the name of its host: its sites then dial with --server-name.
+    # A coordinator's certificate may have the name of its host. Its sites then use --server-name.
     hosted = name == keys.COORDINATOR and len(keys.names(credentials.certificate)) > 1
     if found != name and not hosted:
         raise InputError("keys", f"the certificate of {found!r}", f"Give the keys of {name!r}.")

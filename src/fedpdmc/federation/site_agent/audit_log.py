@@ -1,8 +1,8 @@
-"""A site's audit log: every request and answer, append-only, each entry sealed with the hash of all before it.
+"""A site's audit log: every request and answer, append-only, each entry with a hash (seal) of all entries before it.
 
-It is also the site's memory. The answer to a request is looked up here, so that the same request always gets the same
-answer, after a crash too. An entry is written before its answer leaves the site; what the process has written outlives
-it, and a torn last entry is cut off when the log is opened again.
+The log also stores the site's answers: the same request always gets the same answer, also after a crash. An entry is
+written before its answer is sent. Data that the process has written survives the process, and an incomplete last entry is
+removed when the log is opened again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TITLE = b"fedpdmc audit log 1\n"
 HEAD = struct.Struct("<IBd")
 SEAL = 32
 OFFSET = struct.Struct("<Q")
-# No entry is longer than the longest message and a little.
+# The largest entry: the longest message and a little.
 MOST_ENTRY = 65 * 2**20
-# The log never takes the last of its disk; bytes after which the free ones are looked at again.
+# Bytes that the log leaves free on its disk, and bytes written between two checks.
 LEAST_FREE, STRIDE = 256 * 2**20, 16 * 2**20
 
 
 class Kind(enum.IntEnum):
-    """What an entry is."""
+    """The kind of an entry."""
 
     NOTE = 1
     REQUEST = 2
@@ -53,13 +53,13 @@ class Entry(NamedTuple):
         return json.loads(self.payload)
 
 
-class Journal:
-    """The log of one site in one run, in a folder of its own.
+class AuditLog:
+    """The log of one site in one run, in its own folder.
 
     Parameters
     ----------
     folder : path
-        Made if it is not there. Only one process at a time can have it open.
+        Created if it does not exist. Only one process at a time can open it.
 
     Raises
     ------
@@ -77,9 +77,9 @@ class Journal:
         except OSError as error:
             os.close(self._file)
             raise InputError("store", f"{self.folder}, which is in use", "Stop the other process first.") from error
-        # Where the n-th answer is, on disk: a run of any length needs no memory for it.
+        # The offset of the n-th answer, on disk, so that long runs need no memory for it.
         self._index = os.open(self.folder / "audit.index", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._unlooked = STRIDE
+        self._unchecked = STRIDE
         self._seal, self._end, self.answers, self._count = hashlib.sha256(TITLE).digest(), len(TITLE), 0, 0
         try:
             self._recover()
@@ -95,29 +95,29 @@ class Journal:
             return
         for end, seal, entry in _entries(self.path):
             if entry.kind is Kind.ANSWER:
-                self._point(self._end)
+                self._index_answer(self._end)
             self._end, self._seal, self._count = end, seal, self._count + 1
         if self._end < size:
             os.ftruncate(self._file, self._end)
             self.note("torn", bytes=size - self._end)
 
-    def _point(self, offset: int) -> None:
+    def _index_answer(self, offset: int) -> None:
         os.pwrite(self._index, OFFSET.pack(offset), OFFSET.size * self.answers)
         self.answers += 1
 
     def append(self, kind: Kind, payload: bytes) -> None:
-        """Write one entry, whole or not at all."""
+        """Append one entry, completely or not at all."""
         head = HEAD.pack(len(payload), kind, time.time())
         seal = hashlib.sha256(self._seal + head + payload).digest()
         begin = self._end
         data = head + payload + seal
-        self._leave_room(len(data))
+        self._check_free_space(len(data))
         try:
             written = os.pwrite(self._file, data, begin)
             while written < len(data):
                 written += os.pwrite(self._file, data[written:], begin + written)
             if kind is Kind.ANSWER:
-                self._point(begin)
+                self._index_answer(begin)
         except OSError:
             os.ftruncate(self._file, begin)
             raise
@@ -125,24 +125,24 @@ class Journal:
 
     @property
     def head(self) -> tuple[int, bytes]:
-        """How many entries there are, and the seal of the last one."""
+        """The number of entries, and the seal of the last one."""
         return self._count, self._seal
 
-    def _leave_room(self, size: int) -> None:
-        """Raise `OSError` for what would take the last of the disk."""
-        self._unlooked += size
-        if self._unlooked > STRIDE:
+    def _check_free_space(self, size: int) -> None:
+        """Raise `OSError` if the disk would become full."""
+        self._unchecked += size
+        if self._unchecked > STRIDE:
             disk = os.fstatvfs(self._file)
             if disk.f_bavail * disk.f_frsize < LEAST_FREE + size:
                 raise OSError(errno.ENOSPC, f"less than {LEAST_FREE >> 20} MiB would be left", str(self.path))
-            self._unlooked = 0
+            self._unchecked = 0
 
     def note(self, event: str, **details) -> None:
-        """Write down something that is neither request nor answer."""
+        """Append an entry that is neither request nor answer."""
         self.append(Kind.NOTE, json.dumps({"event": event, **details}).encode())
 
     def answer(self, position: int) -> bytes:
-        """The answer at a position, counted from zero."""
+        """The answer at a position, counted from zero, read from disk."""
         if not 0 <= position < self.answers:
             raise IndexError(position)
         (offset,) = OFFSET.unpack(os.pread(self._index, OFFSET.size, OFFSET.size * position))
@@ -150,35 +150,35 @@ class Journal:
         return os.pread(self._file, length, offset + HEAD.size)
 
     def entries(self) -> Iterator[Entry]:
-        """All entries, in order, their seals checked."""
+        """All entries in order, after checking their seals."""
         return (entry for _, _, entry in _entries(self.path))
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the log."""
         os.fsync(self._file)
         os.close(self._index)
         os.close(self._file)
 
 
 def read_log(folder: str | Path) -> Iterator[Entry]:
-    """All entries of a log that nobody need have open, their seals checked."""
+    """All entries of a log, which may be open in another process, after checking their seals."""
     return (entry for entry, _ in sealed_log(folder))
 
 
 def sealed_log(folder: str | Path) -> Iterator[tuple[Entry, bytes]]:
-    """All entries, each with its seal: the hash of itself and all before it."""
+    """All entries, each with its seal: the hash of this entry and all before it."""
     return ((entry, seal) for _, seal, entry in _entries(Path(folder) / "audit.log"))
 
 
 def _entries(path: Path) -> Iterator[tuple[int, bytes, Entry]]:
-    """Every whole entry with where it ends and its seal; a torn last one is left out."""
+    """Every complete entry with its end offset and its seal. An incomplete last entry is skipped."""
     try:
         file = open(path, "rb")
     except OSError as error:
         raise InputError("store", f"{error.strerror}: {path}", "Give the folder of a site's audit log.") from error
     with file:
         if file.read(len(TITLE)) != TITLE:
-            raise InputError("store", f"{path}, which is no audit log", "Give the folder of a site's audit log.")
+            raise InputError("store", f"{path}, which is not an audit log", "Give the folder of a site's audit log.")
         end, seal = len(TITLE), hashlib.sha256(TITLE).digest()
         while len(head := file.read(HEAD.size)) == HEAD.size:
             length, kind, when = HEAD.unpack(head)
@@ -198,5 +198,5 @@ def _altered(path: Path, offset: int) -> InputError:
     return InputError(
         "store",
         f"{path}, altered at byte {offset}",
-        "Restore the log from a copy; answers after that byte are not safe.",
+        "Restore the log from a copy. Answers after this byte cannot be trusted.",
     )

@@ -1,4 +1,4 @@
-"""A site's audit log shown, and its answers made again and compared."""
+"""A site's audit log: printed, and replayed from the records."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from fedpdmc.study import Study
 
 
 class Replay(NamedTuple):
-    """What a replay found.
+    """The result of a replay.
 
     Attributes
     ----------
     same : int
-        Answers that came out as they were.
+        Answers that are the same.
     different : list of int
-        Sequence numbers of those that did not, or that do not belong to their request.
+        Sequence numbers of answers that differ, or that do not belong to their request.
     unchecked : dict
-        How many answers could not be made again, by the reason why.
+        How many answers could not be recomputed, by reason.
     software : list of str
-        In what the software or the machine that wrote the log differs from the present one: answers may then differ in
-        their last bits.
+        Differences between the software or machine that wrote the log and the present one: answers may then differ in the
+        last bits.
     """
 
     same: int
@@ -49,21 +49,19 @@ class Replay(NamedTuple):
 
 
 class Excerpt(NamedTuple):
-    """A request of which the log has only the hash."""
+    """A long refused request, of which the log has only the hash."""
 
     digest: bytes
 
 
 Request = bytes | Excerpt
-NO_SECRET = (
-    "they were drawn with a secret that is not here: the seed in the store or, under a privacy budget, the ledger"
-)
-KEYS = "they agree on the keys of secure sums, which do not depend on the records"
-# Hexadecimal digits of the beginning of a refused request.
+NO_SECRET = "their randomness is not available: the seed in the store or, under a privacy budget, the ledger"
+KEYS = "they exchange the keys of secure sums, which do not depend on the records"
+# Hexadecimal digits shown of long values.
 SHOWN = 32
 POLICY = "they were refused under the site's policy, which is not part of the log"
-STORAGE = "they were refused for want of space on the disk"
-EXCERPT = "they were refused, and of the long request only its hash and its beginning were kept"
+STORAGE = "they were refused because the disk was full"
+EXCERPT = "they were refused, and the log has only the hash and the beginning of the long request"
 
 
 def replay(
@@ -75,11 +73,11 @@ def replay(
     query: str | None = None,
     ledger: str | Path | None = None,
 ) -> Replay:
-    """Answer every request of an audit log again, from the records, and compare with what was answered then.
+    """Recompute every answer of an audit log from the records, and compare.
 
-    The log's seals, and that every answer bears the hash of the request before it, are checked for all entries. Arrivals are
-    made again where their randomness is at hand: the site's seed in the store or, under a privacy budget, the secret of its
-    ledger, of which a copy is taken as it was before the run.
+    All entries are checked for their seals, and for the request's hash in every answer. Arrivals are recomputed if their
+    randomness is available: the site's seed in the store or, under a privacy budget, the secret of its ledger, of which a
+    copy is reset to its state before the run.
 
     Parameters
     ----------
@@ -94,7 +92,7 @@ def replay(
     """
     found = Replay(0, [], {}, differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
-        agent, secret = _again(study, name, source, Path(store), query, ledger, Path(folder))
+        agent, secret = _agent_before_run(study, name, source, Path(store), query, ledger, Path(folder))
         request: Request = b""
         try:
             for entry in read_log(store):
@@ -107,12 +105,12 @@ def replay(
                 elif entry.kind in (Kind.ANSWER, Kind.REFUSAL):
                     found = _compare(agent, request, entry, secret, found)
         finally:
-            agent.journal.close()
+            agent.log.close()
     return found
 
 
-def _again(study, name, source, store: Path, query, ledger, folder: Path) -> tuple[Agent, bool]:
-    """The site as it was before the run, and whether its randomness is that of then."""
+def _agent_before_run(study, name, source, store: Path, query, ledger, folder: Path) -> tuple[Agent, bool]:
+    """The site as it was before the run, and whether its randomness is available."""
     options: dict[str, Any] = {"query": query, "store": folder}
     secret = (store / SEED).exists()
     if study.epsilon is not None:
@@ -136,7 +134,7 @@ def _run_of(store: Path) -> str | None:
 
 
 def _compare(agent: Agent, request: Request, entry: Entry, secret: bool, found: Replay) -> Replay:
-    """One answer more: made again, or taken as it is logged with the reason why."""
+    """Check one more answer: recompute it, or count it with the reason why it cannot be recomputed."""
     given: Any = _read(entry.payload, found)
     whole = b"" if isinstance(request, Excerpt) else request
     asked = request.digest if isinstance(request, Excerpt) else messages.digest(request)
@@ -144,7 +142,7 @@ def _compare(agent: Agent, request: Request, entry: Entry, secret: bool, found: 
         return found._replace(different=[*found.different, given.sequence])
     why = EXCERPT if isinstance(request, Excerpt) else _unrepeatable(whole, given, secret)
     if why is None:
-        # However many in a row: nobody is there who would have to be stopped.
+        # The limit of refusals in a row is for live coordinators.
         agent.refusals = 0
         if _alike(agent.answer(whole), given):
             return found._replace(same=found.same + 1)
@@ -155,7 +153,7 @@ def _compare(agent: Agent, request: Request, entry: Entry, secret: bool, found: 
 
 
 def _read(data: bytes, found: Replay) -> messages.Message:
-    """An answer of the log."""
+    """Decode an answer of the log."""
     try:
         return messages.decode(data)
     except WireError as error:
@@ -166,7 +164,7 @@ def _read(data: bytes, found: Replay) -> messages.Message:
 
 
 def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
-    """Why an answer cannot be made again, if so."""
+    """Why an answer cannot be recomputed; None if it can."""
     if isinstance(given, messages.Refusal) and given.code == "STORAGE":
         return STORAGE
     if isinstance(given, messages.Refusal) and given.code in (
@@ -186,7 +184,7 @@ def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
 
 
 def _alike(data: bytes, given: Any) -> bool:
-    """The same, but for what other runs on the same ledger may have left of a budget."""
+    """Whether two answers are the same, except for what other runs may have spent of the same budget."""
     made: Any = messages.decode(data)
     if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
         told = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
@@ -195,7 +193,7 @@ def _alike(data: bytes, given: Any) -> bool:
 
 
 def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list[str]:
-    """What does not agree between a site's log and the seals that its coordinator has kept, in sentences.
+    """The differences between a site's log and the seals that its coordinator has stored, as sentences.
 
     Parameters
     ----------
@@ -214,7 +212,7 @@ def compare(store: str | Path, seals: str | Path, authority: str | Path) -> list
 
 
 def show(store: str | Path) -> Iterator[str]:
-    """An audit log, a line for each entry, and at its end the last seal: nobody who knows it can be shown a shorter log."""
+    """An audit log, one line for each entry. The last line has the last seal, which a shorter log would not match."""
     count, last = 0, b""
     for entry, seal in sealed_log(store):
         count, last = count + 1, seal
@@ -234,7 +232,7 @@ def _describe(entry: Entry) -> str:
     try:
         message = messages.decode(entry.payload)
     except WireError as error:
-        return f"{len(entry.payload)} bytes that are no message ({error.found})"
+        return f"{len(entry.payload)} bytes that are not a message ({error.found})"
     words = f"{getattr(message, 'sequence', 0)} {type(message).__name__}, {len(entry.payload)} bytes"
     if isinstance(message, messages.Refusal):
         return f"{words}: {message.code}"

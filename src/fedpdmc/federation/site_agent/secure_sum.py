@@ -1,4 +1,4 @@
-"""A site's part in secure sums: it shows a signed key, checks those of the others, and masks what it tells."""
+"""A site's part in secure sums: it sends a signed key, checks the keys of the others, and masks its derivatives."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.study.contract import Study
 
 
-class Unproved(Exception):
-    """A key that is not proved to be a site's own."""
+class KeyNotProved(Exception):
+    """A key without proof that it belongs to its site."""
 
 
-class Party:
-    """One site of a study whose derivatives are only told as sums.
+class SecureSumParty:
+    """One site of a study that releases derivatives as sums only.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class Party:
     secret : bytes
         Its secret X25519 key in this run.
     credentials : Credentials, optional
-        Its keys of the study; None where a log is only read.
+        Its keys of the study; None if a log is only read.
     certificates : mapping, optional
-        Fingerprints of the only certificates that are taken for the named sites'.
+        Fingerprints of the only certificates that are accepted for the named sites.
     """
 
     def __init__(
@@ -55,30 +55,30 @@ class Party:
         """The site's own key, signed."""
         own = self._credentials
         if own is None:
-            raise InputError("keys", "none", "Secure sums need the site's keys: a plain connection has none.")
+            raise InputError("keys", "none", "Secure sums need the site's keys. A plain connection has none.")
         public = masking.public_of(self._secret)
         said = masking.statement(message.run, self.study.digest, self.name, public)
         return messages.Offered(message.run, message.sequence, asked, public, own.certificate, sign(own, said))
 
     def check(self, message: messages.Agree) -> None:
-        """Raise `Unproved` unless the offers are those of exactly the study's sites, each signed by its site."""
+        """Raise `KeyNotProved` unless the offers are those of exactly the study's sites, each signed by its site."""
         offers = _offers(message)
         if len(offers) != len(self.study.sites) or len({offer.public for offer in offers}) != len(offers):
-            raise Unproved("not one key for each site")
+            raise KeyNotProved("the number of different keys is not the number of sites")
         for name, offer in zip(self.study.sites, offers, strict=True):
             said = masking.statement(message.run, self.study.digest, name, offer.public)
             assert self._credentials is not None
             if signer(self._credentials, offer.certificate, offer.signature, said) != name:
-                raise Unproved(f"the key of {name} is not signed by it")
+                raise KeyNotProved(f"the key of {name} is not signed by that site")
             pinned = self._certificates.get(name)
             if pinned is not None and fingerprint(offer.certificate) != pinned:
-                raise Unproved(f"the certificate of {name} is not the one in the policy")
+                raise KeyNotProved(f"the certificate of {name} is not the one in the policy")
             if name == self.name and offer.public != masking.public_of(self._secret):
-                raise Unproved("another key in place of this site's own")
+                raise KeyNotProved("this site's own key was replaced")
         self._shared(message.run, offers)
 
-    def absorb(self, message: messages.Agree) -> None:
-        """Take the keys of an agreement that was checked when it was made."""
+    def record(self, message: messages.Agree) -> None:
+        """Store the keys of an agreement that was checked before."""
         self._keys = self._shared(message.run, _offers(message))
 
     def _shared(self, run: bytes, offers: list[messages.Offered]) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ class Party:
         try:
             return masking.pair_keys(self._secret, self.name, run, publics)
         except ValueError as error:
-            raise Unproved("a key of low order") from error
+            raise KeyNotProved("a key of low order") from error
 
     def masked(self, message: messages.Derive, asked: bytes, value: float, gradient, hessian) -> messages.Masked:
         """Derivatives under the masks of this request."""
@@ -95,9 +95,9 @@ class Party:
         return messages.Masked(message.run, message.sequence, asked, words)
 
     def control(self, point: np.ndarray, order: int, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
-        """The site's own Taylor polynomial at a point, rounded as it entered the sum.
+        """The site's own Taylor polynomial at a point, rounded as in the sum.
 
-        The coordinator walks with the sum of these: both sides use the same quadratics, each known to its site alone.
+        The coordinator uses the sum of these: both sides use the same quadratics, each known to its site only.
         """
         sites = len(self.study.sites)
         gradient = masking.rounded(gradient, sites)
@@ -111,8 +111,8 @@ def _offers(message: messages.Agree) -> list[messages.Offered]:
     try:
         offers = [messages.decode(data) for data in message.offers]
     except WireError as error:
-        raise Unproved(str(error)) from error
+        raise KeyNotProved(str(error)) from error
     found = [offer for offer in offers if isinstance(offer, messages.Offered)]
     if len(found) != len(offers):
-        raise Unproved("something else than an offer")
+        raise KeyNotProved("a message that is not an offer")
     return found

@@ -1,4 +1,4 @@
-"""A site made ready for a study: records read, policy applied, log and secrets opened."""
+"""Start a site's agent: read records, apply the policy, open log and secrets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import Agent
-from fedpdmc.federation.site_agent.audit_log import Journal
-from fedpdmc.federation.site_agent.disclosure import Control
+from fedpdmc.federation.site_agent.audit_log import AuditLog
+from fedpdmc.federation.site_agent.computation import Computation
+from fedpdmc.federation.site_agent.disclosure import DisclosureControl
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
-from fedpdmc.federation.site_agent.secure_sum import Party
-from fedpdmc.federation.site_agent.trust_region import Region
+from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
+from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS
 from fedpdmc.sites.site import Site
 from fedpdmc.study import Policy, Study
@@ -41,7 +42,7 @@ def open_agent(
     seeded_for_tests: bool = False,
     credentials: Credentials | None = None,
 ) -> Agent:
-    """A site's agent: its records read and checked, its policy applied, its log opened.
+    """Start a site's agent: read and check its records, apply its policy, open its log.
 
     Parameters
     ----------
@@ -55,15 +56,15 @@ def open_agent(
     seed : int, optional
         The site's own secret; from the operating system if None.
     run_seed : int, optional
-        Derive the site's randomness from the run's seed instead: for sites in the coordinator's process only.
+        Derive the site's randomness from the run's seed instead; only for sites in the coordinator's process.
     ledger : path, optional
         The site's privacy ledger, for a contract with a budget; the user's own by default.
     dataset : str, optional
-        The data set's name in the ledger, if the policy gives none; None: all of the ledger is one data set.
+        The data set's name in the ledger, if the policy gives none; None: the whole ledger is one data set.
     seeded_for_tests : bool
-        Take a seed in spite of a budget: nothing is private then, and log and result say so.
+        Accept a seed despite a budget. Nothing is private then, and log and result say so.
     credentials : Credentials, optional
-        The site's keys: a contract whose derivatives are summed needs them to answer.
+        The site's keys; required if the contract has derivatives summed.
     """
     records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query)
     if policy is not None:
@@ -74,35 +75,35 @@ def open_agent(
         raise InputError(
             "seed",
             "one for a site with a privacy budget",
-            "Leave it out: randomness is the operating system's. Only for tests, seeded_for_tests: nothing is private then.",
+            "Leave it out: the operating system provides randomness. For tests only: seeded_for_tests (not private).",
         )
-    terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests} | ({} if policy is None else policy.terms)
-    if policy is not None and policy.total is not None:
-        terms["granted"] = (study.epsilon, study.delta)
+    terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests}
+    terms |= {} if policy is None else policy.budget_terms(study)
     budget = study.budget(ledger, name, **terms)
-    # Under a budget the randomness is the ledger's, new for every request; a seed is for tests only.
+    # Under a budget the ledger provides new randomness for every request; a seed is for tests only.
     own = seed if budget is not None else None if run_seed is not None else site_seed(store, seed)
     potential, coordinates = study.potential(records, name), study.coordinates(name)
     site = Site(potential, name=name, coordinates=coordinates, seed=own, budget=budget)
     control = region = None
     if policy is not None and study.epsilon is None:
-        region = Region(study, name, policy)
+        region = TrustRegion(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
-        control = Control(study, name, records, potential, policy)
+        control = DisclosureControl(study, name, records, potential, policy)
     party = None
     if study.derivatives == "summed":
         pinned = None if policy is None else policy.certificates
-        party = Party(study, name, sum_secret(store), credentials, pinned)
-    journal = Journal(refuse_links(store))
+        party = SecureSumParty(study, name, sum_secret(store), credentials, pinned)
+    log = AuditLog(refuse_links(store))
     try:
         if site.budget is not None:
-            # An account on other terms is told to the operator before anyone is asked anything.
+            # An account with other terms is reported to the operator before the site joins.
             site.budget.study_limit(site.budget.open()[1])
         if site.budget is not None and site.seed is not None:
-            logger.warning("the site's randomness is from a seed, for tests only: nothing is private")
-            journal.note("seeded for tests: NOT private")
+            logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
+            log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        return Agent(study, site, journal, run_seed or 0, party, credentials, control, seconds, region)
+        computation = Computation(study, site, run_seed or 0, party, control, region, seconds)
+        return Agent(computation, log, credentials)
     except BaseException:
-        journal.close()
+        log.close()
         raise

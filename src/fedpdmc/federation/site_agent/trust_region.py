@@ -1,11 +1,11 @@
-"""Where a site without a privacy budget lets its gradient be seen through arrivals: about the posterior, and nowhere else.
+"""The trust region of a site without a privacy budget: it answers plans near the posterior only.
 
-An arrival tells where the site's gradient turned a path and, for reflections, in which direction. A coordinator that chose
-coordinates and control variates freely would read the gradient at points of its own choice, far from where many records
-carry it. So the control variate must be the site's own Taylor polynomial at the point whose derivatives were told last, the
-reference at most as wide as the site's own records leave it, ``Sᵀ H_m S ≤ 1`` up to a margin, and plans begin within a
-number of its standard deviations. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²``: with n records predictors move by
-about ``2 |a|/√n``, so that no record is left alone.
+An arrival reveals where the site's gradient changed a path and, for reflections, its direction. A coordinator that could
+choose coordinates and control variates freely could read the gradient at points of its choice, far from where many records
+contribute. So the control variate must be the site's own Taylor polynomial at the point whose derivatives were released
+last, the reference at most as wide as the site's records allow, ``Sᵀ H_m S ≤ 1`` up to a margin, and plans must begin within
+a number of its standard deviations. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²``: with n records predictors move by
+about ``2 |a|/√n``, so that no record stands out.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent.disclosure import Disclosing
+from fedpdmc.federation.site_agent.disclosure import DisclosureRefused
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
     from fedpdmc.study.policy import Policy
 
-# The largest eigenvalue of SᵀHS: one, but for rounding; and where other sites' curvature may be negative.
+# The largest eigenvalue of SᵀHS: one, up to rounding; more if other sites' curvature may be negative.
 WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
-# Relative difference of two quadratics that are the same but for rounding.
+# Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-9
-# The centre may differ from the last point by a step that the search for the mode has left.
+# The centre may differ from the last point by the remaining step of the search for the mode.
 LAST_STEP = 3.0
-# Reach of plans: this many standard deviations, and per root of the dimension; of the prior's, over ``farthest``.
+# Largest distance of plans: in standard deviations, a constant and a part per root of the dimension; and a factor of the
+# policy's ``farthest``.
 REACH, REACH_PER_ROOT, BEYOND = 10.0, 3.0, 2.0
 
 
-class Region:
+class TrustRegion:
     """The coordinates in which a site answers plans, and how far out.
 
     Parameters
@@ -49,30 +50,30 @@ class Region:
     def check_opening(
         self, message: messages.Open, point: np.ndarray | None, gradient: np.ndarray, hessian: np.ndarray
     ) -> None:
-        """Raise `Disclosing` unless the reference is that of the last point, at which the site told these derivatives."""
+        """Raise `DisclosureRefused` unless the reference belongs to the last point, with these released derivatives."""
         if point is None or (message.order and not np.array_equal(message.point, point)):
-            raise Disclosing("NOT_TOLD", "a control variate at a point whose derivatives were not told last, exactly")
+            raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last exact release")
         if message.order and message.linear.size:
             own = hessian if message.order == 2 else np.zeros_like(hessian)
             size = np.abs(gradient).max() + np.abs(hessian).max() * (1 + np.abs(point).max())
             off = max(np.abs(message.precision - own).max(), np.abs(message.linear - gradient + own @ point).max())
             if not off <= SAME * size:
-                raise Disclosing("NOT_TOLD", "a control variate that is not the Taylor polynomial of what was told")
+                raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
         widest = float(np.linalg.eigvalsh(scale.T @ hessian @ scale)[-1])
         most = WIDEST_NOT_CONVEX if self._study.family == "student_t" or self._study.unknown_scale else WIDEST
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
-            raise Disclosing(
-                "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as our records leave it"
+            raise DisclosureRefused(
+                "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
     def opened(self, message: messages.Open) -> None:
-        """Take the reference of the run."""
+        """Store the reference of the run."""
         self._reference = message.center, message.scale
 
     def check_plans(self, message: messages.Plans) -> None:
-        """Raise `Disclosing` for plans that begin too far out."""
+        """Raise `DisclosureRefused` for plans that begin too far out."""
         assert self._reference is not None
         center, scale = self._reference
         start, dim = message.start, len(center)
@@ -81,7 +82,7 @@ class Region:
             if self._study.dynamics().flow.rotating:
                 square = square + np.max(np.sum(message.velocity**2, -1), -1, initial=0.0)
             if not np.all(square <= (REACH + REACH_PER_ROOT * np.sqrt(dim)) ** 2):
-                raise Disclosing(
+                raise DisclosureRefused(
                     "TOO_FAR", f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
                 )
         if self._study.prior_scale is None:
@@ -94,7 +95,7 @@ class Region:
         centers = [mean] if self._study.guess is None else [mean, self._study.guess]
         distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
         if not distance <= self._farthest:
-            raise Disclosing(
+            raise DisclosureRefused(
                 "TOO_FAR",
                 f"a plan {distance:.3g} of the prior's standard deviations from its mean; the policy has farthest = "
                 f"{self._farthest / BEYOND:g}, which plans may exceed {BEYOND:g} times",

@@ -1,4 +1,4 @@
-"""A site's walk along a plan, and the watchdog that ends one which takes for ever."""
+"""A site's walk along a plan, with a time limit."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedpdmc.clocks import Clock, Walk
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sites.site import begin_walk, walk_on
 
-# Seconds of work on one plan after which a site gives up: an honest one takes a small part of one.
+# Default time limit for one plan, in seconds. Usual plans take a fraction of a second.
 MOST_SECONDS = 600.0
-# Steps between two looks at the clock: fewer where each passes over many records.
+# Steps between two checks of the time; fewer if each passes over many records.
 MOST_STEPS, LEAST_STEPS, RECORDS_AT_ONCE = 1 << 14, 1 << 6, 1 << 26
 
 
 class TooMuchWork(Exception):
-    """A plan took longer to walk than the site allows."""
+    """A plan took longer than the site allows."""
 
 
 @compiled
-def _answer(clock, keys, steps, *plan):
-    """The first steps; the plan's arrays are taken as they came, which is faster than giving them to JAX one by one."""
+def _first_steps(clock, keys, steps, *plan):
+    """The first steps. Passing NumPy arrays is faster than converting them to JAX arrays one by one."""
     return _outcome(clock, *walk_on(clock, keys, begin_walk(clock, Plan(*plan)), Plan(*plan), steps))
 
 
 @compiled
-def _further(clock, keys, steps, state, *plan):
+def _more_steps(clock, keys, steps, state, *plan):
     """More steps, for the few plans that need them."""
     return _outcome(clock, *walk_on(clock, keys, state, Plan(*plan), steps))
 
@@ -41,7 +41,7 @@ def _outcome(clock: Clock, state, done: Array):
     return walk.arrival(clock.dynamics), walk, state, done
 
 
-def walked(
+def arrivals_along(
     clock: Clock, keys: ChainKeys, plan: tuple[np.ndarray, ...], records: int, seconds: float
 ) -> tuple[Arrival, Walk]:
     """The site's arrivals along the arrays of a plan.
@@ -49,13 +49,13 @@ def walked(
     Raises
     ------
     TooMuchWork
-        After this many seconds it had not come to an end.
+        The walk was not finished after this many seconds.
     """
     steps = np.int64(min(MOST_STEPS, max(LEAST_STEPS, RECORDS_AT_ONCE // max(records, 1))))
-    arrival, walk, state, done = _answer(clock, keys, steps, *plan)
+    arrival, walk, state, done = _first_steps(clock, keys, steps, *plan)
     begun = time.monotonic()
     while not done:
         if time.monotonic() - begun > seconds:
             raise TooMuchWork
-        arrival, walk, state, done = _further(clock, keys, jnp.asarray(steps), state, *plan)
+        arrival, walk, state, done = _more_steps(clock, keys, jnp.asarray(steps), state, *plan)
     return arrival, walk

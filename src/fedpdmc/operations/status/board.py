@@ -1,4 +1,4 @@
-"""What is known of a run at one party, as plain numbers and names: nothing of any record."""
+"""The status of a run at one party, as numbers and names. It contains nothing about records."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from fedpdmc.console.progress import Showing
     from fedpdmc.federation.session import Connection
 
-# Points of a history: beyond that every second one is left out, and points are taken half as often.
+# Largest number of points in a history. When it is exceeded, every second point is dropped and the interval doubles.
 MOST_POINTS = 512
 
 
 class History:
-    """Numbers over time, at most `MOST_POINTS` of each however long it takes."""
+    """Numbers over time, at most `MOST_POINTS` of them for a run of any length."""
 
     def __init__(self):
         self._lock, self._stride, self._seen = threading.Lock(), 1, 0
         self._points: list[dict[str, Any]] = []
 
     def add(self, point: dict[str, Any]) -> None:
-        """What is so now."""
+        """Add the current values."""
         with self._lock:
             if self._seen % self._stride == 0:
                 self._points.append(point)
@@ -34,38 +34,38 @@ class History:
                 self._points, self._stride = self._points[::2], 2 * self._stride
 
     def points(self) -> list[dict[str, Any]]:
-        """All points, the oldest first."""
+        """All points, oldest first."""
         with self._lock:
             return list(self._points)
 
 
 class Silence(NamedTuple):
-    """For how many seconds nothing has come from someone who is waited for, and whether they are connected."""
+    """How many seconds a party that is waited for has been silent, and whether it is connected."""
 
     seconds: float
     connected: bool
 
 
 class Board(Protocol):
-    """The facts of one party."""
+    """The status of one party."""
 
     history: History
 
     def facts(self) -> dict[str, Any]:
-        """What is so now, as JSON can have it."""
+        """The current status, as values for JSON."""
         ...
 
     def point(self) -> dict[str, Any]:
-        """What of it is drawn over time."""
+        """The part of the status that is plotted over time."""
         ...
 
     def silent(self) -> dict[str, Silence]:
-        """For whom this party waits."""
+        """The parties that this party waits for."""
         ...
 
 
 def finite(value: Any) -> Any:
-    """The same facts with None for numbers that are not finite, which JSON does not have."""
+    """The status with None for numbers that are not finite, which JSON lacks."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -89,12 +89,12 @@ def _common(party: str, name: str, study: Any, run: bytes | None, began: float) 
 
 
 class CoordinatorBoard:
-    """A coordinator's run, looked at from another thread.
+    """The status of a coordinator's run, read from another thread.
 
     Parameters
     ----------
     connection : Connection
-        From here on its run is shown here too.
+        Its runs report to this board from now on.
     """
 
     def __init__(self, connection: Connection):
@@ -115,14 +115,14 @@ class CoordinatorBoard:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Who has joined, how far the run is, how good it is, and who is waited for."""
+        """Joined sites, progress, diagnostics, and sites that are waited for."""
         sites = self._sites()
         found = _common("coordinator", "coordinator", self.connection.study, self.connection.run, self._began)
         standing = {"phase": "preparing"} if self._showing is None else self._showing.facts()
         return found | standing | {"joined": sum(bool(site.get("connected")) for site in sites), "sites": sites}
 
     def point(self) -> dict[str, Any]:
-        """Process time, rounds, quality, and each site's round trip."""
+        """Process time, rounds, diagnostics, and each site's round trip."""
         facts = self.facts()
         trips = {site["name"]: site.get("round_trip_seconds") or None for site in facts["sites"]}
         kept = ("rounds", "process_time", "worst_ess", "worst_rhat")
@@ -133,7 +133,7 @@ class CoordinatorBoard:
         }
 
     def silent(self) -> dict[str, Silence]:
-        """Sites whose answer, or whose joining, the run waits for."""
+        """Sites that the run waits for."""
         return {
             f"site {one.name}": Silence(one.waited_seconds, one.connected)
             for one in self.connection.transport.states()
@@ -142,13 +142,13 @@ class CoordinatorBoard:
 
 
 class SiteBoard:
-    """A site's part in a run, looked at from another thread."""
+    """The status of a site in a run, read from another thread."""
 
     def __init__(self, agent: Agent, coordinator: str):
         self.agent, self.coordinator, self.history, self._began = agent, coordinator, History(), time.monotonic()
 
     def facts(self) -> dict[str, Any]:
-        """What was asked and answered, against the contract's limits, and whether the coordinator is there."""
+        """Answers and the contract's limits, and the connection to the coordinator."""
         agent, contact, now = self.agent, self.agent.contact, time.monotonic()
         phase = "over" if agent.finished else "not connected"
         if contact.connected and not agent.finished:
@@ -158,7 +158,7 @@ class SiteBoard:
             "coordinator": self.coordinator,
             "connected": contact.connected,
             "heard_seconds_ago": now - contact.heard,
-            "answers": agent.journal.answers,
+            "answers": agent.log.answers,
             "most_answers": agent.study.rounds,
             "process_time": agent.observed_time,
             "most_process_time": agent.study.observed_time,
@@ -168,13 +168,13 @@ class SiteBoard:
         }
 
     def point(self) -> dict[str, Any]:
-        """Answers, observed time, how long an answer takes, and the account."""
+        """Answers, observed time, time for one answer, and the privacy account."""
         facts = self.facts()
         kept = ("answers", "process_time", "answer_seconds", "privacy_spent")
         return {"seconds": facts["uptime_seconds"], **{key: facts[key] for key in kept}}
 
     def silent(self) -> dict[str, Silence]:
-        """The coordinator, while nothing comes from it and the site is not at work."""
+        """The coordinator, while the site waits for it."""
         contact = self.agent.contact
         if self.agent.finished or contact.working:
             return {}

@@ -1,28 +1,32 @@
-"""The facts of a run in the text format of Prometheus."""
+"""The status of a run in the text format of Prometheus."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-# Name of the metric, key of the fact, what it is.
+# Name of the metric, key of the status, description.
 PARTY = (
-    ("uptime_seconds", "uptime_seconds", "How long this process has run."),
+    ("uptime_seconds", "uptime_seconds", "Time since this process was started."),
     ("rounds_total", "rounds", "Rounds of the run so far."),
-    ("process_time", "process_time", "Process time that all chains have reached; at a site, what it was observed for."),
-    ("process_time_goal", "until", "Process time at which the present phase ends."),
+    (
+        "process_time",
+        "process_time",
+        "Process time that all chains have reached; at a site, its observed process time.",
+    ),
+    ("process_time_goal", "until", "Process time at which the current phase ends."),
     ("worst_ess", "worst_ess", "The worst effective sample size."),
-    ("ess_goal", "ess_wanted", "The effective sample size that is wanted."),
+    ("ess_goal", "ess_wanted", "The requested effective sample size."),
     ("worst_rhat", "worst_rhat", "The worst R-hat."),
-    ("sites_joined", "joined", "Sites that are connected."),
+    ("sites_joined", "joined", "Connected sites."),
     ("connected", "connected", "Whether the coordinator is connected."),
     ("heard_seconds", "heard_seconds_ago", "Seconds since the coordinator was last heard."),
     ("answers_total", "answers", "Requests answered."),
     ("answers_limit", "most_answers", "Requests that the contract allows."),
     ("process_time_limit", "most_process_time", "Observed process time that the contract allows."),
     ("refusals", "refusals", "Requests refused since the last answer."),
-    ("answer_seconds", "answer_seconds", "What the last answer took."),
-    ("privacy_spent_ratio", "privacy_spent", "Share of the privacy account that is spent."),
+    ("answer_seconds", "answer_seconds", "Time for the last answer."),
+    ("privacy_spent_ratio", "privacy_spent", "Spent share of the privacy account."),
 )
 SITE = (
     ("site_connected", "connected", "Whether a site has a stream open."),
@@ -30,20 +34,20 @@ SITE = (
     (
         "site_waited_seconds",
         "waited_seconds",
-        "For how long a site has not answered what it was asked; 0: nothing is asked.",
+        "Age of the request that a site has not answered; 0: none.",
     ),
-    ("site_privacy_spent_ratio", "privacy_spent", "Share of a site's privacy account that is spent."),
+    ("site_privacy_spent_ratio", "privacy_spent", "Spent share of a site's privacy account."),
 )
 
 
 def metrics(facts: dict[str, Any]) -> str:
-    """All facts that are numbers; those that are not known yet are left out."""
+    """All known numbers of the status."""
     return "\n".join(_lines(facts)) + "\n"
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     labels = {key: facts[key] for key in ("party", "name", "study", "software")}
-    yield from _metric("info", "Which party of which study this is.", [(labels, 1)])
+    yield from _metric("info", "Party and study.", [(labels, 1)])
     for name, key, words in PARTY:
         if facts.get(key) is not None:
             yield from _metric(name, words, [({}, facts[key])])
@@ -56,9 +60,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         if known:
             yield from _metric(name, words, known)
     stalls = [({"for": one["for"]}, one["seconds"]) for one in facts["stalls"]]
-    yield from _metric("stalls", "How many are waited for longer than they should.", [({}, len(stalls))])
+    yield from _metric("stalls", "Number of parties that have stalled.", [({}, len(stalls))])
     if stalls:
-        yield from _metric("stall_seconds", "For how long.", stalls)
+        yield from _metric("stall_seconds", "Duration of the stall.", stalls)
 
 
 def _metric(name: str, words: str, samples: list[tuple[dict[str, Any], Any]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The facts of a run as one page of HTML with its plots drawn in it: nothing is loaded, nothing is executed."""
+"""The status of a run as one HTML page with inline plots. It loads and executes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fedpdmc.console.screens import clock
 from fedpdmc.operations.status.plots import Series, plot
 
-# With more sites than this their round trips are summed up.
+# With more sites than this, plot the median and maximum of their round trips.
 MOST_LINES = 6
 REFRESH = 5
 STYLE = """
@@ -158,7 +158,7 @@ def _site(facts: dict[str, Any]) -> str:
     plots = [
         plot("Requests answered", _series(points, "answers", "answers")),
         plot("Observed process time", _series(points, "process_time", "process time")),
-        plot("What an answer takes, in milliseconds", [Series("answer", answer)]),
+        plot("Time for one answer, in milliseconds", [Series("answer", answer)]),
     ]
     if facts["privacy_spent"] is not None:
         plots.append(plot("Privacy spent, share of the account", _series(points, "privacy_spent", "spent")))
@@ -170,7 +170,7 @@ def _series(points: list[dict[str, Any]], key: str, name: str) -> list[Series]:
 
 
 def _trips(points: list[dict[str, Any]], names: list[str]) -> list[Series]:
-    """Of each site, or of many the median and the slowest."""
+    """The round trips of each site, or the median and maximum of many."""
 
     def line(name: str, pick: Any) -> Series:
         return Series(name, [(one["seconds"], pick(one["round_trip_seconds"])) for one in points])
@@ -193,6 +193,6 @@ def _footer(facts: dict[str, Any]) -> str:
     run = facts["run"] or "not joined yet"
     return (
         f"<footer>{escape(facts['time'])} · {escape(facts['software'])} · run {escape(run)} · contract "
-        f"{escape(facts['contract'])}<br>The same as <a href='/status.json'>JSON</a> and as "
-        "<a href='/metrics'>metrics</a>. Nothing here is of any record.</footer>"
+        f"{escape(facts['contract'])}<br>Also as <a href='/status.json'>JSON</a> and as "
+        "<a href='/metrics'>metrics</a>. This page contains nothing about records.</footer>"
     )

@@ -39,10 +39,10 @@ def _short(value: float) -> str:
 
 
 def plot(title: str, series: list[Series]) -> str:
-    """A card with a plot; a line that says so while there is nothing to draw."""
+    """A card with a plot, or a note if there is no data yet."""
     known = [(x, y) for one in series for x, y in one.points if y is not None]
     if not known:
-        return f'<div class="card"><h3>{escape(title)}</h3><p>Nothing yet.</p></div>'
+        return f'<div class="card"><h3>{escape(title)}</h3><p>No data yet.</p></div>'
     last_x, values = max(x for x, _ in known), [y for _, y in known]
     first_x = min(x for x, _ in known)
     low, high = min(values), max(values)
@@ -67,7 +67,7 @@ def plot(title: str, series: list[Series]) -> str:
 
 
 def _line(one: Series, number: int, place) -> str:
-    """A path that is broken where there is no value, and a dot at its end."""
+    """A path with gaps where there are no values, and a dot at its end."""
     path, pen, end = [], "M", None
     for x, y in one.points:
         if y is None:

@@ -1,8 +1,8 @@
-"""The status over HTTP: read-only, of few words, and safe to leave open in a browser.
+"""The status over HTTP: read-only, and safe to leave open in a browser.
 
 Attackers: a web site that the operator visits and that points its own name at this address (the Host header must be an
-address, ``localhost`` or the name that was given); one on this machine who holds connections open (few at a time, each for
-a short time); a contract whose names are HTML (all text is escaped, and the page may load and run nothing).
+address, ``localhost`` or the given name); a local user who holds connections open (their number and time are limited); a
+contract with HTML in its names (all text is escaped, and the page may not load or run anything).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedpdmc.operations.status.metrics import metrics
 from fedpdmc.operations.status.page import page
 
 logger = logging.getLogger("fedpdmc.operations.status")
-# Connections at a time, and seconds that each may take in all.
+# Connections at a time, and the total seconds for each.
 MOST_CONNECTIONS, MOST_SECONDS = 16, 10.0
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """One of the pages."""
         if not self.server.known(self.headers.get("Host", "")):
-            self._say(421, "text/plain", "This address is not served under that name.\n")
+            self._say(421, "text/plain", "This name is not served here.\n")
             return
         found = PAGES.get(self.path.partition("?")[0])
         if found is None:
@@ -73,8 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(200, kind, make(finite(self.server.facts())))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Whatever else is asked, in one line that repeats nothing of it."""
-        self._say(405 if code == 501 else code, "text/plain", "Only GET is answered.\n" if code == 501 else "no\n")
+        """Answer any other request in one line that repeats nothing of it."""
+        self._say(
+            405 if code == 501 else code, "text/plain", "Only GET is supported.\n" if code == 501 else "bad request\n"
+        )
 
     def _say(self, code: int, kind: str, text: str) -> None:
         data = text.encode("utf-8", "replace")
@@ -89,11 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not in the log: who looks often would fill it."""
+        """Log nothing: a browser that refreshes would fill the log."""
 
 
 class _Server(HTTPServer):
-    # A restart finds its port free at once.
+    # The port is free again right after a restart.
     allow_reuse_address = True
     request_queue_size = MOST_CONNECTIONS
 
@@ -104,14 +106,14 @@ class _Server(HTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's name that the library would make."""
+        """Bind without the library's look-up of this host's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self._name, self.server_address[1]
 
     def known(self, host: str) -> bool:
-        """Whether a Host header names no name that someone else could point here."""
+        """Whether a Host header is an address or our own name, and not a name that others control."""
         try:
             bare = urllib.parse.urlsplit(f"//{host}").hostname or ""
             return bare in ("localhost", self._name.lower()) or bool(ipaddress.ip_address(bare))
@@ -119,31 +121,31 @@ class _Server(HTTPServer):
             return False
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there is a place."""
+        """Handle a request in its own thread, if there are not too many."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         threading.Thread(
-            target=self._answer, args=(request, client_address), name="fedpdmc-status", daemon=True
+            target=self._handle, args=(request, client_address), name="fedpdmc-status", daemon=True
         ).start()
 
-    def _answer(self, request: Any, client_address: Any) -> None:
-        late = threading.Timer(MOST_SECONDS, _hang_up, (request,))
-        late.daemon = True
-        late.start()
+    def _handle(self, request: Any, client_address: Any) -> None:
+        timeout = threading.Timer(MOST_SECONDS, _shut_down, (request,))
+        timeout.daemon = True
+        timeout.start()
         try:
             self.finish_request(request, client_address)
         except OSError as error:
-            logger.debug("a reader of the status has gone: %s", error)
+            logger.debug("a reader of the status has disconnected: %s", error)
         except Exception:  # noqa: BLE001
             logger.exception("the status could not be shown")
         finally:
-            late.cancel()
+            timeout.cancel()
             self.shutdown_request(request)
             self._places.release()
 
 
-def _hang_up(request: socket.socket) -> None:
+def _shut_down(request: socket.socket) -> None:
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -171,15 +173,17 @@ class StatusServer:
         self.address = f"http://{shown}:{self._server.server_port}/"
         local = bare == "localhost" or _is_loopback(bare)
         if not local:
-            logger.warning("the status page is open to whoever reaches %s, without TLS or password", self.address)
-        logger.info("the status is at %s", self.address)
+            logger.warning(
+                "the status page at %s has no TLS and no password: anyone who reaches it can read it", self.address
+            )
+        logger.info("the status page is at %s", self.address)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="fedpdmc-status", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Show no longer."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -1,4 +1,4 @@
-"""Looks at a run every second: keeps its history, and says so when nothing comes from someone for long."""
+"""Monitors a run: records its history every second, and reports stalls."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fedpdmc.errors import InputError
 from fedpdmc.operations.status.board import Board, Silence, finite
 
 logger = logging.getLogger("fedpdmc.operations.status")
-# Between two looks, between two lines of facts in the log, and how long an operator's command may take.
+# Seconds between two samples, between two status lines in the log, and the time limit of an operator's command.
 SECONDS, LINE_SECONDS, MOST_COMMAND = 1.0, 60.0, 60.0
 USUAL_PATIENCE = 300.0
 
 
 class Watching(NamedTuple):
-    """How a run is to be watched.
+    """How to monitor a run.
 
     Attributes
     ----------
     status : str or None
         ``host:port`` of the status page; None: no page.
     on_stall : str or None
-        A command that is run when a stall begins and when it is over.
+        A command to run when a stall begins and when it ends.
     stall_after : float
-        Seconds without anything from someone who is waited for.
+        Seconds of silence of a party that is waited for.
     """
 
     status: str | None = None
@@ -41,22 +41,20 @@ class Watching(NamedTuple):
 
     @property
     def command(self) -> list[str] | None:
-        """The words of the command; it is started without a shell."""
+        """The words of the command, which runs without a shell."""
         if self.on_stall is None:
             return None
         try:
             words = shlex.split(self.on_stall)
         except ValueError as error:
-            raise InputError(
-                "on-stall", f"{self.on_stall!r}: {error}", "Give a command as a shell takes it."
-            ) from error
+            raise InputError("on-stall", f"{self.on_stall!r}: {error}", "Give a command in shell syntax.") from error
         if not words:
             raise InputError("on-stall", "no command", "Give a program and its arguments.")
         return words
 
 
 class Watch:
-    """A thread that looks at a board.
+    """A thread that monitors a board.
 
     Parameters
     ----------
@@ -71,12 +69,12 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop monitoring."""
         self._over.set()
         self._thread.join(5.0)
 
     def facts(self) -> dict[str, Any]:
-        """All facts, with the stalls and the history."""
+        """The status, with stalls and history."""
         waited = [{"for": who, **one._asdict()} for who, one in self.board.silent().items()]
         stalls = [{"for": who, **one._asdict()} for who, one in dict(self._stalled).items()]
         return self.board.facts() | {"waiting": waited, "stalls": stalls, "history": self.board.history.points()}
@@ -93,8 +91,8 @@ class Watch:
                     del facts["history"]
                     logger.info("facts %s", json.dumps(finite(facts), allow_nan=False))
             except Exception:  # noqa: BLE001
-                # Whoever looks on must not end the run.
-                logger.exception("the status could not be taken")
+                # An error here must not end the run.
+                logger.exception("the status could not be read")
 
     def _look(self, silent: dict[str, Silence]) -> None:
         late = {who: one for who, one in silent.items() if one.seconds >= self.patience}
@@ -131,7 +129,7 @@ def _run(command: list[str], told: dict[str, str]) -> None:
             command, env=os.environ | told, stdin=subprocess.DEVNULL, timeout=MOST_COMMAND, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        logger.error("the command of --on-stall has failed: %s", error)
+        logger.error("the command of --on-stall failed: %s", error)
         return
     if done.returncode:
         logger.error("the command of --on-stall ended with status %d", done.returncode)
@@ -139,7 +137,7 @@ def _run(command: list[str], told: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def watched(board: Board, watching: Watching) -> Iterator[str | None]:
-    """Watch a run, and show it where the operator wants; yields the address of the page, if there is one."""
+    """Monitor a run and serve its status page, if wanted; yields the address of the page or None."""
     from fedpdmc.operations.status.server import StatusServer
 
     with contextlib.ExitStack() as stack:

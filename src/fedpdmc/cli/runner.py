@@ -1,0 +1,108 @@
+"""What all commands share: how they run and report errors, and the options that several of them take."""
+
+import errno
+import functools
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpdmc.console.wrapping import say, terminal_width, wrapped
+from fedpdmc.errors import FedPDMCError
+
+if TYPE_CHECKING:
+    from fedpdmc.operations.preflight import Finding
+
+# Exit status: a check failed; the command was refused or given unusable input; the process ran out of file
+# descriptors, so that a restart may succeed (EX_TEMPFAIL).
+CHECK_FAILED, REFUSED, TRY_LATER = 1, 2, 75
+
+Contract = Annotated[Path, typer.Argument(help="The study's contract, study.toml.")]
+SiteName = Annotated[str, typer.Option(help="The site's name in the contract.")]
+Data = Annotated[str, typer.Option(help="The site's records: a .csv or .parquet file, sqlite:PATH or postgresql://...")]
+Query = Annotated[str | None, typer.Option(help="SQL query that returns the records (databases only).")]
+Store = Annotated[Path, typer.Option(help="Folder for this party's data of the run; a restart resumes from it.")]
+Ledger = Annotated[Path | None, typer.Option(help="The site's privacy ledger. Default: the user's own.")]
+ServerName = Annotated[str, typer.Option(help="The name that the coordinator's certificate must have.")]
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Register a function as a command. Its result is the exit status; None means success."""
+
+    def register(work: Callable[..., int | None]) -> Callable[..., None]:
+        @functools.wraps(work)
+        def run(*args: object, **options: object) -> None:
+            raise typer.Exit(exit_status(functools.partial(work, *args, **options)))
+
+        return app.command(name)(run)
+
+    return register
+
+
+def exit_status(work: Callable[[], int | None]) -> int:
+    """Run a command and return its exit status. Expected errors are logged as one message, without a traceback."""
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(_log_handler())
+    logger = logging.getLogger("fedpdmc")
+    logger.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _log_warning
+            return work() or 0
+    except FedPDMCError as error:
+        logger.error("%s", error)
+        return REFUSED
+    except OSError as error:
+        logger.error(
+            "%s. The data in the store is intact. Fix the error (for example, free disk space) and restart.", error
+        )
+        return TRY_LATER if error.errno in (errno.EMFILE, errno.ENFILE) else REFUSED
+
+
+def print_findings(findings: Iterable["Finding"]) -> list[str]:
+    """Print the results of a check, one line each, and return the names of those that failed."""
+    failed = []
+    for finding in findings:
+        say(finding, whole=True)
+        failed += [finding.what] if finding.good is False else []
+    return failed
+
+
+class _StandardErrorHandler(logging.StreamHandler):
+    """Writes to the current standard error, so that log lines appear above a live progress display."""
+
+    @property
+    def stream(self):
+        """The current standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _) -> None:
+        pass
+
+
+class _WrappingFormatter(logging.Formatter):
+    """Wraps log lines to the width of the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text."""
+        return wrapped(super().format(record), terminal_width(sys.stderr))
+
+
+def _log_handler() -> logging.Handler:
+    """Short lines on a terminal; full lines with date, level and logger in a service's log."""
+    handler = _StandardErrorHandler()
+    if sys.stderr.isatty():
+        handler.setFormatter(_WrappingFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return handler
+
+
+def _log_warning(message, category, *place) -> None:
+    """Log a warning without its source line, which means nothing to an operator."""
+    logging.getLogger("fedpdmc").warning("%s", message)

@@ -1,0 +1,127 @@
+"""``fedpdmc study check`` and ``fedpdmc run``: a contract tried out on one machine."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpdmc.cli.runner import CHECK_FAILED, Contract, command
+from fedpdmc.console.interrupts import INTERRUPTED, happened, remains
+from fedpdmc.console.wrapping import say
+from fedpdmc.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpdmc.study import Study
+
+app = typer.Typer(help="Check a study's contract.", no_args_is_help=True)
+DERIVATIVES = {
+    "none": [],
+    "noisy": ["derivatives with noise"],
+    "summed": ["derivatives summed over the sites"],
+    "own": ["each site's derivatives"],
+}
+
+
+@command(app, "check")
+def _check(
+    study: Contract,
+    records: Annotated[int, typer.Option(min=1, help="Number of synthetic records per site.")] = 100,
+) -> int:
+    """Read a contract, run it briefly on synthetic records, and estimate the cost of the whole run."""
+    from fedpdmc.federation.dry_run import try_study
+    from fedpdmc.study import read_study
+
+    contract = read_study(study)
+    say(f"{contract.name}: {contract.family}, {contract.formula}; sites {', '.join(contract.sites)}")
+    say(f"parameters: {', '.join(contract.names)}")
+    say(f"contract hash (sha256sum {study.name}): {contract.digest.hex()}")
+    say(f"sites release: {_released(contract)}; {_budget(contract)}")
+    trial = try_study(contract, records=records)
+    say(f"dry run on {records} synthetic records per site: {trial.posterior!r}")
+    say(
+        f"expected for the whole run: {trial.rounds:,} requests (limit {contract.rounds:,}), observed process time up to "
+        f"{trial.observed_time:,.4g} (limit {contract.observed_time:,.4g}), {trial.bytes_per_round:,} bytes per round and "
+        "site"
+    )
+    if trial.rounds > contract.rounds or trial.observed_time > contract.observed_time:
+        say("The contract's limits are probably too small for the run that it describes.")
+        return CHECK_FAILED
+    return 0
+
+
+def _released(study: "Study") -> str:
+    passes = ["number of passes over the records"] if study.passes else []
+    return ", ".join(["arrivals", *DERIVATIVES[study.derivatives], *passes])
+
+
+def _budget(study: "Study") -> str:
+    if study.epsilon is None:
+        return "no privacy budget"
+    return f"privacy budget epsilon = {study.epsilon:g}, delta = {study.delta:g}, {study.neighbours}"
+
+
+def run(
+    study: Contract,
+    data: Annotated[list[str], typer.Option(help="NAME=RECORDS, once for each site.")],
+    query: Annotated[list[str] | None, typer.Option(help="NAME=QUERY, for sites that use a database.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    site_seed: Annotated[list[str] | None, typer.Option(help="NAME=SEED, for sites with their own seed.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder for checkpoints; a restart resumes from it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to save the posterior.")] = None,
+) -> int:
+    """Run a study with all its sites in this process, to try it out."""
+    resume = "With --store FOLDER an interrupted run can be resumed."
+    if store is None:
+        remains(f"Interrupted. Nothing was saved. {resume}", finishes=True)
+    else:
+        remains(f"Interrupted. The samples so far are in {store}. Run the same command to resume.", finishes=True)
+    import fedpdmc as fp
+
+    sources, queries = _by_site(data, "data"), _by_site(query or [], "query")
+    stray = sorted(set(queries) - set(sources))
+    if stray:
+        raise InputError("query", f"one for {stray[0]!r}, which has no data", "Give --data for it too.")
+    told = {name: (source, queries.get(name)) for name, source in sources.items()}
+    seeds = {name: _seed(value) for name, value in _by_site(site_seed or [], "site-seed").items()}
+    with fp.connect(study, data=told, seed=seed, site_seeds=seeds, store=store) as connection, verdict_in_summary():
+        post = fp.sample(connection)
+    if happened() and store is not None:
+        return INTERRUPTED
+    if happened():
+        remains(f"Interrupted. This is the result so far. {resume}", finishes=True)
+    print(post.summary())
+    if out is not None:
+        post.save(out)
+        say(f"Saved: {out} (read it with fedpdmc.load).")
+    else:
+        say("The posterior was not saved. Give --out FOLDER to save it.")
+    return 0
+
+
+@contextlib.contextmanager
+def verdict_in_summary() -> Iterator[None]:
+    """Suppress the warning of poor convergence: the printed summary begins with the verdict."""
+    from fedpdmc.results.verdict import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+def _by_site(options: Sequence[str], option: str) -> dict[str, str]:
+    out = {}
+    for text in options:
+        name, mark, value = text.partition("=")
+        if not mark or not name or not value or name in out:
+            raise InputError(option, repr(text), "Give NAME=VALUE, once for each site.")
+        out[name] = value
+    return out
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise InputError("site-seed", repr(text), "Give a whole number.")
+    return int(text)

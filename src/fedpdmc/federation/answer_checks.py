@@ -1,0 +1,105 @@
+"""The coordinator's checks of what sites answer: the right kind of message, for this request, within the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
+from fedpdmc.federation import messages
+from fedpdmc.plan import Arrival, Plan
+from fedpdmc.privacy.account_status import AccountStatus
+
+# Times are sums of durations and normals are divided by their length: both are rounded.
+ROUNDING = 1e-9
+# The largest entry of a Hessian, and its largest relative asymmetry.
+LARGEST, SYMMETRIC = 1e150, 1e-6
+LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT")
+# What the site's operator can do if its policy refuses.
+REMEDIES = {
+    "FEW_RECORDS": "Too few of the site's records contribute to the answer, by the least_records and largest_share of its "
+    "policy. The site's log names the limit.",
+    "TOO_FAR": "The point is further from the prior's mean than the site's policy allows (farthest). Check the prior.",
+    "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
+}
+
+
+def check_answer(name: str, data: bytes, kind: type, asked: tuple[bytes, int, bytes]) -> Any:
+    """The decoded answer of a site, if it is of this kind and answers this run, sequence number and request hash."""
+    try:
+        message = messages.decode(data)
+    except WireError as error:
+        raise BadAnswer(name, str(error)) from error
+    if isinstance(message, messages.Refusal):
+        raise _refusal(name, message)
+    if not isinstance(message, kind):
+        raise BadAnswer(name, f"{type(message).__name__} instead of {kind.__name__}")
+    if (message.run, message.sequence, message.request) != asked:  # type: ignore[attr-defined]
+        raise BadAnswer(name, "the answer to another request")
+    return message
+
+
+def _refusal(name: str, message: messages.Refusal) -> Exception:
+    code, chain = message.code, message.chain - 1
+    if code == "BOUND_VIOLATED":
+        return BoundViolation(name, chain)
+    if code == "NOT_FINITE":
+        return NotFinite(name, max(chain, 0))
+    if code == "BUDGET_SPENT":
+        return BudgetSpent(
+            f"site {name!r}: the plan costs more than the rest of its privacy budget (code BUDGET_SPENT)."
+        )
+    if code in LIMITS:
+        return LimitReached(name, code)
+    return Refused(name, code, REMEDIES[code]) if code in REMEDIES else Refused(name, code)
+
+
+def check_derivatives(name: str, message: messages.Derivatives, dim: int) -> None:
+    """Raise `BadAnswer` for derivatives of the wrong dimension, or a Hessian that is not symmetric or too large."""
+    if message.gradient.shape != (dim,):
+        raise BadAnswer(name, "derivatives of another number of parameters")
+    skew, size = (float(np.abs(a).max()) for a in (message.hessian - message.hessian.T, message.hessian))
+    if size > LARGEST or skew > SYMMETRIC * size:
+        raise BadAnswer(name, "a Hessian that is not symmetric, or too large to be added to others")
+
+
+def read_account(name: str, dim: int, message: messages.Opened) -> AccountStatus:
+    """The status of a site's privacy account."""
+    try:
+        return AccountStatus.from_numbers(name, dim, message.remaining, message.account.tolist())
+    except ValueError as error:
+        raise BadAnswer(name, str(error)) from error
+
+
+def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool | None = None) -> Arrival:
+    """The arrivals of a site: times within the plan, and marks that are coordinates or unit normals."""
+    horizon, dim = np.asarray(plan.duration).sum(-1), plan.start.shape[1]
+    chain = np.flatnonzero(horizon > 0)
+    rang = message.rang.astype(bool)
+    if rang.shape != chain.shape:
+        raise BadAnswer(name, "arrivals of another number of chains")
+    if flips is not None and flips != (message.coordinate.shape == chain.shape):
+        raise BadAnswer(name, f"{'normals' if flips else 'coordinates'}, but the dynamics have the other kind of mark")
+    if (message.time > horizon[chain] * (1 + ROUNDING)).any():
+        raise BadAnswer(name, "an arrival after the end of the plan")
+    if message.normal.shape[0]:
+        if message.normal.shape[1] != dim:
+            raise BadAnswer(name, "a normal of another dimension")
+        length = np.linalg.norm(message.normal[rang], axis=1)
+        if (np.abs(length - 1) > ROUNDING).any():
+            raise BadAnswer(name, "a normal that is not of unit length")
+        mark = message.normal
+    else:
+        if ((message.coordinate[rang] < 0) | (message.coordinate[rang] >= dim)).any():
+            raise BadAnswer(name, "a mark that is not a coordinate")
+        mark = message.coordinate
+    # NumPy arrays, without arrivals for chains that were not asked: they are stacked over sites before JAX uses them.
+    return Arrival(*(_spread(x, chain, len(horizon)) for x in (message.time, rang, mark)))  # type: ignore[arg-type]
+
+
+def _spread(rows: np.ndarray, chain: np.ndarray, chains: int) -> np.ndarray:
+    """The rows of some chains, and zeros for the others."""
+    out = np.zeros((chains, *rows.shape[1:]), rows.dtype)
+    out[chain] = rows
+    return out

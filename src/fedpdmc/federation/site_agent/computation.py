@@ -1,0 +1,277 @@
+"""A site's computations in a run: the answers to requests that the contract allows, and the state that they leave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.random_streams import chain_keys
+from fedpdmc.clocks import VIOLATED
+from fedpdmc.errors import LedgerError
+from fedpdmc.federation import messages
+from fedpdmc.federation.derivative_rounding import rounded
+from fedpdmc.federation.masking import OutOfRange
+from fedpdmc.federation.site_agent.disclosure import DisclosureControl
+from fedpdmc.federation.site_agent.request_checks import (
+    DECLINED,
+    ROUNDING,
+    Progress,
+    RequestRefused,
+    check,
+    refusing_disclosure,
+    refusing_privacy_errors,
+)
+from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
+from fedpdmc.federation.site_agent.trust_region import TrustRegion
+from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arrivals_along
+from fedpdmc.plan import Plan
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sites.noisy_derivatives import noisy_derivatives
+from fedpdmc.sites.private_site import PrivateSite
+from fedpdmc.sites.site import Opening, Site, open_site
+from fedpdmc.study import Study
+from fedpdmc.whitening import Reference
+
+logger = logging.getLogger("fedpdmc.site")
+
+
+class Computation:
+    """Computes a site's answers. The state depends on the answered requests only, so that a log restores it.
+
+    Parameters
+    ----------
+    study : Study
+    site : Site
+    run_seed : int
+        For a site without its own seed, in the coordinator's process.
+    party : SecureSumParty, optional
+        The site's part in secure sums, if the contract requires them.
+    control : DisclosureControl, optional
+        Decides at which points exact derivatives are released; None: at all, as in the coordinator's own process.
+    region : TrustRegion, optional
+        Decides in which coordinates plans are answered, and how far out; None: no limits.
+    most_seconds : float
+        Time limit for one plan.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        site: Site,
+        run_seed: int = 0,
+        party: SecureSumParty | None = None,
+        control: DisclosureControl | None = None,
+        region: TrustRegion | None = None,
+        most_seconds: float = MOST_SECONDS,
+    ):
+        self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
+        self._run_seed, self._control, self._region = run_seed, control, region
+        self._clock, self._keys = None, None
+        self.private: PrivateSite | None = None
+        # Chains, segments and coordinates of plans; and for each chain the smallest plan number that was not used.
+        self.shape = (0, 0, len(study.names))
+        self._next = np.zeros(0, dtype=np.int64)
+        self.observed_time, self.passes, self._rounds = 0.0, 0, 0
+        # The points at which derivatives were released, how many were declined, and whether exact ones were released.
+        self._points: list[np.ndarray] = []
+        self._declined, self._exact_released = 0, False
+        self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
+            messages.Derive: self._derive,
+            messages.Open: self._open,
+            messages.Plans: self._plans,
+            messages.Offer: self._offer,
+            messages.Agree: self._agree,
+        }
+
+    def check(self, message: messages.SiteRequest) -> None:
+        """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
+        party, opened = self.party, self.shape[0] > 0
+        # No derivatives are released after the exact ones.
+        points = self.study.most_derivatives if self._exact_released else len(self._points) + self._declined
+        progress = Progress(
+            summed=party is not None,
+            agreed=party is not None and party.agreed,
+            points=points,
+            shape=self.shape if opened else None,
+            unit_speed=opened and self.study.dynamics().unit_speed,
+            next=self._next,
+            observed_time=self.observed_time,
+        )
+        check(self.study, message, progress)
+
+    def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
+        """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
+        return self._handlers[type(message)](message, asked)
+
+    def record(self, message: messages.Message, given: messages.Message) -> None:
+        """Update the state after a request was answered. The same live and from the log."""
+        if isinstance(message, messages.Open):
+            self._next = np.zeros(message.chains, dtype=np.int64)
+            if self.site.budget is not None:
+                # The records are used after a plan has been charged, and not before.
+                self.shape = (message.chains, message.segments, self._private_site(message).dim)
+                return
+            if self._region is not None:
+                self._region.opened(message)
+            self._clock = open_site(self.site, self._opening(message))
+            self.shape = (message.chains, message.segments, self._clock.dim)
+            self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
+        elif isinstance(message, messages.Agree) and self.party is not None:
+            self.party.record(message)
+        elif isinstance(message, messages.Derive):
+            self._exact_released = self._asked_again(message.x) and self.site.budget is None
+            self._points.append(self._own(message.x))
+        elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
+            self.passes, self._rounds = given.passes, self._rounds + 1
+            horizon = message.duration.sum(-1)
+            self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
+            self.observed_time += float(np.minimum(given.time, horizon).sum())
+
+    def record_refusal(self, code: str) -> None:
+        """Count a point that disclosure control has declined."""
+        self._declined += code in DECLINED
+
+    def check_ledger(self, run: bytes, folder: Path) -> None:
+        """Raise `LedgerError` if the ledger lacks answers that the log in ``folder`` has: it is new, or an old copy."""
+        budget = self.site.budget
+        if budget is None:
+            return
+        ledger, _ = budget.open()
+        rounds = ledger.answers(budget.account_name, budget.study, f"{run.hex()}/{self.site.name}")
+        released = ledger.releases(budget.account_name)
+        if rounds < self._rounds or released < len(self._points):
+            raise LedgerError(
+                f"{ledger.path} has {rounds} answers and {released} releases of this run, but {folder} has {self._rounds} "
+                f"and {len(self._points)}: it is not the ledger that was charged, or an old copy. Restore that ledger."
+            )
+
+    def _offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
+        assert self.party is not None
+        return self.party.offer(message, asked)
+
+    def _agree(self, message: messages.Agree, asked: bytes) -> messages.Opened:
+        assert self.party is not None
+        try:
+            self.party.check(message)
+        except KeyNotProved as error:
+            logger.error("secure sums: %s", error)
+            raise RequestRefused("KEY_NOT_PROVED") from error
+        return messages.Opened(message.run, message.sequence, asked)
+
+    def _derive(self, message: messages.Derive, asked: bytes) -> messages.Derivatives | messages.Masked:
+        if self.site.budget is not None:
+            # The value is not released: it is not needed, and would cost more noise.
+            with refusing_privacy_errors():
+                gradient, hessian, *_ = noisy_derivatives(self.site, message.x, len(self._points))
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, gradient, hessian)
+        if self._control is not None:
+            with refusing_disclosure():
+                self._control.check(message.x, self._own(message.x), self._points)
+        value, gradient, hessian = self.site.derivatives(message.x)
+        if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
+            raise RequestRefused("NOT_FINITE")
+        if not self._asked_again(message.x):
+            value, gradient, hessian = rounded(value, gradient, hessian)
+        if self.party is None:
+            return messages.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
+        try:
+            return self.party.masked(message, asked, value, gradient, hessian)
+        except OutOfRange as error:
+            logger.error("%s Declare the columns with a center and a scale.", error)
+            raise RequestRefused("OUT_OF_RANGE") from error
+
+    def _asked_again(self, x: np.ndarray) -> bool:
+        """Whether this is the previous point again. Its derivatives are then released exactly, and none after that."""
+        return bool(self._points) and np.array_equal(self._points[-1], self._own(x))
+
+    def _own(self, x: np.ndarray) -> np.ndarray:
+        return np.array(x if self.site.coordinates is None else x[self.site.coordinates])
+
+    def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
+        if self.site.budget is None:
+            self._check_opening(message)
+            return messages.Opened(message.run, message.sequence, asked)
+        with refusing_privacy_errors():
+            status = self._private_site(message).status
+        return messages.Opened(message.run, message.sequence, asked, status.remaining, np.asarray(status.numbers()))
+
+    def _check_opening(self, message: messages.Open) -> None:
+        if self._region is None or self.study.reference == "none":
+            return
+        point = self._points[-1] if self._exact_released else None
+        at = np.zeros(len(self.study.names)) if point is None else point
+        _, gradient, hessian = self.site.derivatives(at)
+        with refusing_disclosure():
+            self._region.check_opening(message, point, gradient, hessian)
+
+    def _private_site(self, message: messages.Open) -> PrivateSite:
+        """The site under its budget, charged to this run; built once."""
+        if self.private is None:
+            self.private = PrivateSite(self.site, self._opening(message), message.run.hex())
+        return self.private
+
+    def _opening(self, message: messages.Open) -> Opening:
+        """Coordinates, dynamics and control variate: the site's own if only the sum of all sites is public."""
+        reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
+        control = None
+        if message.order and self.party is not None:
+            _, gradient, hessian = self.site.derivatives(message.point)
+            control = self.party.control(message.point, message.order, gradient, hessian)
+        elif message.order:
+            quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
+            control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
+        return Opening(reference, self.study.dynamics(), control)
+
+    def _plans(self, message: messages.Plans, asked: bytes) -> messages.Arrivals:
+        clock, keys, chain = self._clock, self._keys, message.chain
+        chains, segments, dim = self.shape
+        plan = _all_chains(message, chains, segments)
+        if self.private is not None:
+            return self._private_plans(self.private, message, Plan(*(jnp.asarray(x) for x in plan)), asked)
+        assert clock is not None and keys is not None
+        if self._region is not None:
+            with refusing_disclosure():
+                self._region.check_plans(message)
+        try:
+            arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds)
+        except TooMuchWork as error:
+            logger.error("a plan took more than %g seconds: it is refused", self.most_seconds)
+            raise RequestRefused("TOO_MUCH_WORK") from error
+        faults = np.flatnonzero(np.asarray(walk.fault))
+        if faults.size:
+            first = int(faults[0])
+            raise RequestRefused("BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE", first + 1)
+        horizon = message.duration.sum(-1)
+        time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
+        if self.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
+            raise RequestRefused("OBSERVED_TIME_SPENT")
+        flips = clock.dynamics.flips
+        coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)
+        passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
+        return messages.Arrivals(message.run, message.sequence, asked, time, rang, coordinate, normal, passes=passes)
+
+    def _private_plans(
+        self, private: PrivateSite, message: messages.Plans, plan: Plan, asked: bytes
+    ) -> messages.Arrivals:
+        """Arrivals that were charged to the ledger, and what the budget still covers."""
+        with refusing_privacy_errors():
+            arrival = private.answer(plan, message.sequence)
+        found = (np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark))
+        time, rang, mark = (x[message.chain] for x in found)
+        status, none = private.status, np.zeros((0, plan.start.shape[1]))
+        account = (status.remaining, status.observed, status.spent)
+        return messages.Arrivals(message.run, message.sequence, asked, time, rang, mark, none, *account)
+
+
+def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np.ndarray, ...]:
+    """The arrays of a `Plan` of all chains, in the shapes of the opening; empty for chains that are not asked about."""
+    _, longest, dim = message.velocity.shape
+    number, start = np.zeros(chains, dtype=np.int64), np.zeros((chains, dim))
+    duration, velocity = np.zeros((chains, segments)), np.zeros((chains, segments, dim))
+    number[message.chain], start[message.chain] = message.number, message.start
+    duration[message.chain, :longest], velocity[message.chain, :longest] = message.duration, message.velocity
+    return number, start, duration, velocity

@@ -1,0 +1,42 @@
+"""Fixtures of small studies."""
+
+import pytest
+from tests.federation.requests import ask, joined, opening
+from tests.federation.studies import FEW_ROUNDS, Folder
+
+from fedpdmc.federation import messages
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("study"))
+
+
+@pytest.fixture(scope="session")
+def expected(folder):
+    return folder.in_process()
+
+
+@pytest.fixture
+def fresh(folder, tmp_path):
+    """Agents with new logs."""
+    return lambda: {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+
+
+@pytest.fixture(scope="session")
+def zigzag(folder):
+    return folder
+
+
+@pytest.fixture(scope="session")
+def few_rounds(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("few"), FEW_ROUNDS)
+
+
+@pytest.fixture
+def agent(folder, tmp_path):
+    """An agent whose run is open."""
+    agent = joined(folder, tmp_path / "store")
+    assert isinstance(ask(agent, opening()), messages.Opened)
+    yield agent
+    agent.log.close()

@@ -1,0 +1,239 @@
+"""A site's audit log: what it holds, that it cannot fill the disk, and its replay."""
+
+import os
+import re
+import resource
+
+import jax
+import numpy as np
+import pytest
+from tests.federation.requests import CHAINS, DIM, RUN, ask, joined, opening, plans
+from tests.federation.studies import ZIGZAG, Folder
+
+import fedpdmc
+from fedpdmc.errors import InputError, Refused
+from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
+from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
+from fedpdmc.federation.site_agent.audit_replay import replay, show
+
+LONG = {
+    "no message": (lambda: b"x" * 2**20, "MALFORMED", "unknown"),
+    "another run": (lambda: plans(run=b"x" * 16, **wide()), "OTHER_RUN", "Plans"),
+    "other shape": (lambda: plans(**wide()), "WRONG_SHAPE", "Plans"),
+    "more rounds": (
+        lambda: messages.encode(messages.Agree(RUN, 2, (b"x" * 2**16,) * 9)),
+        "DERIVATIVES_NOT_ALLOWED",
+        "Agree",
+    ),
+}
+
+
+def wide(segments=2**13):
+    return {"duration": np.zeros((CHAINS, segments)), "velocity": np.ones((CHAINS, segments, DIM))}
+
+
+@pytest.mark.parametrize(("request_", "code", "kind"), LONG.values(), ids=LONG)
+def test_of_a_long_request_that_is_refused_the_log_has_what_it_was(zigzag, agent, request_, code, kind):
+    """Its hash and its beginning; the log stays whole, is the site's memory still, and replays."""
+    data, path = request_(), agent.log.path
+    answer, size = agent.answer(plans(3)), path.stat().st_size
+    for _ in range(3):
+        assert ask(agent, data).code == code
+    assert len(data) > 500_000 and path.stat().st_size - size < 3 * 4096
+    assert messages.decode(answer).code == "OUT_OF_ORDER"
+    note = list(agent.log.entries())[-2].note
+    assert note["sha256"] == messages.digest(data).hex() and note["bytes"] == len(data)
+    assert note["code"] == code and note["kind"] == kind and bytes.fromhex(note["begins"]) == data[:1024]
+    line = list(show(agent.log.folder))[-3]
+    assert "refused request" in line and note["sha256"] in line and len(line) < 300
+    arrivals = agent.answer(plans())
+    store = agent.log.folder
+    agent.log.close()
+    again = zigzag.agent("north", store)
+    assert again.answer(plans()) == arrivals and again.refusals == 0
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different) == (3, []) and list(found.unchecked.values()) == [3]
+    agent.log = again.log
+
+
+def test_a_refusal_of_another_long_request_than_the_log_tells_of_is_found(zigzag, agent):
+    agent.answer(b"x" * 5000)
+    other = messages.Refusal(RUN, 0, messages.digest(b"y" * 5000), "MALFORMED", 0)
+    agent.log.note("refused request", sha256=messages.digest(b"x" * 5000).hex())
+    agent.log.append(Kind.REFUSAL, messages.encode(other))
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=agent.log.folder)
+    assert len(found.different) == 1 and list(found.unchecked.values()) == [1]
+
+
+def test_a_coordinator_that_is_refused_again_and_again_does_not_fill_the_disk(zigzag, agent):
+    """The site stops and writes nothing more, started again too; a coordinator that was mended is answered."""
+    for _ in range(MOST_REFUSALS - 1):
+        agent.answer(plans(3))
+    # A new answer shows that it can do what is right: only refusals in a row count.
+    assert isinstance(ask(agent, plans()), messages.Arrivals)
+    for _ in range(MOST_REFUSALS):
+        assert ask(agent, b"x").code == "MALFORMED"
+    size, store = agent.log.path.stat().st_size, agent.log.folder
+    with pytest.raises(Refused, match=r"TOO_MANY_REFUSALS.*20 times.*MALFORMED.*audit show .*Restart the"):
+        agent.answer(b"x")
+    agent.log.close()
+    for _ in range(2):
+        again = zigzag.agent("north", store)
+        with pytest.raises(Refused, match="TOO_MANY_REFUSALS"):
+            again.answer(bytes(2**20))
+        again.log.close()
+    assert (store / "audit.log").stat().st_size == size
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different) == (2 * MOST_REFUSALS + 1, [])
+    again = zigzag.agent("north", store)
+    assert isinstance(ask(again, plans(3, 1)), messages.Arrivals)
+    assert ask(again, b"x").code == "MALFORMED"
+    agent.log = again.log
+
+
+def test_nor_with_requests_that_are_refused_when_they_have_been_worked_on(tmp_path):
+    """They are in the log whole, until there are too many of them."""
+    contract = ZIGZAG.replace("observed_time = 1000.0", "observed_time = 0.5")
+    folder = Folder(tmp_path / "study", contract)
+    agent = joined(folder, tmp_path / "store")
+
+    def tell(sequence, length, seed):
+        return ask(agent, plans(sequence, sequence - 2, seed, duration=np.full((CHAINS, 1), length)))
+
+    ask(agent, opening())
+    assert isinstance(tell(2, 0.1, 0), messages.Arrivals) and agent.observed_time > 0.1
+    for seed in range(MOST_REFUSALS):
+        assert tell(3, 0.12, seed).code == "OBSERVED_TIME_SPENT"
+    size = agent.log.path.stat().st_size
+    for seed in range(3):
+        with pytest.raises(Refused, match="TOO_MANY_REFUSALS"):
+            tell(3, 0.12, seed)
+    assert agent.log.path.stat().st_size == size
+    assert isinstance(tell(3, 1e-3, 0), messages.Arrivals)
+    agent.log.close()
+    found = replay(folder.study, "north", folder.data["north"], store=tmp_path / "store")
+    assert (found.same, found.different) == (MOST_REFUSALS + 3, [])
+
+
+def test_who_asks_the_same_for_ever_does_not_fill_the_disk(agent):
+    first = agent.answer(plans())
+    size = agent.log.path.stat().st_size
+    assert all(agent.answer(plans()) == first for _ in range(100))
+    times = [e.note["times"] for e in agent.log.entries() if e.kind is Kind.NOTE and e.note["event"] == "again"]
+    assert times == [1, 2, 4, 8, 16, 32, 64] and agent.log.path.stat().st_size - size < 1000
+
+
+def test_the_log_leaves_room_on_its_disk(agent, monkeypatch):
+    """However much a contract lets be asked: what else is on the disk goes on."""
+    disk = os.statvfs(agent.log.folder)
+    monkeypatch.setattr("fedpdmc.federation.site_agent.audit_log.LEAST_FREE", disk.f_blocks * disk.f_frsize)
+    monkeypatch.setattr("fedpdmc.federation.site_agent.audit_log.STRIDE", 0)
+    assert ask(agent, plans()).code == "STORAGE"
+    monkeypatch.undo()
+    assert isinstance(ask(agent, plans()), messages.Arrivals)
+
+
+def test_a_full_disk_stops_the_answer_and_nothing_is_lost(agent):
+    size = (agent.log.folder / "audit.log").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
+    try:
+        assert ask(agent, plans()).code == "STORAGE"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert agent.observed_time == 0.0
+    assert isinstance(ask(agent, plans()), messages.Arrivals)
+    assert len(list(agent.log.entries())) == 6
+
+
+def test_a_request_is_in_the_log_before_it_is_worked_on(zigzag, agent, monkeypatch):
+    """One that breaks the site is there to be looked at, and is answered when it is asked again."""
+    undisturbed = joined(zigzag, agent.log.folder.parent / "other")
+    expected = [undisturbed.answer(data) for data in (opening(), plans())][1]
+    undisturbed.log.close()
+    monkeypatch.setattr("fedpdmc.federation.site_agent.walks._first_steps", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        agent.answer(plans())
+    monkeypatch.undo()
+    store = agent.log.folder
+    agent.log.close()
+    last = list(read_log(store))[-1]
+    assert last.kind is Kind.REQUEST and last.payload == plans()
+    again = zigzag.agent("north", store)
+    assert again.answer(plans()) == expected
+    again.log.close()
+    # Once only: one that breaks the site whenever it is started does not fill the disk.
+    assert [entry.kind for entry in read_log(store)][-2:] == [Kind.REQUEST, Kind.ANSWER]
+    assert sum(entry.kind is Kind.REQUEST for entry in read_log(store)) == 2
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different) == (2, [])
+    agent.log = AuditLog(store)
+
+
+def test_a_torn_entry_is_cut_off_and_an_altered_one_is_found(zigzag, agent):
+    answer = agent.answer(plans())
+    path = agent.log.folder / "audit.log"
+    agent.log.close()
+    whole = path.read_bytes()
+    for lost in (1, 40, len(answer)):
+        path.write_bytes(whole[:-lost])
+        again = zigzag.agent("north", path.parent)
+        assert any(entry.kind is Kind.NOTE and entry.note["event"] == "torn" for entry in again.log.entries())
+        assert again.answer(plans()) == answer
+        again.log.close()
+    altered = bytearray(whole)
+    altered[200] ^= 1
+    path.write_bytes(bytes(altered))
+    with pytest.raises(InputError, match="altered at byte"):
+        zigzag.agent("north", path.parent)
+    with pytest.raises(InputError, match="altered at byte"):
+        list(read_log(path.parent))
+    path.write_bytes(whole)
+    agent.log = AuditLog(path.parent)
+
+
+def test_a_log_replays_to_the_same_answers(zigzag, agent):
+    for k in range(3):
+        agent.answer(plans(k + 2, k, seed=k))
+        agent.answer(plans(k + 2, k, seed=k))
+    agent.answer(b"garbage")
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=agent.log.folder)
+    assert (found.same, found.different) == (5, [])
+    other = replay(zigzag.study, "north", zigzag.data["south"], store=agent.log.folder)
+    assert other.different
+
+
+def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_says_so(zigzag, agent, monkeypatch):
+    store = agent.log.folder
+    agent.answer(plans())
+    agent.log.close()
+    first = next(read_log(store)).note
+    assert first["event"] == "software" and first["jax"] == jax.__version__ and first["numpy"] == np.__version__
+    lines = list(show(store))
+    assert f"software fedpdmc={fedpdmc.__version__}" in lines[0]
+    assert lines[-1] == f"{len(lines) - 1} entries, seal {agent.log._seal.hex()}"
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert (found.same, found.different, found.software) == (2, [], [])
+    here = versions.present()
+    monkeypatch.setattr(versions, "present", lambda: here | {"jax": "99.0"})
+    found = replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    assert found.same == 2 and found.software == [f"jax {here['jax']} (here 99.0)"]
+    # A site that goes on with other software writes that down, once.
+    for _ in range(2):
+        zigzag.agent("north", store).log.close()
+    notes = [entry.note["jax"] for entry in read_log(store) if versions.written(entry)]
+    assert notes == [here["jax"], "99.0"]
+    agent.log = AuditLog(store)
+
+
+def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
+    store = agent.log.folder
+    agent.log.close()
+    monkeypatch.setattr(messages, "VERSION", messages.VERSION + 1)
+    with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: version"):
+        zigzag.agent("north", store)
+    with pytest.raises(InputError, match="Replay it with the version that wrote it"):
+        replay(zigzag.study, "north", zigzag.data["north"], store=store)
+    agent.log = AuditLog(store)

@@ -1,0 +1,131 @@
+"""Sites that send wrong answers, and coordinators that send wrong requests."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from tests.federation.studies import FEW_ROUNDS, SEED, Folder
+
+import fedpdmc as fp
+import fedpdmc.certificates.keys
+from fedpdmc.certificates.keys import read_credentials
+from fedpdmc.errors import BadAnswer, Refused
+from fedpdmc.federation import messages as wire
+from fedpdmc.federation.grpc.client import serve
+from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
+from fedpdmc.federation.transport import Request
+
+
+def altered(agent, change):
+    """The agent with its answers to plans changed on their way out."""
+    answer = agent.answer
+
+    def changed(data):
+        return change(answer(data), data)
+
+    agent.answer = changed
+    return agent
+
+
+def rewrite(**fields):
+    def change(data, request):
+        message = wire.decode(data)
+        if not isinstance(message, wire.Arrivals):
+            return data
+        values = {name: getattr(message, name) for name in message.__dataclass_fields__}
+        return wire.encode(wire.Arrivals(**{**values, **{name: make(message) for name, make in fields.items()}}))
+
+    return change
+
+
+def opened(data, request):
+    message = wire.decode(data)
+    return wire.encode(wire.Opened(message.run, message.sequence, message.request))
+
+
+def budgeted(data, request):
+    """A privacy budget that nobody has asked for."""
+    message = wire.decode(data)
+    if not isinstance(message, wire.Opened):
+        return data
+    return wire.encode(dataclasses.replace(message, remaining=5.0, account=np.arange(13.0)))
+
+
+BAD = {
+    "budget": budgeted,
+    "garbage": lambda data, request: b"\x00" * 40,
+    "truncated": lambda data, request: data[:-3],
+    "nan": rewrite(time=lambda m: np.full_like(m.time, np.nan)),
+    "late": rewrite(time=lambda m: m.time + 1e3),
+    "no coordinate": rewrite(coordinate=lambda m: m.coordinate + 7, rang=lambda m: np.ones(len(m.time))),
+    "chains": rewrite(time=lambda m: m.time[:2], rang=lambda m: m.rang[:2], coordinate=lambda m: m.coordinate[:2]),
+    "normals": rewrite(coordinate=lambda m: m.coordinate[:0], normal=lambda m: np.eye(3)[np.zeros(len(m.time), int)]),
+    "at once": rewrite(time=lambda m: 0 * m.time, rang=lambda m: np.ones(len(m.time))),
+    "other kind": lambda data, request: opened(data, request) if wire.decode(request).kind == 7 else data,
+    "other round": rewrite(sequence=lambda m: m.sequence + 1),
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
+def test_a_bad_answer_stops_the_run_and_names_the_site(folder, fresh, change):
+    agents = fresh()
+    altered(agents["south"], change)
+    with folder.listening() as connection, folder.sites(connection, agents):
+        with pytest.raises(BadAnswer) as error:
+            fp.sample(connection, progress=False)
+    assert error.value.site == "south"
+
+
+@pytest.mark.parametrize("change", [lambda h: h * 1e200, lambda h: h + np.triu(np.ones_like(h), 1)])
+def test_a_hessian_that_cannot_be_one_stops_the_run_and_names_the_site(tmp_path, change):
+    few = Folder(tmp_path, FEW_ROUNDS)
+
+    def changed(data, request):
+        message = wire.decode(data)
+        if not isinstance(message, wire.Derivatives):
+            return data
+        return wire.encode(dataclasses.replace(message, hessian=change(message.hessian)))
+
+    with fp.connect(few.study, data=few.data, seed=SEED) as connection:
+        altered(connection.transport.agents[1], changed)
+        with pytest.raises(BadAnswer, match="'south': a Hessian"):
+            fp.sample(connection, progress=False)
+
+
+def test_a_refusal_reaches_the_coordinator_with_its_code(folder, fresh):
+    agents = fresh()
+    object.__setattr__(agents["south"].study, "rounds", 5)
+    try:
+        with folder.listening() as connection, folder.sites(connection, agents):
+            with pytest.raises(Refused, match="'south' refused .*TOO_MANY_ROUNDS|'north' refused .*TOO_MANY_ROUNDS"):
+                fp.sample(connection, progress=False)
+    finally:
+        object.__setattr__(folder.study, "rounds", 2000)
+
+
+def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder, fresh):
+    """It ends with a sentence that says what to do, and the coordinator waits for it as for any that is lost."""
+    agents, ends = fresh(), []
+    south = agents.pop("south")
+
+    def run(address):
+        try:
+            serve(south, address, read_credentials(folder.keys("south")), stop.wait)
+        except Refused as error:
+            ends.append(str(error))
+
+    stop = threading.Event()
+    with folder.listening() as connection:
+        worker = threading.Thread(target=run, args=(connection.address,), daemon=True)
+        worker.start()
+        for k in range(MOST_REFUSALS):
+            _, data = connection.transport._exchange([None, Request(b"no request %d" % k)], 20.0)
+            assert wire.decode(data).code == "MALFORMED"
+        assert connection.transport._exchange([None, Request(b"once more")], 1.0) == [None, None]
+        worker.join(20)
+        assert not worker.is_alive() and "lost" in connection.transport.status()
+        stop.set()
+    for agent in (south, *agents.values()):
+        agent.log.close()
+    assert len(ends) == 1 and "TOO_MANY_REFUSALS" in ends[0] and "audit show" in ends[0]
