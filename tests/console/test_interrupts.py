@@ -51,7 +51,7 @@ def test_a_command_that_compiles_ends_at_once(tmp_path):
     env = {"FEDPDMC_COMPILATION_CACHE": "off"}
     with Terminal([*COMMAND, "demo", "--out", str(tmp_path)], env=env) as terminal:
         status, said = interrupt(terminal, "compiling")
-    assert status == 130 and "Interrupted: nothing was kept. `fedpdmc demo` starts anew." in said
+    assert status == 130 and "Interrupted. Nothing was saved; run `fedpdmc demo` again." in said
     assert "\x1b[?25h" in terminal.text
 
 
@@ -78,10 +78,10 @@ def test_parties_that_wait_for_each_other(tmp_path):
     dialling += ["--coordinator", address, *common, "stores/north"]
     with Terminal(dialling, folder=folder.path) as site:
         status, said = interrupt(site, "dialling again")
-        assert status == 130 and "log is in stores/north" in said and "the same command takes part again" in said
+        assert status == 130 and "log is in stores/north" in said and "the same command to take part again" in said
     with Terminal(listening, folder=folder.path) as coordinator:
         status, said = interrupt(coordinator, "waiting for the sites")
-    assert status == 130 and "What was drawn is in stores/coordinator" in said and "goes on from there" in said
+    assert status == 130 and "The samples so far are in stores/coordinator" in said and "same command to resume" in said
 
 
 @pytest.mark.long
@@ -92,7 +92,7 @@ def test_the_demonstration_at_any_moment(tmp_path, sign, presses):
     env = {"FEDPDMC_COMPILATION_CACHE": "off"}
     with Terminal([*COMMAND, "demo", "--out", str(tmp_path)], env=env) as terminal:
         status, said = interrupt(terminal, sign, presses)
-    assert status == 130 and "Interrupted: nothing was kept." in said
+    assert status == 130 and "Interrupted. Nothing was saved." in said
 
 
 @pytest.mark.long
@@ -113,7 +113,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
     command += [word for name in folder.study.sites for word in ("--data", f"{name}={name}.csv")]
     with Terminal(command, folder=folder.path) as terminal:
         status, said = interrupt(terminal, "rounds")
-    assert status == 130 and "What was drawn is in kept: the same command goes on from there." in said
+    assert status == 130 and "The samples so far are in kept. Run the same command to resume." in said
     with Terminal(command, folder=folder.path) as terminal:
         assert terminal.finish() == 0, terminal.text
     assert "Saved: post.zarr" in terminal.text

@@ -70,7 +70,7 @@ def invited(folder, tmp_path, name="study.zip"):
 
 def test_what_is_there_is_not_overwritten_by_another_study(folder, tmp_path):
     bundle = invited(folder, tmp_path)
-    with pytest.raises(InputError, match="which exists"):
+    with pytest.raises(InputError, match="which already exists"):
         invited(folder, tmp_path)
     Joining(read_bundle(bundle), "north", folder.path / "many.csv", tmp_path / "site").write()
     other = Folder(tmp_path / "other")
