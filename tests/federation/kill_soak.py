@@ -52,7 +52,7 @@ def build(folder: Path) -> Path:
 def zygote() -> None:
     """Import everything once; then, for each line that comes in, fork a process that runs a command of the package."""
     import fedpdmc.cli.studies  # noqa: F401
-    import fedpdmc.federation.grpc.transport
+    import fedpdmc.federation.grpc.client
     import jax  # noqa: F401
 
     import fedpdmc.federation.resume
