@@ -51,12 +51,12 @@ def build(folder: Path) -> Path:
 
 def zygote() -> None:
     """Import everything once; then, for each line that comes in, fork a process that runs a command of the package."""
-    import fedpdmc.cli.studies  # noqa: F401
-    import fedpdmc.federation.grpc.client
     import jax  # noqa: F401
 
+    import fedpdmc.federation.grpc.client
+    import fedpdmc.federation.grpc.server
     import fedpdmc.federation.resume
-    import fedpdmc.federation.site_agent.start  # noqa: F401
+    import fedpdmc.operations.serve  # noqa: F401
     from fedpdmc.__main__ import main
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
