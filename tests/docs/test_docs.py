@@ -1,10 +1,13 @@
 """Every Python example of the documentation runs, page by page, in order."""
 
 import re
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
 from docs.hooks import no_network
+
+import fedpdmc as fp
 
 DOCS = Path(__file__).parents[2] / "docs"
 # The first needs more than Python and has a test of its own; the second shows the README's example.
@@ -31,6 +34,17 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_the_first_page_shows_the_example_of_the_readme():
     (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     assert example in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: fedpdmc\.(\w+)", pages, flags=re.MULTILINE))
+    assert shown >= set(fp.__all__) - {"__version__"}
+    (models,) = re.findall(r"::: fedpdmc\.models\n(?: .*\n)*? +members: \[(.*)\]", pages)
+    public = {
+        name for name, value in vars(fp.models).items() if isfunction(value) and value.__module__ == "fedpdmc.models"
+    }
+    assert set(models.split(", ")) == {name for name in public if not name.startswith("_")}
 
 
 def test_a_page_that_loads_from_a_network_is_found(tmp_path):
