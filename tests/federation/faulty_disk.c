@@ -18,7 +18,10 @@ static long seen = 0, after = -2, count = 1;
 static int kind = 0; /* 0: kill, ENOSPC or EIO otherwise */
 static char folder[4096];
 
-static int begins(const char *path) { return folder[0] && strncmp(path, folder, strlen(folder)) == 0; }
+static int begins(const char *path) {
+  size_t length = strlen(folder);
+  return length && strncmp(path, folder, length) == 0 && path[length] == '/';
+}
 
 static void read_settings(void) {
   const char *value = getenv("FAULTY_AFTER");

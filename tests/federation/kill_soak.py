@@ -178,12 +178,6 @@ class Soak:
                 if status == 0:
                     continue
                 said = Path(self.log(study, name)).read_text()[-400:].strip().splitlines()[-1:]
-                if any(code in line for code in ("STORAGE", "LEDGER") for line in said):
-                    # The run stops where a site cannot write down what it answers; that site is started again by hand.
-                    kind = "another's disk"
-                    for other, (of, why, _) in running.items():
-                        if why in ("enospc", "eio"):
-                            running[other] = (of, why, 0.0)
                 assert kind != "none", f"{self.log(study, name)}: ended by itself with {status}: {said}"
                 self.faults[kind] += 1
                 self.ends[f"{kind}: {status}"] += 1

@@ -1,5 +1,6 @@
 """A site's audit log: what it holds, that it cannot fill the disk, and its replay."""
 
+import errno
 import os
 import re
 import resource
@@ -130,7 +131,8 @@ def test_the_log_leaves_room_on_its_disk(agent, monkeypatch):
     disk = os.statvfs(agent.log.folder)
     monkeypatch.setattr("fedpdmc.federation.site_agent.audit_log.LEAST_FREE", disk.f_blocks * disk.f_frsize)
     monkeypatch.setattr("fedpdmc.federation.site_agent.audit_log.STRIDE", 0)
-    assert ask(agent, plans()).code == "STORAGE"
+    with pytest.raises(OSError, match="not answered.*MiB would be left"):
+        ask(agent, plans())
     monkeypatch.undo()
     assert isinstance(ask(agent, plans()), messages.Arrivals)
 
@@ -140,7 +142,8 @@ def test_a_full_disk_stops_the_answer_and_nothing_is_lost(agent):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
     try:
-        assert ask(agent, plans()).code == "STORAGE"
+        with pytest.raises(OSError, match="not answered"):
+            ask(agent, plans())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert agent.observed_time == 0.0
@@ -237,3 +240,22 @@ def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
     with pytest.raises(InputError, match="Replay it with the version that wrote it"):
         replay(zigzag.study, "north", zigzag.data["north"], store=store)
     agent.log = AuditLog(store)
+
+
+def test_the_rest_of_a_torn_entry_is_not_left_behind_a_shorter_one(tmp_path, monkeypatch):
+    """The disk failed to take the entry back as well: it is truncated before the next one is written."""
+    log, real = AuditLog(tmp_path), os.ftruncate
+    log.note("first")
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(log, "_index_answer", fail)
+    monkeypatch.setattr(os, "ftruncate", fail)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output"):
+            log.append(Kind.ANSWER, b"long" * 100)
+    monkeypatch.setattr(os, "ftruncate", real)
+    log.note("second")
+    log.close()
+    assert [entry.note["event"] for entry in read_log(tmp_path)] == ["first", "second"]

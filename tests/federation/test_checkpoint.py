@@ -89,6 +89,18 @@ def test_what_is_too_much_is_named(name, tmp_path):
     assert name in error.value.found or name == "state.npz"
 
 
+def test_what_crashes_left_over_is_taken_away(tmp_path):
+    """A state that was replaced but not removed, more than once; a block and a state that do not count yet."""
+    kept(tmp_path)
+    state = next(tmp_path.glob("state-*"))
+    number, blocks = int(state.stem.split("-")[1]), len(list((tmp_path / "blocks").glob("*")))
+    left = [f"state-{k:08d}.npz" for k in range(number + 2) if k != number] + [f"blocks/{blocks:08d}.npz"]
+    for name in left:
+        (tmp_path / name).write_bytes(b"cut short")
+    found = Checkpoint(tmp_path).read()
+    assert found is not None and not any((tmp_path / name).exists() for name in left)
+
+
 def test_without_its_manifest_nothing_is_read(tmp_path):
     kept(tmp_path)
     (tmp_path / "manifest.json").unlink()

@@ -17,9 +17,10 @@ from fedpdmc.errors import FedPDMCError
 if TYPE_CHECKING:
     from fedpdmc.operations.preflight import Finding
 
-# Exit status: a check failed; the command was refused or given unusable input; the process ran out of file
-# descriptors, so that a restart may succeed (EX_TEMPFAIL).
+# Exit status: a check failed; the command was refused or given unusable input; the machine failed (no file descriptor
+# left, a disk that is full or fails), so that a restart may succeed (EX_TEMPFAIL).
 CHECK_FAILED, REFUSED, TRY_LATER = 1, 2, 75
+OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 Contract = Annotated[Path, typer.Argument(help="The study's contract, study.toml.")]
 SiteName = Annotated[str, typer.Option(help="The site's name in the contract.")]
@@ -60,7 +61,7 @@ def exit_status(work: Callable[[], int | None]) -> int:
         logger.error(
             "%s. The data in the store is intact. Fix the error (for example, free disk space) and restart.", error
         )
-        return TRY_LATER if error.errno in (errno.EMFILE, errno.ENFILE) else REFUSED
+        return TRY_LATER if error.errno in OF_THE_MACHINE else REFUSED
 
 
 def print_findings(findings: Iterable["Finding"]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -151,7 +152,9 @@ class PlainScreen(Screen):
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    # A full disk below the log is no reason to end a run.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 class NotebookScreen(Screen):

@@ -57,9 +57,12 @@ class Checkpoint:
         known = manifest.read(self.folder, "store")
         states = [name for name in known if not name.startswith(BLOCKS)]
         self.blocks, self._states = len(known) - len(states), _number(states[0]) + 1
-        # Files that a crash may have left.
-        spare = {_block(self.blocks), _state(self._states), _state(self._states - 2)} - set(known)
+        # Files that crashes may have left: the next block and state, and replaced states that were not deleted.
+        older = {_state(number) for number in range(self._states - 1)}
+        spare = ({_block(self.blocks), _state(self._states)} | older) & (set(present) - set(known))
         self._files = manifest.check(self.folder, "store", set(present) - spare)
+        for name in spare:
+            (self.folder / name).unlink()
         facts, arrays = self._load(states[0])
         return RunState(facts, arrays)
 

@@ -17,7 +17,7 @@ from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.request_checks import RequestRefused
+from fedpdmc.federation.site_agent.request_checks import RequestRefused, failed_disk
 from fedpdmc.version import __version__
 
 logger = logging.getLogger("fedpdmc.site")
@@ -173,6 +173,8 @@ class Agent:
             logger.warning("refused a message of the coordinator: %s", error)
             return self._refuse(data, asked, sequence, RequestRefused("MALFORMED"))
         except RequestRefused as refused:
+            if (failure := failed_disk(refused)) is not None:
+                raise failure from refused
             logger.warning("refused request %d of the coordinator: %s", sequence, refused.code)
             return self._refuse(data, asked, sequence, refused)
 
@@ -220,8 +222,8 @@ class Agent:
         try:
             self.log.append(kind, data)
         except OSError as error:
-            logger.error("the audit log cannot be written, so no answer is given: %s", error)
-            raise RequestRefused("STORAGE") from error
+            words = f"the audit log cannot be written, so the request is not answered: {error}"
+            raise OSError(error.errno, words) from error
 
     def _refuse(self, data: bytes, asked: bytes, sequence: int, refused: RequestRefused) -> bytes:
         """Log a refused request and the refusal."""
@@ -258,11 +260,7 @@ class Agent:
 
     def _seal(self, message: messages.Attest, asked: bytes) -> bytes:
         """The hash of the log, signed."""
-        try:
-            return self.sealing.seal(message, asked)
-        except OSError as error:
-            logger.error("the audit log cannot be written, so it is not sealed: %s", error)
-            raise RequestRefused("STORAGE") from error
+        return self.sealing.seal(message, asked)
 
     def _end_run(self, message: messages.Farewell, asked: bytes) -> bytes:
         """Confirm the end of the run. It is not part of the sequence: the run may be resumed."""

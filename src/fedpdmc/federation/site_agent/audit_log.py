@@ -7,6 +7,7 @@ removed when the log is opened again.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -79,7 +80,7 @@ class AuditLog:
             raise InputError("store", f"{self.folder}, which is in use", "Stop the other process first.") from error
         # The offset of the n-th answer, on disk, so that long runs need no memory for it.
         self._index = os.open(self.folder / "audit.index", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._unchecked = STRIDE
+        self._unchecked, self._torn = STRIDE, False
         self._seal, self._end, self.answers, self._count = hashlib.sha256(TITLE).digest(), len(TITLE), 0, 0
         try:
             self._recover()
@@ -112,6 +113,10 @@ class AuditLog:
         begin = self._end
         data = head + payload + seal
         self._check_free_space(len(data))
+        if self._torn:
+            # A shorter entry would leave the rest of the torn one behind it.
+            os.ftruncate(self._file, begin)
+            self._torn = False
         try:
             written = os.pwrite(self._file, data, begin)
             while written < len(data):
@@ -119,7 +124,10 @@ class AuditLog:
             if kind is Kind.ANSWER:
                 self._index_answer(begin)
         except OSError:
-            os.ftruncate(self._file, begin)
+            self._torn = True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, begin)
+                self._torn = False
             raise
         self._seal, self._end, self._count = seal, begin + len(data), self._count + 1
 

@@ -60,7 +60,6 @@ KEYS = "they exchange the keys of secure sums, which do not depend on the record
 # Hexadecimal digits shown of long values.
 SHOWN = 32
 POLICY = "they were refused under the site's policy, which is not part of the log"
-STORAGE = "they were refused because the disk was full"
 EXCERPT = "they were refused, and the log has only the hash and the beginning of the long request"
 
 
@@ -165,8 +164,6 @@ def _read(data: bytes, found: Replay) -> messages.Message:
 
 def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
     """Why an answer cannot be recomputed; None if it can."""
-    if isinstance(given, messages.Refusal) and given.code == "STORAGE":
-        return STORAGE
     if isinstance(given, messages.Refusal) and given.code in (
         *DECLINED,
         "NOT_TOLD",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -31,6 +33,20 @@ class RequestRefused(Exception):
 
     def __init__(self, code: str, chain: int = 0):
         self.code, self.chain = code, chain
+
+
+def failed_disk(refused: RequestRefused) -> OSError | None:
+    """The error that stops a site whose ledger could not be written; None for other refusals.
+
+    Nothing is wrong with the request, so it is not refused: the run waits for the site, which answers after a restart.
+    """
+    cause: BaseException | None = refused.__cause__
+    while cause is not None:
+        if isinstance(cause, (OSError, sqlite3.OperationalError)):
+            number = getattr(cause, "errno", None) or errno.EIO
+            return OSError(number, f"{cause}: the request is not answered")
+        cause = cause.__cause__
+    return None
 
 
 @contextlib.contextmanager
