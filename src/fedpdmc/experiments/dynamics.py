@@ -1,4 +1,4 @@
-"""All four dynamics, federated (paper, section 7, hopes for this): what a round and a gradient bring, by M."""
+"""All four dynamics, federated (suggested in section 7 of the paper): effective samples per round and per gradient, by M."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Profile(NamedTuple):
     weight: Float[ndarray, " b"]
 
     def less(self, part: Float[ndarray, " b"]) -> Profile:
-        """With what is known to be the prior's taken off."""
+        """With the known part of the prior subtracted."""
         return self._replace(slope=self.slope - part)
 
     def distance(self, truth: Float[ndarray, " b"]) -> float:

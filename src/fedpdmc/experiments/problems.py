@@ -1,4 +1,4 @@
-"""The paper's data, made anew: it gives sizes and laws, no files."""
+"""The paper's data, simulated: it gives sizes and distributions, no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prior that is dealt to the sites in random parts (paper, Algorithm 4 and appendix D), and what it hides."""
+"""A prior that is divided among the sites in random parts (paper, Algorithm 4 and appendix D), and what it hides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BINS = 8
 WITHOUT, IGNORED, MEAN_OFF, READ = (
     "not redistributed",
     "redistributed: prior ignored",
-    "redistributed: mean part taken off",
+    "redistributed: mean part subtracted",
     "redistributed: parts read in the plans",
 )
 # Root mean square of a listener's errors, in standard errors, above which chance does not explain it.
@@ -140,9 +140,9 @@ def run(study: Study) -> Verdict:
         all(found.on_the_floor for found in ratios)
         and off.none_seen
         and misled == {WITHOUT: False, IGNORED: True, MEAN_OFF: False, READ: False},
-        f"{want.runs} Zig-Zag runs with the prior dealt anew at rate {RATE}, M = {line_of(by(rows, 'sites'))}: mean "
+        f"{want.runs} Zig-Zag runs with the prior redistributed at rate {RATE}, M = {line_of(by(rows, 'sites'))}: mean "
         f"marginal 1-Wasserstein distance to HMC over that of exact samples of the same effective size {range_of(ratios)}; "
         f"pooled means within {off}. A listener to one of {SITES} sites finds its gradient up to {percent[WITHOUT]} "
-        f"without and {percent[IGNORED]} with redistribution, {percent[MEAN_OFF]} once the public mean part is taken off, "
+        f"without and {percent[IGNORED]} with redistribution, {percent[MEAN_OFF]} once the public mean part is subtracted, "
         f"{percent[READ]} with the parts read in the plans.",
     )
