@@ -44,6 +44,12 @@ def test_help_of_the_experiments_names_them_and_imports_nothing_heavy():
     assert heavy == []
 
 
+def test_help_explains_arguments_too():
+    text, heavy = run("coordinator", "--help")
+    assert "contract, study.toml" in text and "--listen" in text
+    assert heavy == []
+
+
 def test_version_is_the_installed_one():
     text, heavy = run("--version")
     assert text == f"fedpdmc {version('fedpdmc')}"

@@ -13,7 +13,7 @@ if sys.argv[1] != "off":
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-compilations.SPOKEN_OF = 0.0
+compilations.REPORTED_AFTER = 0.0
 x = jnp.arange(3.0)
 
 with progress.showing(False) as this:

@@ -1,4 +1,4 @@
-"""The pages on studies over a network: their contract, policy and Python are used, and their commands exist."""
+"""The deployment page: its contract, policy and Python are used, and its commands exist."""
 
 import re
 import shlex
@@ -16,8 +16,7 @@ from fedpdmc.cli import app
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.study import parse_study, read_policy
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = "".join((DOCS / name).read_text() for name in ("deploy.md", "operate.md", "study-security.md"))
+PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 
 
 def blocks(language):

@@ -13,13 +13,13 @@ import atheris
 
 PACKAGE = "fedpdmc.federation"
 with atheris.instrument_imports(
-    include=[f"{PACKAGE}.{name}" for name in ("messages", "codecs", "answer_checks", "masking")]
+    include=[f"{PACKAGE}.{name}" for name in ("messages", "message_format", "codecs", "answer_checks", "masking")]
 ):
     import numpy as np
 
     from fedpdmc.certificates import keys
     from fedpdmc.errors import BadAnswer, WireError
-    from fedpdmc.federation import answer_checks, masking
+    from fedpdmc.federation import answer_checks, masking, message_format
     from fedpdmc.federation import messages as wire
     from fedpdmc.federation.site_agent import secure_sum
     from fedpdmc.plan import Plan
@@ -46,7 +46,7 @@ def one(data: bytes, own: keys.Credentials) -> None:
     """Decode, encode what was decoded, and read it."""
     # Headers are hard to guess and easy to give: half of the inputs get one.
     if data[:1] and data[0] % 2:
-        data = wire.HEADER.pack(wire.MAGIC, wire.VERSION, data[0] // 2 % 18) + data[1:]
+        data = message_format.HEADER.pack(message_format.MAGIC, message_format.VERSION, data[0] // 2 % 18) + data[1:]
     else:
         data = data[1:]
     try:

@@ -19,6 +19,7 @@ import fedpdmc.certificates.keys
 from fedpdmc.certificates.keys import Credentials, fingerprint, make_keys, read_credentials, revoke
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages as wire
+from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.grpc import client, server
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.grpc.options import JOIN, SERVICE
@@ -234,7 +235,7 @@ def test_a_message_that_would_unpack_to_more_is_not_taken(folder, door):
 
 def test_a_message_above_the_limit_ends_the_stream(folder, door):
     with pytest.raises(grpc.RpcError) as error:
-        says(door.address, read_credentials(folder.keys("north")), bytes(wire.MOST_BYTES + 1))
+        says(door.address, read_credentials(folder.keys("north")), bytes(MOST_BYTES + 1))
     assert error.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 
 

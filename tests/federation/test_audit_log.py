@@ -13,7 +13,7 @@ from tests.federation.studies import ZIGZAG, Folder
 
 import fedpdmc
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.federation import messages
+from fedpdmc.federation import message_format, messages
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
@@ -234,7 +234,7 @@ def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_
 def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
     store = agent.log.folder
     agent.log.close()
-    monkeypatch.setattr(messages, "VERSION", messages.VERSION + 1)
+    monkeypatch.setattr(message_format, "VERSION", message_format.VERSION + 1)
     with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: version"):
         zigzag.agent("north", store)
     with pytest.raises(InputError, match="Replay it with the version that wrote it"):

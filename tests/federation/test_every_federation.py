@@ -263,7 +263,7 @@ def test_records_that_the_contract_says_are_not_there_are_refused(wards):
         wards.study.potential(records, "south")
     lines = str(error.value).splitlines()
     assert f"found {len(records)} faults in {len(records)} of {len(records)} records" in lines[0]
-    assert lines[1].startswith("  line 2: a record that depends on 'ward[A]'. The contract says that")
+    assert lines[1].startswith("  line 2: a record that depends on 'ward[A]'. By the contract")
 
 
 def test_the_compiled_loop_makes_the_same_bits(folder):

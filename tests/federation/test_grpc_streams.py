@@ -208,6 +208,8 @@ def _stutter(folder, address, agent):
         outgoing.put(None)
 
 
+# On a slow machine.
+@pytest.mark.filterwarnings("ignore:This will take about")
 def test_at_a_limit_of_the_contract_the_posterior_ends_with_the_last_whole_block(folder, tmp_path):
     """What has been drawn is not lost."""
     contract = folder.contract.replace("observed_time = 1000.0", "observed_time = 200.0").replace(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpdmc.errors import BadAnswer, WireError
-from fedpdmc.federation import answer_checks
+from fedpdmc.federation import answer_checks, message_format
 from fedpdmc.federation import messages as wire
 
 RUN, DIGEST = bytes(range(16)), bytes(range(32))
@@ -81,8 +81,8 @@ def decodes_or_refuses(data):
 @settings(max_examples=300)
 def test_any_bytes_decode_or_are_refused(data):
     decodes_or_refuses(data)
-    for kind in wire.KINDS:
-        decodes_or_refuses(wire.HEADER.pack(wire.MAGIC, wire.VERSION, kind) + data)
+    for kind in message_format.KINDS:
+        decodes_or_refuses(message_format.HEADER.pack(message_format.MAGIC, message_format.VERSION, kind) + data)
 
 
 @given(st.sampled_from(messages()), st.data())
@@ -96,8 +96,8 @@ def test_altered_messages_decode_or_are_refused(message, data):
 
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**32 - 1, 2**32 - 1)])
 def test_a_claimed_size_allocates_nothing(shape):
-    plans = wire.LAYOUTS[wire.Plans.kind]
-    heads = [wire.MAGIC, wire.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0]
+    plans = message_format.LAYOUTS[wire.Plans.kind]
+    heads = [message_format.MAGIC, message_format.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0]
     data = plans.head.pack(*heads, plans.padding)
     tracemalloc.start()
     with pytest.raises(WireError):

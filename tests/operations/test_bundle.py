@@ -41,7 +41,7 @@ def test_from_an_invitation_to_a_site_that_is_ready(folder, tmp_path, caplog):
         told = call("bundle", folder.path / "study.toml", *words)
         join = ("join", bundle, "--name", "north", "--data", folder.path / "many.csv", "--folder", site)
         said = call(*join)
-        hashes = re.findall(r"[0-9a-f]{64}", said)
+        hashes = re.findall(r"^SHA-256 of .*?([0-9a-f]{64})", said, re.M | re.S)
         assert len(hashes) == 3 and re.findall(r"[0-9a-f]{64}", told) == hashes[:2]
         assert folder.study.digest.hex() == hashes[0] and "ok   data: 200 records" in said and "ok   policy" in said
         key = site / "keys" / "key.pem"

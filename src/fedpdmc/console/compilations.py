@@ -1,4 +1,4 @@
-"""What the compiler is doing: how long one program has taken so far, and what was read from the compilation cache."""
+"""Progress of JAX's compiler: the time of the current program, and programs read from the compilation cache."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import jax
 from jax import monitoring
 
-# JAX's own names for: a program is ready to be compiled; it was in the cache; it has been compiled or read.
+# JAX's event names: a program is ready to be compiled; it was in the cache; it has been compiled or read.
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 READ = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-# Seconds after which a program is known to be none of the cache's, and is spoken of.
-SPOKEN_OF = 2.0
+# Seconds after which a program is reported: it is then not in the cache.
+REPORTED_AFTER = 2.0
 
 
 class Compilations:
-    """Follows JAX's compiler from ``with`` to its end."""
+    """A context manager that follows JAX's compiler."""
 
     def __init__(self):
         self.read = 0
@@ -43,10 +43,10 @@ class Compilations:
             self._since = None
 
     def facts(self) -> list[str]:
-        """In words, by importance."""
+        """Short texts, by importance."""
         since, facts = self._since, []
         seconds = -1.0 if since is None else time.monotonic() - since
-        if seconds >= SPOKEN_OF:
+        if seconds >= REPORTED_AFTER:
             cached = jax.config.values["jax_compilation_cache_dir"] is not None
             then = "kept for the next run" if cached else "the compilation cache is off"
             facts.append(f"one program: {seconds:.0f} s so far, {then}")

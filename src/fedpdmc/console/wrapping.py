@@ -1,4 +1,4 @@
-"""Sentences broken into lines that fit on a terminal."""
+"""Text wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import textwrap
 from typing import Any
 
-# Columns where there is no terminal, and the fewest that a sentence is broken for.
+# Width without a terminal, and the smallest width to wrap to.
 USUAL_WIDTH, LEAST_WIDTH = 80, 40
 
 
 def terminal_width(stream: Any) -> int:
-    """Columns of the terminal that a stream goes to; `USUAL_WIDTH` if it goes to none."""
+    """Width of the terminal of a stream; `USUAL_WIDTH` if it has none."""
     try:
         found = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (AttributeError, OSError, ValueError):
@@ -21,9 +21,9 @@ def terminal_width(stream: Any) -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with every line that is too long broken at spaces; what follows is indented by two more.
+    """Wrap lines that are too long at spaces, and indent the continuation by two more spaces.
 
-    Lines that fit stay as they are. Words are never broken, so that a path or a hash can be copied in one piece.
+    Lines that fit are unchanged. Words are never broken, so that paths and hashes can be copied.
     """
     lines = []
     for line in text.split("\n"):
@@ -39,9 +39,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def say(text: object, whole: bool = False) -> None:
-    """Print sentences to standard output, in lines that fit.
+    """Print text to standard output, wrapped.
 
-    ``whole``: lines that programs read too; they are broken on a terminal only.
+    ``whole``: lines that programs may read too; they are wrapped on a terminal only.
     """
     leave = whole and not sys.stdout.isatty()
     print(text if leave else wrapped(str(text), terminal_width(sys.stdout)), flush=True)

@@ -23,8 +23,8 @@ from fedpdmc.federation.grpc.tls import split_address
 from fedpdmc.operations.preflight import Finding, SiteCheck, Step, run_steps
 from fedpdmc.operations.systemd_unit import site_unit
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.study import Study, parse_study, read_policy
-from fedpdmc.study.read_data import is_database, site_records
+from fedpdmc.study import Study, parse_study
+from fedpdmc.study.read_data import is_database
 from fedpdmc.version import __version__
 
 FORMAT, MOST_BYTES = 1, 2**20
@@ -208,29 +208,21 @@ class Joining:
 
     def findings(self) -> list[Finding]:
         """Without a certificate: checks of versions, records and policy. With it: all checks of `fedpdmc site --check`."""
-        if not self.ready:
-            return run_steps(
-                [Step("versions", self._versions), Step("data", self._data), Step("policy", self._policy, ("data",))]
-            )
-        return SiteCheck(
+        steps = SiteCheck(
             self.folder / CONTRACT, self.name, self.source, query=self.query, coordinator=self.bundle.coordinator,
             keys=self.folder / "keys", store=self.folder / "store", policy=self.folder / "policy.toml",
             ledger=self.ledger, server_name=self.bundle.server_name,
-        ).findings()  # fmt: skip
+        ).steps()  # fmt: skip
+        local = ("contract", "data", "policy")
+        if not self.ready:
+            steps = [Step("versions", self._versions), *(step for step in steps if step.what in local)]
+        return run_steps(steps)
 
     def _versions(self) -> str:
         if self.bundle.version != __version__:
             found = f"fedpdmc {__version__} here, {self.bundle.version} in the bundle"
             raise InputError("versions", found, f"pip install 'fedpdmc[federation]=={self.bundle.version}'")
         return f"fedpdmc {__version__}, as in the bundle"
-
-    def _data(self) -> str:
-        self._records = site_records(self.study, self.name, self.source, self.query)
-        return f"{len(self._records):,} records with the columns that the contract declares"
-
-    def _policy(self) -> str:
-        read_policy(self.folder / "policy.toml").check(self.name, self.study, len(self._records))
-        return "allows this contract with these records"
 
 
 def draft_policy(study: Study) -> str:

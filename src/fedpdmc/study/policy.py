@@ -126,7 +126,7 @@ def _policy(table: Table) -> Policy:
     families = table.texts("families")
     for family in families:
         if family not in FAMILIES:
-            raise table._wrong("families", f"Known families: {', '.join(FAMILIES)}.")
+            raise table.invalid("families", f"Known families: {', '.join(FAMILIES)}.")
     policy = Policy(
         least_records=table.whole("least_records", least=0),
         most_parameters_per_record=table.number("most_parameters_per_record", least=0.0),
@@ -159,7 +159,7 @@ def _hours(table: Table) -> tuple[int, int] | None:
         return None
     good = isinstance(found, tuple) and len(found) == 2 and all(h in range(25) for h in found) and found[0] != found[1]
     if not good or not isinstance(found, tuple):
-        raise table._wrong("hours", "Give [first, last], two hours of the day such as [20, 6].")
+        raise table.invalid("hours", "Give [first, last], two hours of the day such as [20, 6].")
     return int(found[0]), int(found[1])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
+from fedpdmc.validation import as_float, integer
 
 REQUIRED: Any = object()
 
@@ -65,7 +66,8 @@ class Table:
             raise InputError(f"{self.where}: {key}", "no value", "This key is required.")
         return default
 
-    def _wrong(self, key: str, remedy: str) -> InputError:
+    def invalid(self, key: str, remedy: str) -> InputError:
+        """The error for the value of a key."""
         return InputError(f"{self.where}: {key}", repr(self.values.get(key))[:200], remedy)
 
     def table(self, key: str, default: Any = REQUIRED) -> Table:
@@ -74,7 +76,7 @@ class Table:
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise self._wrong(key, "Give a table.")
+            raise self.invalid(key, "Give a table.")
         return Table(value, f"{self.where}: {key}")
 
     def text(self, key: str, default: Any = REQUIRED, among: Sequence[str] | None = None) -> str:
@@ -83,7 +85,7 @@ class Table:
         if value is default and default is not REQUIRED:
             return value
         if not _is_text(value) or (among is not None and value not in among):
-            raise self._wrong(
+            raise self.invalid(
                 key, "Give a printable text." if among is None else f"Give one of {', '.join(map(repr, among))}."
             )
         return value
@@ -95,7 +97,7 @@ class Table:
             return value
         good = isinstance(value, list) and len(value) >= least and all(map(_is_text, value))
         if not good or len(set(value)) != len(value):
-            raise self._wrong(key, f"Give a list of at least {least} different printable texts.")
+            raise self.invalid(key, f"Give a list of at least {least} different printable texts.")
         return tuple(value)
 
     def number(self, key: str, default: Any = REQUIRED, least: float = -math.inf, most: float = math.inf) -> float:
@@ -103,34 +105,35 @@ class Table:
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value
-        if not is_number(value) or not least <= value <= most:
-            raise self._wrong(key, f"Give a finite number from {least:g} to {most:g}.")
-        return float(value)
+        number = as_float(value)
+        if not math.isfinite(number) or not least <= number <= most:
+            raise self.invalid(key, f"Give a finite number from {least:g} to {most:g}.")
+        return number
 
     def whole(self, key: str, default: Any = REQUIRED, least: int = 0, most: int = 2**31) -> int:
         """An integer in a range."""
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._wrong(key, f"Give an integer from {least} to {most}.")
-        return value
+        try:
+            return integer(key, value, least, most)
+        except InputError as error:
+            raise self.invalid(key, error.remedy) from None
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._take(key, default)
         if not isinstance(value, bool):
-            raise self._wrong(key, "Give true or false.")
+            raise self.invalid(key, "Give true or false.")
         return value
 
     def numbers(self, key: str, default: Any = REQUIRED) -> float | tuple[float, ...]:
         """A number, or a list of them."""
         value = self._take(key, default)
-        if is_number(value):
-            return float(value)
-        if not isinstance(value, list) or not value or not all(map(is_number, value)):
-            raise self._wrong(key, "Give a number or a list of numbers.")
-        return tuple(float(x) for x in value)
+        numbers = tuple(as_float(x) for x in (value if isinstance(value, list) else [value]))
+        if not numbers or not all(map(math.isfinite, numbers)):
+            raise self.invalid(key, "Give a number or a list of numbers.")
+        return numbers if isinstance(value, list) else numbers[0]
 
     def keys(self) -> list[str]:
         """All keys, which count as read."""
@@ -148,13 +151,3 @@ class Table:
 def _is_text(value: Any) -> bool:
     """Whether a value is printable text: control characters could hide a part of a contract on a terminal."""
     return isinstance(value, str) and bool(value) and value.replace("\n", " ").isprintable()
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite real number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

@@ -26,6 +26,7 @@ import grpc  # noqa: E402
 from fedpdmc.certificates.keys import COORDINATOR, Credentials
 from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
+from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.grpc.connection_limits import (
     ConnectionLimiter,
     Limits,
@@ -45,6 +46,7 @@ from fedpdmc.federation.grpc.tls import (
     split_address,
 )
 from fedpdmc.federation.mailbox import Mailbox, PendingRequest, RoundAnswers
+from fedpdmc.federation.message_format import may_answer
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.transport import Request, SiteState, Transport
 from fedpdmc.study.contract import Study
@@ -234,7 +236,7 @@ class StreamTransport(Transport):
                     return hello
                 code = code or str(hello)
                 self._log_refusal(peer, code)
-                refusal = messages.Refusal(bytes(messages.RUN_BYTES), 0, messages.NOTHING_ASKED, code, 0)
+                refusal = messages.Refusal(bytes(RUN_BYTES), 0, messages.NOTHING_ASKED, code, 0)
                 yield messages.encode(refusal)
                 return None
             finally:
@@ -299,7 +301,7 @@ def _matching_answer(incoming: Iterator[bytes], asked: bytes, name: str) -> byte
     """The next answer to the request with this hash. Answers to other requests are left from an earlier round."""
     for _ in range(MOST_STRAYS):
         answer = next(incoming)
-        if messages.may_answer(answer, asked):
+        if may_answer(answer, asked):
             return answer
         logger.warning("site %s sent an answer to another request; it was dropped", name)
     return answer

@@ -13,6 +13,8 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.codecs import RUN_BYTES
+from fedpdmc.federation.message_format import claimed_kind
 from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
@@ -236,7 +238,7 @@ class Agent:
                 f"{refused.code}: this site stops. `fedpdmc audit show {self.log.folder}` shows the requests. Restart the "
                 "site, with the same store, when the coordinator has been fixed.",
             )
-        run = self.run or bytes(messages.RUN_BYTES)
+        run = self.run or bytes(RUN_BYTES)
         refusal = messages.encode(messages.Refusal(run, sequence, asked, refused.code, refused.chain))
         try:
             if self._in_progress != asked:
@@ -254,8 +256,7 @@ class Agent:
         if len(data) <= MOST_LOGGED:
             self.log.append(Kind.REQUEST, data)
             return
-        claimed = messages.KINDS.get(data[messages.HEADER.size - 1]) if data.startswith(messages.MAGIC) else None
-        kind, begins = "unknown" if claimed is None else claimed.__name__, data[:BEGINNING].hex()
+        kind, begins = claimed_kind(data), data[:BEGINNING].hex()
         self.log.note(REFUSED_REQUEST, code=code, kind=kind, bytes=len(data), sha256=asked.hex(), begins=begins)
 
     def _seal(self, message: messages.Attest, asked: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A run as its operator sees it while it goes on: facts, a page, metrics, and a word when nothing comes."""
+"""The status of a running study for its operator: status values, HTML page, Prometheus metrics and stall reports."""
 
 from fedpdmc.operations.status.board import CoordinatorBoard, SiteBoard
 from fedpdmc.operations.status.watch import Watching, watched

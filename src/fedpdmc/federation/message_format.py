@@ -1,0 +1,182 @@
+"""The binary format of messages: typed, versioned, with raw float64 buffers.
+
+A message consists of a header, whose size depends on the message's kind only, and bodies. The header has ``b"FPDM"``, a
+version, the kind, and for each field the part of fixed size: numbers, hashes, shapes of arrays. The bodies are the arrays'
+numbers, little-endian, and text. Nothing in a message names a type, a function or a file, so nothing can be executed.
+Decoding allocates nothing: sizes are checked against the message's length, and arrays are read-only views of the message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, get_type_hints
+
+import numpy as np
+
+from fedpdmc.errors import WireError
+from fedpdmc.federation.codecs import (
+    DIGEST_BYTES,
+    INTEGRAL,
+    MOST_BYTES,
+    REALS,
+    REST,
+    RUN_BYTES,
+    Bodies,
+    Codec,
+    Digest,
+    Reader,
+    RunId,
+    Whole,
+    finite,
+)
+
+MAGIC, VERSION = b"FPDM", 4
+HEADER = struct.Struct("<4sBB")
+# Where every answer has the hash of its request.
+ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)
+KINDS: dict[int, type[Message]] = {}
+LAYOUTS: dict[int, _Layout] = {}
+
+
+class Message:
+    """A message of one kind. Its fields are encoded in the order of their declaration, each by the codec of its type."""
+
+    kind: ClassVar[int]
+
+    def check(self) -> None:
+        """Raise `WireError` for fields that are not consistent with each other."""
+
+
+Form = TypeVar("Form", bound=type[Message])
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def message(kind: int) -> Callable[[Form], Form]:
+    """Make a class the message of this kind: a frozen dataclass that `encode` and `decode` know."""
+
+    def register(form: Form) -> Form:
+        KINDS[kind] = made = dataclass(frozen=True, eq=False)(form)
+        LAYOUTS[kind], made.kind = _Layout(made), kind
+        return made
+
+    return register
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRequest(Message):
+    """Coordinator → site: a message that is answered."""
+
+    run: RunId
+    sequence: Whole
+
+
+@dataclass(frozen=True, eq=False)
+class SiteAnswer(Message):
+    """Site → coordinator: the answer to the request whose hash is ``request``."""
+
+    run: RunId
+    sequence: Whole
+    request: Digest
+
+
+class _Field(NamedTuple):
+    """A field: its place in the declaration, its name, its codec and its part of the header."""
+
+    place: int
+    name: str
+    codec: Codec
+    head: slice
+
+
+class _Layout:
+    """Header and fields of one kind of message. The header is padded so that the numbers after it are aligned."""
+
+    def __init__(self, form: type[Message]):
+        types = get_type_hints(form, include_extras=True)
+        names = [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
+        self.form, self.named = form, tuple((name, types[name].__metadata__[0]) for name in names)
+        codes, fields, at = HEADER.format, [], 3
+        for place, (name, codec) in enumerate(self.named):
+            codes, size = codes + codec.head, len(struct.unpack(codec.head, bytes(struct.calcsize(codec.head))))
+            fields.append(_Field(place, name, codec, slice(at, at + size)))
+            at += size
+        self.padding = bytes(-struct.calcsize(codes) % 8)
+        self.head = struct.Struct(f"{codes}{len(self.padding)}s")
+        # In the order of the bodies: real numbers, which must be finite, first.
+        self.fields = tuple(sorted(fields, key=lambda field: field.codec.place))
+        self.reals = sum(field.codec.place == REALS for field in fields)
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    layout = LAYOUTS[message.kind]
+    heads: list[Any] = [MAGIC, VERSION, message.kind]
+    bodies: Bodies = ([], [], [])
+    for name, codec in layout.named:
+        codec.write(getattr(message, name), heads, bodies)
+    return b"".join([layout.head.pack(*heads, layout.padding), *bodies[REALS], *bodies[INTEGRAL], *bodies[REST]])
+
+
+def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
+    """Decode a message. Raises `WireError`, and nothing else, for bytes that are no message."""
+    if not isinstance(data, bytes):
+        raise WireError("message", type(data).__name__)
+    if len(data) > most_bytes:
+        raise WireError("message", f"{len(data)} bytes; the maximum is {most_bytes}")
+    layout = _layout(data)
+    if len(data) < layout.head.size:
+        raise WireError("message", "a message that ends too early")
+    heads, reader = layout.head.unpack_from(data), Reader(data, layout.head.size)
+    if heads[-1] != layout.padding:
+        raise WireError("message", "non-zero padding after the header")
+    values: list[Any] = [None] * len(layout.fields)
+    for place, name, codec, own in layout.fields[: layout.reals]:
+        values[place] = codec.read(heads[own], reader, name)
+    if not finite(data, layout.head.size, reader.at):
+        wrong = [name for place, name, _, _ in layout.fields[: layout.reals] if not np.isfinite(values[place]).all()]
+        raise WireError(wrong[0], "numbers that are not finite")
+    for place, name, codec, own in layout.fields[layout.reals :]:
+        values[place] = codec.read(heads[own], reader, name)
+    if reader.at != len(data):
+        raise WireError("message", f"{len(data) - reader.at} bytes after its end")
+    message = layout.form(*values)
+    message.check()
+    return message
+
+
+def _layout(data: bytes) -> _Layout:
+    """The layout of a message, from its header."""
+    if len(data) < HEADER.size:
+        raise WireError("message", "a message that ends too early")
+    magic, version, kind = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError("message", "bytes that are not a message")
+    if version != VERSION:
+        raise WireError("message", f"version {version}; this software uses version {VERSION}")
+    if kind not in LAYOUTS:
+        raise WireError("message", f"kind {kind}")
+    return LAYOUTS[kind]
+
+
+def may_answer(data: bytes, asked: bytes) -> bool:
+    """Whether a message may be the answer to the request with this hash; true if it is not a well-formed answer at all.
+
+    Reads the message's kind and the hash in it only.
+    """
+    found, kind = data[ASKED], KINDS.get(data[HEADER.size - 1]) if len(data) >= HEADER.size else None
+    return found == asked or len(found) < DIGEST_BYTES or kind is None or not issubclass(kind, SiteAnswer)
+
+
+def claimed_kind(data: bytes) -> str:
+    """The name of the kind that a message's header claims, for logs."""
+    kind = KINDS.get(data[HEADER.size - 1]) if data.startswith(MAGIC) and len(data) >= HEADER.size else None
+    return "unknown" if kind is None else kind.__name__
+
+
+def digest(data: bytes) -> bytes:
+    """The hash under which a request's answer is stored."""
+    return hashlib.sha256(data).digest()
