@@ -1,4 +1,4 @@
-"""The deployment page: its contract, policy and Python are used, and its commands exist."""
+"""The pages on studies over a network: their contract, policy and Python are used, and their commands exist."""
 
 import re
 import shlex
@@ -16,7 +16,8 @@ from fedpdmc.cli import app
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.study import parse_study, read_policy
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("deploy.md", "operate.md", "study-security.md"))
 
 
 def blocks(language):

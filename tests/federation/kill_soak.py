@@ -159,7 +159,7 @@ class Soak:
         study.mkdir()
         names, address = ("coordinator", *self.template.study.sites), Parties(self.template, (0, 0)).address
         if self.private:
-            from fedpdmc.privacy.ledger import create_ledger
+            from fedpdmc import create_ledger
 
             for name in self.template.study.sites:
                 create_ledger(study / f"{name}-ledger.db")

@@ -1,4 +1,4 @@
-"""Backup, restore and upgrade of a study: what docs/deploy.md says of copies of stores and ledgers."""
+"""Backup, restore and upgrade of a study: what docs/operate.md says of copies of stores and ledgers."""
 
 import shutil
 

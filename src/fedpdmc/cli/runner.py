@@ -3,6 +3,7 @@
 import errno
 import functools
 import logging
+import sqlite3
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Exit status: a check failed; the command was refused or given unusable input; the machine failed (no file descriptor
 # left, a disk that is full or fails), so that a restart may succeed (EX_TEMPFAIL).
 CHECK_FAILED, REFUSED, TRY_LATER = 1, 2, 75
+SQLITE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 Contract = Annotated[Path, typer.Argument(help="The study's contract, study.toml.")]
@@ -56,12 +58,22 @@ def exit_status(work: Callable[[], int | None]) -> int:
             return work() or 0
     except FedPDMCError as error:
         logger.error("%s", error)
-        return REFUSED
+        return TRY_LATER if of_the_machine(error) else REFUSED
     except OSError as error:
         logger.error(
             "%s. The data in the store is intact. Fix the error (for example, free disk space) and restart.", error
         )
-        return TRY_LATER if error.errno in OF_THE_MACHINE else REFUSED
+        return TRY_LATER if of_the_machine(error) else REFUSED
+
+
+def of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error comes from a machine that ran out of something or fails, and not from what was asked of it."""
+    while error is not None:
+        full = isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in SQLITE_DISK
+        if full or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):
+            return True
+        error = error.__cause__
+    return False
 
 
 def print_findings(findings: Iterable["Finding"]) -> list[str]:
