@@ -1,18 +1,18 @@
-"""The same run twice: by the compiled loop, and by plain rounds of plan, exchange and settle."""
+"""The same run twice: by the compiled loop, and by plain rounds of plan, exchange and move."""
 
-import inspect
 import types
 
-import jax
 import numpy as np
 from tests.support import ZIGZAG, hospitals, prior
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.results.skeleton import join
-from fedpdmc.sampling.engines.compiled import Run
-from fedpdmc.sampling.engines.rounds import Rounds
-from fedpdmc.sampling.settings import choose
+from fedpdmc.sampling.engines.compiled import CompiledEngine
+from fedpdmc.sampling.engines.rounds import RoundsEngine
+from fedpdmc.sampling.factory import coordinator, coordinator_key, federation, start_state
+from fedpdmc.sampling.method import choose
+from fedpdmc.sampling.settings import Settings
 
 
 @double_precision
@@ -21,19 +21,23 @@ def method(dynamics=None, *, sites=None, chains=4, seed=3, **options):
 
     But explicit dynamics move in the parameters' own coordinates unless a reference is given.
     """
-    said = {"sites": sites or hospitals(), "prior": prior(), "dynamics": dynamics, "chains": chains, "seed": seed}
-    defaults = {name: given.default for name, given in inspect.signature(fp.sample).parameters.items()}
-    wanted = {name: (defaults | said | options)[name] for name in inspect.signature(choose).parameters}
-    if dynamics is not None and wanted["reference"] is None:
-        wanted["reference"] = "identity"
-    return choose(**wanted)
+    said = {
+        "sites": sites or hospitals(),
+        "prior": prior(),
+        "dynamics": dynamics,
+        "chains": chains,
+        "seed": seed,
+    } | options
+    if dynamics is not None and said.get("reference") is None:
+        said["reference"] = "identity"
+    return choose(Settings(**said))
 
 
 @double_precision
-def start(chosen, kind=Run, **options):
+def start(chosen, kind=CompiledEngine, **options):
     """A run before its first block."""
-    key = jax.random.fold_in(jax.random.key(chosen.seed), 1)
-    return kind(chosen.federation(), chosen.coordinator(), chosen.start(0.0), key, **options)
+    parts = federation(chosen), coordinator(chosen), start_state(chosen), coordinator_key(chosen)
+    return kind(*parts, **options)
 
 
 def compiled(chosen, ends, limit=None):
@@ -50,7 +54,7 @@ def compiled(chosen, ends, limit=None):
 @double_precision
 def plain(chosen, ends, **options):
     """The skeleton of the same blocks by rounds in Python, and the run."""
-    run, blocks = start(chosen, Rounds, **options), []
+    run, blocks = start(chosen, RoundsEngine, **options), []
     for end in ends:
         run.advance(end, blocks.append, lambda tick: None)
     return join(blocks), run

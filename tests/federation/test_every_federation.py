@@ -16,9 +16,11 @@ from fedpdmc.errors import NotFinite
 from fedpdmc.federation.dry_run import _of_site
 from fedpdmc.federation.session import join
 from fedpdmc.plan import Plan
+from fedpdmc.sampling import factory
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
-from fedpdmc.sampling.engines.rounds import Rounds
-from fedpdmc.sampling.settings import choose
+from fedpdmc.sampling.engines.rounds import RoundsEngine
+from fedpdmc.sampling.method import choose
+from fedpdmc.sampling.settings import Settings
 from fedpdmc.study import read_records
 
 
@@ -36,14 +38,16 @@ def method(folder):
         for name in study.sites
     ]
     return choose(
-        sites, study.prior(), "coordinator", study.dynamics(), "identity", "none", study.chains, None, SEED, "certified",
-        "skeleton", study.names,
+        Settings(
+            sites=sites, prior=study.prior(), dynamics=study.dynamics(), reference="identity", control="none",
+            chains=study.chains, seed=SEED, names=study.names,
+        )
     )  # fmt: skip
 
 
 @double_precision
 def in_this_process(folder):
-    return method(folder).federation()
+    return factory.federation(method(folder))
 
 
 def opened(connection, chosen):
@@ -161,11 +165,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(federation, folder):
 
 @double_precision
 def _run(federation, chosen, interrupt_at):
-    rounds, blocks, ticks = (
-        Rounds(federation, chosen.coordinator(), chosen.start(0.0), jax.random.fold_in(jax.random.key(chosen.seed), 1)),
-        [],
-        [],
-    )
+    parts = factory.coordinator(chosen), factory.start_state(chosen), factory.coordinator_key(chosen)
+    rounds, blocks, ticks = RoundsEngine(federation, *parts), [], []
 
     def tick(tick):
         ticks.append(tick)
@@ -276,5 +277,5 @@ def test_the_compiled_loop_makes_the_same_bits(folder):
     )  # fmt: skip
     rounds = folder.in_process()
     assert same_bits(post, rounds)
-    # On its own a site walks every plan to its end; in the loop it stops where another one has objected.
+    # On its own a site walks every plan to its end; in the loop it stops where another one has had an event.
     assert np.all(rounds.gradient_evaluations >= post.gradient_evaluations) and np.all(post.gradient_evaluations > 50)

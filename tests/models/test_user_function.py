@@ -8,8 +8,8 @@ from tests.support import hospitals, on_grid, prior
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError, NoEnclosure
-from fedpdmc.sampling import settings
-from fedpdmc.sampling.members import settle
+from fedpdmc.sampling import reference_choice
+from fedpdmc.sampling.members import resolve_members
 
 RNG = np.random.default_rng(0)
 DATA = {"X": RNG.normal(size=(9, 2)), "y": RNG.normal(1.0, 1.0, 9)}
@@ -39,7 +39,7 @@ def test_the_number_of_parameters_comes_from_whoever_knows_it():
         ([site()], None, {"names": ["a", "b"]}),
         ([site(), site(name="other", coordinates=[1, 0])], None, {}),
     ):
-        members, _, dim = settle(sites, prior_, **options)
+        members, _, dim = resolve_members(sites, prior_, **options)
         assert dim == 2 and members[0].dim == 2 and members[0].records == 9
     with pytest.raises(InputError, match="number of parameters is not known.*coordinates="):
         fp.sample(site(), **SHORT)
@@ -166,7 +166,7 @@ def test_a_function_without_bounds_is_refused_before_the_sites_are_asked(monkeyp
     def never(*args, **kwargs):
         raise AssertionError("asked")
 
-    monkeypatch.setattr(settings, "laplace", never)
+    monkeypatch.setattr(reference_choice, "laplace", never)
     site = fp.Site(lambda x, data: jnp.sum(jnp.sort(x) * data), data=np.ones(2), name="sorted")
     with pytest.raises(NoEnclosure, match="'sort' at .*test_user_function.py"):
         fp.sample(site, fp.models.normal_prior(2), progress=False)

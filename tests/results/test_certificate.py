@@ -47,7 +47,7 @@ def test_every_site_says_what_was_proved_and_it_is_saved(tmp_path, monkeypatch):
     # A rule that a user has taught stands apart from those that are proved here.
     monkeypatch.setattr(sys.modules["fedpdmc.enclosures.inventory"], "TAUGHT", TAUGHT | {"mul"})
     sampler: Any = post._run
-    clocks = sampler.run.federation.clocks
+    clocks = sampler.engine.federation.clocks
     (taught, _) = certificate(["a", "b"], clocks)
     assert taught["taught"] == ["mul"] and "mul" not in taught["primitives"]
     assert certificate(["far"], {}) == [{"site": "far", "clock": "at the site"}]

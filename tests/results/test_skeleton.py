@@ -3,7 +3,7 @@ import pytest
 from tests.paths import block, integrals, position, skeleton, zigzag
 
 from fedpdmc.dynamics import Line, Rotation
-from fedpdmc.results.skeleton import Block, Chunk, in_two, join, side_by_side
+from fedpdmc.results.skeleton import Block, Chunk, join, side_by_side
 
 FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation")]
 
@@ -103,18 +103,10 @@ def test_long_paths_are_unpacked_piece_by_piece(monkeypatch):
     np.testing.assert_array_equal(zigzag(dim=13).v, zigzag(dim=13, packed=False).v)
 
 
-@pytest.mark.parametrize("second", ["packed", "full"])
-def test_stretches_join_however_their_velocities_are_kept(second):
-    later = {"begin": 10.0, "end": 12.0, "seed": 1, "packed": second == "packed"}
-    whole, expected = join([block(zigzag()), zigzag(**later)]), join([zigzag(packed=False), zigzag(**later)])
-    assert whole.packed is (second == "packed")
+def test_intervals_join_with_the_signs_of_their_velocities():
+    later = {"begin": 10.0, "end": 12.0, "seed": 1}
+    whole = join([block(zigzag()), zigzag(**later)])
+    expected = join([zigzag(packed=False), zigzag(**later, packed=False)])
+    assert whole.packed and not expected.packed
     for one, other in zip(whole, expected, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("path", [skeleton(), zigzag()], ids=["velocities", "signs"])
-def test_knots_in_one_array_are_read_as_those_in_two(path):
-    numbers, velocities = in_two(np.concatenate([path.numbers, path.v], 1), None)
-    np.testing.assert_array_equal(numbers, path.numbers)
-    np.testing.assert_array_equal(velocities, path.velocities)
-    assert velocities.dtype == path.velocities.dtype

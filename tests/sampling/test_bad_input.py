@@ -7,7 +7,7 @@ from tests.support import SHORT, hospitals, logistic_site, prior
 import fedpdmc as fp
 from fedpdmc import models
 from fedpdmc.errors import InputError
-from fedpdmc.sampling.engines.compiled import Run
+from fedpdmc.sampling.engines.compiled import CompiledEngine
 
 NAN = float("nan")
 X, LABELS = np.arange(8.0).reshape(4, 2), [0, 1, 1, 0]
@@ -165,7 +165,7 @@ def nothing_runs(monkeypatch):
     def refuse(*_):
         raise AssertionError("something ran")
 
-    monkeypatch.setattr(Run, "advance", refuse)
+    monkeypatch.setattr(CompiledEngine, "advance", refuse)
     monkeypatch.setattr(fp.Site, "derivatives", refuse)
 
 

@@ -11,8 +11,9 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import CurveClock, FlippingClock
 from fedpdmc.clocks.envelopes.record_polynomial import SqueezedClock
 from fedpdmc.errors import BoundViolation, NotFinite
+from fedpdmc.sampling import factory
+from fedpdmc.sampling.costs import message_bytes
 from fedpdmc.sampling.engines import compiled_gaussian, compiled_rounds
-from fedpdmc.sampling.engines.base import message_bytes
 from fedpdmc.sampling.engines.compiled_rounds import raise_faults, run_chunk
 
 ENDS = (3.0, 8.0)
@@ -57,8 +58,8 @@ def test_rounds_without_thinning_do_what_plain_rounds_do(prior_at, dense):
 
     sites = [fp.Site(model(n), name=str(n)) for n in (9, 4, 1)]
     chosen = method(fp.ZigZag(), sites=sites, prior_at=prior_at, chains=8)
-    federation, coordinator = chosen.federation(), chosen.coordinator()
-    assert compiled_gaussian.applies(federation.groups, coordinator)
+    groups = factory.local_federation(chosen).groups
+    assert compiled_gaussian.applies(groups, factory.coordinator(chosen))
     skeleton, run = compiled(chosen, ENDS)
     other, rounds = plain(chosen, ENDS)
     assert skeleton.packed and other.packed
@@ -131,7 +132,7 @@ def test_sites_of_some_coordinates_do_what_they_do_alone(kind):
     other, rounds = plain(chosen, ENDS)
     for chain in range(chosen.chains):
         assert_same_path(of_chain(skeleton, chain), of_chain(other, chain), first=10**6)
-    assert run.rounds == rounds.rounds and run.spares is rounds.spares is (kind == "zigzag")
+    assert run.rounds == rounds.rounds and run.selective is rounds.selective is (kind == "zigzag")
     np.testing.assert_array_equal(run.asked, rounds.asked)
     if kind == "zigzag":
         np.testing.assert_array_equal(skeleton.t, other.t)

@@ -38,8 +38,10 @@ def intended(chief, state, until):
 
 
 @eqx.filter_jit
-def settled(chief, state, itinerary, arrivals, until):
-    return chief.settle(state, itinerary, arrivals, until)
+def moved(chief, state, itinerary, arrivals, until):
+    """The state after the earliest arrival, the knots, and the chains that had one."""
+    after, knots = chief.apply_arrivals(state, itinerary, arrivals, until, jnp.ones(CHAINS, bool))
+    return after, knots, after.site_events - state.site_events
 
 
 def silent(chief, itinerary):
@@ -95,10 +97,10 @@ def test_a_jump_of_the_coordinator_flips_one_coordinate():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_objection_the_whole_plan_is_kept(kind):
+def test_without_an_arrival_the_whole_plan_is_kept(kind):
     chief, state, itinerary, until = plan(kind)
-    after, knots, objected = settled(chief, state, itinerary, silent(chief, itinerary), until)
-    assert not np.any(objected)
+    after, knots, events = moved(chief, state, itinerary, silent(chief, itinerary), until)
+    assert not np.any(events)
     np.testing.assert_array_equal(after.a, itinerary.end_a)
     np.testing.assert_array_equal(after.v, itinerary.end_v)
     np.testing.assert_array_equal(after.t[itinerary.final], 5.0)
@@ -117,8 +119,8 @@ def test_the_earliest_arrival_cuts_the_plan_and_its_jump_is_applied(kind):
     normals = np.stack([np.tile(n, (CHAINS, 1)) for n in ([1.0, 0.0], [0.6, 0.8], [0.0, 1.0])])
     marks = np.array([[0], [1], [0]]) * np.ones(CHAINS, int) if chief.dynamics.flips else normals
     arrivals = Arrival(jnp.asarray(time), jnp.asarray(rang), jnp.asarray(marks))
-    after, knots, objected = settled(chief, state, itinerary, arrivals, until)
-    assert np.all(objected)
+    after, knots, events = moved(chief, state, itinerary, arrivals, until)
+    assert np.all(events == 1)
     begin = np.asarray(itinerary.path.begin)
     segment = np.sum(begin <= time[1][:, None], 1) - 1
     rows = np.arange(CHAINS)
@@ -159,21 +161,21 @@ def test_a_plan_ends_where_the_prior_is_dealt_anew_and_only_then_are_the_shares_
     assert 0 < dealt.sum() < CHAINS
     np.testing.assert_array_equal(dealt, ~np.asarray(itinerary.final) & ~full)
     np.testing.assert_allclose(np.sum(itinerary.share, 1), 1.0)
-    after, _, _ = settled(chief, state, itinerary, silent(chief, itinerary), until)
+    after, _, _ = moved(chief, state, itinerary, silent(chief, itinerary), until)
     np.testing.assert_array_equal(after.share, itinerary.share)
     np.testing.assert_allclose(after.t[dealt], 2.0 + itinerary.plan.horizon[dealt])
     assert np.all(np.asarray(after.t)[dealt] < 5.0)
-    objection = silent(chief, itinerary)
-    objection = Arrival(0.5 * objection.time, ~objection.rang, objection.mark)
-    cut, _, _ = settled(chief, state, itinerary, objection, until)
+    event = silent(chief, itinerary)
+    event = Arrival(0.5 * event.time, ~event.rang, event.mark)
+    cut, _, _ = moved(chief, state, itinerary, event, until)
     np.testing.assert_array_equal(cut.share, before)
 
 
-def test_plans_reach_as_far_as_the_chains_own_objections_suggest():
+def test_plans_reach_as_far_as_the_chains_own_events_suggest():
     chief, state, until = coordinator("bouncy"), now("bouncy"), jnp.asarray(1e6)
-    state = eqx.tree_at(lambda s: s.objections, state, jnp.arange(CHAINS) * 50)
+    state = eqx.tree_at(lambda s: s.site_events, state, jnp.arange(CHAINS) * 50)
     reach = np.asarray(chief.reach(state))
-    # Four times the time since the start, with one objection in twenty units to begin with, over the objections.
+    # Four times the time since the start, with one event in twenty units to begin with, over the events.
     np.testing.assert_allclose(reach, 4 * (2.0 + 20.0) / (50 * np.arange(CHAINS) + 1), rtol=1e-14)
     itinerary = intended(chief, state, until)
     horizon = np.asarray(itinerary.plan.horizon)
@@ -181,7 +183,7 @@ def test_plans_reach_as_far_as_the_chains_own_objections_suggest():
     short = horizon < reach * (1 - 1e-12)
     # The others have no segment left.
     assert np.all(itinerary.ending[short, -1] != NOTHING) and 0 < short.sum() < CHAINS
-    new, _, _ = settled(chief, state, itinerary, silent(chief, itinerary), until)
+    new, _, _ = moved(chief, state, itinerary, silent(chief, itinerary), until)
     np.testing.assert_array_equal(new.t, state.t + itinerary.path.horizon)
-    np.testing.assert_array_equal(new.objections, state.objections)
+    np.testing.assert_array_equal(new.site_events, state.site_events)
     np.testing.assert_array_equal(new.planned - state.planned, np.sum(np.asarray(itinerary.plan.duration) > 0, 1))

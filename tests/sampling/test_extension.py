@@ -245,7 +245,7 @@ def test_runs_of_functions_and_of_sites_that_are_not_always_asked_go_on(tmp_path
     wards = [fp.Site(fp.models.gaussian_mean([[0.3], [1.0]]), name=f"{i}", coordinates=[i]) for i in range(3)]
     tied = fp.models.normal_prior(3, precision=[[2.0, -1.0, 0.0], [-1.0, 3.0, -1.0], [0.0, -1.0, 2.0]])
     post = fp.sample(wards, tied, dynamics=fp.ZigZag(), **options)
-    assert post._run.run.spares
+    assert post._run.engine.selective
     assert_same(post.extend(**going_on), saved(post, tmp_path).extend(sites=wards, prior=tied, **going_on))
 
 

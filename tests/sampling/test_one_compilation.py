@@ -8,7 +8,7 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import Padded
-from fedpdmc.sampling.members import settle
+from fedpdmc.sampling.members import resolve_members
 from fedpdmc.sites.site import Opening, bucket, open_site
 
 COMPILED = []
@@ -40,7 +40,7 @@ def _sites(function, sizes):
 
 def _compilations(sites) -> list[int]:
     """How many programs are compiled for each site: to find the mode, and to open it."""
-    sites, _, _ = settle(sites, fp.models.normal_prior(DIM))
+    sites, _, _ = resolve_members(sites, fp.models.normal_prior(DIM))
     opening = Opening(fp.Reference(jnp.zeros(DIM), jnp.ones(DIM)), fp.Boomerang())
     counts = []
     for site in sites:
@@ -59,13 +59,13 @@ def test_one_compilation_for_sites_of_unequal_sizes():
 
 @pytest.mark.usefixtures("double")
 def test_padded_sites_form_one_group():
-    sites, _, _ = settle(_sites(poisson, (23, 5, 17)), fp.models.normal_prior(DIM))
+    sites, _, _ = resolve_members(_sites(poisson, (23, 5, 17)), fp.models.normal_prior(DIM))
     assert [site.records for site in sites] == [23, 5, 17]
     structures = {jax.tree.structure(site.potential) for site in sites}
     shapes = {tuple(x.shape for x in jax.tree.leaves(site.potential)) for site in sites}
     assert len(structures) == len(shapes) == 1
     # Settled again, as `laplace` does, they stay.
-    again, _, _ = settle(sites, fp.models.normal_prior(DIM))
+    again, _, _ = resolve_members(sites, fp.models.normal_prior(DIM))
     assert again == sites
 
 
@@ -73,7 +73,7 @@ def test_padded_sites_form_one_group():
 def test_who_is_padded(caplog):
     def padded(sites):
         found = []
-        for site in settle(sites, fp.models.normal_prior(DIM))[0]:
+        for site in resolve_members(sites, fp.models.normal_prior(DIM))[0]:
             assert isinstance(site.potential, Program)
             function = site.potential.function
             found.append(function.records if isinstance(function, Padded) else None)

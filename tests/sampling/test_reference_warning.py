@@ -8,8 +8,8 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.console.progress import Tick
+from fedpdmc.sampling.method import SECOND_RUN
 from fedpdmc.sampling.reference_warning import Distance, Unsuitable
-from fedpdmc.sampling.settings import SECOND_RUN
 
 FAR = "The posterior is far from its Laplace reference: .*ZigZag"
 WIDE = fp.models.normal_prior(1, scale=100.0)
@@ -49,14 +49,14 @@ def truth_of_separable(scale=100.0):
 def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatch):
     """Nothing that the decision saw is kept, nor any of its random numbers: the draws are exact."""
     # As where rays tell nothing beforehand.
-    monkeypatch.setattr("fedpdmc.sampling.objection_rate.objections", lambda *_: None)
+    monkeypatch.setattr("fedpdmc.sampling.site_event_rate.site_event_rate", lambda *_: None)
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
     assert post.settings["chosen"] in post.summary().notes and post.verdict.converged
     sampler = post._run
-    assert sampler.given_up.rounds > 0 and sampler.given_up.plans < SECOND_RUN <= sampler.run.plans.min()
+    assert sampler.given_up.rounds > 0 and sampler.given_up.plans < SECOND_RUN <= sampler.engine.plans.min()
     # What was given up has been paid for.
-    assert post.rounds == sampler.run.rounds + sampler.given_up.rounds + sampler.method.reference.rounds
+    assert post.rounds == sampler.engine.rounds + sampler.given_up.rounds + sampler.method.reference.rounds
     np.testing.assert_array_equal(post.messages, 2 * post.rounds)
     assert 0.2 < post.settings["objected"] <= 1.0
     mean, sd, median = truth_of_separable()

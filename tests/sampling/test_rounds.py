@@ -6,7 +6,7 @@ from tests.federation.rounds import KINDS, method, plain, start
 
 from fedpdmc.errors import InputError
 from fedpdmc.results.skeleton import join
-from fedpdmc.sampling.engines.rounds import Rounds
+from fedpdmc.sampling.engines.rounds import RoundsEngine
 
 
 class Breaks:
@@ -25,12 +25,12 @@ class Breaks:
 
 
 def broken_run(at):
-    run = start(method(KINDS["zigzag"]), Rounds)
+    run = start(method(KINDS["zigzag"]), RoundsEngine)
     run.federation = Breaks(run.federation, at)
     return run
 
 
-def test_an_interrupted_block_is_dropped_and_then_finished_as_it_was_meant():
+def test_an_interrupted_block_is_dropped_and_then_finished_as_it_was_planned():
     whole, _ = plain(method(KINDS["zigzag"]), (3.0, 8.0))
     run, blocks = broken_run(at=6), []
     with pytest.raises(KeyboardInterrupt):
@@ -45,7 +45,7 @@ def test_an_interrupted_block_is_dropped_and_then_finished_as_it_was_meant():
 
 
 def test_a_run_that_has_gone_on_is_not_planned_anew_from_an_older_state():
-    run = start(method(KINDS["zigzag"]), Rounds)
+    run = start(method(KINDS["zigzag"]), RoundsEngine)
     older = copy.copy(run)
     run.advance(1.0, lambda block: None, lambda tick: None)
     with pytest.raises(InputError, match="extend the last posterior"):
@@ -60,7 +60,7 @@ def test_plans_reach_no_further_than_they_are_told():
             horizons.append(np.asarray(plan.horizon))
             return super().exchange(plan)
 
-    run = start(method(KINDS["zigzag"]), Rounds, reach=lambda state, until: 0.25 + 0 * state.t)
+    run = start(method(KINDS["zigzag"]), RoundsEngine, reach=lambda state, until: 0.25 + 0 * state.t)
     run.federation = Watched(run.federation, at=-1)
     run.advance(3.0, lambda block: None, lambda tick: None)
     assert run.time == 3.0 and np.max(horizons) <= 0.25 + 1e-12

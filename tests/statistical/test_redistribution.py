@@ -101,7 +101,7 @@ def test_weights_are_dealt_at_the_rate_asked_for_and_uniform_on_the_simplex():
         sites, prior, dynamics=fp.ZigZag(), chains=CHAINS, duration=100.0, burn_in=0.0, progress=False, seed=1,
         reference="identity",
     )  # fmt: skip
-    run = post._run.run
+    run = post._run.engine
     dealt = run.plans.sum() - CHAINS
     assert post.events.sum() == 0
     assert 2 * min(stats.poisson.cdf(dealt, 50 * CHAINS), stats.poisson.sf(dealt - 1, 50 * CHAINS)) > ALPHA

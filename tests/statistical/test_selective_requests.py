@@ -53,18 +53,18 @@ def test_excess_flips_are_the_coordinators_too():
     assert_exact(post, truth, least_ess=1000)
 
 
-def reused(errand, arrival, new, left):
-    """Wrong: an arrival stands whenever the objection missed the site's coordinates."""
-    sigma = first_difference(errand.path, errand.lead, new)
+def reused(request, arrival, new, left):
+    """Wrong: an arrival stands whenever the event missed the site's coordinates."""
+    sigma = first_difference(request.path, request.lead, new)
     now = sigma <= 0
-    stands = arrival.rang & ~now & (errand.time(arrival.time) > 0)
-    silent = jnp.maximum(jnp.minimum(jnp.where(now, 0.0, jnp.inf), errand.lead + errand.path.horizon), 0.0)
+    stands = arrival.rang & ~now & (request.time(arrival.time) > 0)
+    silent = jnp.maximum(jnp.minimum(jnp.where(now, 0.0, jnp.inf), request.lead + request.path.horizon), 0.0)
     return Decision(~(stands | (silent >= left)), silent)
 
 
-def from_now(errand, arrival, new, left):
+def from_now(request, arrival, new, left):
     """Wrong: a site whose arrival does not stand is asked from now on."""
-    decision = RIGHT(errand, arrival, new, left)
+    decision = RIGHT(request, arrival, new, left)
     return Decision(decision.ask, jnp.zeros_like(decision.since))
 
 

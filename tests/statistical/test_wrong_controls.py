@@ -105,7 +105,7 @@ def posterior(shift):
         name: ControlVariate(Quadratic(c.quadratic.precision, c.quadratic.linear + shift), c.point, c.order)
         for name, c in chosen.control.items()
     }
-    run = Sampler(chosen._replace(control=theirs), 0.0, "skeleton")
+    run = Sampler(chosen.replace(control=theirs), 0.0, "skeleton")
     return run.extend(duration=DURATION["bouncy"], progress=False)
 
 

@@ -1,6 +1,6 @@
 """What breaks exactness quietly: every wrong way to conduct the rounds is caught, and the right way beside it passes.
 
-The rounds are conducted here in plain steps of plan, exchange and settle, with a place for each mistake. All chains
+The rounds are conducted here in plain steps of plan, exchange and move, with a place for each mistake. All chains
 start in stationarity and are looked at when they reach process times fixed beforehand, so that they are independent draws
 from the posterior if the rounds are right.
 """
@@ -21,6 +21,7 @@ from tests.statistical.targets import target, truth
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
 
@@ -35,8 +36,8 @@ def _intend(coordinator, state, keys, until):
 
 
 @eqx.filter_jit
-def _settle(coordinator, state, itinerary, arrivals, until):
-    return coordinator.settle(state, itinerary, arrivals, until)[0]
+def _move(coordinator, state, itinerary, arrivals, until):
+    return coordinator.apply_arrivals(state, itinerary, arrivals, until, jnp.ones_like(state.t, bool))[0]
 
 
 class Party(NamedTuple):
@@ -55,8 +56,8 @@ class Party(NamedTuple):
         """Arrivals of all sites along what was intended."""
         return jax.tree.map(lambda *x: jnp.stack(x), *self.federation.exchange(itinerary.plan))
 
-    def settle(self, state, itinerary, arrivals, until):
-        return _settle(self.coordinator, state, itinerary, arrivals, until)
+    def move(self, state, itinerary, arrivals, until):
+        return _move(self.coordinator, state, itinerary, arrivals, until)
 
 
 @double_precision
@@ -68,7 +69,8 @@ def party(dynamics, seed=61, **options) -> Party:
         init=truth(MODEL, SITES).draws(CHAINS, seed), **options,
     )  # fmt: skip
     keys = PublicKeys.of(jax.random.fold_in(jax.random.key(seed), 1), CHAINS)
-    return Party(chosen.coordinator(), chosen.federation(), keys, chosen.start(0.0), chosen.reference)
+    parts = factory.coordinator(chosen), factory.local_federation(chosen), keys, factory.start_state(chosen)
+    return Party(*parts, chosen.reference)
 
 
 def choose(where, new, old):
@@ -79,7 +81,7 @@ def choose(where, new, old):
 def honest(party: Party, state, until):
     """One round as it should be."""
     itinerary = party.intend(state, until)
-    return party.settle(state, itinerary, party.exchange(itinerary), until)
+    return party.move(state, itinerary, party.exchange(itinerary), until)
 
 
 @double_precision
@@ -105,7 +107,7 @@ def impatient(party: Party, state, until):
     arrivals = party.exchange(itinerary)
     slow = jnp.min(arrivals.time, 0) > 0.5
     again = eqx.tree_at(lambda s: s.number, state, state.number + 1)
-    return choose(slow, again, party.settle(state, itinerary, arrivals, until))
+    return choose(slow, again, party.move(state, itinerary, arrivals, until))
 
 
 def patient(party: Party, state, until):
@@ -114,7 +116,7 @@ def patient(party: Party, state, until):
     first, again = party.exchange(itinerary), party.exchange(itinerary)
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
-    return party.settle(state, itinerary, again, until)
+    return party.move(state, itinerary, again, until)
 
 
 def confused(party: Party, state, until):
@@ -122,8 +124,8 @@ def confused(party: Party, state, until):
     stored = party.exchange(party.intend(state, until))
     other = party.intend(eqx.tree_at(lambda s: s.number, state, state.number + 1_000_000), until)
     arrivals = eqx.tree_at(lambda a: a.rang, stored, stored.rang & (stored.time < other.path.horizon))
-    settled = party.settle(state, other, arrivals, until)
-    return eqx.tree_at(lambda s: s.number, settled, state.number + 1)
+    moved = party.move(state, other, arrivals, until)
+    return eqx.tree_at(lambda s: s.number, moved, state.number + 1)
 
 
 @pytest.mark.long
@@ -144,7 +146,7 @@ def nervous(party: Party, state, until):
     far = jnp.linalg.norm(state.a - jnp.asarray(truth(MODEL, SITES).mean), axis=-1) > 1.0
     often = party._replace(coordinator=Coordinator(OFTEN, party.coordinator.clock, party.coordinator.segments))
     itinerary = choose(far, often.intend(state, until), party.intend(state, until))
-    return party.settle(state, itinerary, party.exchange(itinerary), until)
+    return party.move(state, itinerary, party.exchange(itinerary), until)
 
 
 def test_refreshment_that_depends_on_the_state_is_caught():

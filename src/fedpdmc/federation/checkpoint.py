@@ -18,7 +18,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.results import manifest
 from fedpdmc.results.path_store import Store
 from fedpdmc.results.run_state import RunState
-from fedpdmc.results.skeleton import Block, Skeleton, in_two
+from fedpdmc.results.skeleton import Block, Skeleton
 
 logger = logging.getLogger("fedpdmc.coordinator")
 FORMAT = 4
@@ -127,7 +127,7 @@ class Checkpoint:
         for number in range(self.blocks):
             with np.load(self.folder / _block(number), allow_pickle=False) as file:
                 begin, end = (float(x) for x in file["span"])
-                store.append(Skeleton(file["offsets"], *in_two(file["knots"], file["velocities"]), begin, end))
+                store.append(Skeleton(file["offsets"], file["knots"], file["velocities"], begin, end))
 
 
 def _block(number: int) -> str:

@@ -14,13 +14,14 @@ from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block
-from fedpdmc.sampling.api import usual_burn_in
-from fedpdmc.sampling.driver import Goal, Sampler
+from fedpdmc.sampling.blocks import Goal
+from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.engines import selective_requests
-from fedpdmc.sampling.engines.rounds import Rounds
+from fedpdmc.sampling.factory import coordinator, opening
 from fedpdmc.sampling.laplace_reference import laplace
+from fedpdmc.sampling.method import Method, choose
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
-from fedpdmc.sampling.settings import Method, choose
+from fedpdmc.sampling.settings import Settings
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.site import local_columns
 from fedpdmc.whitening import Reference
@@ -40,11 +41,11 @@ class RunRecorder:
         if self.connection.checkpoint is not None:
             self.connection.checkpoint.append(block)
 
-    def stands(self, sampler: Sampler) -> None:
+    def between_blocks(self, sampler: Sampler) -> None:
         """Have the sites' logs sealed, and replace the stored state."""
         self.connection.seal_logs()
-        connection, run = self.connection, sampler.run
-        if connection.checkpoint is None or not isinstance(run, Rounds) or sampler.goal is None:
+        connection = self.connection
+        if connection.checkpoint is None or sampler.goal is None:
             return
         facts, arrays = pack_reference(sampler.method.reference)
         arrays |= pack_position(sampler.position()) | {"bytes": np.asarray(connection.federation.bytes)}
@@ -108,13 +109,13 @@ def sample_study(
     method = _method(connection, saved if begun else None, keep)
     recorder, federation = RunRecorder(connection), connection.federation
     federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
-    federation.columns = [local_columns(site, method.opening(site)) for site in method.sites]
-    burn_in = saved.facts["burn_in"] if begun and saved else usual_burn_in(study.burn_in, duration, method)
+    federation.columns = [local_columns(site, opening(method, site)) for site in method.sites]
+    burn_in = saved.facts["burn_in"] if begun and saved else method.burn_in(study.burn_in, duration)
     if not begun:
         summed = study.derivatives == "summed"
         control = [method.control.get(SUM if summed else name) for name in federation.names]
         # A site that is not always asked is sent the last velocity too, for what is not planned yet.
-        segments = method.segments + selective_requests.applies(federation.columns, method.coordinator())
+        segments = method.segments + selective_requests.applies(federation.columns, coordinator(method))
         federation.open(method.reference, control, method.chains, segments, summed)
     elif saved is not None:
         _restore_accounts(connection, saved)
@@ -128,7 +129,7 @@ def sample_study(
         if burn_in > 0:
             sampler.burn_in(progress)
     connection.saved = None
-    left = None if duration is None else duration - max(sampler.run.time, 0.0)
+    left = None if duration is None else duration - max(sampler.engine.time, 0.0)
     if left is not None and left <= 0:
         return sampler.posterior()
     post = sampler.extend(ess=ess if left is None else None, duration=left, progress=progress)
@@ -159,9 +160,18 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
     elif reference == "laplace" and study.derivatives == "own":
         reference = _mode(federation, members, study)
     return choose(
-        members, study.prior(), "coordinator", study.dynamics(), reference, study.control, study.chains, None,
-        connection.seed, "certified", keep, study.names,
-    )  # fmt: skip
+        Settings(
+            sites=members,
+            prior=study.prior(),
+            dynamics=study.dynamics(),
+            reference=reference,
+            control=study.control,
+            chains=study.chains,
+            seed=connection.seed,
+            keep=keep,
+            names=study.names,
+        )
+    )
 
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,10 @@ from fedpdmc.results import manifest
 from fedpdmc.results.path_store import DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
-from fedpdmc.results.skeleton import Moments, Skeleton, in_two
+from fedpdmc.results.skeleton import Moments, Skeleton
 from fedpdmc.whitening import Reference
 
-# In folders of format 1 a knot is a row of time, position and velocity; folders before format 3 have no manifest.
-FORMAT = 3
-FORMATS = (1, 2, FORMAT)
+FORMAT = 4
 # Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
 VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
 # Arrays of the state of the run, from which it can go on.
@@ -98,12 +95,10 @@ def read(path: str | Path) -> tuple[Posterior, RunState | None]:
             manifest.check(Path(path), "load(path)")
         group = zarr.open_group(str(path), mode="r", zarr_format=3)
         version = group.attrs["format"]
-        if version not in FORMATS:
-            raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads formats {FORMATS}.")
-        if not sealed and version >= FORMAT:
-            raise InputError("load(path)", f"{Path(path) / manifest.NAME} missing", manifest.RESTORE)
+        if version != FORMAT:
+            raise InputError("load(path)", f"format {version}", f"This version of fedpdmc reads format {FORMAT}.")
         if not sealed:
-            warnings.warn(f"{path} is from a version without manifests: damage to it is not found.", stacklevel=2)
+            raise InputError("load(path)", f"{Path(path) / manifest.NAME} missing", manifest.RESTORE)
         return _read(group, sorted(one.name for one in Path(path).iterdir() if one.is_dir()))
     except (FileNotFoundError, KeyError, ValueError) as error:
         if isinstance(error, InputError):
@@ -111,9 +106,9 @@ def read(path: str | Path) -> tuple[Posterior, RunState | None]:
         raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote, whole.") from error
 
 
-def _read(group, names: list[str]) -> tuple[Posterior, RunState | None]:
+def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     attrs: dict[str, Any] = dict(group.attrs)
-    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in names}
+    arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in stored}
     dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
@@ -123,17 +118,8 @@ def _read(group, names: list[str]) -> tuple[Posterior, RunState | None]:
     if kept:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
         variables = StoredVariables({name: arrays[VARIABLES + name] for name in kept}, origins or None)
-    post = Posterior(
-        store,
-        reference,
-        dynamics,
-        list(attrs["names"]),
-        counts,
-        attrs["settings"],
-        None,
-        variables,
-        arrays.get("origin"),
-    )
+    names, settings, origin = list(attrs["names"]), attrs["settings"], arrays["origin"]
+    post = Posterior(store, reference, dynamics, names, counts, settings, None, variables, origin)
     return post, _read_state(arrays, attrs)
 
 
@@ -164,8 +150,6 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
 def _read_store(flow, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
     begin, end = (float(x) for x in attrs["span"])
     if attrs["keep"] == "skeleton":
-        knots = in_two(arrays["knots"], arrays["velocities"] if attrs["format"] > 1 else None)
-        return SkeletonStore(flow, Skeleton(arrays["offsets"], *knots, begin, end))
+        return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end))
     moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
-    spacing = float(arrays["spacing"][0]) if "spacing" in arrays else None
-    return DrawStore.of(flow, moments, arrays["draws"], begin, end, spacing)
+    return DrawStore.of(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))

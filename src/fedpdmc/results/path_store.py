@@ -106,13 +106,11 @@ class DrawStore(Store):
         self._draws: np.ndarray | None = None
 
     @classmethod
-    def of(
-        cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float, spacing: float | None = None
-    ) -> DrawStore:
-        """A store as it was when it was saved; ``spacing`` of the draws: what covers the span, if it is not known."""
+    def of(cls, flow: Flow, moments: Moments, draws: np.ndarray, begin: float, end: float, spacing: float) -> DrawStore:
+        """A store as it was when it was saved; ``spacing`` is the process time between draws."""
         store = cls(flow)
         store._moments, store._draws, store._begin, store._end = moments, draws, begin, end
-        store._spacing = (end - begin) / max(draws.shape[1], 1) if spacing is None else spacing
+        store._spacing = spacing
         return store
 
     @property

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
-from fedpdmc.console.warnings import import_arviz
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
+from fedpdmc.results.path_expectation import expectation
 from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Skeleton
@@ -29,15 +27,10 @@ if TYPE_CHECKING:
     from fedpdmc.models.variables import StoredVariables, Variables
     from fedpdmc.results.summary import Summary
 
-# Gauss–Legendre nodes on each piece of path, and the longest piece of a rotation that they cover.
-NODES = 4
-LONGEST_PIECE = 0.5
 # Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
 DRAWS_PER_TURN = 16
-# Draws of all chains that diagnostics look at, or a thousand of each chain if that is more; and numbers in all of them.
+# Draws of all chains that diagnostics use, or a thousand of each chain if that is more; and numbers in all of them.
 MOST_DIAGNOSED, MOST_NUMBERS = 2**16, 2**23
-# Chains that ArviZ is given by default.
-ARVIZ_CHAINS = 4
 UNCHANGED = (
     "before another block of samples was complete: nothing is added. The posterior is as it was: call extend() again."
 )
@@ -165,26 +158,7 @@ class Posterior:
         f : callable
             A JAX function of one parameter vector of shape (d,), of a number or an array.
         """
-        skeleton, flow = self.skeleton, self.dynamics.flow
-        nodes, weights = np.polynomial.legendre.leggauss(NODES)
-        average = jax.jit(lambda x, w: jnp.tensordot(w, jax.vmap(f)(self.reference.to_x(x)), 1))
-        total, durations = None, skeleton.durations
-        pieces = (
-            np.maximum(np.ceil(durations / LONGEST_PIECE), 1).astype(int)
-            if flow.rotating
-            else np.ones(len(durations), int)
-        )
-        knot = np.repeat(np.arange(len(durations)), pieces)
-        piece = np.arange(len(knot)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        length = durations[knot] / pieces[knot]
-        for rows in np.array_split(np.arange(len(knot)), max(1, len(knot) // 2**14)):
-            times = (piece[rows, None] + (nodes + 1) / 2) * length[rows, None]
-            p, q = (np.asarray(w)[..., None] for w in flow.weights(jnp.asarray(times)))
-            a = p * skeleton.a[knot[rows], None] + q * skeleton.v[knot[rows], None]
-            w = length[rows, None] * weights / 2
-            part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
-            total = part if total is None else total + part
-        return np.asarray(total) / durations.sum()
+        return expectation(f, self.skeleton, self.dynamics.flow, self.reference)
 
     @property
     def transformed(self) -> bool:
@@ -346,27 +320,9 @@ class Posterior:
         chains : int, optional
             How many chains ArviZ sees; 4 by default, or as many as there are if that is fewer.
         """
-        az = import_arviz()
+        from fedpdmc.results.arviz_export import to_arviz
 
-        wanted = ARVIZ_CHAINS if chains is None else chains
-        shown = min(integer("to_arviz(chains)", wanted, 1, remedy="Give a positive integer, or None."), self.chains)
-        # Each chain gives a multiple of this many draws, so that all of them can be cut into pieces of one length.
-        unit = shown // int(np.gcd(shown, self.chains))
-        each = max(1, min(-(-draws * shown // (self.chains * unit)), self.most_draws // unit)) * unit
-
-        def merged(values: np.ndarray) -> np.ndarray:
-            whole = values[:, : values.shape[1] // unit * unit]
-            return whole.reshape(shown, -1, *values.shape[2:])
-
-        x = self.draws(each)
-        values = {name: merged(value) for name, value in self.variables(each).items()}
-        stats = {"energy": merged(energy(x, self.mean(), self.cov()))}
-        note = {"fedpdmc": json.dumps(self.settings, default=str), "verdict": str(self.verdict)}
-        data = az.from_dict(posterior=values, sample_stats=stats, attrs=note)
-        data.map(lambda group: group[list(values)], groups="posterior", inplace=True)
-        if self._variables is not None:
-            data.add_groups({"unconstrained_posterior": {n: merged(x[..., i]) for i, n in enumerate(self.names)}})
-        return data
+        return to_arviz(self, draws, chains)
 
     def save(self, path: str | Path, *, state: bool = True) -> None:
         """Write everything to a zarr folder (an existing one is replaced).

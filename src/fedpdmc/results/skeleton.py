@@ -19,7 +19,7 @@ Arrays = np.ndarray
 LONG_RUN = 128
 # Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time where there
 # are more: not more than caches hold.
-ONE_LOOK, SLAB = 12, 2**12
+ONE_TABLE, SLAB = 12, 2**12
 
 
 class Moments(NamedTuple):
@@ -34,7 +34,7 @@ class Moments(NamedTuple):
     pivot: Arrays
 
     def plus(self, other: Moments) -> Moments:
-        """Of both stretches together, about the same pivot."""
+        """Of both intervals together, about the same pivot."""
         return Moments(self.time + other.time, self.first + other.first, self.second + other.second, self.pivot)
 
     def mean(self) -> Arrays:
@@ -102,22 +102,13 @@ def signs(v: Arrays) -> Arrays:
     return np.packbits(v < 0, axis=-1, bitorder="little")
 
 
-def in_two(knots: Arrays, velocities: Arrays | None) -> tuple[Arrays, Arrays]:
-    """Numbers and velocities as they were stored; None where the velocities are the last columns of the knots."""
-    if velocities is not None:
-        return knots, velocities
-    dim = (knots.shape[1] - 1) // 2
-    numbers, v = np.ascontiguousarray(knots[:, : 1 + dim]), knots[:, 1 + dim :]
-    return numbers, signs(v) if np.all(np.abs(v) == 1) else v
-
-
 def _speeds(bits: Arrays, dim: int) -> Arrays:
     """The velocities that `signs` packed."""
     v, flat = np.empty((*bits.shape[:-1], dim)), bits.reshape(-1, bits.shape[-1])
     rows = v.reshape(-1, dim)
-    if dim <= ONE_LOOK:
+    if dim <= ONE_TABLE:
         words = np.ascontiguousarray(flat).view("u1" if dim <= 8 else "<u2")[:, 0]
-        # Every word is in the table: "clip" only spares a buffer.
+        # Every word is in the table: "clip" only saves a buffer.
         np.take(_every_speed(dim), words, axis=0, out=rows, mode="clip")
         return v
     for begin in range(0, len(flat), SLAB):
@@ -265,14 +256,12 @@ def _padded(function: Callable[[Any], Sequence[Any]], times: Arrays) -> list[Arr
 
 
 def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
-    """Successive stretches of the same chains as one skeleton, written once into its place."""
+    """Successive intervals of the same chains as one skeleton, written once into its place."""
     pieces = [piece for part in parts for piece in part.pieces()]
     counts = [piece.counts() for piece in pieces]
     offsets = np.concatenate([[0], np.cumsum(np.sum(counts, axis=0))])
-    # Stretches that an earlier version kept may have their velocities in full.
-    like = next((piece for piece in pieces if not piece.packed), pieces[0])
     numbers, velocities = (
-        np.empty((offsets[-1], kept.shape[-1]), kept.dtype) for kept in (like.numbers, like.velocities)
+        np.empty((offsets[-1], kept.shape[-1]), kept.dtype) for kept in (pieces[0].numbers, pieces[0].velocities)
     )
     whole = Skeleton(offsets, numbers, velocities, float(parts[0].begin), float(parts[-1].end))
     place = offsets[:-1].copy()
@@ -284,5 +273,4 @@ def join(parts: Sequence[Skeleton | Block]) -> Skeleton:
 
 def _pairs(whole: Skeleton, piece: Skeleton | Chunk) -> tuple[tuple[Arrays, Arrays], ...]:
     """The arrays of the whole, each with what a piece puts into it."""
-    velocities = piece.velocities if piece.packed == whole.packed else piece.v
-    return (whole.numbers, piece.numbers), (whole.velocities, velocities)
+    return (whole.numbers, piece.numbers), (whole.velocities, piece.velocities)

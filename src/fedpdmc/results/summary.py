@@ -134,7 +134,7 @@ def _variables(post: Posterior):
 
 
 def _interval(flat: np.ndarray, level: float, interval: str) -> np.ndarray:
-    """Ends of shape (2, q): of equal tails, or of the shortest stretch of sorted draws that holds enough of them."""
+    """Ends of shape (2, q): of equal tails, or of the shortest interval that holds enough of the draws."""
     if interval == "quantile":
         return np.quantile(flat, [(1 - level) / 2, (1 + level) / 2], axis=0)
     ordered = np.sort(flat, 0)
@@ -153,7 +153,7 @@ def _notes(post: Posterior) -> list[str]:
         f"energy: ESS {found.ess[-1]:,.0f}, R-hat {found.rhat[-1]:.3f}",
         f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
         f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
-        f"{100 * post.settings['objected']:.3g} % of plans ended by an objection.",
+        f"{100 * post.settings['objected']:.3g} % of plans ended by a site.",
     ]
     if post.settings.get("chosen"):
         lines.append(post.settings["chosen"])

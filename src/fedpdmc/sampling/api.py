@@ -13,17 +13,16 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic
 from fedpdmc.results.posterior import Posterior
-from fedpdmc.sampling.driver import FIRST_BLOCK, Sampler, check_length
-from fedpdmc.sampling.objection_rate import suited
+from fedpdmc.sampling.driver import Sampler
+from fedpdmc.sampling.method import choose
 from fedpdmc.sampling.one_shot import NAME as ONE_SHOT_NAME
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
-from fedpdmc.sampling.settings import Method, choose
+from fedpdmc.sampling.settings import Settings, check_length
+from fedpdmc.sampling.site_event_rate import suited
 from fedpdmc.sites.site import Site
-from fedpdmc.validation import non_negative
 from fedpdmc.whitening import Reference
 
-WHITENED_BURN_IN = 5.0
 ANEW = (
     "before the first block of samples was complete: nothing is kept. The same call starts anew, and with the same seed it "
     "makes the same draws; what has been compiled is not compiled again."
@@ -140,17 +139,16 @@ def sample(
                 where = "to connect()" if name == "seed" else "in the contract"
                 raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
         return sites.sample(ess=ess, duration=duration, keep=keep, progress=progress)
-    if burn_in is not None:
-        non_negative("burn_in", burn_in, "Give a finite process time that is zero or positive.")
+    wanted = Settings(
+        sites=sites, prior=prior, prior_at=prior_at, dynamics=dynamics, reference=reference, control=control,
+        chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
+        names=names,
+    )  # fmt: skip
     with showing(progress):
-        chosen = choose(
-            sites, prior, prior_at, dynamics, reference, control, chains, init, seed, bounds, keep, names, ess
-        )
-        chosen = suited(chosen)
-        wanted = usual_burn_in(burn_in, duration, chosen)
-        sampler = Sampler(chosen, wanted, keep)
+        chosen = suited(choose(wanted))
+        sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
         sampler.check_budget(0.0 if duration is None else float(duration))
-        if wanted > 0:
+        if sampler.burn_in_time > 0:
             sampler = sampler.burn_in(progress)
         return sampler.extend(duration=duration, ess=ess, progress=progress)
 
@@ -165,12 +163,3 @@ def _nothing_said(said: dict[str, Any], remedy: str) -> None:
     for name, value in said.items():
         if value is not None:
             raise InputError(name, repr(value), remedy)
-
-
-def usual_burn_in(burn_in: float | None, duration: float | None, method: Method) -> float:
-    """What was asked for, or what the method usually needs."""
-    if burn_in is not None:
-        return float(burn_in)
-    if method.whitened:
-        return WHITENED_BURN_IN
-    return FIRST_BLOCK if duration is None else 0.1 * float(duration)

@@ -32,7 +32,7 @@ MARGIN, USUAL_OBJECTIONS, USUAL_TIME = 4.0, 1.0, 20.0
 class State(eqx.Module):
     """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
 
-    ``objections`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
+    ``site_events`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
     sites' parts of a prior that is redistributed, and None for any other.
     """
 
@@ -41,7 +41,7 @@ class State(eqx.Module):
     t: Float[Array, " C"]
     number: Int[Array, " C"]
     events: Int[Array, " C"]
-    objections: Int[Array, " C"]
+    site_events: Int[Array, " C"]
     planned: Int[Array, " C"]
     share: Float[Array, "C M"] | None = None
 
@@ -145,7 +145,7 @@ class Coordinator(eqx.Module):
         whoever runs beside it.
         """
         ran = state.t - self.begin + USUAL_TIME
-        return MARGIN * ran / (state.objections + USUAL_OBJECTIONS)
+        return MARGIN * ran / (state.site_events + USUAL_OBJECTIONS)
 
     def intend(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
@@ -244,53 +244,56 @@ class Coordinator(eqx.Module):
         time = jnp.where(walk.fault == 0, jnp.where(walk.rang, arrival.time, jnp.inf), jnp.nan)
         return Arrival(time, walk.rang, arrival.mark)
 
-    def settle(
-        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]
-    ) -> tuple[State, Knots, Bool[Array, " C"]]:
+    def apply_arrivals(
+        self,
+        state: State,
+        itinerary: Itinerary,
+        arrivals: Arrival,
+        until: Float[Array, "*C"],
+        ready: Bool[Array, " C"],
+    ) -> tuple[State, Knots]:
         """Keep the path up to the earliest arrival (stacked over sites) and apply the winner's jump.
 
-        Returns the new state, the knots of the path that is kept, and whether a site objected.
+        Returns the new state and the knots of the path that is kept. Chains that are not ``ready`` stay where they are.
         """
         times = jnp.where(arrivals.rang, arrivals.time, jnp.inf)
         winner = jnp.argmin(times, 0)
         time = jnp.min(times, 0)
-        objected = jnp.isfinite(time)
+        rang = jnp.isfinite(time)
         mark = pick(jnp.swapaxes(arrivals.mark, 0, 1), winner)
-        cut, path = jnp.where(objected, time, jnp.inf), itinerary.path
+        cut, path = jnp.where(rang, time, jnp.inf), itinerary.path
         segment = jnp.sum(path.begin <= cut[:, None], -1) - 1
-        offset = jnp.where(objected, time - pick(path.begin, segment), 0.0)
+        offset = jnp.where(rang, time - pick(path.begin, segment), 0.0)
         a, v = path.state(self.dynamics, segment, offset)
-        a = jnp.where(objected[:, None], a, itinerary.end_a)
-        v = jnp.where(objected[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
-        t = jnp.where(objected, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
+        a = jnp.where(rang[:, None], a, itinerary.end_a)
+        v = jnp.where(rang[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
+        t = jnp.where(rang, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
         begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < cut[:, None])
         passed = path.begin + path.duration <= cut[:, None]
         own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
+        valid = jnp.concatenate([begun, (t < until)[:, None]], 1)
         knots = Knots(
             jnp.concatenate([state.t[:, None] + path.begin[:, 1:], t[:, None]], 1),
             jnp.concatenate([path.start[:, 1:], a[:, None]], 1),
             jnp.concatenate([path.velocity[:, 1:], v[:, None]], 1),
-            jnp.concatenate([begun, (t < until)[:, None]], 1),
+            valid & ready[:, None],
         )
         share = state.share
         if share is not None and itinerary.share is not None:
-            share = jnp.where(objected[:, None], share, itinerary.share)
+            share = jnp.where(rang[:, None], share, itinerary.share)
         planned = state.planned + jnp.sum(path.duration > 0, -1)
-        events, objections = state.events + own + objected, state.objections + objected
-        return State(a, v, t, state.number + 1, events, objections, planned, share), knots, objected
+        events, site_events = state.events + own + rang, state.site_events + rang
+        new = State(a, v, t, state.number + 1, events, site_events, planned, share)
+        return where_chains(ready, new, state), knots
 
-    def settle_going(
-        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"]
-    ) -> tuple[State, Knots]:
-        """`settle` for the chains that have not come to ``until``; the others stay where they are."""
-        going = state.t < until
-        settled, knots, _ = self.settle(state, itinerary, arrivals, until)
 
-        def choose(new, old):
-            return jnp.where(going.reshape(going.shape + (1,) * (new.ndim - 1)), new, old)
+def where_chains(chains: Bool[Array, " C"], new, old):
+    """A tree of arrays that are ``new`` on some chains and ``old`` on the others."""
 
-        kept = eqx.tree_at(lambda k: k.valid, knots, knots.valid & going[:, None])
-        return jax.tree.map(choose, settled, state), kept
+    def choose(x, y):
+        return jnp.where(chains.reshape(chains.shape + (1,) * (x.ndim - 1)), x, y)
+
+    return jax.tree.map(choose, new, old)
 
 
 def scan_segments(segment, carry, chances):

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedpdmc.console.screens import clock
 from fedpdmc.console.warnings import warn
+from fedpdmc.sampling.method import Method
 
 # Rounds that are worth a word beforehand, and by how much an estimate must have grown to be worth another.
 MANY_ROUNDS, GROWN = 500.0, 4.0
@@ -29,6 +30,20 @@ def rounds_ahead(plans: np.ndarray, time: float, length: float, least: float = 0
     mean = max(float(np.mean(plans)) / time, least) if time > 0 else least
     variance = max(float(np.var(plans)) / time if time > 0 else 0.0, mean)
     return 1.0 + mean * length + float(np.sqrt(2 * np.log(len(plans)) * variance * length))
+
+
+def remedies(method: Method) -> str | None:
+    """What to do about many rounds; None where rounds cost little and the user has chosen the dynamics."""
+    if not (method.elsewhere or method.open_dynamics or method.chosen):
+        return None
+    where = " in the contract" if method.elsewhere else ""
+    lines = 'kind = "ZigZag" in the contract; ' if method.elsewhere else "dynamics=fedpdmc.ZigZag(); "
+    lines = lines if method.dynamics.flow.rotating else ""
+    return (
+        f"What may help: {lines}more chains{where}, which share every round (there are {method.chains}); a smaller "
+        "ess or duration; parameters in which the posterior is nearer to a Gaussian (logarithms of scales, effects that "
+        "are standardised, columns that are centred)."
+    )
 
 
 class CostEstimate:

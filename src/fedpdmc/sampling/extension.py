@@ -12,11 +12,14 @@ from fedpdmc.models.variables import variables
 from fedpdmc.results.archive import read
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
-from fedpdmc.sampling.driver import GivenUp, Sampler, check_length
+from fedpdmc.sampling.costs import GivenUp
+from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.laplace_reference import linear_control
+from fedpdmc.sampling.method import Method
+from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.run_position import unpack_control, unpack_position, unpack_reference
 from fedpdmc.sampling.same_sites import check_ledger, members_of
-from fedpdmc.sampling.settings import Method, public_potential
+from fedpdmc.sampling.settings import check_length
 
 
 def load(path: str | Path) -> Posterior:
@@ -77,7 +80,7 @@ class SavedRun:
         facts, arrays, post = self._state.facts, self._state.arrays, self.post
         method = self._method(sites, prior)
         before = post.privacy or {}
-        for site in method.sites:
+        for site in method.own_sites:
             if site.budget is not None:
                 check_ledger(site, before[site.name]["run"])
         sampler = Sampler(method, facts["burn_in"], facts["keep"])
@@ -85,9 +88,7 @@ class SavedRun:
         rounds, plans, segments = facts["given_up"]
         sampler.given_up = GivenUp(rounds, plans, segments, arrays["given_up_passes"])
         sampler.store, sampler.origin = post.store.copy(), post.origin
-        if sampler.guarded is not None:
-            for name, guard in sampler.guarded.guards.items():
-                guard.observed_before = before[name]["observed"]
+        sampler.engine.federation.continue_accounts(before)
         return sampler
 
     def _method(self, sites: Any, prior: Any) -> Method:
@@ -104,7 +105,23 @@ class SavedRun:
             control = {} if facts["control"] == "none" else control
         public = public_potential(members, prior if prior_at == "coordinator" else None, control, reference, dynamics)
         return Method(
-            members, dim, prior, prior_at, dynamics, reference, control, facts["control"], self.post.chains, names,
-            None, facts["seed"], reference.control is not None, public, facts["segments"], rate, facts["bounds"],
-            variables(members, names), facts["reference_name"], False, facts["chosen"], facts["first_plan"],
-        )  # fmt: skip
+            sites=members,
+            dim=dim,
+            prior=prior,
+            prior_at=prior_at,
+            dynamics=dynamics,
+            reference=reference,
+            reference_name=facts["reference_name"],
+            control=control,
+            control_name=facts["control"],
+            chains=self.post.chains,
+            names=names,
+            seed=facts["seed"],
+            public=public,
+            segments=facts["segments"],
+            redistribution=rate,
+            bounds=facts["bounds"],
+            variables=variables(members, names),
+            chosen=facts["chosen"],
+            first_plan=facts["first_plan"],
+        )

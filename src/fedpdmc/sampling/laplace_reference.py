@@ -13,7 +13,7 @@ from fedpdmc.console.progress import report
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.sampling.members import PRIOR_SITE, settle
+from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.mode_search import (
     IMPROPER,
     LEVELLED,
@@ -26,6 +26,7 @@ from fedpdmc.sampling.mode_search import (
     singular,
 )
 from fedpdmc.sampling.sign_check import check_signs
+from fedpdmc.sites.member import Member
 from fedpdmc.sites.noisy_derivatives import noisy_laplace
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
@@ -36,7 +37,7 @@ LEAST_RISE = 0.05
 
 @double_precision
 def laplace(
-    sites: Sequence[Site],
+    sites: Sequence[Member],
     prior: Any = None,
     *,
     tolerance: float = 1e-3,
@@ -71,7 +72,7 @@ def laplace(
     InputError
         At a function that seems to be a log likelihood, not minus one.
     """
-    sites, prior, dim = settle(sites, prior, start, names)
+    sites, prior, dim = resolve_members(sites, prior, start, names)
     x = _begin(sites, prior, dim) if start is None else np.asarray(start, float)
     names = coordinate_names(sites, dim) if names is None else names
     if names is not None and len(names) != dim:
@@ -165,7 +166,7 @@ def prior_mean(prior: Quadratic) -> np.ndarray:
     return -np.linalg.solve(np.asarray(prior.precision), np.asarray(prior.linear))
 
 
-def _own(site: Site, x: np.ndarray) -> np.ndarray:
+def _own(site: Member, x: np.ndarray) -> np.ndarray:
     return x if site.coordinates is None else x[site.coordinates]
 
 

@@ -20,7 +20,7 @@ CHEAP, BURDEN = 256, 8
 PRIOR_SITE = "prior"
 
 
-def check_sites(sites: Any) -> tuple[Site, ...]:
+def check_sites(sites: Any) -> tuple[Member, ...]:
     """At least one site, and no two of one name; some may be elsewhere."""
     if isinstance(sites, Site):
         sites = [sites]
@@ -52,9 +52,9 @@ def check_prior(prior: Any) -> Quadratic | None:
     )
 
 
-def settle(
+def resolve_members(
     sites: Any, prior: Any, init: Any = None, names: Any = None
-) -> tuple[tuple[Site, ...], Quadratic | None, int]:
+) -> tuple[tuple[Member, ...], Quadratic | None, int]:
     """Sites that know their number of parameters, a Gaussian prior if there is one, and that number.
 
     A prior that is a function becomes a site of its own. The number comes from the prior, from a site that knows it, from
@@ -73,12 +73,12 @@ def settle(
         dim = _told_dim([site for site in members if site not in unknown], prior, init, names)
         if dim is None:
             raise no_size(unknown[0].name)
-        members = tuple(site.sized(dim) if site in unknown else site for site in members)
+        members = tuple(site.sized(dim) if isinstance(site, Site) and site in unknown else site for site in members)
     dim = check_dimensions(members, prior)
     return _of_one_size(members), prior, dim
 
 
-def _of_one_size(members: tuple[Site, ...]) -> tuple[Site, ...]:
+def _of_one_size(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """Sites with the same function and unequal numbers of records padded alike, so that it is compiled once for all."""
     families: dict[Any, list[Site]] = {}
     for site in members:
@@ -98,7 +98,7 @@ def _common(records: int, most: int) -> int:
     return size if size <= CHEAP or records * BURDEN >= size else bucket(records)
 
 
-def _told_dim(known: list[Site], prior: Quadratic | None, init: Any, names: Any) -> int | None:
+def _told_dim(known: list[Member], prior: Quadratic | None, init: Any, names: Any) -> int | None:
     """The number of parameters from whoever says it."""
     if prior is not None or any(site.coordinates is None for site in known):
         return problem_dim(known, prior)
@@ -109,7 +109,7 @@ def _told_dim(known: list[Site], prior: Quadratic | None, init: Any, names: Any)
     return problem_dim(known, None) if known else None
 
 
-def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
+def check_dimensions(sites: Sequence[Member], prior: Quadratic | None) -> int:
     """The number of parameters, on which prior and sites must agree."""
     dim = problem_dim(sites, prior)
     covered = np.zeros(dim, bool)
@@ -130,7 +130,7 @@ def check_dimensions(sites: Sequence[Site], prior: Quadratic | None) -> int:
     return dim
 
 
-def problem_dim(sites: Sequence[Site], prior: Quadratic | None) -> int:
+def problem_dim(sites: Sequence[Member], prior: Quadratic | None) -> int:
     """Number of parameters of the federation."""
     if prior is not None:
         return prior.dim

@@ -28,7 +28,7 @@ from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments
 from fedpdmc.sampling.laplace_reference import prior_mean
-from fedpdmc.sampling.members import settle
+from fedpdmc.sampling.members import resolve_members
 from fedpdmc.sampling.settings import check_names
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import model_of
@@ -58,7 +58,8 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     seed : int, optional
         Of the draws; the noise is the sites' own.
     """
-    members, prior, dim = settle(sites, prior, None, names)
+    found, prior, dim = resolve_members(sites, prior, None, names)
+    members = tuple(site for site in found if isinstance(site, Site))
     known = _check(members, prior)
     x, released, traffic = known.mean, None, np.zeros((2, len(members)), np.int64)
     for step in range(len(ONE_SHOT.steps)):

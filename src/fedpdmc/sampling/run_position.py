@@ -12,10 +12,10 @@ from fedpdmc.sampling.coordinator import State
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
-    from fedpdmc.sampling.settings import Method
+    from fedpdmc.sampling.method import Method
 
 # What is kept of every chain; the shares of a prior only where it is redistributed.
-STATE, SHARE = ("a", "v", "t", "number", "events", "objections", "planned"), "share"
+STATE, SHARE = ("a", "v", "t", "number", "events", "site_events", "planned"), "share"
 
 
 class Position(NamedTuple):

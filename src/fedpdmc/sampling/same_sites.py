@@ -20,7 +20,7 @@ from fedpdmc.models.captured_values import check_unchanged, program_digest
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.ledger_entries import Request
 from fedpdmc.results.run_state import RunState
-from fedpdmc.sampling.members import PRIOR_SITE, settle
+from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sites.clipping import fingerprint as records_fingerprint
 from fedpdmc.sites.site import Site
@@ -98,14 +98,15 @@ def members_of(
         Names the argument, and the site, that is not as it was.
     """
     rate = prior.rate if isinstance(prior, Redistributed) else 0.0
-    members, prior, dim = settle(sites, prior, None, names)
+    members, prior, dim = resolve_members(sites, prior, None, names)
     if dim != len(names):
         raise InputError(
             "sites", f"models of {dim} parameters", f"The posterior has {len(names)}: {', '.join(names)}. {AS_BEFORE}."
         )
+    own = [site for site in members if isinstance(site, Site)]
     if prior is not None and state.facts["prior_at"] == "extra":
-        members = (*members, Site(prior, name=PRIOR_SITE))
-    return _in_order(state, members, prior, rate), prior, rate
+        own.append(Site(prior, name=PRIOR_SITE))
+    return _in_order(state, own, prior, rate), prior, rate
 
 
 def _in_order(

@@ -14,20 +14,29 @@ class Member(abc.ABC):
     Attributes
     ----------
     name : str
+    dim : int
+        Number of parameters that it depends on.
     coordinates : array or None
         The entries of the parameter vector that it depends on; all if None.
     records : int
         Zero where that is not told.
     budget : Budget or None
         Its privacy budget, where it is kept in this process.
+    model : Written or None
+        The user's own function, where its model is one and is in this process.
+    log : callable or None
+        Where a site in this process writes down what it is asked.
     federation : Federation or None
         The federation through which a site elsewhere is asked; None for a site in this process.
     """
 
     name: str
+    dim: int
     coordinates: np.ndarray | None
     records: int
     budget: Any = None
+    model: Any = None
+    log: Any = None
     federation: Any = None
 
     @property

@@ -285,7 +285,7 @@ class Opening(NamedTuple):
     adaptive: bool = False
 
 
-def local_columns(site: Site, opening: Opening) -> np.ndarray | None:
+def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
     """The whitened coordinates that a site is sent: its own if flips move only them, else all (None)."""
     own = opening.dynamics.flips and opening.reference.diagonal
     return site.coordinates if own else None

@@ -1,15 +1,21 @@
-"""How plans reach sites."""
+"""What the driver needs: a federation, through which plans reach sites, and an engine, which moves the chains."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc.clocks import Clock
+from fedpdmc.console.progress import Tick
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.results.skeleton import Block
+from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.run_position import Position
 
 
 class Federation(abc.ABC):
@@ -55,6 +61,118 @@ class Federation(abc.ABC):
         """Passes over each site's records so far; zero for a site that does not tell."""
         return np.zeros(len(self.names), dtype=np.int64)
 
+    @property
+    def clocks(self) -> dict[str, Clock]:
+        """The clocks of the sites in this process, by name, as far as they are known here."""
+        return {}
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What each site with a budget in this process has granted and revealed; None if there is none."""
+        return None
+
+    def continue_accounts(self, privacy: dict[str, Any]) -> None:  # noqa: B027 (most federations have no accounts)
+        """Add what sites with a budget had revealed before this process took the run up, as `privacy` reported it."""
+
+
+class BlockMemory(NamedTuple):
+    """How the blocks of a run are cut where their knots must not fill the memory (``keep="draws"``).
+
+    Attributes
+    ----------
+    most : int
+        Bytes that a block may take.
+    per_round : int
+        Bytes that a round takes beside its numbers.
+    first : float
+        Process time of the first block at most: what an event weighs is known after it.
+    """
+
+    most: int
+    per_round: int = 0
+    first: float = float("inf")
+
+
+class Engine(abc.ABC):
+    """The chains of a run, moved on in whole blocks of process time.
+
+    All engines make the same bits from the same state and keys. A copy (`copy.copy`) is a run of its own from there on.
+
+    Attributes
+    ----------
+    federation : Federation
+    coordinator : Coordinator
+    rounds : int
+        Serial exchanges so far.
+    asked : (2, sites)
+        Of each site: exchanges that it took part in, and plans of single chains that it was sent.
+    selective : bool
+        Whether only the sites are asked whose last arrival does not stand (`selective_requests`).
+    sites_remember : bool
+        Whether sites keep what they have answered. Then a block that was interrupted is finished as it was planned before
+        anything else, a run cannot begin anew, and only the last of several copies can go on.
+    memory : BlockMemory
+    """
+
+    federation: Federation
+    coordinator: Coordinator
+    rounds: int
+    asked: np.ndarray
+    selective: bool
+    sites_remember: ClassVar[bool]
+    memory: ClassVar[BlockMemory]
+
+    @property
+    @abc.abstractmethod
+    def state(self) -> State:
+        """Where every chain is."""
+
+    @abc.abstractmethod
+    def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
+        """Run every chain to process time ``until``: one block, all of it or nothing.
+
+        ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it was before.
+        """
+
+    @abc.abstractmethod
+    def restore(self, position: Position) -> None:
+        """Stand where a run stood between two blocks."""
+
+    @property
+    @abc.abstractmethod
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far, zero for sites that do not tell."""
+
+    @property
+    def violations(self) -> np.ndarray:
+        """How often each site saw a rate above a bound that is not certified."""
+        return np.zeros(len(self.federation.names), dtype=np.int64)
+
+    @property
+    def time(self) -> float:
+        """Process time that all chains have reached."""
+        return float(np.min(np.asarray(self.state.t)))
+
+    @property
+    def plans(self) -> np.ndarray:
+        """Number of the next plan of each chain."""
+        return np.asarray(self.state.number)
+
+    @property
+    def events(self) -> np.ndarray:
+        """Jumps of each chain so far."""
+        return np.asarray(self.state.events)
+
+    @property
+    def site_events(self) -> np.ndarray:
+        """Jumps of sites on each chain so far."""
+        return np.asarray(self.state.site_events)
+
+    @property
+    def planned(self) -> np.ndarray:
+        """Segments of all plans of each chain so far."""
+        return np.asarray(self.state.planned)
+
 
 def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
     """What one site is sent of a plan."""
@@ -68,14 +186,3 @@ def restricted(plan: Plan, columns: np.ndarray | None, place: int) -> Plan:
 def globalised(arrival: Arrival, columns: np.ndarray | None) -> Arrival:
     """An arrival with its marks among all coordinates."""
     return arrival if columns is None else Arrival(arrival.time, arrival.rang, jnp.asarray(columns)[arrival.mark])
-
-
-def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
-    """Size of plans and of their arrivals as raw buffers, for a site that is sent ``sent`` coordinates.
-
-    Of each of ``plans`` plans of single chains: the chain, the plan's number, how many segments it has, the start, and
-    the site's ``share`` of a prior that is redistributed; of each of their ``segments`` segments in all, a duration and a
-    velocity. An arrival is the time, whether it rang, and a coordinate or a normal.
-    """
-    plan = 8 * (plans * (3 + sent + share) + segments * (1 + sent))
-    return plan, plans * (8 + 1 + (4 if flips else 8 * sent))

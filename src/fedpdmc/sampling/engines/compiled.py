@@ -1,4 +1,4 @@
-"""A run in progress: whole blocks of process time, made of short compiled chunks."""
+"""The engine for sites in this process: blocks made of short compiled chunks of many rounds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedpdmc.console.progress import Tick
 from fedpdmc.errors import RunTooLong
 from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
+from fedpdmc.sampling.engines.base import BlockMemory, Engine
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.sampling.run_position import Position
 
@@ -33,8 +34,8 @@ def _begin(groups, coordinator: Coordinator, state: State) -> Progress:
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), begin(groups, coordinator, state))
 
 
-class Run:
-    """The state of a federation's chains, moved on in whole blocks.
+class CompiledEngine(Engine):
+    """Sites in this process: many rounds are one compiled call.
 
     Parameters
     ----------
@@ -45,6 +46,10 @@ class Run:
     key : key
         The coordinator's randomness.
     """
+
+    federation: LocalFederation
+    sites_remember = False
+    memory = BlockMemory(most=2**26)
 
     @double_precision
     def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
@@ -59,7 +64,8 @@ class Run:
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0
         # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
-        self._first_errands = self.progress.errands
+        self._first_requests = self.progress.requests
+        self.selective = self._first_requests is not None
         self.asked = np.zeros((2, len(federation.names)), np.int64)
         # Passes and violations of each site before this process took the run up.
         self._before = np.zeros((2, len(federation.names)), np.int64)
@@ -77,36 +83,6 @@ class Run:
         return self.progress.state
 
     @property
-    def spares(self) -> bool:
-        """Whether only the sites that must be asked are."""
-        return self._first_errands is not None
-
-    @property
-    def time(self) -> float:
-        """Process time that all chains have reached."""
-        return float(np.min(np.asarray(self.progress.state.t)))
-
-    @property
-    def plans(self) -> np.ndarray:
-        """Number of the next plan of each chain."""
-        return np.asarray(self.progress.state.number)
-
-    @property
-    def events(self) -> np.ndarray:
-        """Jumps of each chain so far."""
-        return np.asarray(self.progress.state.events)
-
-    @property
-    def objections(self) -> np.ndarray:
-        """Jumps of sites on each chain so far."""
-        return np.asarray(self.progress.state.objections)
-
-    @property
-    def planned(self) -> np.ndarray:
-        """Segments of all plans of each chain so far."""
-        return np.asarray(self.progress.state.planned)
-
-    @property
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far."""
         return self._before[0] + self.federation.passes(self.progress)
@@ -118,15 +94,11 @@ class Run:
 
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
-        """Run every chain to process time ``until``: one block, all of it or nothing.
-
-        ``keep`` receives the block once it is complete. An interrupt or an error leaves the run where it
-        was before the block.
-        """
+        """One block, all of it or nothing."""
         before, began = self.progress, self.time
         start = (np.asarray(before.state.a), np.asarray(before.state.v))
         # Nothing is kept of the sites from one block to the next, so that a run can be taken up between two of them.
-        self.progress = dataclasses.replace(before, errands=self._first_errands)
+        self.progress = dataclasses.replace(before, requests=self._first_requests)
         try:
             chunks, questions = self._chunks(until, began, tick)
             keep(Block(start, chunks, began, until))
@@ -142,7 +114,7 @@ class Run:
         Chains that ask in the same of their plans share an exchange; a plan that nobody is asked about needs none.
         """
         rounds, sites = int(plans.max(initial=0)), len(self.federation.names)
-        if not self.spares:
+        if not self.selective:
             return rounds, np.full((sites, 2), (rounds, plans.sum())).T
         counts, everyone = np.zeros((2, sites), np.int64), np.zeros(0, np.int64)
         for site, *about in zip(self.federation.order, *questions, strict=True):

@@ -1,8 +1,9 @@
 """Rounds without thinning: Zig-Zag on Gaussian potentials, where every clock is inverted in closed form.
 
 A round is then one draw of every site and of the coordinator's potential, and all chains keep step: nothing is carried from
-round to round but the chains' state, with the chains along the last axis, where the compiler vectorises. The draws and the
-arithmetic are those of plan, answer and settle.
+round to round but the chains' state. The draws and the arithmetic are those of `Coordinator.intend` and `apply_arrivals`.
+They are written apart for speed: chains are along the last axis, where the compiler vectorises, and there is no path to lay
+out and cut, since a plan is one line that ends with the first event.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ def run(groups, coordinator: Coordinator, keys: PublicKeys, state: State, until,
         return new, record.written(fresh, row), row + 1
 
     last, record, rows = jax.lax.while_loop(unfinished, iteration, (first, empty, jnp.array(0)))
-    objections = state.objections + (last.events - state.events) - (0 if last.public is None else last.public)
+    site_events = state.site_events + (last.events - state.events) - (0 if last.public is None else last.public)
     planned = state.planned + (last.number - state.number)
-    new = State(last.a.T, last.v.T, last.t, last.number, last.events, objections, planned)
+    new = State(last.a.T, last.v.T, last.t, last.number, last.events, site_events, planned)
     return new, last.broken, record, rows
 
 

@@ -1,9 +1,10 @@
 """All sites in one process: whole rounds compiled, no Python per event.
 
 Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. Chains do
-not wait for each other where plans are short: a chain whose sites have all answered is settled and planned anew while
-others still walk. Where plans are long, and dear to make, or every clock is inverted (`inverted`), chains keep step. What a
-chain draws depends on its own plans and keys alone, so this changes no result. `sparing` decides who is asked.
+not wait for each other where plans are short: a chain whose sites have all answered moves on and is planned anew while
+others still walk. Where plans are long and costly to make, or every clock is inverted (`compiled_gaussian`), chains keep
+step. What a chain draws depends on its own plans and keys alone, so this changes no result. `selective_requests` decides who
+is asked, and has the end of a round, which `rounds` shares.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, Path, Walk, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State, where_chains
 from fedpdmc.sampling.engines import compiled_gaussian, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
-from fedpdmc.sampling.engines.selective_requests import Errand
+from fedpdmc.sampling.engines.selective_requests import Request, Sent, finish_round
 from fedpdmc.sites.site import answer
 
 
@@ -72,7 +73,7 @@ class Progress(eqx.Module):
     walks: tuple[Any, ...]
     open: Bool[Array, " C"]
     broken: Bool[Array, ""]
-    errands: tuple[Errand, ...] | None = None
+    requests: tuple[Request, ...] | None = None
 
 
 class LocalFederation(Federation):
@@ -192,15 +193,15 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     )
     itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool), state.share)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
-    errands = None
+    requests = None
     if selective_requests.applies([group.columns for group in groups], coordinator):
-        errands = tuple(_first_errands(group, chains, s, dim) for group in groups)
-    return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False), errands)
+        requests = tuple(_first_requests(group, chains, s, dim) for group in groups)
+    return Progress(state, itinerary, walks, jnp.zeros(chains, bool), jnp.array(False), requests)
 
 
-def _first_errands(group: Group, chains: int, segments: int, dim: int) -> Errand:
+def _first_requests(group: Group, chains: int, segments: int, dim: int) -> Request:
     own = dim if group.columns is None else group.columns.shape[1]
-    one = selective_requests.first_errand(chains, segments, own)
+    one = selective_requests.first_request(chains, segments, own)
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (group.size, *x.shape)), one)
 
 
@@ -213,11 +214,11 @@ def run_chunk(
     limit: Int[Array, ""],
     rows: int,
 ) -> tuple[Progress, Record, Int[Array, ""]]:
-    """Up to ``limit`` iterations of the loop: settle and plan the chains that are ready, then let the sites walk.
+    """Up to ``limit`` iterations of the loop: move on and plan the chains that are ready, then let the sites walk.
 
     Returns the progress, the record of knots (one row for each iteration, ``rows`` at most) and the number of rows.
     """
-    asked = sum(group.size for group in groups) if progress.errands is not None else None
+    asked = sum(group.size for group in groups) if progress.requests is not None else None
     chains, dim = progress.state.a.shape
     empty = Record.empty(rows, chains, dim, coordinator.segments, coordinator.dynamics.unit_speed, asked)
     if compiled_gaussian.applies(groups, coordinator):
@@ -236,7 +237,7 @@ def run_chunk(
 
 
 def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, until, limit, empty):
-    """`run_chunk` where no clock needs thinning: each site looks once for every plan."""
+    """`run_chunk` where no clock needs thinning: each site evaluates its rates once for every plan."""
     state, broken, record, rows = compiled_gaussian.run(groups, coordinator, keys, progress.state, until, limit, empty)
     plans, walks, place = state.number - progress.state.number, [], int(coordinator.clock is not None)
     for group, walk in zip(groups, progress.walks, strict=True):
@@ -247,52 +248,49 @@ def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, un
 
 
 def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
-    """Settle the chains whose sites have all answered, plan for them, and let every site walk on.
+    """Move the chains on whose sites have all answered, plan for them, and let every site walk on.
 
     Returns also the knots, and the numbers of the plans that each site was asked about, where not every site is.
     """
     answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
     done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
     arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
-    if now.errands is not None:
-        leads, since = (jnp.concatenate(x) for x in zip(*((e.lead, e.since) for e in now.errands), strict=True))
-        arrivals = selective_requests.of_this_plan(arrivals, leads, since, now.itinerary.path.horizon)
+    sent = None
+    if now.requests is not None:
+        sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))
     ready = now.open & done
-    settled, knots, _ = coordinator.settle(now.state, now.itinerary, arrivals, until)
-    state = _where(ready, settled, now.state)
-    knots = Knots(knots.t, knots.a, knots.v, knots.valid & ready[:, None])
+    state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
     new = (ready | ~now.open) & (state.t < until)
-    itinerary = _where(new, coordinator.intend(state, keys, until), now.itinerary)
-    if now.errands is None:
-        errands, asked = None, None
+    itinerary = where_chains(new, coordinator.intend(state, keys, until), now.itinerary)
+    if kept is None:
+        requests, asked = None, None
         walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
     else:
-        elapsed = jnp.where(ready, selective_requests.elapsed(arrivals, now.itinerary.path.horizon), 0.0)
-        walks, errands, asked = _spare(
-            groups, coordinator, now, itinerary, elapsed, jnp.maximum(until - state.t, 0), new
+        walks, requests, asked = _ask_selected(
+            groups, coordinator, now, itinerary, kept, jnp.maximum(until - state.t, 0), new
         )
     faulty = [
         jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)
     ]
     broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
-    return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, errands), knots, asked
+    return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, requests), knots, asked
 
 
-def _spare(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):
+def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):
     """Ask the sites that must be asked about the new plans, and let all of them walk one step."""
     whole, dynamics = selective_requests.to_the_end(itinerary, left), coordinator.dynamics
 
-    def one(clock: Clock, keys, state, errand: Errand, own):
+    def one(clock: Clock, keys, state, request: Request, own):
         path, walk = whole if own is None else whole.restricted(own), clock.walk(state)
         arrival = Arrival(walk.time, walk.rang, walk.mark)
-        errand, ask = selective_requests.consider(dynamics, errand.later(elapsed), arrival, path, left, new)
-        return clock.step(clock.restart(state, ask, errand.rest), errand.rest, keys), errand, ask
+        request, ask = selective_requests.consider(dynamics, request.later(elapsed), arrival, path, left, new)
+        return clock.step(clock.restart(state, ask, request.rest), request.rest, keys), request, ask
 
-    parts = zip(groups, now.walks, now.errands or (), strict=True)
-    walks, errands, asked = zip(
-        *(group.each(one, walk, errand, group.columns) for group, walk, errand in parts), strict=True
+    parts = zip(groups, now.walks, now.requests or (), strict=True)
+    walks, requests, asked = zip(
+        *(group.each(one, walk, request, group.columns) for group, walk, request in parts), strict=True
     )
-    return walks, errands, jnp.where(jnp.concatenate(asked), itinerary.path.number, -1)
+    return walks, requests, jnp.where(jnp.concatenate(asked), itinerary.path.number, -1)
 
 
 def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):
@@ -349,10 +347,3 @@ def _arrivals(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:
     if group.columns is not None:
         mark = jnp.take_along_axis(group.columns, mark, 1)
     return walk.done, Arrival(walk.time, walk.rang, mark)
-
-
-def _where(choose: Bool[Array, " C"], new, old):
-    def pick(x, y):
-        return jnp.where(choose.reshape(choose.shape + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(pick, new, old)

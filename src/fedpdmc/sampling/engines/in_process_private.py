@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc.clocks import Clock
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.engines.base import Federation
@@ -79,9 +80,19 @@ class GuardedFederation(Federation):
         return [arrivals[name] for name in self._names]
 
     @property
-    def privacy(self) -> dict[str, Any]:
+    def clocks(self) -> dict[str, Clock]:
+        """The clocks of the plain sites."""
+        return {} if self.plain is None else self.plain.clocks
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
         """What each site with a budget has granted and revealed."""
-        return {name: guard.report() for name, guard in self.guards.items()}
+        return {name: guard.report() for name, guard in self.guards.items()} or None
+
+    def continue_accounts(self, privacy: dict[str, Any]) -> None:
+        """Add what was observed before this process took the run up."""
+        for name, guard in self.guards.items():
+            guard.observed_before = privacy[name]["observed"]
 
 
 def _marked(arrival: Arrival) -> Arrival:

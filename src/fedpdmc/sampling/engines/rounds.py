@@ -1,4 +1,4 @@
-"""A run made of single rounds: plan, exchange, settle. For federations whose sites are asked one message at a time."""
+"""The engine for sites that are asked one message at a time: each round is a plan, an exchange and a move."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpdmc.errors import InputError, NotFinite
 from fedpdmc.results.skeleton import Block, Chunk, side_by_side, signs
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.sampling.engines import pending_arrivals, selective_requests
-from fedpdmc.sampling.engines.base import Federation
+from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation
 from fedpdmc.sampling.engines.pending_arrivals import Kept
 from fedpdmc.sampling.run_position import Position
 
@@ -51,12 +51,11 @@ class _Line:
         self.unfinished: _Unfinished | None = None
 
 
-class Rounds:
-    """The state of a federation's chains, moved on in whole blocks, one exchange after the other.
+class RoundsEngine(Engine):
+    """Sites that are asked one message at a time: on a network, under a privacy budget, or with a log.
 
-    It has the interface of `Run` and makes the same bits. Two things differ, because a site keeps what it has
-    answered: a round that was sent is never planned anew, so a block that was interrupted is finished as it was meant
-    before anything else, and of several copies only the one that went on last can go on.
+    A site keeps what it has answered. So a round that was sent is never planned anew: a block that was interrupted is
+    finished as it was planned before anything else, and of several copies only the one that went on last can go on.
 
     Parameters
     ----------
@@ -70,6 +69,10 @@ class Rounds:
         ``reach(state, until)``: how far ahead each chain is planned at most, a function of what is known so far.
     """
 
+    sites_remember = True
+    # Arrays of a round weigh about 4 kB beside their numbers, and a block must be short enough to be repeated.
+    memory = BlockMemory(most=2**23, per_round=4096, first=10.0)
+
     @double_precision
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Rounds:
     ):
         self.federation, self.coordinator, self.reach = federation, coordinator, reach
         self.keys = PublicKeys.of(key, state.a.shape[0])
-        self.spares = selective_requests.applies(federation.columns, coordinator)
+        self.selective = selective_requests.applies(federation.columns, coordinator)
         self._stand(state, 0, np.zeros((2, len(federation.names)), np.int64))
 
     @double_precision
@@ -91,55 +94,30 @@ class Rounds:
 
     def _stand(self, state: State, rounds: int, asked: np.ndarray) -> None:
         # Strong types, as the compiled steps return them: they are then compiled once.
-        self.state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
+        self._state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
         # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.
         self.rounds, self.asked = rounds, asked
-        self._line = _Line(self.state)
+        self._line = _Line(self._state)
 
     @property
-    def time(self) -> float:
-        """Process time that all chains have reached."""
-        return float(np.min(np.asarray(self.state.t)))
-
-    @property
-    def plans(self) -> np.ndarray:
-        """Number of the next plan of each chain."""
-        return np.asarray(self.state.number)
-
-    @property
-    def events(self) -> np.ndarray:
-        """Jumps of each chain so far."""
-        return np.asarray(self.state.events)
-
-    @property
-    def objections(self) -> np.ndarray:
-        """Jumps of sites on each chain so far."""
-        return np.asarray(self.state.objections)
-
-    @property
-    def planned(self) -> np.ndarray:
-        """Segments of all plans of each chain so far."""
-        return np.asarray(self.state.planned)
+    def state(self) -> State:
+        """Where every chain is."""
+        return self._state
 
     @property
     def passes(self) -> np.ndarray:
         """Passes over each site's records so far, zero for sites that do not tell."""
         return self.federation.evaluations
 
-    @property
-    def violations(self) -> np.ndarray:
-        """None: sites that are asked round by round walk under certified bounds only."""
-        return np.zeros(len(self.federation.names), dtype=np.int64)
-
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
-        """Run every chain to process time ``until``: one block, all of it or nothing.
+        """One block, all of it or nothing.
 
-        ``keep`` receives the block once it is complete. After an interrupt or an error the run is where it was before the
-        block, and the next call finishes that block, to the end that it was given then, before it goes on to ``until``.
+        After an interrupt or an error the next call finishes that block, to the end that it was given then, before it goes
+        on to ``until``.
         """
         line = self._line
-        if self.state is not line.tip:
+        if self._state is not line.tip:
             raise InputError(
                 "extend",
                 "a posterior whose run has gone on since",
@@ -151,17 +129,17 @@ class Rounds:
             block = self._finish(line, tick)
             keep(block)
             done = line.unfinished
-            self.state, self.rounds, self.asked = done.state, self.rounds + done.rounds, self.asked + done.asked
-            line.tip, line.unfinished = self.state, None
+            self._state, self.rounds, self.asked = done.state, self.rounds + done.rounds, self.asked + done.asked
+            line.tip, line.unfinished = self._state, None
             if self.time < until:
                 line.unfinished = self._block(until)
 
     def _block(self, until: float) -> _Unfinished:
         """A block before its first round: nothing is kept of the sites from one block to the next."""
-        (chains, dim), kept = self.state.a.shape, None
-        if self.spares:
+        (chains, dim), kept = self._state.a.shape, None
+        if self.selective:
             kept = pending_arrivals.nothing_kept(self.federation.columns, chains, self.coordinator.segments, dim)
-        return _Unfinished(float(until), [], self.state, 0, 0, kept, self.state.t, np.zeros_like(self.asked))
+        return _Unfinished(float(until), [], self._state, 0, 0, kept, self._state.t, np.zeros_like(self.asked))
 
     def _finish(self, line: _Line, tick: Callable[[Tick], None]) -> Block:
         began = self.time
@@ -178,7 +156,7 @@ class Rounds:
             reached, events = float(np.min(np.asarray(state.t))), int(np.asarray(state.events).sum())
             rounds = self.rounds + now.rounds
             tick(Tick(began, reached, now.until, events, rounds, time.perf_counter() - clock))
-        return Block((np.asarray(self.state.a), np.asarray(self.state.v)), now.chunks, began, now.until)
+        return Block((np.asarray(self._state.a), np.asarray(self._state.v)), now.chunks, began, now.until)
 
     def _round(self, now: _Unfinished) -> tuple[_Unfinished, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
@@ -186,18 +164,17 @@ class Rounds:
         itinerary = _intend(self.coordinator, state, self.keys, end)
         if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
             raise NotFinite("coordinator", 0)
-        if now.kept is None:
+        kept, sent, going = now.kept, None, state.t < end
+        if kept is None:
             arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
-            state, knots = _settle(self.coordinator, state, itinerary, arrivals, end)
-            kept, about = None, np.tile(np.asarray(now.state.t < end), (len(self.federation.names), 1))
+            about = np.tile(np.asarray(going), (len(self.federation.names), 1))
         else:
             left = jnp.maximum(end - state.t, 0.0)
-            kept, about = pending_arrivals.ask(
-                self.federation, self.coordinator, itinerary, now.kept, left, state.t < end
-            )
-            state, knots, kept = pending_arrivals.settle(
-                self.coordinator, state, itinerary, kept, self.federation.columns, end
-            )  # fmt: skip
+            kept, about = pending_arrivals.ask(self.federation, self.coordinator, itinerary, kept, left, going)
+            arrivals, sent = pending_arrivals.stacked(kept, self.federation.columns)
+        state, knots, elapsed = _finish_round(self.coordinator, state, itinerary, arrivals, sent, end, going)
+        if kept is not None and elapsed is not None:
+            kept = pending_arrivals.later(kept, elapsed)
         asked = now.asked + np.stack([about.any(1), about.sum(1)])
         following = now._replace(
             state=state, plans=now.plans + 1, rounds=now.rounds + bool(about.any()), kept=kept, end=end, asked=asked
@@ -217,11 +194,9 @@ class Rounds:
         return end if now.kept is None else jnp.where(t < now.end, jnp.minimum(now.end, end), end)
 
 
+_finish_round = compiled(selective_requests.finish_round)
+
+
 @compiled
 def _intend(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
     return coordinator.intend(state, keys, end)
-
-
-@compiled
-def _settle(coordinator: Coordinator, state: State, itinerary: Itinerary, arrivals, end: Float[Array, " C"]):
-    return coordinator.settle_going(state, itinerary, arrivals, end)

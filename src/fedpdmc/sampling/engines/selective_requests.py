@@ -20,10 +20,10 @@ from jaxtyping import Array, Bool, Float
 from fedpdmc.clocks import Path, follow, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, Knots, State, where_chains
 
 
-class Errand(eqx.Module):
+class Request(eqx.Module):
     """What a site was last asked, by chain; or the sites of a group, stacked.
 
     Attributes
@@ -47,9 +47,9 @@ class Errand(eqx.Module):
         """A time of the part that was sent, as a time of the present plan."""
         return self.lead + (self.since + time)
 
-    def later(self, elapsed: Float[Array, " C"]) -> Errand:
+    def later(self, elapsed: Float[Array, " C"]) -> Request:
         """The same, seen from a plan that starts so much later."""
-        return Errand(self.path, self.lead - elapsed, self.rest, self.since)
+        return Request(self.path, self.lead - elapsed, self.rest, self.since)
 
 
 class Decision(NamedTuple):
@@ -66,11 +66,11 @@ def applies(columns, coordinator: Coordinator) -> bool:
     return lines and any(own is not None for own in columns)
 
 
-def first_errand(chains: int, segments: int, own: int) -> Errand:
+def first_request(chains: int, segments: int, own: int) -> Request:
     """Of a site before the first plan of a block: a path that differs from every other."""
     nowhere, zero = jnp.full((chains, segments + 1, own), jnp.nan), jnp.zeros((chains, segments + 1))
     path, now = Path(jnp.zeros(chains, int), nowhere, nowhere, zero, zero), jnp.zeros(chains)
-    return Errand(path, now, path, now)
+    return Request(path, now, path, now)
 
 
 def to_the_end(itinerary: Itinerary, left: Float[Array, " C"]) -> Path:
@@ -88,7 +88,7 @@ def to_the_end(itinerary: Itinerary, left: Float[Array, " C"]) -> Path:
 def first_difference(old: Path, lead: Float[Array, " C"], new: Path) -> Float[Array, " C"]:
     """σ: the first time of the new path at which its velocity is not that of the old one, infinite if there is none.
 
-    Both are lines from the same point between the times at which segments begin, so only those times need a look.
+    Both are lines from the same point between the times at which segments begin, so only those times are compared.
     """
     began = old.begin + lead[:, None]
     times = jnp.concatenate([jnp.zeros_like(lead)[:, None], began[:, 1:], new.begin[:, 1:]], 1)
@@ -101,30 +101,26 @@ def first_difference(old: Path, lead: Float[Array, " C"], new: Path) -> Float[Ar
     return jnp.min(jnp.where(different & (times >= 0), times, jnp.inf), 1)
 
 
-def decide(errand: Errand, arrival: Arrival, new: Path, left: Float[Array, " C"]) -> Decision:
+def decide(request: Request, arrival: Arrival, new: Path, left: Float[Array, " C"]) -> Decision:
     """The rule: an arrival by σ stands, and a site that is known to be silent for all that is left is not asked."""
-    sigma = first_difference(errand.path, errand.lead, new)
-    silent = jnp.maximum(jnp.minimum(sigma, errand.lead + errand.path.horizon), 0.0)
-    # Of the site that objected σ is zero: its arrival, which has come, does not stand.
-    stands = arrival.rang & (errand.time(arrival.time) <= sigma) & (sigma > 0)
+    sigma = first_difference(request.path, request.lead, new)
+    silent = jnp.maximum(jnp.minimum(sigma, request.lead + request.path.horizon), 0.0)
+    # Of the site whose event it was σ is zero: its arrival, which has come, does not stand.
+    stands = arrival.rang & (request.time(arrival.time) <= sigma) & (sigma > 0)
     return Decision(~(stands | (silent >= left)), silent)
 
 
 def consider(
-    dynamics: Dynamics, errand: Errand, arrival: Arrival, path: Path, left: Float[Array, " C"], new: Bool[Array, " C"]
-) -> tuple[Errand, Bool[Array, " C"]]:
+    dynamics: Dynamics, request: Request, arrival: Arrival, path: Path, left: Float[Array, " C"], new: Bool[Array, " C"]
+) -> tuple[Request, Bool[Array, " C"]]:
     """What a site is asked about the new plans of some chains, and on which of them it is asked at all.
 
     ``path`` is the site's own to the end, as `to_the_end` gives it.
     """
-    decision = decide(errand, arrival, path, left)
+    decision = decide(request, arrival, path, left)
     ask = new & decision.ask
-    fresh = Errand(path, jnp.zeros_like(left), path_since(dynamics, path, decision.since), decision.since)
-
-    def choose(x, y):
-        return jnp.where(ask.reshape(ask.shape + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(choose, fresh, errand), ask
+    fresh = Request(path, jnp.zeros_like(left), path_since(dynamics, path, decision.since), decision.since)
+    return where_chains(ask, fresh, request), ask
 
 
 def path_since(dynamics: Dynamics, path: Path, time: Float[Array, " C"]) -> Path:
@@ -140,17 +136,34 @@ def path_since(dynamics: Dynamics, path: Path, time: Float[Array, " C"]) -> Path
     return follow(dynamics, Plan(path.number, a, jnp.maximum(duration, 0.0), velocity))
 
 
-def of_this_plan(
-    arrivals: Arrival, lead: Float[Array, "sites C"], since: Float[Array, "sites C"], horizon: Float[Array, " C"]
-) -> Arrival:
-    """Arrivals along earlier plans, stacked over sites, as times of the present one, those beyond its horizon left out."""
-    time = jnp.maximum(lead + (since + arrivals.time), 0.0)
-    return Arrival(time, arrivals.rang & (time < horizon), arrivals.mark)
+class Sent(NamedTuple):
+    """When sites were asked for their arrivals, stacked over sites: `Request.lead` and `Request.since`."""
+
+    lead: Float[Array, "sites C"]
+    since: Float[Array, "sites C"]
 
 
-def elapsed(arrivals: Arrival, horizon: Float[Array, " C"]) -> Float[Array, " C"]:
-    """How much of the plan is kept."""
-    return jnp.minimum(jnp.min(jnp.where(arrivals.rang, arrivals.time, jnp.inf), 0), horizon)
+def finish_round(
+    coordinator: Coordinator,
+    state: State,
+    itinerary: Itinerary,
+    arrivals: Arrival,
+    sent: Sent | None,
+    until: Float[Array, "*C"],
+    ready: Bool[Array, " C"],
+) -> tuple[State, Knots, Float[Array, " C"] | None]:
+    """The end of a round, the same for every engine: chains that are ready move on to the earliest arrival.
+
+    ``sent`` is None where every site was asked about this plan. Otherwise arrivals are those along earlier plans: they are
+    moved to times of this one, those beyond its horizon are left out, and it is returned how much of the plan is kept.
+    """
+    if sent is None:
+        return *coordinator.apply_arrivals(state, itinerary, arrivals, until, ready), None
+    horizon = itinerary.path.horizon
+    time = jnp.maximum(sent.lead + (sent.since + arrivals.time), 0.0)
+    arrivals = Arrival(time, arrivals.rang & (time < horizon), arrivals.mark)
+    kept = jnp.minimum(jnp.min(jnp.where(arrivals.rang, arrivals.time, jnp.inf), 0), horizon)
+    return *coordinator.apply_arrivals(state, itinerary, arrivals, until, ready), jnp.where(ready, kept, 0.0)
 
 
 def _segment(begin: Float[Array, "C S"], time: Float[Array, " C"]):

@@ -6,9 +6,10 @@ from tests.support import hospitals, prior
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.sampling.objection_rate import objections, suited
+from fedpdmc.sampling.method import choose
 from fedpdmc.sampling.reference_warning import LINES_OBJECT
-from fedpdmc.sampling.settings import choose
+from fedpdmc.sampling.settings import Settings
+from fedpdmc.sampling.site_event_rate import site_event_rate, suited
 
 WIDE = fp.models.normal_prior(1, scale=100.0)
 CAUCHY = [-1.0, 0.0, 4.0]
@@ -31,12 +32,12 @@ def poisson(n, d, seed=0):
 
 @double_precision
 def default(sites, prior_, prior_at="coordinator"):
-    return choose(sites, prior_, prior_at, None, None, None, None, None, 1, "certified", "skeleton", None)
+    return choose(Settings(sites=sites, prior=prior_, prior_at=prior_at, seed=1))
 
 
 @double_precision
 def rate_of(method):
-    return objections(method.sites, method.prior, method.control, method.reference)
+    return site_event_rate(method.sites, method.prior, method.control, method.reference)
 
 
 def grid_of_cauchy(y, scale=100.0):
@@ -62,7 +63,7 @@ def test_gaussians_meet_none_wherever_the_prior_is():
     X, normal = np.random.default_rng(0).normal(size=(20, 3)), fp.models.normal_prior(3, scale=2.0)
     linear = site(fp.models.linear(X, X.sum(1), scale=1.0))
     assert rate_of(default(linear, normal)) == pytest.approx(0.0, abs=1e-8)
-    rates = [suited(default(poisson(60, 3), normal, where)).objections for where in ("coordinator", "sites")]
+    rates = [suited(default(poisson(60, 3), normal, where)).site_event_rate for where in ("coordinator", "sites")]
     assert rates[0] == pytest.approx(rates[1], rel=1e-6) and rates[0] > 0.01
 
 
@@ -112,12 +113,12 @@ def test_heavy_tails_are_drawn_by_zigzag_and_exactly():
 def test_good_models_keep_the_few_rounds_method(sites, own):
     method = suited(default(sites(), own()))
     assert isinstance(method.dynamics, fp.Boomerang) and method.chosen == ""
-    assert 0 < method.objections < 0.7 * LINES_OBJECT * method.dim
+    assert 0 < method.site_event_rate < 0.7 * LINES_OBJECT * method.dim
 
 
 def test_nobody_is_asked_where_it_would_take_long_or_the_dynamics_are_given():
     X = np.random.default_rng(0).normal(size=(40_000, 2))
     many = site(fp.models.logistic(X, (X[:, 0] > 0).astype(float)))
     assert rate_of(default(many, fp.models.normal_prior(2, scale=2.0))) is None
-    said = default(cauchy(CAUCHY), WIDE)._replace(open_dynamics=False)
+    said = default(cauchy(CAUCHY), WIDE).replace(open_dynamics=False)
     assert suited(said) is said

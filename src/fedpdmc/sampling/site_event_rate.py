@@ -1,4 +1,4 @@
-"""Objections that the few-rounds method meets in the long run, integrated along rays before anything is drawn."""
+"""Events of sites that the few-rounds method meets in the long run, integrated along rays before anything is drawn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.members import PRIOR_SITE
+from fedpdmc.sampling.method import Method, on_lines
 from fedpdmc.sampling.reference_warning import LINES_OBJECT
-from fedpdmc.sampling.settings import Method, on_lines
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
@@ -27,26 +27,26 @@ def suited(method: Method) -> Method:
 
     That is seen before anything is drawn, and from nothing that is drawn.
     """
-    if not method.open_dynamics or not method.whitened or method.control_name != "quadratic":
+    if not method.open_dynamics or not method.few_rounds:
         return method
     report("looking at the tails")
     walked = any(site.name == PRIOR_SITE for site in method.sites)
-    rate = objections(method.sites, None if walked else method.prior, method.control, method.reference)
+    rate = site_event_rate(method.own_sites, None if walked else method.prior, method.control, method.reference)
     if rate is not None and rate > LINES_OBJECT * method.dim:
-        reason = f"the sites would object {rate:.2g} times per unit of process time in the long run"
+        reason = f"the sites would have {rate:.2g} events per unit of process time in the long run"
         better = on_lines(method, reason, "before the burn-in")
         if better is not None:
             return better
-    return method._replace(objections=rate)
+    return method.replace(site_event_rate=rate)
 
 
 @double_precision
-def objections(
+def site_event_rate(
     sites: tuple[Site, ...], prior: Quadratic | None, control: dict[str, ControlVariate], reference: Reference
 ) -> float | None:
-    """Objections per unit of process time that rotations about the reference meet in the long run, or None if unknown.
+    """Events of sites per unit of process time on rotations about the reference in the long run, or None if unknown.
 
-    A site with ``W_m = U_m − q_m``, in whitened coordinates, objects at the rate ``(v·∇W_m)₊``, and ``v`` is Gaussian and
+    A site with ``W_m = U_m − q_m``, in whitened coordinates, has events at the rate ``(v·∇W_m)₊``, and ``v`` is Gaussian and
     independent of ``a`` in the long run: ``Σ_m E|∇W_m(a)| / √(2π)`` with ``a`` from the posterior. In polar coordinates
     ``E f = ∫∫ f(ru) r^{d−1} e^{−U(ru)} dr du`` up to a constant: a quadrature in ``r``, and a mean over random rays ``u``.
     Its nodes reach far into heavy tails, which chains that set out near the mode do not see in a burn-in.

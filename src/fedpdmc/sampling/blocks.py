@@ -1,0 +1,74 @@
+"""How long the blocks of a run are: up to a process time, or until an effective sample size is reached."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpdmc.sampling.engines.base import BlockMemory
+from fedpdmc.sampling.reference_warning import USUAL_YIELD
+
+FIRST_BLOCK = 10.0
+MOST_GROWTH = 4.0
+# Limits of a run to an effective sample size: its blocks, and for the few-rounds method times its first block.
+MOST_BLOCKS, MOST_LENGTH = 40, 50
+# Chains wait for each other at the end of a block: few blocks, of many plans each.
+PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
+
+
+class Goal(NamedTuple):
+    """A process time that is reached in whole blocks.
+
+    Attributes
+    ----------
+    begin, until : float
+        Process time from and to which the run goes.
+    pieces : int
+        Blocks of equal length, where all knots are kept.
+    step : float
+        Length of the next block where they are not: it follows the rate of events, to bound memory.
+    """
+
+    begin: float
+    until: float
+    pieces: int
+    step: float
+
+    @classmethod
+    def to(cls, until: float, begin: float, pieces: int, memory: BlockMemory) -> Goal:
+        """A goal before its first block."""
+        return cls(begin, until, pieces, min((until - begin) / 64, memory.first))
+
+    def next_stop(self, now: float, keep: str) -> float:
+        """Process time at which all chains meet next."""
+        if keep == "skeleton":
+            done = round((now - self.begin) / (self.until - self.begin) * self.pieces)
+            return self.begin + (self.until - self.begin) * (done + 1) / self.pieces
+        return self.until if now + 1.5 * self.step >= self.until else now + self.step
+
+    def after(self, plans: float, rounds: int, dim: int, memory: BlockMemory) -> Goal:
+        """The goal with the length of the next block, after one of so many plans and rounds."""
+        made = max(plans, 1.0) * 8 * (2 * dim + 2) + memory.per_round * rounds
+        return self._replace(step=self.step * float(np.clip(memory.most / made, 0.25, 4.0)))
+
+
+def pieces(plans_per_time: float, length: float) -> int:
+    """Blocks of a process time in which a chain makes so many plans per unit of time."""
+    return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
+
+
+def first_length(target: float, chains: int, whitened: bool) -> float:
+    """Process time of the first block of a run to an effective sample size."""
+    usual = target / (USUAL_YIELD * chains) if whitened else FIRST_BLOCK
+    return float(np.clip(usual, FIRST_BLOCK, 100 * FIRST_BLOCK))
+
+
+def next_length(target: float, worst: float, span: float) -> tuple[float, float]:
+    """Process time that an effective sample size still needs, and of the next block.
+
+    ``worst`` is the effective sample size of the first ``span`` units. A block is at least a tenth of what there is and
+    lets it grow fourfold at most, since an effective sample size of a short run may be far off.
+    """
+    need = span * (1.05 * target / max(worst, 1.0) - 1.0)
+    return need, float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))

@@ -1,0 +1,129 @@
+"""The parts of a run, made from its method: federation, coordinator, start state and engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
+from fedpdmc.console.progress import report
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.sampling.budget_horizon import Pace
+from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.engines.base import Engine, Federation
+from fedpdmc.sampling.engines.compiled import CompiledEngine
+from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sampling.engines.in_process_private import GuardedFederation
+from fedpdmc.sampling.engines.rounds import RoundsEngine
+from fedpdmc.sampling.laplace_reference import prior_mean
+from fedpdmc.sampling.method import Method
+from fedpdmc.sampling.prior_shares import shares
+from fedpdmc.sites.member import Member
+from fedpdmc.sites.private_site import PrivateSite
+from fedpdmc.sites.site import Opening, Site, local_columns, open_site
+
+# How much wider than the reference chains set out where sites are elsewhere.
+WIDE = 2.0
+
+
+def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
+    """The engine of a run, its sites opened, and how far ahead it plans where sites have a privacy budget."""
+    parts = coordinator(method, burn_in), start_state(method, burn_in), coordinator_key(method)
+    if not method.elsewhere and not any(site.budget is not None or site.log is not None for site in method.sites):
+        return CompiledEngine(local_federation(method), *parts), None
+    members, pace = federation(method), None
+    if members.accounts:
+        pace = Pace(method.dynamics, method.dim, lambda: members.accounts, -burn_in)
+    return RoundsEngine(members, *parts, reach=pace), pace
+
+
+def coordinator_key(method: Method):
+    """The coordinator's randomness."""
+    return jax.random.fold_in(jax.random.key(method.seed), 1)
+
+
+def coordinator(method: Method, burn_in: float = 0.0) -> Coordinator:
+    """The coordinator of a run."""
+    return Coordinator.of(method.dynamics, method.public, method.segments, method.redistribution, -burn_in)
+
+
+def federation(method: Method) -> Federation:
+    """The sites: opened for a run in this process, those with a budget under it; or where they are.
+
+    Sites with a budget or a log are asked one message at a time.
+    """
+    if method.elsewhere:
+        return method.sites[0].federation
+    run = secrets.token_hex(16)
+    own = method.own_sites
+    guards = {site.name: PrivateSite(site, opening(method, site), run) for site in own if site.budget is not None}
+    plain = [site for site in own if site.budget is None]
+    logs = {site.name: site.log for site in own if site.log is not None}
+    if not guards and not logs:
+        return local_federation(method)
+    return GuardedFederation(
+        [site.name for site in own], guards, local_federation(method, plain) if plain else None, logs
+    )
+
+
+def local_federation(method: Method, sites: Sequence[Site] | None = None) -> LocalFederation:
+    """All sites, or some of them, opened in this process."""
+    members = method.own_sites if sites is None else sites
+    openings, clocks = [opening(method, site) for site in members], []
+    for number, (site, told) in enumerate(zip(members, openings, strict=True), 1):
+        report("compiling", number, len(members))
+        clocks.append(open_site(site, told))
+    return LocalFederation(
+        [site.name for site in members],
+        clocks,
+        [local_columns(site, told) for site, told in zip(members, openings, strict=True)],
+        [site.key(method.seed) for site in members],
+        method.chains,
+    )
+
+
+def opening(method: Method, site: Member) -> Opening:
+    """What a site is told at the start of a run."""
+    share = method.prior if method.redistribution > 0 else None
+    if method.prior is not None and method.prior_at == "sites":
+        records = sum(s.records for s in method.sites)
+        share = method.prior.scaled(site.records / records if records else 1 / len(method.sites))
+    control, redistributed = method.control.get(site.name), method.redistribution > 0
+    return Opening(method.reference, method.dynamics, control, share, redistributed, method.bounds == "adaptive")
+
+
+def start_state(method: Method, burn_in: float = 0.0) -> State:
+    """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean.
+
+    The reference of sites elsewhere is not taken on trust: chains set out wider than it, so that they disagree for long
+    if it is too narrow for the events of the sites.
+    """
+    chains, dim = method.chains, method.dim
+    keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
+    count = jnp.zeros(chains, int)
+    number = count + method.first_plan
+    spread, v = _spread(method.dynamics, keys, number, dim)
+    if method.init is not None:
+        a = jnp.broadcast_to(method.reference.to_a(jnp.asarray(method.init)), (chains, dim))
+    elif method.whitened:
+        a = (WIDE if method.elsewhere else 1.0) * spread
+    else:
+        center = jnp.zeros(dim) if method.prior is None else jnp.asarray(prior_mean(method.prior))
+        a = method.reference.to_a(center) + 0.1 * spread
+    share = None
+    if method.redistribution > 0:
+        keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)
+        share = shares(uniforms(keys, count, count, len(method.sites)))
+    return State(a, v, jnp.full(chains, -burn_in), number, count, count, count, share)
+
+
+@compiled
+def _spread(dynamics: Dynamics, keys: ChainKeys, count: Int[Array, " C"], dim: int):
+    """Standard normal positions, and velocities of the dynamics."""
+    u = uniforms(keys, count, count, 2 * dim)
+    return normals(u[:dim]).T, dynamics.velocity(u[dim:].T)

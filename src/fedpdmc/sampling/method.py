@@ -1,0 +1,303 @@
+"""How a run samples: what was asked for, with every choice made that was left open."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.dynamics import Boomerang, Dynamics, ZigZag
+from fedpdmc.errors import InputError, NoEnclosure
+from fedpdmc.models.captured_values import check_unchanged
+from fedpdmc.models.user_function import check_start
+from fedpdmc.models.variables import Variables, coordinate_names, variables
+from fedpdmc.potentials import ControlVariate, Program, Quadratic
+from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
+from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
+from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.public_potential import public_potential
+from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
+from fedpdmc.sampling.settings import Settings, check_init, check_names
+from fedpdmc.sampling.sign_check import check_rays
+from fedpdmc.sites.member import Member
+from fedpdmc.sites.private_site import check_dynamics
+from fedpdmc.sites.site import Site
+from fedpdmc.whitening import Reference
+
+# The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
+CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 1024
+SAMPLES_PER_CHAIN = 16
+# Refreshment that balances the mixing of coordinates and energy on the Laplace reference.
+REFRESH = 1.2
+# Segments of a plan: enough refreshments to last until a site's event where those are rare, else few. Their rate falls like
+# one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
+SEGMENTS_FEW_EVENTS, SEGMENTS_MANY_EVENTS = 64, 1
+SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
+REDISTRIBUTED = "redistributed"
+# Number of the first plan of a run after a burn-in that was given up: beyond any that it may have used.
+SECOND_RUN = 2**30
+# The usual burn-in on a whitened reference, and of a run to an effective sample size on any other.
+WHITENED_BURN_IN, BURN_IN = 5.0, 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Method:
+    """All choices of a run, as data. `fedpdmc.sampling.factory` makes the parts of the run from it.
+
+    Attributes
+    ----------
+    sites : tuple of Member
+    dim : int
+        Number of parameters.
+    prior, prior_at
+        The Gaussian prior, if there is one, and who walks with it.
+    dynamics : Dynamics
+    reference, reference_name
+    control, control_name
+        Control variates by site.
+    chains : int
+    names : list of str
+    init : array or None
+    seed : int
+    public : Quadratic or None
+        What the coordinator walks with, in whitened coordinates.
+    segments : int
+        The most segments of a plan.
+    redistribution : float
+        The rate at which the prior's shares are renewed; zero if they are not.
+    bounds : str
+    variables : Variables or None
+    open_dynamics : bool
+        Whether the user left the dynamics open.
+    chosen : str
+        What was chosen in their place, and why.
+    first_plan : int
+        Number of the first plan.
+    site_event_rate : float or None
+        Events of sites that a chain meets in the long run per unit of process time, where that is known beforehand.
+    """
+
+    sites: tuple[Member, ...]
+    dim: int
+    prior: Quadratic | None
+    prior_at: str
+    dynamics: Dynamics
+    reference: Reference
+    reference_name: str
+    control: dict[str, ControlVariate]
+    control_name: str
+    chains: int
+    names: list[str]
+    seed: int
+    public: Quadratic | None
+    segments: int
+    init: np.ndarray | None = None
+    redistribution: float = 0.0
+    bounds: str = "certified"
+    variables: Variables | None = None
+    open_dynamics: bool = False
+    chosen: str = ""
+    first_plan: int = 0
+    site_event_rate: float | None = None
+
+    @property
+    def whitened(self) -> bool:
+        """Whether the reference was made of the sites' derivatives."""
+        return self.reference.control is not None
+
+    @property
+    def few_rounds(self) -> bool:
+        """Whether this is the few-rounds method: rotations about a Laplace reference with quadratic control variates."""
+        return self.whitened and self.control_name == "quadratic" and self.dynamics.flow.rotating
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the sites are on a network."""
+        return self.sites[0].federation is not None
+
+    @property
+    def own_sites(self) -> tuple[Site, ...]:
+        """The sites in this process."""
+        return tuple(site for site in self.sites if isinstance(site, Site))
+
+    @property
+    def certified(self) -> bool:
+        """Whether every event time is drawn under a proved bound: adaptive bounds serve the user's own functions only."""
+        return self.bounds == "certified" or all(site.model is None for site in self.sites)
+
+    def replace(self, **changes: Any) -> Method:
+        """The same with some choices changed."""
+        return dataclasses.replace(self, **changes)
+
+    def burn_in(self, wanted: float | None, duration: float | None) -> float:
+        """The burn-in that was asked for, or what the method usually needs."""
+        if wanted is not None:
+            return float(wanted)
+        if self.whitened:
+            return WHITENED_BURN_IN
+        return BURN_IN if duration is None else 0.1 * float(duration)
+
+
+def choose(settings: Settings) -> Method:
+    """Check that the settings fit together and choose what was left open, before anything runs."""
+    wanted, redistribution = settings, 0.0
+    prior_at = wanted.prior_at
+    if isinstance(wanted.prior, Redistributed):
+        redistribution, prior_at = wanted.prior.rate, REDISTRIBUTED
+    members, prior, dim = resolve_members(wanted.sites, wanted.prior, wanted.init, wanted.names)
+    open_dynamics = wanted.dynamics is None
+    dynamics = Boomerang(refresh=REFRESH) if wanted.dynamics is None else wanted.dynamics
+    _check_members(members, prior, prior_at, wanted.bounds)
+    if any(site.budget is not None for site in members):
+        check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
+    chains = usual_chains(open_dynamics, wanted.ess) if wanted.chains is None else int(wanted.chains)
+    own = coordinate_names(members, dim)
+    told = own if wanted.names is None else wanted.names
+    names = check_names(told, dim, own)
+    named = None if told is None else names
+    init = check_init(wanted.init, chains, dim)
+    start = _check_functions(members, prior, init, dim)
+    reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
+    if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
+        _check_enclosures(members, dynamics)
+    optional = wanted.reference is None and not open_dynamics
+    found, reference_name = make_reference(
+        members, prior, reference, start=start, optional=optional, dim=dim, names=named
+    )
+    if start is not None and reference_name != "laplace":
+        check_rays(members, start, np.asarray(found.matrix))
+    control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
+    found, control = make_controls(members, prior, found, control_name, start, named)
+    if prior is not None and prior_at == "extra":
+        members = (*members, Site(prior, name=PRIOR_SITE))
+    public = public_potential(members, prior if prior_at == "coordinator" else None, control, found, dynamics)
+    silent = public is None and dynamics.refresh == 0 and dynamics.excess == 0
+    few_events = found.control is not None and control_name == "quadratic" and not silent
+    return Method(
+        sites=members,
+        dim=dim,
+        prior=prior,
+        prior_at=prior_at,
+        dynamics=dynamics,
+        reference=found,
+        reference_name=reference_name,
+        control=control,
+        control_name=control_name,
+        chains=chains,
+        names=names,
+        seed=secrets.randbits(31) if wanted.seed is None else int(wanted.seed),
+        public=public,
+        segments=usual_segments(members, chains) if few_events else SEGMENTS_MANY_EVENTS,
+        init=init,
+        redistribution=redistribution,
+        bounds=wanted.bounds,
+        variables=variables(members, names),
+        open_dynamics=open_dynamics,
+    )
+
+
+def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at: str, bounds: str) -> None:
+    """That bounds and prior suit the sites."""
+    if bounds == "adaptive" and any(
+        not isinstance(site, Site) or site.budget is not None or site.log is not None for site in members
+    ):
+        raise InputError(
+            "bounds", "'adaptive' with sites elsewhere, under a privacy budget or with a log", "Use bounds='certified'."
+        )
+    if prior is None:
+        return
+    if prior_at in ("sites", REDISTRIBUTED) and any(site.coordinates is not None for site in members):
+        raise InputError(
+            "prior_at" if prior_at == "sites" else "prior",
+            f"{prior_at!r} with a site that sees only some coordinates",
+            "Use a plain prior with prior_at='coordinator' or 'extra'.",
+        )
+    if prior_at == "extra" and any(site.name == PRIOR_SITE for site in members):
+        raise InputError("sites", f"a site named {PRIOR_SITE!r}", "Rename it: prior_at='extra' needs that name.")
+
+
+def on_lines(method: Method, reason: str, when: str) -> Method | None:
+    """What is better where the few-rounds method has turned out unsuitable: Zig-Zag on the same reference.
+
+    None where there are no certified bounds for it. The decision is made before anything is drawn, or from a burn-in of
+    which nothing is kept. The run that is kept is drawn afresh: its plans have numbers of their own, so that it shares no
+    random number with what the decision saw. Given the decision it is a run of Zig-Zag as any other, and exact as such.
+    """
+    dynamics = ZigZag()
+    try:
+        if method.bounds == "certified":
+            _check_enclosures(method.sites, dynamics)
+    except NoEnclosure:
+        return None
+    controls = linear_control(method.reference)
+    prior = method.prior if method.prior_at == "coordinator" else None
+    return method.replace(
+        dynamics=dynamics, control=controls, control_name="linear", segments=SEGMENTS_MANY_EVENTS, open_dynamics=False,
+        public=public_potential(method.sites, prior, controls, method.reference, dynamics), first_plan=SECOND_RUN,
+        site_event_rate=None, chosen=f"Zig-Zag was chosen {when}, in place of the Boomerang: {reason}",
+    )  # fmt: skip
+
+
+def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
+    """What a federation with privacy budgets cannot do, before anything is charged."""
+    if unsaid:
+        raise InputError(
+            "dynamics",
+            "None with a site that has a privacy budget",
+            "Say which: fedpdmc.ZigZag() or fedpdmc.FactorisedBoomerang(); reflections cannot be private.",
+        )
+    check_dynamics(dynamics)
+    if prior_at not in ("coordinator", "extra"):
+        raise InputError(
+            "prior_at",
+            f"{prior_at!r} with a site that has a privacy budget",
+            "A site's share of the prior could tell of its records: use prior_at='coordinator' or 'extra'.",
+        )
+
+
+def usual_segments(sites: Sequence[Member], chains: int) -> int:
+    """A power of two that lets most plans of few chains end in a site's event; the maximum if record counts are unknown."""
+    most = max(SEGMENTS_FEW_EVENTS, min(MOST_SEGMENTS, MOST_PLANNED // chains))
+    told = sum(site.records for site in sites if site.budget is None)
+    wanted = SEGMENTS_PER_ROOT_RECORD * np.sqrt(told) if told else most
+    return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_EVENTS, most))
+
+
+def usual_chains(few_rounds: bool, ess: float | None) -> int:
+    """Sixty-four, or as many as an effective sample size calls for in the few-rounds method."""
+    if not few_rounds or ess is None:
+        return CHAINS
+    return int(np.clip(2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)), LEAST_CHAINS, MOST_CHAINS))
+
+
+def _check_functions(
+    sites: Sequence[Member], prior: Quadratic | None, init: np.ndarray | None, dim: int
+) -> np.ndarray | None:
+    """Where a search for the mode of users' own functions begins, all finite there; None if all models are built in."""
+    written = [site for site in sites if isinstance(site, Site) and site.model is not None]
+    if not written:
+        return None
+    if init is not None:
+        start = init if init.ndim == 1 else init[0]
+    else:
+        start = np.zeros(dim) if prior is None else prior_mean(prior)
+    for site in written:
+        assert site.model is not None
+        check_unchanged(site.model, site.dim, site.name)
+        check_start(site.potential, start if site.coordinates is None else start[site.coordinates], site.name)
+    return start
+
+
+@double_precision
+def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
+    """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
+    potentials = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
+    programs = [potential for potential in potentials if isinstance(potential, Program)]
+    for program in {program.function: program for program in programs}.values():
+        program.check(dynamics.flow.rotating, dynamics.flips)
+    for program in programs:
+        program.check_continuity()

@@ -1,0 +1,41 @@
+"""What a posterior says of how it was made: the settings and versions of its run."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from fedpdmc.sampling.engines.base import Engine
+from fedpdmc.sampling.members import PRIOR_SITE
+from fedpdmc.sampling.method import Method
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the bits of a run."""
+    return {name: metadata.version(name) for name in ("fedpdmc", "jax", "jaxlib", "numpy", "equinox")}
+
+
+def describe(method: Method, engine: Engine) -> dict[str, Any]:
+    """The choices of a run and how far it has come, as `Posterior.settings` has them."""
+    return {
+        "dynamics": repr(method.dynamics),
+        "reference": method.reference_name,
+        "control": method.control_name,
+        "chosen": method.chosen,
+        "prior_at": _prior_at(method),
+        "redistribution": method.redistribution,
+        "chains": method.chains,
+        "segments": method.segments,
+        "objected": float(engine.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
+        "duration": max(engine.time, 0.0),
+        "seed": method.seed,
+        "bounds": method.bounds,
+        "sites": [site.name for site in method.sites],
+        "versions": versions(),
+    }
+
+
+def _prior_at(method: Method) -> str:
+    if method.prior is not None:
+        return method.prior_at
+    return "extra" if any(site.name == PRIOR_SITE for site in method.sites) else "flat"

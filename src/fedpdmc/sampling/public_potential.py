@@ -1,0 +1,46 @@
+"""The public potential: what the coordinator walks with in its plans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sites.member import Member
+from fedpdmc.sites.site import whiten
+from fedpdmc.whitening import Reference
+
+# What is left of a sum relative to its largest term when it is rounding only.
+CANCELLED = 1e-10
+
+
+def public_potential(
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    controls: Mapping[str, ControlVariate],
+    reference: Reference,
+    dynamics: Dynamics,
+) -> Quadratic | None:
+    """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero."""
+    dim = reference.dim
+    terms = [] if prior is None else [prior]
+    # A control variate that belongs to no one site is the sum of all.
+    own = {site.name: site.coordinates for site in sites}
+    terms += [control.quadratic.embedded(dim, own.get(name)) for name, control in controls.items()]
+    whitened = [whiten(term, reference, None) for term in terms]
+    if dynamics.flow.rotating:
+        whitened.append(Quadratic(-jnp.eye(dim), jnp.zeros(dim)))
+    if not whitened:
+        return None
+    total = functools.reduce(Quadratic.plus, whitened)
+    # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
+    left = _largest(total.precision) > CANCELLED * max(_largest(term.precision) for term in whitened)
+    left |= _largest(total.linear) > CANCELLED * max(_largest(term.linear) for term in whitened)
+    return total.separated() if left else None
+
+
+def _largest(array) -> float:
+    return float(jnp.max(jnp.abs(array)))

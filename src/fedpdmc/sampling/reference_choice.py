@@ -1,0 +1,101 @@
+"""Which reference a run moves in, and which control variates it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.console.warnings import warn
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import ImproperPosterior, ModeNotFound, NoMode, NotFinite
+from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sampling.laplace_reference import laplace, linear_control
+from fedpdmc.sampling.settings import check_reference
+from fedpdmc.sites.member import Member
+from fedpdmc.whitening import Reference
+
+
+def usual_reference(sites: Sequence[Member], dynamics: Dynamics) -> str:
+    """Whitened coordinates, unless a site with a privacy budget would have to release derivatives for them.
+
+    Flips in a diagonal reference stay local: sites that see some coordinates are sent those alone, and keep their arrivals
+    while others' coordinates move. So with such sites only the scales are taken from the Laplace reference.
+    """
+    if any(site.budget is not None for site in sites):
+        return "identity"
+    return "diagonal" if dynamics.flips and any(site.coordinates is not None for site in sites) else "laplace"
+
+
+def make_reference(
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    reference: Reference | str,
+    *,
+    start: np.ndarray | None,
+    optional: bool,
+    dim: int,
+    names: list[str] | None,
+) -> tuple[Reference, str]:
+    """The reference and its name.
+
+    ``optional``: nobody asked for a Laplace reference. The identity then takes its place if it does not exist.
+    """
+    if isinstance(reference, Reference):
+        found = check_reference(reference, dim)
+        return found, "laplace" if found.control is not None else "identity" if _is_identity(found) else "given"
+    identity = Reference(jnp.zeros(dim), jnp.ones(dim))
+    if reference == "identity":
+        return identity, reference
+    try:
+        found = laplace(sites, prior, start=start, names=names)
+    except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
+        if not optional or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
+            raise
+        warn(
+            f"No Laplace reference could be made, so the chains move in the parameters' own coordinates: {error} To choose: "
+            "reference=fedpdmc.Reference(center, scales) or reference='identity'.",
+        )
+        return identity, "identity"
+    if reference == "diagonal":
+        scale = found.scale_tril
+        # Standard deviations of the Laplace approximation, one for each parameter.
+        sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
+        found = Reference(found.center, sds, found.control, found.rounds, found.bytes)
+    return found, reference
+
+
+def _is_identity(reference: Reference) -> bool:
+    return reference.diagonal and not np.any(reference.center) and bool(np.all(np.asarray(reference.scale_tril) == 1))
+
+
+def usual_control(found: Reference, dynamics: Dynamics) -> str:
+    """Of what the reference already knows, what saves rounds and cannot cost many.
+
+    On rotations the quadratics cancel the ``−½|a|²`` that the coordinator has to simulate else. On lines quadratics save
+    most near a Gaussian, but in heavier tails a site's rate grows with ``|∇q_m|``, where its own gradient stays bounded:
+    6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with separable data. Linear
+    ones add a constant to a site's gradient and nothing to its growth, and bring the rate of many sites down to that of one.
+    """
+    if found.control is None:
+        return "none"
+    return "quadratic" if dynamics.flow.rotating else "linear"
+
+
+def make_controls(
+    sites: Sequence[Member],
+    prior: Quadratic | None,
+    found: Reference,
+    control: str,
+    start: np.ndarray | None,
+    names: list[str] | None,
+) -> tuple[Reference, dict[str, ControlVariate]]:
+    """The control variates, and the reference with the rounds that they took where it had none."""
+    if control == "none":
+        return found, {}
+    made = found if found.control is not None else laplace(sites, prior, start=start, names=names)
+    controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
+    if made is not found:
+        found = Reference(found.center, found.scale_tril, None, made.rounds, made.bytes)
+    return found, controls
