@@ -188,7 +188,7 @@ def _posterior(
     off = flat - pivot
     dynamics = Boomerang()
     moments = Moments(float(len(flat)), off.sum(0), off.T @ off, pivot)
-    store = DrawStore.of(dynamics.flow, moments, drawn, 0.0, float(DRAWS))
+    store = DrawStore.of(dynamics.flow, moments, drawn, 0.0, float(DRAWS), 1.0)
     counts = {
         "rounds": len(ONE_SHOT.steps),
         "messages": traffic[0],
