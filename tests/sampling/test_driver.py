@@ -1,6 +1,5 @@
 """Blocks, goals and limits of a run."""
 
-import jax
 import numpy as np
 import pytest
 from tests.federation.rounds import method
@@ -13,14 +12,8 @@ from fedpdmc.sampling.blocks import Goal, first_length, next_length, pieces
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.engines.base import BlockMemory
 
+pytestmark = pytest.mark.usefixtures("double")
 ROOMY = BlockMemory(most=2**26)
-
-
-@pytest.fixture(autouse=True)
-def double():
-    """In double precision, as `fedpdmc.sample` runs."""
-    with jax.enable_x64(True):
-        yield
 
 
 class Log:

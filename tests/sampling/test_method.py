@@ -1,6 +1,5 @@
 """The choices that are made where a user leaves them open."""
 
-import jax
 import numpy as np
 import pytest
 from tests.federation.rounds import method
@@ -14,12 +13,7 @@ from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.method import REFRESH, SECOND_RUN, choose, on_lines, usual_chains, usual_segments
 from fedpdmc.sampling.settings import Settings
 
-
-@pytest.fixture(autouse=True)
-def double():
-    """In double precision, as `fedpdmc.sample` runs."""
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def partial():
@@ -122,4 +116,5 @@ def test_the_prior_is_shared_in_proportion_to_the_records():
     parts = [factory.opening(chosen, site).prior_share for site in chosen.sites]
     for part, records in zip(parts, (12, 7), strict=True):
         np.testing.assert_allclose(part.precision, np.asarray(prior().precision) * records / 19)
+        np.testing.assert_allclose(part.linear, np.asarray(prior().linear) * records / 19)
     assert chosen.public is None

@@ -199,16 +199,6 @@ def test_the_prior_can_be_an_extra_site():
     assert chosen.public is None
 
 
-@pytest.mark.usefixtures("double")
-def test_the_prior_can_be_split_over_the_sites_by_record_count():
-    chosen = method(ZIGZAG, prior_at="sites")
-    shares = [chosen.opening(site).prior_share for site in chosen.sites]
-    for share, part in zip(shares, (12 / 19, 7 / 19), strict=True):
-        np.testing.assert_allclose(share.precision, part * np.asarray(prior().precision))
-        np.testing.assert_allclose(share.linear, part * np.asarray(prior().linear))
-    assert chosen.public is None
-
-
 def test_a_reference_of_ones_own_can_be_given():
     made = fp.laplace(hospitals(), prior())
     by_hand, by_name = short_run(reference=made), default_run()
