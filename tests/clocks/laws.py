@@ -6,7 +6,7 @@ from scipy import stats
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.sites.site import answer
+from fedpdmc.clocks import answer
 
 answered = compiled(answer)
 

@@ -9,14 +9,13 @@ import pytest
 from tests.support import DYNAMICS, predictor, states
 
 from fedpdmc._jax.random_streams import chain_keys, exponentials, uniforms
-from fedpdmc.clocks import FINE, Path, clock_for, follow
-from fedpdmc.clocks.base import AffineClock, ExponentialClock
-from fedpdmc.clocks.envelopes.second_order import affine_clock, taylor
+from fedpdmc.clocks import FINE, Path, answer, clock_for, follow
+from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, affine_clock
+from fedpdmc.clocks.envelopes.second_order import taylor
 from fedpdmc.clocks.path import advance
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
-from fedpdmc.sites.site import answer
 
 pytestmark = pytest.mark.usefixtures("double")
 

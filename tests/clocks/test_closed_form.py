@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fedpdmc.clocks.envelopes.second_order import affine_clock, exponential_clock
+from fedpdmc.clocks.closed_form import affine_clock, exponential_clock
 
 pytestmark = pytest.mark.usefixtures("double")
 

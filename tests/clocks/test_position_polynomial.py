@@ -12,7 +12,8 @@ from tests.clocks.laws import agree, answered, heard
 from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, FlippingClock, flipping_clock
+from fedpdmc.clocks import VIOLATED
+from fedpdmc.clocks.envelopes.position_polynomial import position_polynomial
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program, polynomial_on_lines
@@ -52,20 +53,19 @@ MODELS = {
 
 
 @functools.cache
-def clock(name) -> FlippingClock:
+def clock(name) -> ThinnedClock:
     function, data, dim = MODELS[name]
     program = Program(function, jnp.asarray(data), dim, records=len(data))
     known = polynomial_on_lines(program, np.zeros(dim), 1e-10)
-    made = None if known is None else flipping_clock(program, known, ZIGZAG)
-    assert made is not None
-    return made
+    assert known is not None
+    return ThinnedClock(program, ZIGZAG, position_polynomial(program, known, ZIGZAG))
 
 
 def test_few_parameters_are_covered_and_many_are_not():
-    kinds = {name: type(clock(name).remainder) for name in MODELS}
+    kinds = {name: type(clock(name).envelope.remainder) for name in MODELS}
     assert [name for name, kind in kinds.items() if kind is PolynomialCover] == ["walled", "skewed"]
     assert {kinds["counts"], kinds["bent"]} == {PolynomialRemainder}
-    errors = np.asarray(clock("walled").remainder.errors)
+    errors = np.asarray(clock("walled").envelope.remainder.errors)
     assert np.any(np.isinf(errors[0])) and np.all(np.isfinite(errors[:100].min(1)))
 
 
@@ -79,8 +79,8 @@ def test_bounds_and_errors_hold(name, spread):
 
     @jax.jit
     def found(a, v, share):
-        known = made.known(a)
-        bound, useful = made.bounded(known, v)
+        known = made.envelope.known(a)
+        bound, useful = made.envelope.bounded(ZIGZAG, known, v)
         s = share * bound.reach
         rates = v * made.potential.gradients(a + s[:, None] * v)
         off = jnp.abs(made.potential.gradients(a) - known.gradient)
@@ -122,13 +122,12 @@ def test_arrivals_have_the_law_of_thinning_in_cells(name, offset):
         assert not np.any(one[2])
 
 
-def shifted(made: FlippingClock, by: float, error: float) -> FlippingClock:
+def shifted(made: ThinnedClock, by: float, error: float) -> ThinnedClock:
     """The gradient's constant moved and its error scaled."""
-    known = made.remainder
+    known = made.envelope.remainder
     coefficients = known.coefficients.at[..., 0, :].add(by)
-    return dataclasses.replace(
-        made, remainder=dataclasses.replace(known, coefficients=coefficients, errors=error * known.errors)
-    )
+    wrong = dataclasses.replace(known, coefficients=coefficients, errors=error * known.errors)
+    return eqx.tree_at(lambda c: c.envelope.remainder, made, wrong)
 
 
 @pytest.mark.parametrize("name", ["skewed", "counts"])
@@ -148,6 +147,7 @@ def test_a_polynomial_beyond_its_error_is_caught_by_the_program():
 
 def test_a_centre_of_which_nothing_is_known_is_of_no_use():
     made = clock("skewed")
-    wrong = eqx.tree_at(lambda c: c.remainder.errors, made, jnp.full_like(made.remainder.errors, jnp.inf))
-    bound, useful = wrong.bounded(wrong.known(jnp.zeros((3, 2))), jnp.ones((3, 2)))
+    errors = made.envelope.remainder.errors
+    wrong = eqx.tree_at(lambda c: c.envelope.remainder.errors, made, jnp.full_like(errors, jnp.inf)).envelope
+    bound, useful = wrong.bounded(ZIGZAG, wrong.known(jnp.zeros((3, 2))), jnp.ones((3, 2)))
     assert not np.any(useful) and not np.any(np.isfinite(bound.value))

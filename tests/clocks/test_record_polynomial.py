@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from tests.support import DYNAMICS, predictor
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, clock_for
-from fedpdmc.clocks.envelopes.record_polynomial import SqueezedClock
+from fedpdmc.clocks.envelopes.record_polynomial import RecordPolynomial
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
@@ -21,10 +22,10 @@ pytestmark = pytest.mark.usefixtures("double")
 CHAINS, ZIGZAG = 4000, DYNAMICS["zigzag"]
 
 
-def clock(name="logistic") -> SqueezedClock:
+def clock(name="logistic") -> ThinnedClock:
     prior = Quadratic(jnp.diag(jnp.asarray([1.0, 2.0, 0.5])), jnp.asarray([0.3, -1.0, 0.0]))
     made = clock_for(Sum((predictor(name, seed=2, n=300, d=3).with_cubic(), prior)), ZIGZAG)
-    assert isinstance(made, SqueezedClock)
+    assert isinstance(made.envelope, RecordPolynomial)
     return made
 
 
@@ -39,7 +40,7 @@ def plan(center, offset, length=0.6):
 @pytest.mark.parametrize("offset", [[-0.1, 0.05, 0.1], [-4.0, 3.0, -5.0]], ids=["near", "far"])
 def test_arrivals_have_the_law_of_thinning_on_the_records(name, offset):
     squeezed = clock(name)
-    route = plan(squeezed.expansion.center, offset)
+    route = plan(squeezed.envelope.expansion.center, offset)
     one = heard(squeezed, route, 1)
     other = heard(ThinnedClock(squeezed.potential, ZIGZAG), route, 2)
     assert min(agree(one, other)) > 1e-3
@@ -51,24 +52,26 @@ def test_arrivals_where_covariates_are_collinear():
     records, prior = predictor("logistic", seed=2, n=300, d=3), Quadratic(0.01 * jnp.eye(3), jnp.zeros(3))
     alike = dataclasses.replace(records, design=jnp.repeat(records.design[:, :1], 3, 1)).with_cubic()
     squeezed = clock_for(Sum((alike, prior)), ZIGZAG)
-    assert isinstance(squeezed, SqueezedClock)
-    route = plan(squeezed.expansion.center, [9.0, -12.0, 3.0])
+    assert isinstance(squeezed.envelope, RecordPolynomial)
+    route = plan(squeezed.envelope.expansion.center, [9.0, -12.0, 3.0])
     assert min(agree(heard(squeezed, route, 1), heard(ThinnedClock(squeezed.potential, ZIGZAG), route, 2))) > 1e-3
 
 
 def test_a_wrong_polynomial_gives_other_arrivals():
     squeezed = clock()
-    known = squeezed.expansion
+    known = squeezed.envelope.expansion
     wrong = dataclasses.replace(known, terms=1.1 * known.terms, rest=0 * known.rest, spread=0 * known.spread)
     route = plan(known.center, [-0.1, 0.05, 0.1])
-    one = heard(dataclasses.replace(squeezed, expansion=wrong), route, 1)
+    one = heard(eqx.tree_at(lambda c: c.envelope.expansion, squeezed, wrong), route, 1)
     assert min(agree(one, heard(ThinnedClock(squeezed.potential, ZIGZAG), route, 2))) < 1e-3
 
 
 def test_a_polynomial_beyond_its_error_is_caught_by_the_records():
     squeezed = clock()
-    known = squeezed.expansion
+    known = squeezed.envelope.expansion
     wrong = dataclasses.replace(known, terms=known.terms.at[:, 0].add(3.0))
     route = plan(known.center, [-0.2, 0.1, 0.2])
-    _, walk = answered(dataclasses.replace(squeezed, expansion=wrong), chain_keys(jax.random.key(1), CHAINS), route)
+    _, walk = answered(
+        eqx.tree_at(lambda c: c.envelope.expansion, squeezed, wrong), chain_keys(jax.random.key(1), CHAINS), route
+    )
     assert np.any(np.asarray(walk.fault) == VIOLATED)

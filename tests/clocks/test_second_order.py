@@ -9,11 +9,11 @@ import pytest
 from tests.support import DYNAMICS, LOSS_NAMES, loss, predictor, states
 
 import fedpdmc as fp
-from fedpdmc.clocks import StagedClock
+from fedpdmc.clocks import SegmentClock
 from fedpdmc.clocks.envelopes.second_order import certified, signed_rates, taylor
 from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.potentials import LinearPredictor, Logistic, Quadratic, Sum
-from fedpdmc.sites.site import Opening, open_site
+from fedpdmc.sites.opening import Opening, open_site
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -96,10 +96,10 @@ def test_counts_of_a_million_million_in_stages():
     site = fp.Site(fp.models.poisson(design, np.round(np.exp(design @ POINT[:2] + 27.0))), name="many")
     made = fp.laplace([site])
     clock = open_site(site, Opening(made, dynamics, made.control["many"]))
-    assert isinstance(clock, StagedClock)
+    assert isinstance(clock, SegmentClock)
     a, v = states(0, 1000, 2)
     rates = signed_rates(dynamics, clock.potential.gradients(a), v)
-    assert np.all(rates <= clock._tensor_bound(a, v))
+    assert np.all(rates <= clock.envelope.bound(dynamics, a, v))
 
 
 @pytest.mark.parametrize("kind", DYNAMICS)

@@ -13,46 +13,54 @@ from scipy import stats
 from tests.support import DYNAMICS, LOSS_NAMES, predictor, states
 
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, StagedClock
+from fedpdmc.clocks import VIOLATED, SegmentClock, answer
+from fedpdmc.clocks.choose import third_order
 from fedpdmc.clocks.envelopes.second_order import signed_rates
+from fedpdmc.clocks.envelopes.third_order import ThirdOrder
 from fedpdmc.clocks.segment_bounds import Hazard
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import cubic_remainder
-from fedpdmc.sites.site import answer
+from fedpdmc.potentials import Quadratic, Sum
 
 pytestmark = pytest.mark.usefixtures("double")
 
 
-def clock(name, dynamics, seed=0):
+def clock(name, dynamics, sharing=False):
+    """Of records, alone or beside a share of the prior."""
     center = jnp.asarray([0.2, -0.1, 0.1])
-    potential = predictor(name, seed=seed, n=40, d=3, scale=0.4).expanded_at(center, 2)
-    return StagedClock(potential=potential, remainder=cubic_remainder(potential, center), dynamics=dynamics)
+    potential = predictor(name, seed=0, n=40, d=3, scale=0.4).expanded_at(center, 2)
+    if sharing:
+        precision = jnp.asarray([[0.5, 0.2, 0.0], [0.2, 0.3, -0.1], [0.0, -0.1, 0.4]])
+        potential = Sum((potential, Quadratic(precision, jnp.asarray([0.2, -0.3, 0.1]))))
+    envelope = third_order(potential, center)
+    assert envelope is not None and (envelope.quadratic is not None) == sharing
+    return SegmentClock(potential, dynamics, envelope)
 
 
 # One dynamics of each kind of path every day.
 KINDS = [pytest.param(kind, marks=() if kind in ("zigzag", "boomerang") else pytest.mark.long) for kind in DYNAMICS]
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize(("name", "sharing"), [*((name, False) for name in LOSS_NAMES), ("logistic", True)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_constants_dominate_the_tensor_which_dominates_the_rate(name, kind):
+def test_constants_dominate_the_tensor_which_dominates_the_rate(name, sharing, kind):
     dynamics = DYNAMICS[kind]
-    staged = clock(name, dynamics)
+    staged = clock(name, dynamics, sharing)
     a, v = states(1, 500, 3, dynamics, spread=1.5)
-    constants, cell = staged._constants(a, v, jnp.full(500, 0.8))
+    constants, cell = staged.envelope.constants(dynamics, a, v, jnp.full(500, 0.8))
     for share in np.linspace(0, 1, 9):
         there, velocity = dynamics.flow.move(a, v, share * cell)
-        tensor = staged._tensor_bound(there, velocity)
+        tensor = staged.envelope.bound(dynamics, there, velocity)
         rates = signed_rates(dynamics, staged.potential.gradients(there), velocity)
         assert np.all(tensor <= constants)
         assert np.all(rates <= tensor)
 
 
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "beside a share of the prior"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_arrivals_have_the_law_of_thinning_on_cells(kind):
+def test_arrivals_have_the_law_of_thinning_on_cells(kind, sharing):
     dynamics = DYNAMICS[kind]
-    staged = clock("logistic", dynamics)
+    staged = clock("logistic", dynamics, sharing)
     cells = ThinnedClock(potential=staged.potential, dynamics=dynamics)
     chains = 4000
     a, v = (jnp.broadcast_to(x, (chains, 3)) for x in states(5, 1, 3, dynamics, spread=3.0))
@@ -70,10 +78,18 @@ def test_arrivals_have_the_law_of_thinning_on_cells(kind):
 def test_a_tensor_bound_set_too_low_is_caught():
     dynamics = DYNAMICS["boomerang"]
     staged = clock("poisson", dynamics)
-    low = dataclasses.replace(
-        staged, remainder=dataclasses.replace(staged.remainder, quartic=jnp.asarray(0.0), growth=jnp.asarray(0.0))
-    )
+    wrong = dataclasses.replace(staged.envelope.remainder, quartic=jnp.asarray(0.0), growth=jnp.asarray(0.0))
+    low = dataclasses.replace(staged, envelope=ThirdOrder(wrong))
     a, v = states(3, 64, 3, dynamics, spread=4.0)
+    plan = Plan(jnp.zeros(64, int), a, jnp.full((64, 1), 5.0), v[:, None])
+    _, walk = answer(low, chain_keys(jax.random.key(1), 64), plan)
+    assert np.any(np.asarray(walk.fault) == VIOLATED)
+
+
+def test_a_share_of_the_prior_that_the_envelope_does_not_know_is_caught():
+    dynamics = DYNAMICS["boomerang"]
+    low = dataclasses.replace(clock("logistic", dynamics), potential=clock("logistic", dynamics, True).potential)
+    a, v = states(3, 64, 3, dynamics, spread=2.0)
     plan = Plan(jnp.zeros(64, int), a, jnp.full((64, 1), 5.0), v[:, None])
     _, walk = answer(low, chain_keys(jax.random.key(1), 64), plan)
     assert np.any(np.asarray(walk.fault) == VIOLATED)

@@ -11,14 +11,14 @@ from tests.support import DYNAMICS, predictor, states
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE
+from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.envelopes.second_order import look
 from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, Smooth
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, taylor_quadratic
 from fedpdmc.potentials.jax_function import _look
-from fedpdmc.sites.site import Opening, answer, open_site
+from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -19,8 +19,8 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sites.exposure import Exposure
+from fedpdmc.sites.opening import Opening
 from fedpdmc.sites.private_site import PrivateSite, _pack, _unpack
-from fedpdmc.sites.site import Opening
 
 # Passes of a walk: more than any here takes.
 PASSES = 1 << 24

@@ -6,8 +6,8 @@ import numpy as np
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
+from fedpdmc.sites.opening import Opening
 from fedpdmc.sites.private_site import PrivateSite
-from fedpdmc.sites.site import Opening
 
 
 def records(name="north", n=40, d=2):

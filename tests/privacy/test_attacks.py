@@ -18,7 +18,7 @@ from fedpdmc.federation import messages
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import FAULT, read
 from fedpdmc.privacy.ledger_file import head_path
-from fedpdmc.sites.site import less_public
+from fedpdmc.sites.opening import less_public
 
 FAMILIES = ("logistic", "poisson", "linear", "student_t")
 KINDS = ("ZigZag", "FactorisedBoomerang")

@@ -9,7 +9,7 @@ import fedpdmc as fp
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import Padded
 from fedpdmc.sampling.members import resolve_members
-from fedpdmc.sites.site import Opening, bucket, open_site
+from fedpdmc.sites.opening import Opening, bucket, open_site
 
 COMPILED = []
 

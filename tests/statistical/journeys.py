@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
-from fedpdmc.sites.site import Opening, local_columns, open_site
+from fedpdmc.sites.opening import Opening, local_columns, open_site
 
 CHAINS = 16_384
 PIECES, NODES = 16, 3

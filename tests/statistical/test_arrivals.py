@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.coordinator import JUMPED, REFRESHED, Coordinator, PublicKeys, State
-from fedpdmc.sites.site import Opening
+from fedpdmc.sites.opening import Opening
 
 DYNAMICS = {
     "zigzag": fp.ZigZag(),

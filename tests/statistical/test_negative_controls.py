@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation
 from fedpdmc.potentials import Field, LinearPredictor, Poisson, Potential
-from fedpdmc.sites.site import Opening
+from fedpdmc.sites.opening import Opening
 
 
 class Scaled(Potential):

@@ -8,7 +8,7 @@ from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, check, outing
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.potentials import Program
-from fedpdmc.sites.site import Opening
+from fedpdmc.sites.opening import Opening
 
 
 def poisson(x, data):

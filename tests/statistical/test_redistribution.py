@@ -17,7 +17,7 @@ from fedpdmc.plan import Plan
 from fedpdmc.sampling import settings as method
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
-from fedpdmc.sites.site import Opening, open_site
+from fedpdmc.sites.opening import Opening, open_site
 
 EVERYDAY = ("zigzag", "boomerang")
 

@@ -130,10 +130,49 @@ class Walk(eqx.Module):
             pick(0, self.fault),
         )
 
+    def moved(self, path: Path, segment, offset, over, mark, fault: Int[Array, " C"] | int = FINE) -> Walk:
+        """After one draw: here, and at the end of the plan where the walk is over or cannot go on."""
+        fault = jnp.broadcast_to(fault, self.fault.shape)
+        return eqx.tree_at(
+            lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark, w.fault),
+            self,
+            (segment, offset, self.draws + 1, over | (fault != FINE), path.horizon, mark, fault),
+        )
+
+    def decided(self, path: Path, accepted, fault, normal=None, passes: int = 1) -> Walk:
+        """After a decision where the walk stands: done where its candidate is accepted, and where there is a fault."""
+        time = jnp.where(accepted, path.at(path.begin, self.segment) + self.offset, self.time)
+        normal = self.normal if normal is None else jnp.where(accepted[:, None], normal, self.normal)
+        return eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),
+            self,
+            (accepted | (fault != FINE), accepted, time, normal, self.passes + passes, fault),
+        )
+
     def arrival(self, dynamics: Dynamics) -> Arrival:
         """The answer; where there was no event there is no mark either."""
         mark = jnp.where(self.rang, self.mark, 0) if dynamics.flips else jnp.where(self.rang[:, None], self.normal, 0.0)
         return Arrival(self.time, self.rang, mark)
+
+
+def judged(
+    threshold: Float[Array, " C"],
+    rate: Float[Array, " C"],
+    ceiling: Float[Array, " C"],
+    finite: Bool[Array, " C"],
+    squeeze: tuple[Float[Array, " C"], Float[Array, " C"]] | None = None,
+    candidate: Bool[Array, " C"] | bool = True,
+) -> tuple[Bool[Array, " C"], Int[Array, " C"]]:
+    """Whether candidates are accepted, given their exact rates, and the faults.
+
+    A candidate is accepted where its threshold, uniform below the ceiling, lies below the rate. A rate above the ceiling,
+    or outside the squeeze that was claimed for it, is a fault, because then candidates before it had the wrong law.
+    """
+    known = rate <= ceiling
+    if squeeze is not None:
+        known &= (rate >= squeeze[0]) & (rate <= squeeze[1])
+    fault = jnp.where(finite, jnp.where(known | ~jnp.asarray(candidate), FINE, VIOLATED), NOT_FINITE)
+    return candidate & (threshold < rate) & (fault == FINE), fault
 
 
 def advance(path: Path, segment, offset, step, ends_segment):

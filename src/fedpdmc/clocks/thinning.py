@@ -1,36 +1,50 @@
-"""Poisson thinning under certified affine bounds on cells of the path."""
+"""Poisson thinning under affine bounds on cells of the path, with a squeeze where an envelope offers one."""
+
+from __future__ import annotations
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedpdmc._jax.random_streams import uniforms
-from fedpdmc.clocks.base import Clock, affine_clocks, earliest, keep_done, unit
-from fedpdmc.clocks.batching import in_lanes
-from fedpdmc.clocks.envelopes.second_order import RateBound, look
-from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance
+from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
+from fedpdmc.clocks.batching import in_lanes, served
+from fedpdmc.clocks.closed_form import affine_clocks, earliest
+from fedpdmc.clocks.envelopes.base import PointEnvelope, cell_length
+from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, RateBound, look
+from fedpdmc.clocks.path import FINE, VIOLATED, Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program
 
 
 class ThinnedWalk(eqx.Module):
-    """A walk that stands at an anchor (rates known there), at a candidate, or where a pass is due.
+    """A walk that stands at an anchor (rates bounded from there on), at a candidate, or where a survey or a pass is due.
 
     Attributes
     ----------
     anchored : (C,)
         Whether ``bound`` holds from ``(anchor_a, anchor_v)``, where the walk stands.
     candidate : (C,)
-        Whether the walk stands at a candidate of coordinate ``walk.mark``.
+        Whether the walk stands at a candidate of coordinate ``walk.mark`` that is not decided.
+    waiting : (C,)
+        Whether the records are due where the walk stands.
+    poor : (C,)
+        Whether the envelope is of no use there, so that the pass starts a cell too.
     ceiling, threshold : (C,)
         The bound at the candidate, and the level that the rate must exceed for it to be accepted.
+    least, most : (C,)
+        The envelope's squeeze of the candidate's rate.
     """
 
     walk: Walk
     anchored: Bool[Array, " C"]
     candidate: Bool[Array, " C"]
+    waiting: Bool[Array, " C"]
+    poor: Bool[Array, " C"]
     ceiling: Float[Array, " C"]
     threshold: Float[Array, " C"]
+    least: Float[Array, " C"]
+    most: Float[Array, " C"]
     bound: RateBound
     anchor_a: Float[Array, "C d"]
     anchor_v: Float[Array, "C d"]
@@ -45,72 +59,135 @@ class ThinnedClock(Clock[ThinnedWalk]):
 
     For flips the pass looks ahead: it takes the velocity that the flip would give, so that if the flip is accepted and
     the next plan starts there, no pass is needed to start. What is drawn is the same either way.
+
+    With an envelope the bound is that of ``v_i P_i + |v_i| e_i``, P the gradient as the envelope knows it and ``e`` a bound
+    of its error. A candidate is accepted if its threshold is below ``v_i P_i − |v_i| e_i``, rejected if above
+    ``v_i P_i + |v_i| e_i``, and decided by the records in between: what is drawn is what thinning on the records alone would
+    give under the same bound. Where the envelope is of no use (far from where it was made) the records give the bound as
+    well; which of the two it is depends on the anchor alone.
     """
 
     potential: Potential
     dynamics: Dynamics
+    envelope: PointEnvelope | None = None
+
+    @property
+    def name(self) -> str:
+        """After the envelope."""
+        return type(self if self.envelope is None else self.envelope).__name__
+
+    @property
+    def domain(self) -> str:
+        """How event times are drawn."""
+        return "bounds on cells of the path" if self.envelope is None else self.envelope.domain
 
     def idle(self, chains):
         """A walk that waits."""
-        k = self.dim if self.dynamics.flips else 1
-        false, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, k))
-        state = jnp.full((chains, self.dim), jnp.nan)
-        walk = Walk.idle(self.dynamics, chains, self.dim)
-        return ThinnedWalk(walk, false, false, zeros, zeros, RateBound(wide, wide, wide, zeros), state, state)
+        no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, self.marks))
+        nowhere = jnp.full((chains, self.dim), jnp.nan)
+        walk, bound = Walk.idle(self.dynamics, chains, self.dim), RateBound(wide, wide, wide, zeros)
+        return ThinnedWalk(walk, no, no, no, no, zeros, zeros, zeros, zeros, bound, nowhere, nowhere)
 
     def walk(self, state):
         """The walk within."""
         return state.walk
 
     def restart(self, state, new, path):
-        """Set out; a chain whose plan starts at the anchor, velocity included, has its first pass already."""
+        """Start on new plans; a chain whose plan starts at the anchor, velocity included, has its first pass already."""
         a, v = path.start[:, 0], path.velocity[:, 0]
         at_anchor = jnp.all((a == state.anchor_a) & (v == state.anchor_v), -1)
         return eqx.tree_at(
-            lambda s: (s.walk, s.anchored, s.candidate),
+            lambda s: (s.walk, s.anchored, s.candidate, s.waiting),
             state,
             (
                 state.walk.restart(new, path),
                 jnp.where(new, at_anchor, state.anchored),
                 state.candidate & ~new,
+                state.waiting & ~new,
             ),
         )
 
     def step(self, state, path, keys):
-        """Draw where the rates are known, then pass over the records where they are not.
+        """Draw where the rates are bounded, survey where they are not, and pass over the records where they are due.
 
-        Bounding a program costs so much that its chains take turns.
+        Bounding a program costs so much that its chains take turns; with an envelope, all that wait for the records do.
         """
+        if self.envelope is not None:
+            state = self._survey(self.envelope, draw(state, path, keys), path)
+            state = served(self.walk, state, path, lambda now: now.waiting & ~now.poor, self._decide)
+            return served(self.walk, state, path, lambda now: now.waiting & now.poor, self._start)
         dear = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._step, state, path, keys, fair=True) if dear else self._step(state, path, keys)
+        return in_lanes(self._plain, state, path, keys, fair=True) if dear else self._plain(state, path, keys)
 
-    def _step(self, state, path, keys):
-        return self._inspect(draw(state, path, keys), path)
+    def _plain(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
+        """A step without an envelope: where a pass is due it serves all purposes."""
+        state = draw(state, path, keys)
+        return keep_done(state.walk.done | state.anchored, state, self._passed(state, path))
 
-    def _inspect(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
+    def _passed(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
         """One pass: the rates where the walk stands, to accept or reject a candidate and to start a cell."""
         walk, flips = state.walk, self.dynamics.flips
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
         gradient, rates, bound = look(self.dynamics, self.potential, a, v, ahead)
+        finite = jnp.all(jnp.isfinite(gradient), -1) & jnp.all(jnp.isfinite(bound.curve), -1)
         rate = pick_mark(rates, walk.mark)
-        violated = state.candidate & ~(rate <= state.ceiling)
-        broken = ~jnp.all(jnp.isfinite(gradient), -1) | ~jnp.all(jnp.isfinite(bound.curve), -1)
-        fault = jnp.where(broken, NOT_FINITE, jnp.where(violated, VIOLATED, FINE))
-        accepted = state.candidate & (state.threshold < rate) & (fault == FINE)
-        time = jnp.where(accepted, path.at(path.begin, walk.segment) + walk.offset, walk.time)
-        normal = walk.normal if flips else jnp.where(accepted[:, None], unit(gradient), walk.normal)
-        stopped = walk.done | accepted | (fault != FINE)
-        inspected = eqx.tree_at(
-            lambda w: (w.done, w.rang, w.time, w.normal, w.passes, w.fault),
-            walk,
-            (stopped, accepted, time, normal, walk.passes + 1, fault),
-        )
-        anchored = ~state.candidate if flips else ~accepted
+        accepted, fault = judged(state.threshold, rate, state.ceiling, finite, candidate=state.candidate)
+        no = jnp.zeros_like(accepted)
+        return eqx.tree_at(
+            lambda s: (s.walk, s.anchored, s.candidate, s.waiting, s.poor, s.bound, s.anchor_a, s.anchor_v),
+            state,
+            (
+                walk.decided(path, accepted, fault, None if flips else unit(gradient)),
+                ~state.candidate if flips else ~accepted,
+                no, no, no, bound, a, ahead,
+            ),
+        )  # fmt: skip
+
+    def _survey(self, envelope: PointEnvelope, state: ThinnedWalk, path: Path) -> ThinnedWalk:
+        """The envelope's squeeze of a candidate, and its bound from there on with the velocity that the candidate leaves."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        known = envelope.known(a)
+        rate, error = pick_mark(v * known.gradient, walk.mark), pick_mark(jnp.abs(v) * known.error, walk.mark)
+        error = error + RELATIVE_SLACK * jnp.abs(rate)
+        least, most = rate - error, rate + error
+        accepted = state.candidate & (state.threshold < least)
+        undecided = state.candidate & ~accepted & ~(state.threshold >= most)
+        ahead = self.dynamics.jump(v, jnp.where(accepted, walk.mark, -1))
+        bound, useful = envelope.bounded(self.dynamics, known, ahead)
+        waiting = undecided | ~useful
+        fault = jnp.where(state.candidate & ~waiting & ~(least <= state.ceiling), VIOLATED, FINE)
         new = ThinnedWalk(
-            inspected, anchored, jnp.zeros_like(anchored), state.ceiling, state.threshold, bound, a, ahead
+            walk.decided(path, accepted & ~waiting & (fault == FINE), fault, passes=0),
+            ~waiting, state.candidate & waiting, waiting, ~useful, state.ceiling, state.threshold, least, most,
+            bound, a, ahead,
+        )  # fmt: skip
+        return keep_done(walk.done | state.anchored | state.waiting, state, new)
+
+    def _decide(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
+        """The exact rates of candidates that the squeeze leaves open; the next survey starts a cell."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        gradient = self.potential.gradients(a)
+        rate, finite = pick_mark(v * gradient, walk.mark), jnp.all(jnp.isfinite(gradient), -1)
+        accepted, fault = judged(state.threshold, rate, state.ceiling, finite, (state.least, state.most))
+        no = jnp.zeros_like(accepted)
+        new = eqx.tree_at(
+            lambda s: (s.walk, s.anchored, s.candidate, s.waiting, s.anchor_a),
+            state,
+            (walk.decided(path, accepted, fault), no, no, no, jnp.full_like(a, jnp.nan)),
         )
-        return keep_done(walk.done | state.anchored, state, new)
+        return keep_done(~(state.waiting & ~state.poor), state, new)
+
+    def _start(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
+        """A cell through the records, where the envelope is of no use."""
+        assert self.envelope is not None
+        new = self._passed(state, path)
+        if not self.envelope.position_decides:
+            # A plan that starts here looks anew, since its velocity may make the envelope useful.
+            new = eqx.tree_at(lambda s: s.anchor_a, new, jnp.full_like(new.anchor_a, jnp.nan))
+        return keep_done(~(state.waiting & state.poor), state, new)
 
 
 def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
@@ -125,27 +202,9 @@ def draw(state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
     ceiling = pick_mark(bound.value + slope * wait[:, None], mark)
     step = jnp.where(hit, wait, cell)
     segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (cell >= remaining))
-    moved = eqx.tree_at(
-        lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark),
-        walk,
-        (segment, offset, walk.draws + 1, over, path.horizon, mark),
-    )
     drawn = eqx.tree_at(
         lambda s: (s.walk, s.anchored, s.candidate, s.ceiling, s.threshold),
         state,
-        (moved, jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
+        (walk.moved(path, segment, offset, over, mark), jnp.zeros_like(hit), hit, ceiling, u[-1] * ceiling),
     )
     return keep_done(walk.done | ~state.anchored, state, drawn)
-
-
-def cell_length(bound: RateBound) -> Float[Array, " C"]:
-    """The length h that minimises ``1/h + ¼ k h²``: cells a unit of time, and candidates that only the chord adds.
-
-    Any choice that looks only at the anchor is exact.
-    """
-    return jnp.cbrt(2 / jnp.maximum(jnp.sum(bound.curve, -1), 1e-300))
-
-
-def pick_mark(rates: Float[Array, "C k"], mark) -> Float[Array, " C"]:
-    """Each chain's entry for its mark."""
-    return jnp.take_along_axis(rates, mark[:, None], -1)[:, 0]

@@ -12,7 +12,7 @@ from fedpdmc.clocks.base import Clock, keep_done, unit
 from fedpdmc.clocks.envelopes.second_order import signed_rates
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Walk, advance
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import Potential, Shared, Sum
+from fedpdmc.potentials import Potential
 
 # Pieces of a cell, and the part of its range on a piece by which the guess is raised.
 PIECES = 4
@@ -40,6 +40,11 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
     potential: Potential
     dynamics: Dynamics
 
+    @property
+    def domain(self) -> str:
+        """How event times are drawn."""
+        return "bounds guessed on a grid: nothing is proved"
+
     def idle(self, chains):
         """A walk that waits."""
         return AdaptiveWalk(Walk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains, int))
@@ -66,7 +71,7 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         wait, mark, ceiling = first_candidate(tops, cell, exponentials(u[0]), u[1])
         hit = wait < cell
         there, velocity = self.dynamics.flow.move(a, v, jnp.where(hit, wait, 0.0))
-        gradient = gradients(self.potential, there)
+        gradient = self.potential.gradients(there)
         rate = jnp.take_along_axis(signed_rates(self.dynamics, gradient, velocity), mark[:, None], -1)[:, 0]
         broken = ~jnp.isfinite(jnp.sum(tops, (0, 2))) | ~jnp.isfinite(rate)
         accepted = hit & (u[2] * ceiling < rate) & ~broken
@@ -89,7 +94,7 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
 
         def rates(s):
             there, velocity = self.dynamics.flow.move(a, v, s)
-            return signed_rates(self.dynamics, gradients(self.potential, there), velocity)
+            return signed_rates(self.dynamics, self.potential.gradients(there), velocity)
 
         def look(s):
             return jax.jvp(rates, (s,), (jnp.ones_like(s),))
@@ -129,14 +134,3 @@ def first_candidate(
     mark = jnp.minimum(jnp.sum(jnp.cumsum(rates, -1) <= (u * here)[:, None], -1), rates.shape[-1] - 1)
     ceiling = jnp.take_along_axis(rates, mark[:, None], -1)[:, 0]
     return jnp.where(level < passed[-1], wait, jnp.inf), mark, ceiling
-
-
-def gradients(potential: Potential, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
-    """``∇U`` on every chain."""
-    if isinstance(potential, Sum):
-        return sum((gradients(term, a) for term in potential.terms[1:]), gradients(potential.terms[0], a))
-    if isinstance(potential, Shared):
-        assert potential.share is not None
-        prior = jax.vmap(potential.prior.gradient)(a)
-        return gradients(potential.records, a) + potential.share[:, None] * prior
-    return jax.vmap(potential.gradient)(a)

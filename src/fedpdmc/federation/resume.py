@@ -23,7 +23,7 @@ from fedpdmc.sampling.method import Method, choose
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Settings
 from fedpdmc.sites.account_report import account_report
-from fedpdmc.sites.site import local_columns
+from fedpdmc.sites.opening import local_columns
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
 from fedpdmc.potentials.control_variate import ControlVariate, taylor_quadratic
 from fedpdmc.potentials.cubic_remainder import CubicRemainder, cubic_remainder
 from fedpdmc.potentials.jax_function import Program
-from fedpdmc.potentials.linear_predictor import LinearPredictor
+from fedpdmc.potentials.linear_predictor import LinearPredictor, records_of
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.prior_share import Shared
-from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic
+from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic, bare
 from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 
 __all__ = [
@@ -36,9 +36,11 @@ __all__ = [
     "Shared",
     "StudentT",
     "Sum",
+    "bare",
     "cubic_remainder",
     "known_orders",
     "polynomial_on_lines",
     "polynomial_remainder",
+    "records_of",
     "taylor_quadratic",
 ]

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from fedpdmc.enclosures import enclose
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import Monomials, factorials, monomials, powers, products
+from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
@@ -252,8 +253,8 @@ def _of_order(
         balls = Balls(2.0**doubling * (usual if radii is None else radii), table)
         try:
             jet = enclose(program._likelihood, balls)(identity(balls, center))
-        except Exception:
-            # Balls only save work: a program that they cannot follow, for whatever reason, is walked in cells.
+        except NoEnclosure:
+            # Balls only save work: a program that they cannot follow is walked in another way.
             return best
         found = None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)
         best = best if found is None else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -84,6 +85,10 @@ class Potential(eqx.Module):
         """``∇U(x)``."""
         return jax.grad(self.value)(x)
 
+    def gradients(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
+        """``∇U`` on every chain."""
+        return jax.vmap(self.gradient)(a)
+
     def hessian(self, x: Float[Array, " d"]) -> Float[Array, "d d"]:
         """``∇²U(x)``."""
         return jax.hessian(self.value)(x)
@@ -117,6 +122,10 @@ class Sum(Potential):
     def gradient(self, x):
         """Sum of the terms' gradients."""
         return sum((term.gradient(x) for term in self.terms[1:]), self.terms[0].gradient(x))
+
+    def gradients(self, a):
+        """Sum of the terms' gradients."""
+        return functools.reduce(jnp.add, [term.gradients(a) for term in self.terms])
 
     def hessian(self, x):
         """Sum of the terms' Hessians."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential
+from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential, Sum
 from fedpdmc.potentials.losses import Loss
 
 EPSILON = 2.0**-52
@@ -188,17 +188,11 @@ class LinearPredictor(Potential):
         if not math.isinf(self.loss.reach):
             reach = self.loss.reach / jnp.maximum(jnp.max(jnp.abs(speed), -1, initial=0.0), 1e-300)
         if flips and self.cubic is not None:
-            return self._collect(second * speed), self.curve_on_line(v), reach
+            return self._collect(second * speed), curve_on_line(self.cubic, v), reach
         if flips:
             return self._collect(second * speed), self._collect(third * speed**2, jnp.abs(self.design)), reach
         slope = jnp.sum(second * speed**2, -1, keepdims=True)
         return slope, jnp.sum(third * jnp.abs(speed) ** 3, -1, keepdims=True), reach
-
-    def curve_on_line(self, v: Float[Array, "C d"]) -> Float[Array, "C d"]:
-        """A bound of ``|G''|`` on a line, from the cubic tensor."""
-        dim = self.dim
-        outer = (v[:, :, None] * v[:, None, :]).reshape(-1, dim * dim)
-        return outer @ self.cubic.reshape(dim, dim * dim).T  # type: ignore[union-attr]
 
     def _along_rotation(self, flips, gradient, a, v, position, speed, first, second, third):
         amplitude = jnp.hypot(position, speed)
@@ -219,3 +213,17 @@ class LinearPredictor(Potential):
         rest = jnp.sum(third * fastest**3 + 3 * largest_second * fastest * farthest, -1, keepdims=True)
         curve = (rest + jnp.abs(rate) + turn * jnp.abs(slope)) / (1 - turn**2 / 2)
         return slope, curve, reach
+
+
+def curve_on_line(cubic: Float[Array, "d d d"], v: Float[Array, "C d"]) -> Float[Array, "C d"]:
+    """A bound of ``|G''|`` on a line, from the cubic tensor."""
+    dim = v.shape[-1]
+    outer = (v[:, :, None] * v[:, None, :]).reshape(-1, dim * dim)
+    return outer @ cubic.reshape(dim, dim * dim).T
+
+
+def records_of(potential: Potential) -> LinearPredictor | None:
+    """The one sum over records within a potential, if it has one."""
+    terms = potential.terms if isinstance(potential, Sum) else (potential,)
+    found = [term for term in terms if isinstance(term, LinearPredictor)]
+    return found[0] if len(found) == 1 else None

@@ -39,6 +39,10 @@ class Shared(Potential):
         """``U(x) + α U_0(x)``, one for each chain's weight."""
         return self.records.value(x) + self._weights() * self.prior.value(x)
 
+    def gradients(self, a):
+        """``∇U + α ∇U_0``, each chain with its own weight."""
+        return self.records.gradients(a) + self._weights()[:, None] * self.prior.gradients(a)
+
     def whiten(self, reference, columns):
         """Whiten both terms."""
         return Shared(self.records.whiten(reference, columns), self.prior.whiten(reference, columns), self.share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -128,3 +128,11 @@ class Quadratic(Potential):
     def affine(self, rotating):
         """Exact on straight lines."""
         return not rotating
+
+
+P = TypeVar("P", bound=Potential)
+
+
+def bare(potential: P) -> P:
+    """Without the records that a quadratic remembers, for which the compiler would start anew."""
+    return dataclasses.replace(potential, source=None, records=0) if isinstance(potential, Quadratic) else potential

@@ -11,19 +11,6 @@ from fedpdmc.enclosures import inventory
 from fedpdmc.potentials import Program, Shared, Sum
 from fedpdmc.potentials.jax_function import NOISE, SAMPLES
 
-# How a clock of this name draws event times.
-DOMAINS = {
-    "AffineClock": "rates in closed form",
-    "ExponentialClock": "rates in closed form",
-    "ThinnedClock": "bounds on cells of the path",
-    "SqueezedClock": "a polynomial of the records with a proved error, then the records",
-    "StagedClock": "a third-order remainder with a proved error, then the records",
-    "CurveClock": "polynomials of time with a proved error (Taylor models)",
-    "PolynomialClock": "a Taylor polynomial with a proved error on balls, then the function",
-    "FlippingClock": "a Taylor polynomial with a proved error on balls, then the function",
-    "AdaptiveClock": "bounds guessed on a grid: nothing is proved",
-}
-
 
 @double_precision
 def certificate(names: Sequence[str], clocks: dict[str, Clock]) -> list[dict[str, Any]]:
@@ -42,8 +29,7 @@ def certificate(names: Sequence[str], clocks: dict[str, Clock]) -> list[dict[str
 def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if clock is None:
         return {"site": name, "clock": "at the site"}
-    kind = type(clock).__name__
-    entry: dict[str, Any] = {"site": name, "clock": kind, "domain": DOMAINS.get(kind, "")}
+    entry: dict[str, Any] = {"site": name, "clock": clock.name, "domain": clock.domain}
     entry["certified"] = not isinstance(clock, AdaptiveClock)
     program = _program(getattr(clock, "potential", None))
     if program is None:

@@ -10,7 +10,7 @@ from fedpdmc.sampling.engines.base import Engine
 from fedpdmc.sampling.factory import opening
 from fedpdmc.sampling.method import Method
 from fedpdmc.sites.member import Member
-from fedpdmc.sites.site import local_columns
+from fedpdmc.sites.opening import local_columns
 
 
 class GivenUp(NamedTuple):

@@ -24,8 +24,9 @@ from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.prior_shares import shares
 from fedpdmc.sites.member import Member
+from fedpdmc.sites.opening import Opening, choose_clock, local_columns
 from fedpdmc.sites.private_site import PrivateSite
-from fedpdmc.sites.site import Opening, Site, local_columns, open_site
+from fedpdmc.sites.site import Site
 
 # How much wider than the reference chains set out where sites are elsewhere.
 WIDE = 2.0
@@ -74,16 +75,17 @@ def federation(method: Method) -> Federation:
 def local_federation(method: Method, sites: Sequence[Site] | None = None) -> LocalFederation:
     """All sites, or some of them, opened in this process."""
     members = method.own_sites if sites is None else sites
-    openings, clocks = [opening(method, site) for site in members], []
+    openings, choices = [opening(method, site) for site in members], []
     for number, (site, told) in enumerate(zip(members, openings, strict=True), 1):
         report("compiling", number, len(members))
-        clocks.append(open_site(site, told))
+        choices.append(choose_clock(site, told))
     return LocalFederation(
         [site.name for site in members],
-        clocks,
+        [choice.clock for choice in choices],
         [local_columns(site, told) for site, told in zip(members, openings, strict=True)],
         [site.key(method.seed) for site in members],
         method.chains,
+        [choice.report for choice in choices],
     )
 
 

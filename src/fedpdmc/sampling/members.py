@@ -12,7 +12,8 @@ from fedpdmc.models.user_function import Written
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sites.member import Member
-from fedpdmc.sites.site import Site, bucket, no_size
+from fedpdmc.sites.opening import bucket
+from fedpdmc.sites.site import Site, no_size
 
 # Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.
 CHEAP, BURDEN = 256, 8

@@ -31,8 +31,15 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "seed": method.seed,
         "bounds": method.bounds,
         "sites": [site.name for site in method.sites],
+        "clocks": _clocks(method, engine),
         "versions": versions(),
     }
+
+
+def _clocks(method: Method, engine: Engine) -> list[dict[str, Any]]:
+    """Which clock each site walks with and why; of a site elsewhere only the site knows."""
+    choices = engine.federation.choices
+    return [{"site": site.name, **choices.get(site.name, {"clock": "at the site"})} for site in method.sites]
 
 
 def _prior_at(method: Method) -> str:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sites.member import Member
-from fedpdmc.sites.site import whiten
+from fedpdmc.sites.opening import whiten
 from fedpdmc.whitening import Reference
 
 # What is left of a sum relative to its largest term when it is rounding only.

@@ -27,8 +27,9 @@ from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import fingerprint
 from fedpdmc.sites.exposure import Exposure
+from fedpdmc.sites.opening import Opening, less_public, local_columns
 from fedpdmc.sites.plan_limits import LARGEST, PlanArrays, PlanLimits
-from fedpdmc.sites.site import Opening, Site, less_public, local_columns
+from fedpdmc.sites.site import Site
 
 logger = logging.getLogger("fedpdmc.site")
 # The largest observed time that is reported.

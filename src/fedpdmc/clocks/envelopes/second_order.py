@@ -1,4 +1,4 @@
-"""Certified bounds of a site's rates on a piece of a path, and the clocks that are inverted in closed form."""
+"""Certified second-order bounds of a site's rates on a piece of a path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fedpdmc.potentials.base import ROTATION_REACH, Field, RateBound
 
 RELATIVE_SLACK = 1e-9
 POSITION_SLACK = 1e-13
-LOWEST_EXPONENT = -600.0
 
 
 class Look(NamedTuple):
@@ -89,31 +88,3 @@ def look(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Look:
 
 def _joined(one: Look, other: Look) -> Look:
     return Look(one.gradient + other.gradient, one.rates + other.rates, one.bound + other.bound)
-
-
-def affine_clock(
-    value: Float[Array, "*batch"], slope: Float[Array, "*batch"], level: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """The time τ with ``∫_0^τ (value + slope s)_+ ds = level``, infinite if the integral never gets there.
-
-    With ``r = √(b_+² + 2ce)``: from a positive value ``τ = 2e/(b + r)``, which does not cancel; from another, with a
-    positive slope, ``τ = (r − b)/c``. One root and one division for both.
-    """
-    positive = value > 0
-    square = jnp.where(positive, value * value, 0.0) + 2 * slope * level
-    root = jnp.sqrt(jnp.maximum(square, 0.0))
-    reached = jnp.where(positive, square >= 0, slope > 0)
-    below = jnp.where(positive, value + root, slope)
-    time = jnp.where(positive, 2 * level, root - value) / jnp.where(reached, below, 1.0)
-    return jnp.where(reached, time, jnp.inf)
-
-
-def exponential_clock(
-    x: Float[Array, "*batch"], speed: Float[Array, "*batch"], level: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """The time τ with ``∫_0^τ speed e^{x + speed s} ds = level`` for a positive speed: ``log1p(level e^{−x})/speed``.
-
-    Paper, appendix F.4, step 2. Where ``e^{−x}`` would overflow, ``log(e^x + level) − x`` does not cancel.
-    """
-    plain = jnp.log1p(level * jnp.exp(-jnp.maximum(x, LOWEST_EXPONENT)))
-    return jnp.where(x > LOWEST_EXPONENT, plain, jnp.logaddexp(x, jnp.log(level)) - x) / speed

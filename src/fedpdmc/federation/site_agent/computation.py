@@ -31,8 +31,9 @@ from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arriv
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sites.noisy_derivatives import noisy_derivatives
+from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.sites.private_site import PrivateSite
-from fedpdmc.sites.site import Opening, Site, open_site
+from fedpdmc.sites.site import Site
 from fedpdmc.study import Study
 from fedpdmc.whitening import Reference
 

@@ -10,9 +10,8 @@ from jaxtyping import Array
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys
-from fedpdmc.clocks import Clock, Walk
+from fedpdmc.clocks import Clock, Walk, begin_walk, walk_on
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.sites.site import begin_walk, walk_on
 
 # Default time limit for one plan, in seconds. Usual plans take a fraction of a second.
 MOST_SECONDS = 600.0

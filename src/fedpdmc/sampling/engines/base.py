@@ -67,6 +67,11 @@ class Federation(abc.ABC):
         return {}
 
     @property
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """Why the sites in this process have their clocks, by name."""
+        return {}
+
+    @property
     def privacy(self) -> dict[str, Any] | None:
         """What each site with a budget in this process has granted and revealed; None if there is none."""
         return None

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, Path, Walk, follow, holding
+from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, Path, Walk, answer, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State, where_chains
@@ -28,7 +28,6 @@ from fedpdmc.sampling.engines import compiled_gaussian, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.engines.selective_requests import Request, Sent, finish_round
-from fedpdmc.sites.site import answer
 
 
 class Group(eqx.Module):
@@ -89,14 +88,17 @@ class LocalFederation(Federation):
     keys : sequence of keys
         The sites' secret keys.
     chains : int
+    choices : sequence of dict, optional
+        Why each site has its clock (`fedpdmc.clocks.Choice.report`).
     """
 
-    def __init__(self, names, clocks, columns, keys, chains: int):
+    def __init__(self, names, clocks, columns, keys, chains: int, choices: Sequence[dict[str, Any]] = ()):
         self._names = tuple(names)
         self._clocks, self._columns = list(clocks), list(columns)
         self._chain_keys = [chain_keys(key, chains) for key in keys]
         self.groups, self.order = _group(self._clocks, self._columns, self._chain_keys)
         self.chains = chains
+        self._choices = dict(zip(self._names, choices, strict=False))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,6 +109,11 @@ class LocalFederation(Federation):
     def clocks(self) -> dict[str, Clock]:
         """The sites' clocks by name."""
         return dict(zip(self._names, self._clocks, strict=True))
+
+    @property
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """Why each site has its clock."""
+        return self._choices
 
     @property
     def columns(self) -> list[np.ndarray | None]:

@@ -85,6 +85,12 @@ class GuardedFederation(Federation):
         return {} if self.plain is None else self.plain.clocks
 
     @property
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """Why the plain sites have their clocks; a site with a budget has one way only."""
+        plain = {} if self.plain is None else self.plain.choices
+        return plain | {name: {"clock": "public proposals", "why": "a privacy budget"} for name in self.guards}
+
+    @property
     def privacy(self) -> dict[str, Any] | None:
         """What each site with a budget has granted and revealed."""
         return {name: guard.report() for name, guard in self.guards.items()} or None

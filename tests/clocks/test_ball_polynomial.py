@@ -12,10 +12,10 @@ from scipy import integrate, stats
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, PolynomialClock, follow
+from fedpdmc.clocks import VIOLATED, SegmentClock, answer, follow
+from fedpdmc.clocks.envelopes.ball_polynomial import BallPolynomial
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, polynomial_remainder, taylor_quadratic
-from fedpdmc.sites.site import answer
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -35,9 +35,8 @@ def clock():
     """Counts of one at a few places, less a quadratic."""
     program = Program(growth, jnp.asarray(RECORDS), 2)
     program = program.less(taylor_quadratic(program, jnp.zeros(2), 2))
-    return PolynomialClock(
-        program, polynomial_remainder(program, np.zeros(2), 1e-9), BOOMERANG, jnp.asarray(np.float64(60.0))
-    )
+    envelope = BallPolynomial(polynomial_remainder(program, np.zeros(2), 1e-9))
+    return SegmentClock(program, BOOMERANG, envelope, jnp.asarray(np.float64(60.0)))
 
 
 @functools.cache
@@ -53,7 +52,8 @@ def test_constants_dominate_the_polynomial_which_dominates_the_rate():
     def stages(a, v, t):
         there, velocity = BOOMERANG.flow.move(a, v, t)
         rate = jnp.sum(velocity * made.potential.gradients(there), -1)
-        return made._constant(a, v), made._bound(there, velocity), rate
+        constant, _ = made.envelope.constants(BOOMERANG, a, v, t)
+        return constant[:, 0], made.envelope.bound(BOOMERANG, there, velocity)[:, 0], rate
 
     a, v = (jnp.asarray(x) for x in 1.5 * np.random.default_rng(1).normal(size=(2, 500, 2)))
     for t in np.linspace(0.0, 3.0, 7):
@@ -88,9 +88,11 @@ def survival(times):
 def test_arrivals_have_the_law_of_their_rate():
     """With every segment near, and with some of them far; a rate that is two fifths off is told."""
     path = follow(BOOMERANG, plans(1))
-    constants = np.sort(np.asarray(clock()._constant(path.start, path.velocity))[0])
+    constants = np.sort(
+        np.asarray(clock().envelope.constants(BOOMERANG, path.start, path.velocity, path.duration)[0])[0, :, 0]
+    )
     for most in (1.01 * constants[-1], 0.5 * (constants[1] + constants[2])):
-        mixed = dataclasses.replace(clock(), most=jnp.asarray(np.float64(most)))
+        mixed = dataclasses.replace(clock(), limit=jnp.asarray(np.float64(most)))
         found, walk = ask()(mixed, chain_keys(jax.random.key(1), CHAINS), plans())
         rang = np.asarray(found.rang)
         assert not np.any(walk.fault) and 0.3 < rang.mean() < 0.95
@@ -102,7 +104,8 @@ def test_arrivals_have_the_law_of_their_rate():
 
 
 def test_a_polynomial_that_is_wrong_is_caught():
-    wrong = dataclasses.replace(clock().remainder, coefficients=0.5 * clock().remainder.coefficients)
-    low = dataclasses.replace(clock(), remainder=wrong)
+    known = clock().envelope.remainder
+    wrong = dataclasses.replace(known, coefficients=0.5 * known.coefficients)
+    low = dataclasses.replace(clock(), envelope=BallPolynomial(wrong))
     _, walk = ask()(low, chain_keys(jax.random.key(1), CHAINS), plans())
     assert np.any(np.asarray(walk.fault) == VIOLATED)

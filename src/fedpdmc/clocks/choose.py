@@ -1,0 +1,253 @@
+"""Which clock a site walks with: the one that costs the fewest gradients for each unit of process time.
+
+Every clock here is exact, so the choice changes the work alone. It looks at the potential in whitened coordinates and at
+states of the reference, never at the state of a chain. Costs are rough; they rank clocks, and are no promise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fedpdmc.clocks.base import Clock
+from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponential
+from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolynomial
+from fedpdmc.clocks.envelopes.base import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, reach_of, usual_states
+from fedpdmc.clocks.envelopes.position_polynomial import position_polynomial
+from fedpdmc.clocks.envelopes.record_polynomial import record_polynomial
+from fedpdmc.clocks.envelopes.second_order import look
+from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
+from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
+from fedpdmc.clocks.interval_thinning import IntervalClock
+from fedpdmc.clocks.segment_bounds import SegmentClock
+from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import (
+    LinearPredictor,
+    Potential,
+    Program,
+    Quadratic,
+    Shared,
+    Sum,
+    cubic_remainder,
+    known_orders,
+    polynomial_on_lines,
+    polynomial_remainder,
+    records_of,
+)
+
+# A clock that costs no more than this is taken without working out the next: that takes seconds, and those that follow
+# polynomials of time, cells, cost as much as a rule.
+CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 33.0
+# Share of a usual rate that its rounding may be; and rounding, per unit of velocity, above which a polynomial on balls is
+# not used, because what is known of rounding there is an estimate, whereas cells and polynomials of time carry a bound.
+NOISY, CLEAN = 1e-3, 1e-6
+# States at which the cost of cells is found.
+TRIALS = 256
+
+
+class Choice(NamedTuple):
+    """A clock, and what it was preferred to.
+
+    Attributes
+    ----------
+    clock : Clock
+    why : str
+    costs : dict
+        By clock, gradients of the site's potential for each unit of process time on one chain; those that were worked out.
+    """
+
+    clock: Clock
+    why: str
+    costs: dict[str, float]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """For the run's settings: the clock, why, its cost, and the costs of the others."""
+        costs = {name: float(f"{cost:.3g}") if math.isfinite(cost) else None for name, cost in self.costs.items()}
+        own = costs.pop(self.clock.name, None)
+        return {"clock": self.clock.name, "why": self.why, "cost": own, "alternatives": costs}
+
+
+def choose(
+    potential: Potential, dynamics: Dynamics, center: Float[Array, " d"] | None = None, site: str = ""
+) -> Choice:
+    """The cheapest exact clock for a potential in whitened coordinates.
+
+    Parameters
+    ----------
+    potential : Potential
+    dynamics : Dynamics
+    center : array of shape (d,), optional
+        Where the potential's quadratic control variate was made from second derivatives, if it was.
+    site : str
+        Whose potential it is, for errors.
+    """
+    if isinstance(potential, Program):
+        return _cheapest(_of_program(potential, dynamics, center, site))
+    potential = prepared(potential, dynamics)
+    if potential.affine(dynamics.flow.rotating):
+        return Choice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
+    if is_exponential(potential, dynamics):
+        return Choice(ExponentialClock(potential, dynamics), "rates are inverted in closed form", {})  # type: ignore[arg-type]
+    return _cheapest(_of_records(potential, dynamics, center))
+
+
+def clock_for(potential: Potential, dynamics: Dynamics) -> Clock:
+    """The cheapest exact clock for a potential in whitened coordinates."""
+    return choose(potential, dynamics).clock
+
+
+class Offer(NamedTuple):
+    """A clock and its cost; at or below ``enough`` the clocks after it are not worked out. Cells, the last, have none."""
+
+    clock: Clock
+    cost: Callable[[], float]
+    enough: float | None = None
+
+
+def _cheapest(offers: Iterator[Offer]) -> Choice:
+    """Of clocks that are made one by one."""
+    costs, best = {}, None
+    for clock, cost, enough in offers:
+        if best is None and enough is None:
+            return Choice(clock, "no other applies", {})
+        costs[clock.name] = cost()
+        if best is None or costs[clock.name] < costs[best.name]:
+            best = clock
+        if enough is not None and costs[best.name] <= enough:
+            why = f"below {enough:g} gradients for each unit of process time no other is worked out"
+            return Choice(best, why, costs)
+    assert best is not None
+    return Choice(best, "the lowest cost", costs)
+
+
+def _of_records(potential: Potential, dynamics: Dynamics, center) -> Iterator[Offer]:
+    """Clocks of sums over records, and of anything that encloses its field."""
+    third = None if center is None else third_order(potential, center)
+    if third is not None:
+        yield Offer(SegmentClock(potential, dynamics, third), lambda: third.cost(potential, dynamics), CHEAP)
+    polynomial = record_polynomial(potential, dynamics)
+    if polynomial is not None:
+        clock = ThinnedClock(potential, dynamics, polynomial)
+        yield Offer(clock, lambda: polynomial.cost(potential, dynamics), CHEAP)
+    yield Offer(ThinnedClock(potential, dynamics), lambda: cost_of_cells(potential, dynamics))
+
+
+def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder | None:
+    """The envelope of records after a quadratic control variate, and of quadratics beside them."""
+    records = records_of(potential)
+    if records is None or records.diagonal or records.control is None:
+        return None
+    others = [term for term in getattr(potential, "terms", ()) if term is not records]
+    if not all(isinstance(term, Quadratic) for term in others):
+        return None
+    rest = None
+    for term in others:
+        rest = term if rest is None else rest.plus(term)
+    return ThirdOrder(
+        cubic_remainder(records, center), None if rest is None else QuadraticPart.of(rest, center)
+    )  # fmt: skip
+
+
+def _of_program(program: Program, dynamics: Dynamics, center, site: str) -> Iterator[Offer]:
+    """Clocks of a user's function: polynomials of the position where there are few parameters, of time, and cells."""
+    few = dynamics.flips != dynamics.flow.rotating and bool(known_orders(program.dim, dynamics.flow.rotating))
+    if few:
+        program = _paced(program, dynamics)
+        _check_noise(program, site)
+        known = _on_balls(program, dynamics, jnp.zeros(program.dim) if center is None else center)
+        if known is not None:
+            yield known
+    curves = time_polynomial(program, dynamics)
+    if curves is not None:
+        clock = IntervalClock(program, dynamics, curves)
+        yield Offer(clock, lambda: curves.cost(program, dynamics), CHEAP_PROGRAM)
+    if not few:
+        program = _paced(program, dynamics)
+        _check_noise(program, site)
+    yield Offer(ThinnedClock(program, dynamics), lambda: cost_of_cells(program, dynamics))
+
+
+def _check_noise(program: Program, site: str) -> None:
+    """Refuse a function whose rates are computed with an error that is not small against them."""
+    if program.noise is None or program.usual is None or not np.isfinite(program.noise):
+        return
+    share = float(program.noise) / max(1.0, float(program.usual))
+    if share > NOISY:
+        raise InputError(
+            f"sites ({site!r})",
+            f"a model whose event rates are lost in rounding: their error may be {share:.1g} of their size",
+            "Look for values in 32 bits, for large offsets that are added and taken off again, and for differences such as "
+            "(1 + u) - 1 or log(1 + u): write them with expm1, log1p and centred data.",
+        )
+
+
+def _on_balls(program: Program, dynamics: Dynamics, center: Float[Array, " d"]) -> Offer | None:
+    """A clock that thins on a polynomial of the position, where the program's derivatives can be enclosed."""
+    if program.noise is None or not program.noise <= CLEAN:
+        return None
+    at, rounding = np.asarray(center), float(program.noise)
+    if dynamics.flips:
+        known = polynomial_on_lines(program, at, rounding)
+        if known is None:
+            return None
+        point = position_polynomial(program, known, dynamics)
+        return Offer(ThinnedClock(program, dynamics, point), lambda: point.cost(program, dynamics), CHEAP_BALLS)
+    remainder = polynomial_remainder(program, at, rounding)
+    if remainder is None:
+        return None
+    ball = BallPolynomial(remainder)
+    clock = SegmentClock(program, dynamics, ball, jnp.asarray(MOST_CANDIDATES))
+    return Offer(clock, lambda: ball.cost(program, dynamics), CHEAP_BALLS)
+
+
+def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
+    """Gradients for each unit of process time where cells are bounded through the records or the program."""
+    terms = getattr(potential, "terms", (getattr(potential, "records", potential),))
+    price = PROGRAM_CELL_PRICE if any(isinstance(term, Program) for term in terms) else CELL_PRICE
+    if isinstance(potential, Shared):
+        potential = potential.holding(jnp.ones(TRIALS))
+    reach = float(_usual_reach(potential, dynamics, *usual_states(dynamics, potential.dim, TRIALS)))
+    return price / reach if reach > 0 else math.inf
+
+
+@eqx.filter_jit
+def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
+    """How far a cell is walked on average."""
+    bound = look(dynamics, potential, a, v, v).bound
+    cell = jnp.minimum(bound.reach, cell_length(bound))
+    reach = reach_of(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell)
+    return jnp.mean(jnp.where(jnp.isfinite(reach), reach, 0.0))
+
+
+def prepared(potential: Potential, dynamics: Dynamics) -> Potential:
+    """The records with what the dynamics can use of them worked out once."""
+    if isinstance(potential, Sum):
+        return Sum(tuple(prepared(term, dynamics) for term in potential.terms))
+    if isinstance(potential, Shared):
+        return Shared(prepared(potential.records, dynamics), potential.prior)
+    if isinstance(potential, Program):
+        return _paced(potential, dynamics)
+    if not dynamics.flips or dynamics.flow.rotating:
+        return potential
+    if isinstance(potential, Quadratic):
+        return potential.separated()
+    return _with_cubic(potential) if isinstance(potential, LinearPredictor) else potential
+
+
+@eqx.filter_jit
+def _paced(potential: Program, dynamics: Dynamics) -> Program:
+    return potential.paced(dynamics.flow.rotating, dynamics.flips)
+
+
+@eqx.filter_jit
+def _with_cubic(potential: LinearPredictor) -> LinearPredictor:
+    return potential.with_cubic()

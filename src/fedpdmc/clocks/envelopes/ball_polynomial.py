@@ -1,0 +1,56 @@
+"""An envelope of a program on rotations: one number for each ball, and its Taylor polynomial with a proved error."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpdmc.clocks.envelopes.base import LOOK_PRICE, PROGRAM_CELLS, SegmentEnvelope, usual_states
+from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK
+from fedpdmc.potentials import PolynomialRemainder
+
+# Candidates per unit of time above which a segment is walked in cells.
+MOST_CANDIDATES = 60.0
+# States at which the envelope is tried out.
+TRIALS = 512
+
+
+class BallPolynomial(SegmentEnvelope):
+    """Reflections of a program whose gradient is known as a polynomial on balls (`PolynomialRemainder`).
+
+    On a rotation ``|a|² + |v|² = ρ²`` is conserved, so that the ball of radius ρ bounds the rate on a segment; at a point
+    the rate is at most ``(v·∇P)_+ + |v| E(|b|)``.
+    """
+
+    domain: ClassVar[str] = "a Taylor polynomial with a proved error on balls, then the function"
+
+    remainder: PolynomialRemainder
+
+    def constants(self, dynamics, a, v, remaining):
+        """From the table of hazards; infinite where nothing is known."""
+        distance = jnp.linalg.norm(self.remainder.center)
+        reach = jnp.sqrt(jnp.sum(a * a + v * v, -1)) + distance
+        rate = self.remainder.hazard(reach) * (1 + 2 * RELATIVE_SLACK) + self._slack(reach, reach)
+        return rate[..., None], remaining
+
+    def bound(self, dynamics, a, v):
+        """From the polynomial."""
+        b, speed = a - self.remainder.center, jnp.linalg.norm(v, axis=-1)
+        size = jnp.linalg.norm(b, axis=-1)
+        rate = jnp.sum(v * self.remainder.gradient(b), -1)
+        known = jnp.maximum(rate, 0.0) + RELATIVE_SLACK * jnp.abs(rate)
+        beyond = (1 + RELATIVE_SLACK) * speed * self.remainder.error(size)
+        return (known + beyond + 0.5 * self._slack(size, speed))[:, None]
+
+    def _slack(self, size: Float[Array, "*C"], speed: Float[Array, "*C"]) -> Float[Array, "*C"]:
+        return self.remainder.rounding * speed * (1 + size)
+
+    def cost(self, potential, dynamics):
+        """A look for every candidate, the program as often as the mean bound, and cells where the constant is large."""
+        a, v = usual_states(dynamics, potential.dim, TRIALS)
+        constant = self.constants(dynamics, a, v, jnp.zeros(TRIALS))[0][:, 0]
+        bound = jnp.minimum(self.bound(dynamics, a, v)[:, 0], constant)
+        near = LOOK_PRICE * constant + bound
+        return float(jnp.mean(jnp.where(constant < MOST_CANDIDATES, near, PROGRAM_CELLS)))

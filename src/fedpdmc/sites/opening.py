@@ -1,0 +1,185 @@
+"""A site's opening: what it is told of a run, and its potential and clock in the run's coordinates."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.clocks import AdaptiveClock, Choice, Clock
+from fedpdmc.clocks.choose import choose
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import (
+    ControlVariate,
+    LinearPredictor,
+    LinearUnknownScale,
+    Potential,
+    Program,
+    Quadratic,
+    Shared,
+    Sum,
+    bare,
+    taylor_quadratic,
+)
+from fedpdmc.sites.member import Member
+from fedpdmc.sites.site import Site
+from fedpdmc.whitening import Reference
+
+# Relative difference of two quadratics that are the same but for rounding.
+SAME = 1e-12
+
+P = TypeVar("P", bound=Potential)
+
+
+class Opening(NamedTuple):
+    """What a site must know to take part in a run: all of it public.
+
+    Attributes
+    ----------
+    reference : Reference
+        Over all parameters.
+    dynamics : Dynamics
+    control : ControlVariate or None
+        The public quadratic that is moved from the site to the coordinator.
+    prior_share : Quadratic or None
+        The part of the prior that this site walks with.
+    redistributed : bool
+        Whether ``prior_share`` is the whole prior, of which every plan says the part.
+    adaptive : bool
+        Whether a model that is a user's own function walks under bounds guessed on a grid.
+    """
+
+    reference: Reference
+    dynamics: Dynamics
+    control: ControlVariate | None = None
+    prior_share: Quadratic | None = None
+    redistributed: bool = False
+    adaptive: bool = False
+
+
+def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
+    """The whitened coordinates that a site is sent: its own if flips move only them, else all (None)."""
+    own = opening.dynamics.flips and opening.reference.diagonal
+    return site.coordinates if own else None
+
+
+def open_site(site: Site, opening: Opening) -> Clock:
+    """The site's clock for this run."""
+    return choose_clock(site, opening).clock
+
+
+def choose_clock(site: Site, opening: Opening) -> Choice:
+    """The site's clock for this run, for its records in whitened coordinates less the control variate, and its cost.
+
+    Raises
+    ------
+    NoEnclosure
+        If the site's model is a function that jumps, or that has no certified bounds.
+    """
+    if isinstance(site.potential, Program) and not opening.adaptive:
+        site.potential.check_continuity()
+    share = None if opening.redistributed else opening.prior_share
+    potential = _remainder(_padded(site.potential), opening.control, share)
+    whitened = in_coordinates(potential, site, opening)
+    if opening.redistributed and opening.prior_share is not None:
+        whitened = Shared(whitened, whiten(opening.prior_share, opening.reference, None))
+    if opening.adaptive and site.model is not None:
+        return Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
+    return choose(whitened, opening.dynamics, _center(site, opening), site.name)
+
+
+def _center(site: Site, opening: Opening):
+    """Where the site's potential was expanded, if it sees every coordinate; of built-in models only to second order."""
+    control, program = opening.control, isinstance(site.potential, Program)
+    if control is None or site.coordinates is not None:
+        return None
+    if not program and (control.order != 2 or not site.records):
+        return None
+    return opening.reference.to_a(control.point)
+
+
+def _remainder(potential: Potential, control: ControlVariate | None, share: Quadratic | None) -> Potential:
+    """``U − q`` plus the site's share of the prior: both quadratics, and one where the model can hold them exactly.
+
+    Records are held less their own Taylor polynomial, beside what that polynomial differs from q.
+    """
+    rest = share
+    if control is not None:
+        rest = control.quadratic.scaled(-1.0) if share is None else share.plus(control.quadratic, -1.0)
+    if rest is None:
+        return potential
+    if isinstance(potential, Quadratic):
+        return potential.plus(rest)
+    if isinstance(potential, Program):
+        return potential.less(rest.scaled(-1.0))
+    if control is None or isinstance(potential, LinearUnknownScale):
+        return Sum((potential, rest))
+    if not isinstance(potential, LinearPredictor):
+        raise InputError(
+            "control", type(potential).__name__, "Control variates need a built-in model: use control='none'."
+        )
+    expanded, difference, same = _expanded(potential, control)
+    if share is not None:
+        return Sum((expanded, share if bool(same) else share.plus(difference)))
+    return expanded if bool(same) else Sum((expanded, difference))
+
+
+@eqx.filter_jit
+def _expanded(potential: LinearPredictor, control: ControlVariate):
+    """The records less their Taylor polynomial, what that differs from the control variate, and whether it is rounding."""
+    own = taylor_quadratic(potential, control.point, control.order)
+    difference = own.plus(control.quadratic, -1.0)
+    size = jnp.max(jnp.abs(own.precision))
+    same = jnp.max(jnp.abs(difference.precision)) <= SAME * size
+    reach = jnp.max(jnp.abs(own.linear)) + size * jnp.max(jnp.abs(control.point))
+    same &= jnp.max(jnp.abs(difference.linear)) <= SAME * reach
+    return potential.expanded_at(control.point, control.order), difference, same
+
+
+def less_public(site: Site, opening: Opening) -> Potential:
+    """The records, and beside them the public control variate, in whitened coordinates: no branch looks at the records."""
+    records, control = in_coordinates(_padded(site.potential), site, opening), whitened_control(site, opening)
+    return records if control is None else Sum((records, control.scaled(-1.0)))
+
+
+def whitened_control(site: Site, opening: Opening) -> Quadratic | None:
+    """The control variate in the run's coordinates."""
+    return None if opening.control is None else in_coordinates(opening.control.quadratic, site, opening)
+
+
+def in_coordinates(potential: P, site: Site, opening: Opening) -> P:
+    """A function of the site's own parameters, in the whitened coordinates that it is sent."""
+    sent = local_columns(site, opening)
+    if sent is not None:
+        return whiten(potential, opening.reference.restricted(jnp.asarray(sent)), None)
+    columns = None if site.coordinates is None else jnp.asarray(site.coordinates)
+    return whiten(potential, opening.reference, columns)
+
+
+def whiten(potential: P, reference: Reference, columns) -> P:
+    """The potential in whitened coordinates, compiled once for each shape."""
+    return _whiten(bare(potential), Reference(reference.center, reference.scale_tril), columns)
+
+
+@eqx.filter_jit
+def _whiten(potential: P, reference: Reference, columns) -> P:
+    return potential.whiten(reference, columns)  # type: ignore[return-value]
+
+
+def _padded(potential: Potential) -> Potential:
+    """Records padded to a shape that other sites share."""
+    return potential.padded(bucket(potential.design.shape[0])) if isinstance(potential, LinearPredictor) else potential
+
+
+def bucket(n: int) -> int:
+    """The padded number of records: powers of two to 1024, then steps of an eighth of a power of two."""
+    if n <= 16:
+        return 16
+    power = 1 << (n - 1).bit_length()
+    if power <= 1024:
+        return power
+    step = power // 16
+    return -(-n // step) * step
