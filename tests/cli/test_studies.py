@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_in_a_sentence(caplog):
     def work():
         raise OSError(errno.ENOSPC, "No space left on device", "run/state.npz")
 
-    assert exit_status(work) == 2
+    assert exit_status(work) == 75
     assert "No space left on device: 'run/state.npz'. The data in the store is intact" in caplog.text
 
 

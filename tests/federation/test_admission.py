@@ -26,18 +26,18 @@ from fedpdmc.federation.grpc.options import JOIN, SERVICE
 
 
 @pytest.fixture(scope="module")
-def door(folder):
+def waiting(folder):
     """A coordinator that waits."""
     with folder.listening() as connection:
         yield connection
 
 
-def test_a_site_holds_one_stream_and_says_in_time_who_it_is(folder, door, monkeypatch):
+def test_a_site_holds_one_stream_and_says_in_time_who_it_is(folder, waiting, monkeypatch):
     """However many it opens: the coordinator's threads are there for all sites."""
     monkeypatch.setattr(server, "HELLO", 0.3)
     own, silence = read_credentials(folder.keys("north")), queue.SimpleQueue()
     secret = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
-    with grpc.secure_channel(door.address, secret, [("grpc.ssl_target_name_override", "coordinator")]) as channel:
+    with grpc.secure_channel(waiting.address, secret, [("grpc.ssl_target_name_override", "coordinator")]) as channel:
 
         def opened(*messages):
             return channel.stream_stream(f"/{SERVICE}/{JOIN}")(
@@ -53,8 +53,8 @@ def test_a_site_holds_one_stream_and_says_in_time_who_it_is(folder, door, monkey
         assert first.code() in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED) and second.is_active()
 
 
-def test_a_good_certificate_is_welcome(folder, door):
-    assert isinstance(says(door.address, read_credentials(folder.keys("north")), hello(folder)), wire.Welcome)
+def test_a_good_certificate_is_welcome(folder, waiting):
+    assert isinstance(says(waiting.address, read_credentials(folder.keys("north")), hello(folder)), wire.Welcome)
 
 
 def no_certificate(folder, tmp_path):
@@ -76,9 +76,9 @@ def expired(folder, tmp_path):
 
 
 @pytest.mark.parametrize("who", [no_certificate, foreign_authority, expired])
-def test_without_a_good_certificate_there_is_no_connection(folder, door, tmp_path, who):
+def test_without_a_good_certificate_there_is_no_connection(folder, waiting, tmp_path, who):
     with pytest.raises(grpc.RpcError) as error:
-        says(door.address, who(folder, tmp_path), hello(folder), wait=3.0)
+        says(waiting.address, who(folder, tmp_path), hello(folder), wait=3.0)
     assert error.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -91,15 +91,15 @@ def test_without_a_good_certificate_there_is_no_connection(folder, door, tmp_pat
         (lambda folder: wire.encode(wire.Welcome(bytes(16), folder.study.digest)), "MALFORMED"),
     ],
 )
-def test_a_site_speaks_as_itself_and_of_this_contract(folder, door, message, code, caplog):
-    answer = says(door.address, read_credentials(folder.keys("north")), message(folder))
+def test_a_site_speaks_as_itself_and_of_this_contract(folder, waiting, message, code, caplog):
+    answer = says(waiting.address, read_credentials(folder.keys("north")), message(folder))
     assert isinstance(answer, wire.Refusal) and answer.code == code
     assert any(record.levelno == logging.WARNING for record in caplog.records)
 
 
-def test_a_certificate_of_a_site_outside_the_study_is_not_enough(folder, door, tmp_path):
+def test_a_certificate_of_a_site_outside_the_study_is_not_enough(folder, waiting, tmp_path):
     make_keys(folder.path / "keys", ["west"])
-    answer = says(door.address, read_credentials(folder.keys("west")), hello(folder, "west"))
+    answer = says(waiting.address, read_credentials(folder.keys("west")), hello(folder, "west"))
     assert answer.code == "UNKNOWN_SITE"
 
 
@@ -225,17 +225,17 @@ def test_a_site_dials_anew_in_time_for_a_handshake_to_check_the_coordinator(fold
     assert same_bits(post, expected)
 
 
-def test_a_message_that_would_unpack_to_more_is_not_taken(folder, door):
+def test_a_message_that_would_unpack_to_more_is_not_taken(folder, waiting):
     """A small message could be a large one: nothing is unpacked, at either end."""
     own = read_credentials(folder.keys("north"))
     with pytest.raises(grpc.RpcError) as error:
-        says(door.address, own, hello(folder), compression=grpc.Compression.Gzip)
+        says(waiting.address, own, hello(folder), compression=grpc.Compression.Gzip)
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_message_above_the_limit_ends_the_stream(folder, door):
+def test_a_message_above_the_limit_ends_the_stream(folder, waiting):
     with pytest.raises(grpc.RpcError) as error:
-        says(door.address, read_credentials(folder.keys("north")), bytes(MOST_BYTES + 1))
+        says(waiting.address, read_credentials(folder.keys("north")), bytes(MOST_BYTES + 1))
     assert error.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 
 
@@ -270,19 +270,19 @@ def test_plain_connections_stay_on_loopback(folder, tmp_path):
         folder.listening(keys=folder.keys("north"))
 
 
-def test_it_listens_on_the_address_it_is_given_and_no_other(door):
-    host, port = door.address.rsplit(":", 1)
+def test_it_listens_on_the_address_it_is_given_and_no_other(waiting):
+    host, port = waiting.address.rsplit(":", 1)
     with contextlib.closing(socket.create_connection((host, int(port)), 2)):
         pass
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", int(port)), 2)
 
 
-def test_a_study_is_told_by_its_contract(door):
+def test_a_study_is_told_by_its_contract(waiting):
     with pytest.raises(InputError, match="chains: found 8. For a study it is said in the contract"):
-        fp.sample(door, chains=8)
+        fp.sample(waiting, chains=8)
     with pytest.raises(InputError, match="connect"):
-        fp.connect(door.study)
+        fp.connect(waiting.study)
 
 
 def test_credentials_are_not_mixed_up(folder, tmp_path):

@@ -380,7 +380,7 @@ def test_solving_for_all_records_at_once_finds_few_of_them(tmp_path):
         return np.minimum(solved, truth).sum() / len(table)
 
     upper = np.triu_indices(3)
-    answers = [agent.log.answer(k) for k in range(agent.log.answers)]
+    answers = [agent.log.read_answer(k) for k in range(agent.log.answers)]
     rounded = [np.concatenate([[m.value], m.gradient, m.hessian[upper]]) for m in map(messages.decode, answers)]
     exact = np.concatenate([terms(table, x).sum(0) for x in points])
     assert found(exact, 1e-12) > 0.4

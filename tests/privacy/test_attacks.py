@@ -169,7 +169,7 @@ def test_a_control_variate_that_fits_one_of_them_opens_no_shortcut(tmp_path):
         _, gradient, hessian = double_precision(own.derivatives)(np.zeros(2))
         for other in sites:
             computation = other.agent.computation
-            computation.private, computation.shape = None, (0, 0, 2)
+            computation.private, computation.progress.shape = None, None
             guard = computation._private_site(
                 messages.Open(RUN, 1, 64, 1, np.zeros(2), np.ones(2), 2, hessian, gradient, np.zeros(2))
             )

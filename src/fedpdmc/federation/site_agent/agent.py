@@ -118,7 +118,7 @@ class Agent:
     @property
     def observed_time(self) -> float:
         """Process time, summed over chains, that the coordinator has observed of this site."""
-        return self.computation.observed_time
+        return self.computation.progress.observed_time
 
     @property
     def privacy_spent(self) -> float | None:
@@ -194,7 +194,7 @@ class Agent:
             raise RequestRefused("OUT_OF_ORDER")
         if message.sequence == self.log.answers + 1:
             return None
-        stored = self.log.answer(message.sequence - 1)
+        stored = self.log.read_answer(message.sequence - 1)
         if messages.decode(stored).request != asked:  # type: ignore[attr-defined]
             raise RequestRefused("SAME_ROUND_OTHER_PLAN")
         self._repeated += 1

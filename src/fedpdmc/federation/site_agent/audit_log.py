@@ -149,7 +149,7 @@ class AuditLog:
         """Append an entry that is neither request nor answer."""
         self.append(Kind.NOTE, json.dumps({"event": event, **details}).encode())
 
-    def answer(self, position: int) -> bytes:
+    def read_answer(self, position: int) -> bytes:
         """The answer at a position, counted from zero, read from disk."""
         if not 0 <= position < self.answers:
             raise IndexError(position)

@@ -73,13 +73,10 @@ class Computation:
         self._run_seed, self._control, self._region = run_seed, control, region
         self._clock, self._keys = None, None
         self.private: PrivateSite | None = None
-        # Chains, segments and coordinates of plans; and for each chain the smallest plan number that was not used.
-        self.shape = (0, 0, len(study.names))
-        self._next = np.zeros(0, dtype=np.int64)
-        self.observed_time, self.passes, self._rounds = 0.0, 0, 0
-        # The points at which derivatives were released, how many were declined, and whether exact ones were released.
+        self.progress = Progress(party is not None, study.dynamics().unit_speed)
+        # The points at which derivatives were released.
         self._points: list[np.ndarray] = []
-        self._declined, self._exact_released = 0, False
+        self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
             messages.Open: self._open,
@@ -90,19 +87,7 @@ class Computation:
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
-        party, opened = self.party, self.shape[0] > 0
-        # No derivatives are released after the exact ones.
-        points = self.study.most_derivatives if self._exact_released else len(self._points) + self._declined
-        progress = Progress(
-            summed=party is not None,
-            agreed=party is not None and party.agreed,
-            points=points,
-            shape=self.shape if opened else None,
-            unit_speed=opened and self.study.dynamics().unit_speed,
-            next=self._next,
-            observed_time=self.observed_time,
-        )
-        check(self.study, message, progress)
+        check(self.study, message, self.progress)
 
     def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
         """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
@@ -110,31 +95,34 @@ class Computation:
 
     def record(self, message: messages.Message, given: messages.Message) -> None:
         """Update the state after a request was answered. The same live and from the log."""
+        progress = self.progress
         if isinstance(message, messages.Open):
-            self._next = np.zeros(message.chains, dtype=np.int64)
+            progress.next = np.zeros(message.chains, dtype=np.int64)
             if self.site.budget is not None:
                 # The records are used after a plan has been charged, and not before.
-                self.shape = (message.chains, message.segments, self._private_site(message).dim)
+                progress.shape = (message.chains, message.segments, self._private_site(message).dim)
                 return
             if self._region is not None:
                 self._region.opened(message)
             self._clock = open_site(self.site, self._opening(message))
-            self.shape = (message.chains, message.segments, self._clock.dim)
+            progress.shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
         elif isinstance(message, messages.Agree) and self.party is not None:
             self.party.record(message)
+            progress.agreed = True
         elif isinstance(message, messages.Derive):
-            self._exact_released = self._asked_again(message.x) and self.site.budget is None
+            progress.exact = self._asked_again(message.x) and self.site.budget is None
+            progress.points += 1
             self._points.append(self._own(message.x))
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             self.passes, self._rounds = given.passes, self._rounds + 1
             horizon = message.duration.sum(-1)
-            self._next[message.chain] = np.where(horizon > 0, message.number + 1, self._next[message.chain])
-            self.observed_time += float(np.minimum(given.time, horizon).sum())
+            progress.next[message.chain] = np.where(horizon > 0, message.number + 1, progress.next[message.chain])
+            progress.observed_time += float(np.minimum(given.time, horizon).sum())
 
     def record_refusal(self, code: str) -> None:
         """Count a point that disclosure control has declined."""
-        self._declined += code in DECLINED
+        self.progress.points += code in DECLINED
 
     def check_ledger(self, run: bytes, folder: Path) -> None:
         """Raise `LedgerError` if the ledger lacks answers that the log in ``folder`` has: it is new, or an old copy."""
@@ -203,7 +191,7 @@ class Computation:
     def _check_opening(self, message: messages.Open) -> None:
         if self._region is None or self.study.reference == "none":
             return
-        point = self._points[-1] if self._exact_released else None
+        point = self._points[-1] if self.progress.exact else None
         at = np.zeros(len(self.study.names)) if point is None else point
         _, gradient, hessian = self.site.derivatives(at)
         with refusing_disclosure():
@@ -229,7 +217,8 @@ class Computation:
 
     def _plans(self, message: messages.Plans, asked: bytes) -> messages.Arrivals:
         clock, keys, chain = self._clock, self._keys, message.chain
-        chains, segments, dim = self.shape
+        assert self.progress.shape is not None
+        chains, segments, dim = self.progress.shape
         plan = _all_chains(message, chains, segments)
         if self.private is not None:
             return self._private_plans(self.private, message, Plan(*(jnp.asarray(x) for x in plan)), asked)
@@ -248,7 +237,7 @@ class Computation:
             raise RequestRefused("BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE", first + 1)
         horizon = message.duration.sum(-1)
         time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
-        if self.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
+        if self.progress.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
             raise RequestRefused("OBSERVED_TIME_SPENT")
         flips = clock.dynamics.flips
         coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)

@@ -7,7 +7,7 @@ import errno
 import logging
 import sqlite3
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -77,33 +77,37 @@ def refusing_disclosure() -> Iterator[None]:
         raise RequestRefused(error.code) from error
 
 
-class Progress(NamedTuple):
+@dataclass
+class Progress:
     """The progress of a run at a site.
 
     Attributes
     ----------
     summed : bool
         Whether derivatives are released as sums only.
+    unit_speed : bool
+        Whether velocities are 1 or −1.
     agreed : bool
         Whether the sites have agreed on the masks of the sums.
     points : int
         Points at which derivatives were released or declined.
+    exact : bool
+        Whether exact derivatives were released, after which there are no more.
     shape : (int, int, int) or None
         Chains, segments and coordinates of plans; None before the opening.
-    unit_speed : bool
-        Whether velocities are 1 or −1.
     next : (chains,)
         The smallest unused plan number of each chain.
     observed_time : float
     """
 
     summed: bool
-    agreed: bool
-    points: int
-    shape: tuple[int, int, int] | None
     unit_speed: bool
-    next: np.ndarray
-    observed_time: float
+    agreed: bool = False
+    points: int = 0
+    exact: bool = False
+    shape: tuple[int, int, int] | None = None
+    next: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    observed_time: float = 0.0
 
 
 def check(study: Study, message: messages.Message, so_far: Progress) -> None:
@@ -130,7 +134,7 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
         raise RequestRefused("ALREADY_OPEN")
     if message.x.shape != (len(study.names),):
         raise RequestRefused("WRONG_SHAPE")
-    if so_far.points >= study.most_derivatives:
+    if so_far.exact or so_far.points >= study.most_derivatives:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
         raise RequestRefused("NOT_AGREED")

@@ -46,11 +46,6 @@ class SecureSumParty:
         self._certificates = dict(certificates or {})
         self._keys: dict[str, bytes] | None = None
 
-    @property
-    def agreed(self) -> bool:
-        """Whether there is a key with every other site."""
-        return self._keys is not None
-
     def offer(self, message: messages.Offer, asked: bytes) -> messages.Offered:
         """The site's own key, signed."""
         own = self._credentials
