@@ -58,6 +58,33 @@ def guarded(x):
     return jnp.where(jnp.isfinite(x) & ~jnp.isnan(x), x * x, 0.0)
 
 
+def kernel(x):
+    """A covariance matrix with a scale and a range that are parameters."""
+    distance = np.abs(np.arange(3.0)[:, None] - np.arange(3.0))
+    return jnp.exp(x[0] - jnp.exp(x[1]) * distance) + 0.5 * jnp.eye(3)
+
+
+def gaussian_process(x):
+    """Minus the log density of a Gaussian process at three places."""
+    factor = jnp.linalg.cholesky(kernel(x))
+    residual = jax.scipy.linalg.solve_triangular(factor, x[1:], lower=True)
+    return 0.5 * jnp.sum(residual**2) + jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+
+def solves(x):
+    """Triangular systems of all kinds whose matrix is a parameter."""
+    a = kernel(x)[:2, :2]
+    sides = [
+        lax.linalg.triangular_solve(
+            a, x.reshape(2, 2), left_side=left, lower=lower, transpose_a=turned, unit_diagonal=turned
+        )
+        for left in (True, False)
+        for lower in (True, False)
+        for turned in (True, False)
+    ]
+    return jnp.concatenate([side.ravel() for side in sides])
+
+
 ELEMENTWISE = {
     "exp": (jnp.exp, -3, 3),
     "exp2": (jnp.exp2, -3, 3),
@@ -128,6 +155,9 @@ ARRAYS = {
     "dynamic_slice": (lambda x: lax.dynamic_update_slice(x, lax.dynamic_slice(x, (1,), (2,)), (2,)), -3, 3),
     "triangular_solve": (lambda x: jax.scipy.linalg.solve_triangular(TRIANGLE, x, lower=True), -3, 3),
     "cholesky": (lambda x: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(SPD), True), x), -3, 3),
+    "cholesky of parameters": (lambda x: jnp.linalg.cholesky(kernel(x)), -1, 1),
+    "triangular_solve of parameters": (solves, -1, 1),
+    "gradient of a Gaussian process": (jax.grad(gaussian_process), -1, 1),
     "linear_solve": (lambda x: jnp.linalg.solve(SPD, x), -3, 3),
     "scan": (by_scan, -3, 3),
     "fori_loop": (lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sin(c) + x[i], x), -3, 3),

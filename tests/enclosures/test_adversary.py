@@ -35,6 +35,8 @@ UNARY = {
     "fill": lambda z, d: z.at[d["g"] + 1].get(mode="fill", fill_value=0.5), "times y": lambda z, d: z * d["y"],
     "mask": lambda z, d: jnp.where(d["y"] > 0, z, 1.0), "guard": lambda z, d: jnp.log(jnp.where(z > 0, 1 + z, 1.0)),
     "32 bits": lambda z, d: z.astype(jnp.float32).astype(float), "cube": lambda z, d: z**3,
+    "scan": lambda z, d: jax.lax.scan(lambda c, t: (0.5 * c + jnp.tanh(t), c * t), 0.3, z)[1],
+    "branch": lambda z, d: jax.lax.cond(d["y"][0] > 0, jnp.sin, jnp.cos, z), "softmax": lambda z, d: jax.nn.softmax(z),
 }  # fmt: skip
 BINARY = {
     "add": lambda z, w: z + w, "sub": lambda z, w: z - w, "mul": lambda z, w: z * w, "max": jnp.maximum,
@@ -45,7 +47,7 @@ LEAVES = {
     "residual": lambda x, d: d["y"] - x[1],
 }  # fmt: skip
 # What the second implementation does not know.
-INEXACT = {"32 bits", "offset", "phase"}
+INEXACT = {"32 bits", "offset", "phase", "scan", "branch", "softmax"}
 TREES = st.recursive(
     st.tuples(st.sampled_from(sorted(LEAVES))),
     lambda inner: (
@@ -159,6 +161,28 @@ def test_no_bound_is_broken(tree):
 @given(TREES, st.integers(0, 2**31))
 def test_no_bound_is_broken_by_many(tree, seed):
     attack(tree, seed)
+
+
+def test_a_choice_with_too_many_cases_within_is_refused_and_not_an_error():
+    tree = ("residual",)
+    for name in (
+        "tanh",
+        "relu",
+        "cube",
+        "abs",
+        "offset",
+        "cube",
+        "relu",
+        "times y",
+        "guard",
+        "abs",
+        "abs",
+        "offset",
+        "relu",
+    ):
+        tree = (name, tree)
+    with pytest.raises(Discontinuous, match="too many cases"):
+        check_continuity(program_of(tree)._likelihood, 3)
 
 
 def test_the_adversary_notices_a_bound_that_is_too_small(monkeypatch):

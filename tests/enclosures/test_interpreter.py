@@ -28,7 +28,16 @@ def test_an_unknown_primitive_is_named_with_its_place_and_the_remedy():
         NoEnclosure, match=r"'sort' at .*test_interpreter.py:\d+.*sorted_sum.*register\('sort'\)"
     ) as error:
         enclose(sorted_sum)(box())
-    assert error.value.primitive == "sort"
+    assert error.value.primitive == "sort" and error.value.reason is None
+
+
+@pytest.mark.parametrize(
+    "loop", [lambda f, x: lax.fori_loop(0, 3, lambda i, c: f(c), x), lambda f, x: lax.cond(True, f, f, x)]
+)
+def test_an_unknown_primitive_within_a_loop_or_a_branch_is_named(loop):
+    with pytest.raises(NoEnclosure, match=r"'sort' at .*test_interpreter.py:\d+") as error:
+        enclose(lambda x: loop(jnp.sort, x))(box())
+    assert error.value.primitive == "sort" and error.value.reason is None
 
 
 def test_a_registered_rule_is_used(monkeypatch):

@@ -1,11 +1,12 @@
 """Rounding: fewer bits, offsets and differences that cancel."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedpdmc as fp
-from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose
+from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose, triangular
 from fedpdmc.enclosures.jets.jet import Balls, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import InputError, NoEnclosure
@@ -68,3 +69,28 @@ def test_a_run_whose_rates_are_lost_in_rounding_is_refused():
 
     with pytest.raises(InputError, match=r"lost in rounding.*centred data"):
         fp.sample(fp.Site(offset, name="a", data=DATA), fp.models.normal_prior(1), dynamics=fp.ZigZag(), duration=1.0)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("condition", [1e2, 1e4])
+def test_factors_of_large_matrices_are_held_as_the_library_computes_them(condition):
+    rows = triangular.MOST_ROWS
+    turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(rows, rows)))
+    matrix = turn * np.geomspace(1, condition, rows) @ turn.T
+
+    def solved(x):
+        factor = jnp.linalg.cholesky(matrix * x)
+        return jax.scipy.linalg.solve_triangular(factor, x * jnp.ones(rows), lower=True)
+
+    found = enclose(solved, Cell(0.0))(Series(jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(1.0)))
+    for values in (solved(jnp.asarray(1.0)), jax.jit(jax.vmap(solved))(jnp.ones(2))[0]):
+        assert np.all(np.abs(values - found.value) <= found.error) and np.all(np.isfinite(found.error))
+
+
+@pytest.mark.usefixtures("double")
+def test_a_matrix_with_more_rows_is_refused():
+    rows = triangular.MOST_ROWS + 1
+    with pytest.raises(NoEnclosure, match=f"'cholesky'.*{rows} rows"):
+        enclose(lambda x: jnp.linalg.cholesky(x * jnp.eye(rows)), Cell(0.1))(
+            Series(jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(1.0))
+        )

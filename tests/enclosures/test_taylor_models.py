@@ -130,3 +130,11 @@ def test_at_a_kink_the_range_of_both_sides_is_known():
     found = enclose(jnp.abs, Stretch(3))(curve)
     low, high = found.range.lo[0, 0], found.range.hi[0, 0]
     assert -1e-6 < low <= 0.0 and 0.5 <= high < 0.5 + 1e-6 and found.error[0, 1] < 1e-12
+
+
+@pytest.mark.parametrize("name", ["scan", "gradient of a Gaussian process"])
+def test_loops_and_factors_of_matrices_are_followed(name):
+    off, error, length = on_paths(*ARRAYS[name], True, 3, 0)
+    assert np.all(off <= 0) and np.all(np.isfinite(error))
+    # The fourth power of the length, where rounding is not all of it.
+    assert np.median(error[length == 0.1]) < 1e-2 * np.median(error[length == 0.7])

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, is_point, is_zero, shape_of
+from fedpdmc.enclosures.shared_rules import applied
 
 _SYMBOLS = itertools.count()
 
@@ -64,25 +65,17 @@ def settled(domain: Domain, x: Form) -> Form:
     """The form that a shifted one is."""
     if not isinstance(x, Shifted):
         return x
-    times = _by(domain, "mul", x.shift, np.asarray(float(x.count), x.dtype))
-    return _by(domain, "mul", x.form, _by(domain, "exp", times)) if x.factor else _by(domain, "add", x.form, times)
+    times = applied(domain, "mul", x.shift, np.asarray(float(x.count), x.dtype))
+    return (
+        applied(domain, "mul", x.form, applied(domain, "exp", times))
+        if x.factor
+        else applied(domain, "add", x.form, times)
+    )
 
 
 def _moved(domain: Domain, move: Callable, x: Form) -> Form:
     """A move of entries."""
     return move(x) if is_point(x) else domain.fields(move, x)
-
-
-def _by(domain: Domain, name: str, *forms: Form, **params) -> Form:
-    """A rule, or the operation itself on points."""
-    return PLAIN[name](*forms, **params) if all(map(is_point, forms)) else domain.rule(name, params, *forms)
-
-
-PLAIN: dict[str, Callable] = {
-    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide, "exp": jnp.exp, "log": jnp.log,
-    "neg": jnp.negative, "abs": jnp.abs, "sign": jnp.sign, "ge": jnp.greater_equal, "gt": jnp.greater,
-    "le": jnp.less_equal, "lt": jnp.less, "reduce_sum": lambda x, axes: jnp.sum(x, axes),
-}  # fmt: skip
 
 
 def shifted_rule(domain: Domain, name: str, params: dict[str, Any], forms: list[Form]) -> Form | None:
@@ -94,26 +87,26 @@ def shifted_rule(domain: Domain, name: str, params: dict[str, Any], forms: list[
 def _add(sign: int):
     def found(domain: Domain, params, x: Form, y: Form) -> Form | None:
         if sign < 0:
-            y = _neg(domain, params, y) if isinstance(y, Shifted) else _by(domain, "neg", y)
+            y = _neg(domain, params, y) if isinstance(y, Shifted) else applied(domain, "neg", y)
         if not isinstance(x, Shifted):
             x, y = y, x
         if x.factor:
             return _add_factors(domain, x, y)
         if not isinstance(y, Shifted):
-            return x.like(domain, _by(domain, "add", x.form, y))
-        return x.like(domain, _by(domain, "add", x.form, y.form), x.count + y.count) if x.same(y) else None
+            return x.like(domain, applied(domain, "add", x.form, y))
+        return x.like(domain, applied(domain, "add", x.form, y.form), x.count + y.count) if x.same(y) else None
 
     return found
 
 
 def _add_factors(domain: Domain, x: Shifted, y: Form) -> Form | None:
     if x.same(y) and x.count == y.count:
-        return x.like(domain, _by(domain, "add", x.form, y.form))
+        return x.like(domain, applied(domain, "add", x.form, y.form))
     return x if is_zero(y) else None
 
 
 def _neg(domain: Domain, params, x: Shifted) -> Form:
-    return x.like(domain, _by(domain, "neg", x.form), x.count if x.factor else -x.count)
+    return x.like(domain, applied(domain, "neg", x.form), x.count if x.factor else -x.count)
 
 
 def _mul(domain: Domain, params, x: Form, y: Form) -> Form | None:
@@ -124,40 +117,40 @@ def _mul(domain: Domain, params, x: Form, y: Form) -> Form | None:
     if not x.factor or (isinstance(y, Shifted) and not x.same(y)):
         return None
     if isinstance(y, Shifted):
-        return x.like(domain, _by(domain, "mul", x.form, y.form), x.count + y.count)
-    return x.like(domain, _by(domain, "mul", x.form, y))
+        return x.like(domain, applied(domain, "mul", x.form, y.form), x.count + y.count)
+    return x.like(domain, applied(domain, "mul", x.form, y))
 
 
 def _div(domain: Domain, params, x: Form, y: Form) -> Form | None:
     if isinstance(x, Shifted) and isinstance(y, Shifted):
         if not x.factor or not x.same(y):
             return None
-        return x.like(domain, _by(domain, "div", x.form, y.form), x.count - y.count)
+        return x.like(domain, applied(domain, "div", x.form, y.form), x.count - y.count)
     if isinstance(x, Shifted):
-        return x.like(domain, _by(domain, "div", x.form, y)) if x.factor else None
-    return y.like(domain, _by(domain, "div", x, y.form), -y.count) if y.factor else None
+        return x.like(domain, applied(domain, "div", x.form, y)) if x.factor else None
+    return y.like(domain, applied(domain, "div", x, y.form), -y.count) if y.factor else None
 
 
 def _exp(domain: Domain, params, x: Shifted) -> Form | None:
-    return None if x.factor else Shifted(_by(domain, "exp", x.form), x.shift, x.count, True, x.symbol)
+    return None if x.factor else Shifted(applied(domain, "exp", x.form), x.shift, x.count, True, x.symbol)
 
 
 def _log(domain: Domain, params, x: Shifted) -> Form | None:
-    return Shifted(_by(domain, "log", x.form), x.shift, x.count, False, x.symbol) if x.factor else None
+    return Shifted(applied(domain, "log", x.form), x.shift, x.count, False, x.symbol) if x.factor else None
 
 
 def _abs(domain: Domain, params, x: Shifted) -> Form | None:
-    return x.like(domain, _by(domain, "abs", x.form)) if x.factor else None
+    return x.like(domain, applied(domain, "abs", x.form)) if x.factor else None
 
 
 def _sign(domain: Domain, params, x: Shifted) -> Form | None:
-    return _by(domain, "sign", x.form) if x.factor else None
+    return applied(domain, "sign", x.form) if x.factor else None
 
 
 def _compare(name: str):
     def found(domain: Domain, params, x: Form, y: Form) -> Form | None:
         """A factor does not change what is above zero."""
-        return _by(domain, name, x.form, y) if isinstance(x, Shifted) and x.factor and is_zero(y) else None
+        return applied(domain, name, x.form, y) if isinstance(x, Shifted) and x.factor and is_zero(y) else None
 
     return found
 
@@ -168,7 +161,7 @@ def _reduce_sum(domain: Domain, params, x: Shifted) -> Form | None:
         return None
     kept = tuple(n for axis, n in enumerate(x.shift.shape) if axis not in axes)
     shift = _moved(domain, lambda part: part.reshape(kept), x.shift)
-    return x.like(domain, _by(domain, "reduce_sum", x.form, axes=axes), None, shift)
+    return x.like(domain, applied(domain, "reduce_sum", x.form, axes=axes), None, shift)
 
 
 def _broadcast(domain: Domain, params, x: Shifted) -> Form:
@@ -214,7 +207,7 @@ def _select(domain: Domain, params, which: Form, *cases: Form) -> Form | None:
     if isinstance(which, Assumed):
         chosen = cases[which.value]
         form = chosen.form if isinstance(chosen, Shifted) else chosen
-        form = _by(domain, "select_n", which, *(form,) * len(cases))
+        form = applied(domain, "select_n", which, *(form,) * len(cases))
         return chosen.like(domain, form) if isinstance(chosen, Shifted) else form
     if isinstance(which, Shifted):
         return None
@@ -225,7 +218,7 @@ def _select(domain: Domain, params, which: Form, *cases: Form) -> Form | None:
     forms = [case.form if isinstance(case, Shifted) else np.broadcast_to(case, carrier.shape) for case in cases]
     if is_point(which) and all(is_point(form) for form in forms):
         return None
-    return carrier.like(domain, _by(domain, "select_n", which, *forms))
+    return carrier.like(domain, applied(domain, "select_n", which, *forms))
 
 
 CARRIED: dict[str, Callable[..., Form | None]] = {

@@ -1,17 +1,19 @@
-"""Branches, loops and linear solves within a program that is evaluated on enclosures."""
+"""Branches, loops, linear solves and factorisations within a program that is evaluated on enclosures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from fedpdmc.enclosures.cancelling_shifts import settled
-from fedpdmc.enclosures.domain import Domain, Form, is_point
+from fedpdmc.enclosures.domain import Domain, Form, is_point, shape_of
 from fedpdmc.enclosures.shared_rules import picked_case
+from fedpdmc.enclosures.triangular import factor_program
 
 # Evaluates a program on a domain: the interpreter's `run`.
 Run = Callable[..., list[Form]]
@@ -109,9 +111,24 @@ def _linear_solve(domain: Domain, run: Run, equation, forms) -> list[Form]:
     return [settled(domain, form) for form in run(domain, solver.jaxpr, solver.consts, [*consts, *forms[total:]])]
 
 
-CONTROL: dict[str, Callable[..., list[Form]]] = {
+def _factorised(domain: Domain, run: Run, equation, forms) -> list[Form] | None:
+    """A Cholesky factor or a triangular solve by its recursion; None if the matrix is constant: there is a rule for that."""
+    name = equation.primitive.name
+    if is_point(forms[0]):
+        return None
+    if domain.eager:
+        raise NotImplementedError("a matrix that depends on the parameters, on balls")
+    shapes = [shape_of(form) for form in forms]
+    program = factor_program(name, equation.params, shapes)
+    closed = jax.make_jaxpr(program)(*(jax.ShapeDtypeStruct(shape, forms[0].dtype) for shape in shapes))
+    return [settled(domain, form) for form in run(domain, closed.jaxpr, closed.consts, forms)]
+
+
+CONTROL: dict[str, Callable[..., list[Form] | None]] = {
     "cond": _cond,
     "scan": _scan,
     "while": _while,
     "custom_linear_solve": _linear_solve,
+    "cholesky": _factorised,
+    "triangular_solve": _factorised,
 }

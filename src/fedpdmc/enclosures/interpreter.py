@@ -165,9 +165,10 @@ def _evaluate(domain: Domain, equation, forms) -> list[Form]:
             return [carried]
         return _evaluate(domain, equation, [_settled(domain, equation, form) for form in forms])
     try:
-        if name in CONTROL:
-            return CONTROL[name](domain, run, equation, forms)
-        return _by_rule(domain, equation, forms)
+        found = CONTROL[name](domain, run, equation, forms) if name in CONTROL else None
+        return _by_rule(domain, equation, forms) if found is None else found
+    except NoEnclosure as error:
+        raise _placed(error, equation) from error
     except NotImplementedError as error:
         raise NoEnclosure(name, line_of(equation), str(error)) from error
 
@@ -206,7 +207,9 @@ def _call(domain: Domain, equation, forms) -> list[Form]:
     try:
         return run(domain, jaxpr, consts, forms)
     except NoEnclosure as error:
-        # Functions of JAX that are compiled once do not know who called them: the caller's line is the user's.
-        if error.where:
-            raise
-        raise NoEnclosure(error.primitive, line_of(equation), error.reason) from error
+        raise _placed(error, equation) from error
+
+
+def _placed(error: NoEnclosure, equation) -> NoEnclosure:
+    """With the caller's line, which is the user's: functions of JAX that are compiled once do not know who called them."""
+    return error if error.where else NoEnclosure(error.primitive, line_of(equation), error.reason)

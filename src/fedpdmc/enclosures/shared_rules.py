@@ -13,6 +13,19 @@ from jax import lax
 from fedpdmc.enclosures.domain import Assumed, Domain, Form, Truth, is_point, is_static, shape_of, shared
 from fedpdmc.enclosures.intervals import Interval
 
+# The operations themselves, on points.
+PLAIN: dict[str, Callable] = {
+    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide, "exp": jnp.exp, "log": jnp.log,
+    "neg": jnp.negative, "abs": jnp.abs, "sign": jnp.sign, "sqrt": jnp.sqrt, "ge": jnp.greater_equal, "gt": jnp.greater,
+    "le": jnp.less_equal, "lt": jnp.less, "reduce_sum": lambda x, axes: jnp.sum(x, axes),
+}  # fmt: skip
+
+
+def applied(domain: Domain, name: str, *forms: Form, **params) -> Form:
+    """A rule, or the operation itself on points."""
+    return PLAIN[name](*forms, **params) if all(map(is_point, forms)) else domain.rule(name, params, *forms)
+
+
 # Comparisons ----------------------------------------------------------------------------------------------------------
 
 

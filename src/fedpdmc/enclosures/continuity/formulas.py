@@ -94,7 +94,10 @@ class Formulas:
                 cases[-side * known] = cases[side * known]
             return Choice(surface, cases)
 
-        return self.held(apply(one, x), where)
+        found = self.held(apply(one, x), where)
+        if any(isinstance(leaf, Terms) for leaf in leaves_of(found)):
+            raise Discontinuous("select_n", where, "a choice by a value that has too many cases of its own")
+        return found
 
     def by_sign(self, sign: Value, plus: Value, zero: Value, minus: Value) -> Value:
         """The value that a sign tells."""

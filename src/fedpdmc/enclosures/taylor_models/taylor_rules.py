@@ -241,8 +241,6 @@ def _cumsum(stretch: Stretch, params, x: Curve) -> Curve:
 
 def _solve(stretch: Stretch, params, a: Form, b: Form) -> Curve:
     """``A⁻¹ b`` for a constant triangular matrix."""
-    if not is_point(a):
-        raise NotImplementedError("triangular_solve with a matrix that depends on the parameters")
     solve, absolute, loss = linear.substitution(params, a)
     found = _mapped(b, _each(solve), _each(absolute), a.shape[-1])
     return Curve(found.parts, found.error + _each(loss)(found.size))
