@@ -115,10 +115,10 @@ def test_bytes_are_plans_times_their_size():
 
 
 @pytest.mark.parametrize("make", RUNS)
-def test_most_plans_end_in_an_event_or_at_the_end_of_a_block(make):
+def test_most_plans_end_in_an_arrival_or_at_the_end_of_a_block(make):
     post = make()
     assert 0.2 < post.settings["objected"] <= 1.0
-    assert any("of plans ended by a site" in note for note in post.summary().notes)
+    assert any("of plans ended by an arrival" in note for note in post.summary().notes)
 
 
 def test_settings_say_how_the_run_was_made():

@@ -34,7 +34,7 @@ def now(kind, t=2.0):
 
 @eqx.filter_jit
 def intended(chief, state, until):
-    return chief.intend(state, PublicKeys.of(jax.random.key(1), CHAINS), until)
+    return chief.plan_ahead(state, PublicKeys.of(jax.random.key(1), CHAINS), until)
 
 
 @eqx.filter_jit

@@ -82,9 +82,9 @@ def test_a_poor_yield_in_a_given_time_is_said_when_it_shows():
     post = fp.sample([cauchy()], fp.models.normal_prior(1, scale=3.0), **options)
     sampler = post._run
     assert sampler.distance is not None and not sampler.distance.told
-    sampler.judge(4 * 10 * 0.03)
+    sampler.check_distance(4 * 10 * 0.03)
     with pytest.warns(UserWarning, match="a chain makes 0.01 effective samples per unit of process time"):
-        sampler.judge(4 * 10 * 0.01)
+        sampler.check_distance(4 * 10 * 0.01)
     assert post.ess() and sampler.distance.told
 
 
@@ -102,7 +102,7 @@ def ticks(distance, *found, until=10.0):
 
 
 def test_a_block_that_costs_too_much_is_noticed_while_it_runs():
-    with pytest.warns(UserWarning, match="the sites object 2.5 times"):
+    with pytest.warns(UserWarning, match="the sites have 2.5 events"):
         ticks(Distance(4), (0, 0), (100, 250))
     with pytest.warns(UserWarning, match="took 250 rounds for at most 10 units"):
         ticks(Distance(4), (0, 0), (60, 250))
@@ -111,7 +111,7 @@ def test_a_block_that_costs_too_much_is_noticed_while_it_runs():
 
 
 def test_as_long_as_there_is_a_choice_less_is_too_much_and_more_with_more_parameters():
-    for dim, objections, unsuitable in (
+    for dim, events, unsuitable in (
         (1, 10.0, True),
         (1, 7.0, False),
         (3, 10.0, False),
@@ -121,14 +121,14 @@ def test_as_long_as_there_is_a_choice_less_is_too_much_and_more_with_more_parame
         distance = Distance(4, dim)
         distance.deciding = True
         if unsuitable:
-            with pytest.raises(Unsuitable, match="the sites object"):
-                distance.judge_burn_in(objections, 40.0)
+            with pytest.raises(Unsuitable, match="the sites have"):
+                distance.judge_burn_in(events, 40.0)
         else:
-            distance.judge_burn_in(objections, 40.0)
+            distance.judge_burn_in(events, 40.0)
 
 
 def test_a_burn_in_that_cannot_choose_warns_where_one_that_can_would():
-    with pytest.warns(UserWarning, match="the sites object 0.25 times"):
+    with pytest.warns(UserWarning, match="the sites have 0.25 events"):
         Distance(4).judge_burn_in(10.0, 40.0)
     Distance(4).judge_burn_in(7.0, 40.0)
     # Too few in all to mean anything.
@@ -137,9 +137,9 @@ def test_a_burn_in_that_cannot_choose_warns_where_one_that_can_would():
 
 def test_slow_mixing_is_noticed_and_told_once():
     distance = Distance(10)
-    distance.judge(objections=3.0, ess=300.0, span=100.0)
-    distance.judge(objections=3.0, ess=None, span=100.0)
+    distance.judge(events=3.0, ess=300.0, span=100.0)
+    distance.judge(events=3.0, ess=None, span=100.0)
     with pytest.warns(UserWarning, match=re.escape("makes 0.01 effective samples per unit of process time")) as told:
-        distance.judge(objections=3.0, ess=10.0, span=100.0)
-        distance.judge(objections=3.0, ess=10.0, span=100.0)
+        distance.judge(events=3.0, ess=10.0, span=100.0)
+        distance.judge(events=3.0, ess=10.0, span=100.0)
     assert len(told) == 1

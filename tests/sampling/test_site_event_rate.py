@@ -7,7 +7,7 @@ from tests.support import hospitals, prior
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling.method import choose
-from fedpdmc.sampling.reference_warning import LINES_OBJECT
+from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.sampling.settings import Settings
 from fedpdmc.sampling.site_event_rate import site_event_rate, suited
 
@@ -113,7 +113,7 @@ def test_heavy_tails_are_drawn_by_zigzag_and_exactly():
 def test_good_models_keep_the_few_rounds_method(sites, own):
     method = suited(default(sites(), own()))
     assert isinstance(method.dynamics, fp.Boomerang) and method.chosen == ""
-    assert 0 < method.site_event_rate < 0.7 * LINES_OBJECT * method.dim
+    assert 0 < method.site_event_rate < 0.7 * LINES_EVENTS * method.dim
 
 
 def test_nobody_is_asked_where_it_would_take_long_or_the_dynamics_are_given():

@@ -165,7 +165,7 @@ PUBLIC = {
 
 
 @double_precision
-def intend(dynamics, precision, linear, journey, segments=8):
+def plan_ahead(dynamics, precision, linear, journey, segments=8):
     """The coordinator's plans from the starts of a journey: NumPy arrays of the itinerary."""
     count = jnp.zeros(journeys.CHAINS, int)
     state = State(
@@ -173,7 +173,7 @@ def intend(dynamics, precision, linear, journey, segments=8):
     )
     coordinator = Coordinator.of(dynamics, Quadratic(jnp.asarray(precision), jnp.asarray(linear)), segments)
     keys = PublicKeys.of(jax.random.key(31), journeys.CHAINS)
-    found = jax.jit(Coordinator.intend)(coordinator, state, keys, jnp.asarray(1.5))
+    found = jax.jit(Coordinator.plan_ahead)(coordinator, state, keys, jnp.asarray(1.5))
     return jax.tree.map(np.asarray, found)
 
 
@@ -199,7 +199,7 @@ def test_public_events_have_the_rates_of_prior_excess_and_refreshment(name):
         excess = dynamics.excess * (np.abs(v) if dynamics.flips else np.zeros((len(a), 1)))
         return np.concatenate([potential(a, v) + excess, np.full((len(a), 1), dynamics.refresh)], 1)
 
-    time, rang, refreshed, after = first_event(intend(dynamics, precision, linear, journey))
+    time, rang, refreshed, after = first_event(plan_ahead(dynamics, precision, linear, journey))
     heard = journeys.Heard(time, rang, refreshed)
     comparison = exponential_test(journeys.levels(journey, rates, heard, seed=29))
     assert comparison.exact, str(comparison)

@@ -31,8 +31,8 @@ LINES, ROTATIONS = fp.BouncyParticle(refresh=0.8), fp.Boomerang(refresh=0.8)
 
 
 @eqx.filter_jit
-def _intend(coordinator, state, keys, until):
-    return coordinator.intend(state, keys, until)
+def _plan_ahead(coordinator, state, keys, until):
+    return coordinator.plan_ahead(state, keys, until)
 
 
 @eqx.filter_jit
@@ -49,8 +49,8 @@ class Party(NamedTuple):
     state: State
     reference: fp.Reference
 
-    def intend(self, state, until):
-        return _intend(self.coordinator, state, self.keys, until)
+    def plan_ahead(self, state, until):
+        return _plan_ahead(self.coordinator, state, self.keys, until)
 
     def exchange(self, itinerary):
         """Arrivals of all sites along what was intended."""
@@ -80,7 +80,7 @@ def choose(where, new, old):
 
 def honest(party: Party, state, until):
     """One round as it should be."""
-    itinerary = party.intend(state, until)
+    itinerary = party.plan_ahead(state, until)
     return party.move(state, itinerary, party.exchange(itinerary), until)
 
 
@@ -103,7 +103,7 @@ def against_truth(positions):
 
 def impatient(party: Party, state, until):
     """Wrong: plan anew when the sites are slow, and the further they walk the slower they are."""
-    itinerary = party.intend(state, until)
+    itinerary = party.plan_ahead(state, until)
     arrivals = party.exchange(itinerary)
     slow = jnp.min(arrivals.time, 0) > 0.5
     again = eqx.tree_at(lambda s: s.number, state, state.number + 1)
@@ -112,7 +112,7 @@ def impatient(party: Party, state, until):
 
 def patient(party: Party, state, until):
     """Right: send the identical plan again; what was drawn for it is what comes back."""
-    itinerary = party.intend(state, until)
+    itinerary = party.plan_ahead(state, until)
     first, again = party.exchange(itinerary), party.exchange(itinerary)
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -121,8 +121,8 @@ def patient(party: Party, state, until):
 
 def confused(party: Party, state, until):
     """Wrong: the same round with another plan is answered with the arrival stored for the first one."""
-    stored = party.exchange(party.intend(state, until))
-    other = party.intend(eqx.tree_at(lambda s: s.number, state, state.number + 1_000_000), until)
+    stored = party.exchange(party.plan_ahead(state, until))
+    other = party.plan_ahead(eqx.tree_at(lambda s: s.number, state, state.number + 1_000_000), until)
     arrivals = eqx.tree_at(lambda a: a.rang, stored, stored.rang & (stored.time < other.path.horizon))
     moved = party.move(state, other, arrivals, until)
     return eqx.tree_at(lambda s: s.number, moved, state.number + 1)
@@ -145,7 +145,7 @@ def nervous(party: Party, state, until):
     """Wrong: refresh more often where the chain is far out when it plans."""
     far = jnp.linalg.norm(state.a - jnp.asarray(truth(MODEL, SITES).mean), axis=-1) > 1.0
     often = party._replace(coordinator=Coordinator(OFTEN, party.coordinator.clock, party.coordinator.segments))
-    itinerary = choose(far, often.intend(state, until), party.intend(state, until))
+    itinerary = choose(far, often.plan_ahead(state, until), party.plan_ahead(state, until))
     return party.move(state, itinerary, party.exchange(itinerary), until)
 
 

@@ -1,6 +1,6 @@
 """What belongs to a folder on disk: the SHA-256 of every file, so that damage is found before anything is read.
 
-A manifest tells damage, by accident or by someone who does not know of it. Whoever can write the folder can write the
+A manifest shows damage, by accident or by someone who does not know of it. Whoever can write the folder can write the
 manifest too: what was sealed by others is in a site's audit log.
 """
 

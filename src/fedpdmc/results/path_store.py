@@ -91,7 +91,7 @@ class SkeletonStore(Store):
         return self.skeleton.moments(self.flow, self.skeleton.a[0])
 
     def draws(self, n):
-        """Positions in the middle of n equal stretches of the span."""
+        """Positions in the middle of n equal intervals of the span."""
         begin, end = self.span
         return self.skeleton.at(self.flow, begin + (np.arange(n) + 0.5) * (end - begin) / n)
 
@@ -142,7 +142,7 @@ class DrawStore(Store):
         else:
             begin, draws, spacing = self._begin, self._draws, self._spacing
             moments = self._moments.plus(path.moments(self.flow, self._moments.pivot))
-        # Draw k stands in the middle of stretch k. Every third of them is the middle of a stretch three times as long.
+        # Draw k is in the middle of interval k. Every third of them is the middle of an interval three times as long.
         while (path.end - begin) / spacing + 0.5 > MOST_DRAWS + 1:
             draws, spacing = draws[:, 1::3], 3 * spacing
         total = int(np.floor((path.end - begin) / spacing * (1 + 1e-12) + 0.5))

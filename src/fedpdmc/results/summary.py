@@ -153,7 +153,7 @@ def _notes(post: Posterior) -> list[str]:
         f"energy: ESS {found.ess[-1]:,.0f}, R-hat {found.rhat[-1]:.3f}",
         f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
         f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
-        f"{100 * post.settings['objected']:.3g} % of plans ended by a site.",
+        f"{100 * post.settings['objected']:.3g} % of plans ended by an arrival.",
     ]
     if post.settings.get("chosen"):
         lines.append(post.settings["chosen"])

@@ -9,9 +9,9 @@ import numpy as np
 
 from fedpdmc.results.diagnostics import Diagnosis
 
-# R-hat that nobody minds; effective draws below which nothing can be told, in all and of each chain.
+# R-hat that is good enough; effective draws below which nothing can be said, in all and of each chain.
 GOOD_RHAT, LEAST_ESS, LEAST_ESS_PER_CHAIN = 1.01, 100.0, 4.0
-# Drift, and error of the mean that the beginning leaves in it, that nobody minds: in standard deviations.
+# Drift, and error of the mean that the beginning leaves in it, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 # Between what speaks against a run and what to do about it.
 TO_DO = " To do: "

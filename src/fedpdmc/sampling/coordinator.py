@@ -1,7 +1,7 @@
-"""The coordinator plans, the sites object: Algorithm 2 of the paper, with plans.
+"""The coordinator plans, the sites answer with arrivals: Algorithm 2 of the paper, with plans.
 
-``intend`` simulates everything public up to a horizon; ``settle`` keeps the path up to the earliest arrival and applies the
-winner's jump. Between the two, the sites answer. Nothing else happens in a round.
+``plan_ahead`` simulates everything public up to a horizon; ``apply_arrivals`` keeps the path up to the earliest arrival and
+applies the winner's jump. Between the two, the sites answer. Nothing else happens in a round.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fedpdmc.sampling.prior_shares import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 
-# A plan reaches this many times as far as a chain has gone between objections so far: e⁻⁴ of plans end before one. It
-# starts from the pace of the paper's logistic regression: one objection in twenty units of time.
-MARGIN, USUAL_OBJECTIONS, USUAL_TIME = 4.0, 1.0, 20.0
+# A plan reaches this many times as far as a chain has gone between events of sites so far: e⁻⁴ of plans end before one. It
+# starts from the pace of the paper's logistic regression: one event in twenty units of time.
+MARGIN, USUAL_EVENTS, USUAL_TIME = 4.0, 1.0, 20.0
 
 
 class State(eqx.Module):
@@ -113,7 +113,7 @@ class Coordinator(eqx.Module):
     segments : int
         The most segments that a plan may have.
     redistribution : float
-        The rate at which the prior is dealt anew to the sites, where they hold it in parts.
+        The rate at which the shares of the prior are renewed, where the sites hold it.
     begin : float
         The process time at which the chains set out.
     """
@@ -138,16 +138,16 @@ class Coordinator(eqx.Module):
         return cls(dynamics, clock, segments, redistribution, jnp.asarray(float(begin)))
 
     def reach(self, state: State) -> Float[Array, " C"]:
-        """How far ahead a plan of several segments reaches: so far that most plans end in an objection.
+        """How far ahead a plan of several segments reaches: so far that most plans end in an event of a site.
 
-        ``H = 4 (t + 20)/(n + 1)`` after n objections in t units of the chain's own time: beyond that a site walks, and is
-        sent, what will hardly be used. It looks at the chain's own past alone, up to now, so it is exact, and the same
-        whoever runs beside it.
+        ``H = 4 (t + 20)/(n + 1)`` after n events in t units of the chain's own time: beyond that a site walks, and is
+        sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and the same whichever
+        chains run beside it.
         """
         ran = state.t - self.begin + USUAL_TIME
-        return MARGIN * ran / (state.site_events + USUAL_OBJECTIONS)
+        return MARGIN * ran / (state.site_events + USUAL_EVENTS)
 
-    def intend(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
+    def plan_ahead(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.
 
         ``until`` is one process time, or one for each chain. Plans of several segments reach no further than `reach`.
@@ -189,7 +189,7 @@ class Coordinator(eqx.Module):
     def _redistribution(
         self, keys: PublicKeys, state: State, sites: int
     ) -> tuple[Float[Array, " C"], Float[Array, "C M"]]:
-        """When the prior is dealt anew, and how: independent of state and past, so a plan that is cut may draw again."""
+        """When and how the prior's shares are renewed: independent of state and past, so a cut plan may draw them again."""
         u = uniforms(keys.share, state.number, jnp.zeros_like(state.number), 1 + sites)
         return exponentials(u[0]) / self.redistribution, shares(u[1:])
 

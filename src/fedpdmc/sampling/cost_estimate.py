@@ -52,7 +52,7 @@ class CostEstimate:
     Parameters
     ----------
     remedies : str or None
-        What to do about many rounds; None: nobody wants to be warned.
+        What to do about many rounds; None: no warning.
     """
 
     def __init__(self, remedies: str | None):

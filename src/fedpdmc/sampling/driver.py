@@ -30,7 +30,7 @@ from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import check_length
 
 DEFAULT_ESS = 1000.0
-# What ends a run for good, with what it has got to.
+# What ends a run for good: the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)
 
 
@@ -41,7 +41,7 @@ class Watch(Protocol):
         """A block has been kept."""
 
     def between_blocks(self, sampler: Sampler) -> None:
-        """The run stands between two blocks."""
+        """The run is between two blocks."""
 
     def status(self) -> str:
         """A few words on the sites, for the progress display."""
@@ -116,8 +116,8 @@ class Sampler:
     def burn_in(self, progress: bool) -> Sampler:
         """Run to process time zero and keep nothing; returns this sampler, or the one that turned out better.
 
-        Where nobody said which dynamics, the burn-in decides: if it shows that the posterior is too far from its reference,
-        another method takes its place from the start. `fedpdmc.sampling.method.on_lines` says why that is exact.
+        Where the user left the dynamics open, the burn-in decides: if it shows that the posterior is too far from its
+        reference, another method takes its place from the start. `fedpdmc.sampling.method.on_lines` says why that is exact.
         """
         try:
             if self.distance is not None:
@@ -158,7 +158,7 @@ class Sampler:
         return True
 
     def _ends_early(self, stopped: BaseException, since: float) -> None:
-        """Say where a run that was stopped ends; raise what stopped it if it has got nowhere."""
+        """Say where a run that was stopped ends; raise what stopped it if no block was kept."""
         if self.engine.time <= since:
             raise stopped
         reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
@@ -172,12 +172,12 @@ class Sampler:
         return Display(wanted, title, None if self.watch is None else self.watch.status)
 
     def position(self) -> Position:
-        """Where the run stands."""
+        """Where the run is."""
         engine, burn_in = self.engine, np.asarray(self.burn_in_events)
         return Position(engine.state, engine.rounds, engine.asked, engine.passes, engine.violations, burn_in)
 
     def restore(self, position: Position) -> None:
-        """Stand where a run stood."""
+        """Continue from where a run was."""
         self.engine.restore(position)
         self.burn_in_events = position.burn_in_events
 
@@ -221,19 +221,19 @@ class Sampler:
                     following._reach_goal(display)
                 if duration is not None:
                     following.check_budget(following.engine.time + float(duration))
-                    following._foresee(float(duration), f"process time {self.engine.time + duration:.4g}", display)
+                    following._say_costs(float(duration), f"process time {self.engine.time + duration:.4g}", display)
                     following._advance(following.engine.time + float(duration), display)
                 else:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.engine.time, 0.0))
         post = following.posterior()
-        following.judge(min(post.ess().values()))
+        following.check_distance(min(post.ess().values()))
         if not post.verdict:
             warn(str(post.verdict), ConvergenceWarning)
         return post
 
-    def _foresee(self, length: float, goal: str, display: Display) -> None:
+    def _say_costs(self, length: float, goal: str, display: Display) -> None:
         """Say what it will cost to go on by a process time."""
         method, time = self.method, self.burn_in_time + self.engine.time
         plans = self.engine.plans - method.first_plan - 1
@@ -243,7 +243,7 @@ class Sampler:
         far = self.distance is not None and self.distance.told
         display.foresee(self.estimate.tell(rounds, seconds, goal, far), seconds)
 
-    def judge(self, ess: float | None = None) -> None:
+    def check_distance(self, ess: float | None = None) -> None:
         """Say so if the posterior has turned out too far from its reference for the few-rounds method to be wise.
 
         ``ess`` is the worst effective sample size, where it is known.
@@ -322,7 +322,7 @@ class Sampler:
             if span > 0:
                 found = self.posterior().ess()
                 worst = min(found.values())
-                self.judge(worst)
+                self.check_distance(worst)
                 display.quality(worst)
                 if worst >= target:
                     return
@@ -330,7 +330,7 @@ class Sampler:
                     break
                 need, length = next_length(target, worst, span)
                 display.aim(span + need, target)
-            self._foresee(need, f"an ESS of {target:,.0f}", display)
+            self._say_costs(need, f"an ESS of {target:,.0f}", display)
             fits, name = self._longest()
             if length > fits:
                 self._end_with_budget(span, fits, name, display)

@@ -14,10 +14,9 @@ from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.costs import GivenUp
 from fedpdmc.sampling.driver import Sampler
-from fedpdmc.sampling.laplace_reference import linear_control
 from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.public_potential import public_potential
-from fedpdmc.sampling.run_position import unpack_control, unpack_position, unpack_reference
+from fedpdmc.sampling.run_position import unpack_choices, unpack_position
 from fedpdmc.sampling.same_sites import check_ledger, members_of
 from fedpdmc.sampling.settings import check_length
 
@@ -40,14 +39,14 @@ class SavedRun:
     ----------
     post : Posterior
     state : RunState
-        Where its run stood.
+        Where its run was.
     """
 
     def __init__(self, post: Posterior, state: RunState):
         self.post, self._state = post, state
 
     def state(self) -> RunState:
-        """Where the run stands."""
+        """Where the run is."""
         return self._state
 
     def extend(
@@ -72,7 +71,7 @@ class SavedRun:
 
     @double_precision
     def _sampler(self, sites: Any, prior: Any) -> Sampler:
-        """A sampler that stands where the saved one stood.
+        """A sampler that is where the saved one was.
 
         A site with a budget begins a new run in its ledger, with random numbers of its own; what was observed before is
         added to what it reports.
@@ -96,32 +95,19 @@ class SavedRun:
         state, names = self._state, self.post.names
         facts, dynamics = state.facts, self.post.dynamics
         members, prior, rate = members_of(state, names, sites, prior)
-        prior_at, dim = facts["prior_at"], len(names)
-        reference = unpack_reference(facts["reference"], state.arrays)
-        if reference.control is None:
-            control = unpack_control(facts["control_orders"], state.arrays, "own_")
-        else:
-            control = dict(reference.control) if facts["control"] == "quadratic" else linear_control(reference)
-            control = {} if facts["control"] == "none" else control
-        public = public_potential(members, prior if prior_at == "coordinator" else None, control, reference, dynamics)
+        choices, reference, control = unpack_choices(facts, state.arrays)
+        walked = prior if facts["prior_at"] == "coordinator" else None
         return Method(
             sites=members,
-            dim=dim,
+            dim=len(names),
             prior=prior,
-            prior_at=prior_at,
             dynamics=dynamics,
             reference=reference,
-            reference_name=facts["reference_name"],
             control=control,
-            control_name=facts["control"],
             chains=self.post.chains,
             names=names,
-            seed=facts["seed"],
-            public=public,
-            segments=facts["segments"],
+            public=public_potential(members, walked, control, reference, dynamics),
             redistribution=rate,
-            bounds=facts["bounds"],
             variables=variables(members, names),
-            chosen=facts["chosen"],
-            first_plan=facts["first_plan"],
+            **choices,
         )

@@ -100,7 +100,7 @@ def _common(records: int, most: int) -> int:
 
 
 def _told_dim(known: list[Member], prior: Quadratic | None, init: Any, names: Any) -> int | None:
-    """The number of parameters from whoever says it."""
+    """The number of parameters, from the prior, a site, ``init`` or ``names``."""
     if prior is not None or any(site.coordinates is None for site in known):
         return problem_dim(known, prior)
     if init is not None and np.ndim(init) in (1, 2):

@@ -255,7 +255,7 @@ def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
         raise InputError(
             "prior_at",
             f"{prior_at!r} with a site that has a privacy budget",
-            "A site's share of the prior could tell of its records: use prior_at='coordinator' or 'extra'.",
+            "A site's share of the prior could reveal its records: use prior_at='coordinator' or 'extra'.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The search for a mode: damped Newton steps that do not mind the units of the parameters, and why they found none."""
+"""The search for a mode: damped Newton steps that do not depend on the units of the parameters, and why they found none."""
 
 from __future__ import annotations
 

@@ -7,15 +7,16 @@ from fedpdmc.console.warnings import warn
 
 # Effective samples that a chain on a good reference makes per unit of process time, and what is too few.
 USUAL_YIELD, POOR_YIELD = 0.2, 0.02
-# Objections per unit of time above which a rotation about the reference is not worth its while: of all chains on average,
-# and rounds of the slowest chain, which far out in a heavy tail meets ``|a||v|`` objections per unit of time.
-MANY_OBJECTIONS, MANY_ROUNDS = 2.0, 10.0
-# Objections per unit of time and parameter above which Zig-Zag on the same reference takes fewer rounds. With linear control
-# variates its sites flip at the rate ``E(v_i ∂_i U)₊ = 1/√(2π) = 0.4`` for each whitened coordinate, and a chain makes 0.44
-# effective samples per unit of time: 0.9 objections for each parameter and effective sample. Rotations make `USUAL_YIELD`.
-LINES_OBJECT = 0.9 * USUAL_YIELD
-# Below this many rounds nobody minds; and objections of all chains below which a burn-in has shown nothing.
-FEW_ROUNDS, LEAST_OBJECTIONS = 200, 20
+# Events of sites per unit of time above which a rotation about the reference does not pay: of all chains on average,
+# and rounds of the slowest chain, which far out in a heavy tail meets ``|a||v|`` events per unit of time.
+MANY_EVENTS, MANY_ROUNDS = 2.0, 10.0
+# Events of sites per unit of time and parameter above which Zig-Zag on the same reference takes fewer rounds. With linear
+# control variates its sites flip at the rate ``E(v_i ∂_i U)₊ = 1/√(2π) = 0.4`` for each whitened coordinate, and a chain
+# makes 0.44 effective samples per unit of time: 0.9 events for each parameter and effective sample. Rotations make
+# `USUAL_YIELD`.
+LINES_EVENTS = 0.9 * USUAL_YIELD
+# Rounds that are few; and events of all chains below which a burn-in has shown nothing.
+FEW_ROUNDS, LEAST_EVENTS = 200, 20
 REMEDY = (
     "The draws are exact, but with heavy tails, separable data or very few records dynamics=fedpdmc.ZigZag() with "
     "reference='laplace' needs fewer rounds and less time."
@@ -44,7 +45,7 @@ class Distance:
         self._began: tuple[float, int, int] | None = None
 
     def tick(self, tick: Tick) -> None:
-        """Look at a block while it is being made: what it has cost so far is the least that it will cost."""
+        """Check a block while it is being made: what it has cost so far is the least that it will cost."""
         if self._began is None or self._began[0] != tick.began:
             self._began = (tick.began, tick.events, tick.rounds)
             return
@@ -54,36 +55,36 @@ class Distance:
         if rounds < FEW_ROUNDS:
             return
         if rate > self._many:
-            self._tell(f"the sites object {rate:.2g} times per unit of process time")
+            self._tell(f"the sites have {rate:.2g} events per unit of process time")
         elif rounds > max(MANY_ROUNDS, self._many) * length:
             self._tell(f"a chain that is far out took {rounds} rounds for at most {length:.3g} units of process time")
 
-    def judge(self, objections: float, ess: float | None, span: float) -> None:
-        """Look at what was kept: mean objections of a chain and the worst ESS, if it is known, in a process time."""
+    def judge(self, events: float, ess: float | None, span: float) -> None:
+        """Check what was kept: mean events of a chain and the worst ESS, if it is known, in a process time."""
         if span <= 0:
             return
-        if objections > self._many * span:
-            self._tell(f"the sites object {objections / span:.2g} times per unit of process time")
+        if events > self._many * span:
+            self._tell(f"the sites have {events / span:.2g} events per unit of process time")
         elif ess is not None and ess < POOR_YIELD * self.chains * span:
             found = ess / self.chains / span
             self._tell(
                 f"a chain makes {found:.1g} effective samples per unit of process time, where {USUAL_YIELD} are usual"
             )
 
-    def judge_burn_in(self, objections: float, span: float) -> None:
-        """Look at a burn-in, in which more than Zig-Zag would meet are too many whether or not there is a choice.
+    def judge_burn_in(self, events: float, span: float) -> None:
+        """Check a burn-in, in which more than Zig-Zag would meet are too many whether or not there is a choice.
 
-        Where there is none, a few objections of a short one are no reason for a warning.
+        Where there is none, a few events of a short one are no reason for a warning.
         """
-        if not self.deciding and objections * self.chains < LEAST_OBJECTIONS:
+        if not self.deciding and events * self.chains < LEAST_EVENTS:
             return
-        if objections > LINES_OBJECT * self.dim * span:
-            self._tell(f"the sites object {objections / span:.2g} times per unit of process time")
+        if events > LINES_EVENTS * self.dim * span:
+            self._tell(f"the sites have {events / span:.2g} events per unit of process time")
 
     @property
     def _many(self) -> float:
-        """Objections per unit of process time that are too many: for good, or as long as there is a choice."""
-        return LINES_OBJECT * self.dim if self.deciding else MANY_OBJECTIONS
+        """Events of sites per unit of process time that are too many: for good, or as long as there is a choice."""
+        return LINES_EVENTS * self.dim if self.deciding else MANY_EVENTS
 
     def _tell(self, reason: str) -> None:
         if self.deciding:

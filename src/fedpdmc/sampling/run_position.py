@@ -9,11 +9,14 @@ import numpy as np
 
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.coordinator import State
+from fedpdmc.sampling.laplace_reference import linear_control
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
     from fedpdmc.sampling.method import Method
 
+# Choices of a method that are plain values.
+CHOICES = ("prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan")
 # What is kept of every chain; the shares of a prior only where it is redistributed.
 STATE, SHARE = ("a", "v", "t", "number", "events", "site_events", "planned"), "share"
 
@@ -110,16 +113,19 @@ def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     reference, arrays = pack_reference(method.reference)
     # The control variates of a reference that has none were made apart from it.
     orders, own = pack_control(method.control if method.reference.control is None else {}, "own_")
-    facts = {
-        "reference": reference,
-        "reference_name": method.reference_name,
-        "control": method.control_name,
-        "control_orders": orders,
-        "prior_at": method.prior_at,
-        "segments": method.segments,
-        "bounds": method.bounds,
-        "chosen": method.chosen,
-        "first_plan": method.first_plan,
-        "seed": method.seed,
-    }
-    return facts, arrays | own
+    facts = {name: getattr(method, name) for name in CHOICES}
+    return facts | {"reference": reference, "control_orders": orders}, arrays | own
+
+
+def unpack_choices(
+    facts: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], Reference, dict[str, ControlVariate]]:
+    """Plain choices of a `Method`, the reference and the control variates from facts and arrays."""
+    reference = unpack_reference(facts["reference"], arrays)
+    if reference.control is None:
+        control = unpack_control(facts["control_orders"], arrays, "own_")
+    elif facts["control_name"] == "none":
+        control = {}
+    else:
+        control = dict(reference.control) if facts["control_name"] == "quadratic" else linear_control(reference)
+    return {name: facts[name] for name in CHOICES}, reference, control

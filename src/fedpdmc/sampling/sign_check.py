@@ -19,7 +19,7 @@ from fedpdmc.sites.site import Site
 
 # Rays from a point, how far they go in standard deviations, and the least fall at their end.
 RAYS, DISTANCES, LEAST_FALL = 12, (4.0, 64.0, 2.0**10, 2.0**14), 1.0
-# Mean curvature in units of posterior standard deviations below which a function is looked at.
+# Mean curvature in units of posterior standard deviations below which a function is checked.
 LITTLE = 0.01
 
 
@@ -27,7 +27,7 @@ def check_signs(sites: Sequence[Any], start: Point, mode: Point | None) -> None:
     """Refuse functions that have the wrong sign.
 
     Minus a log likelihood need not be convex, but far out it rises along most rays; a log likelihood falls along all. Sites
-    of one function are looked at together. Their mean curvature at the mode, in units of posterior standard deviations, is
+    of one function are checked together. Their mean curvature at the mode, in units of posterior standard deviations, is
     known from the search; values along rays are computed only where it is negative or next to none, or if there is no mode.
 
     Parameters
@@ -50,7 +50,7 @@ def check_signs(sites: Sequence[Any], start: Point, mode: Point | None) -> None:
 
 @double_precision
 def check_rays(sites: Sequence[Any], x: np.ndarray, scale: np.ndarray) -> None:
-    """The same where no mode is looked for: along rays from ``x``, in units of ``scale``."""
+    """The same where no mode is searched for: along rays from ``x``, in units of ``scale``."""
     for own in _by_function(sites):
         _refuse_falling(own, x, scale)
 

@@ -12,7 +12,7 @@ from fedpdmc.console.progress import report
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.members import PRIOR_SITE
 from fedpdmc.sampling.method import Method, on_lines
-from fedpdmc.sampling.reference_warning import LINES_OBJECT
+from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
@@ -23,16 +23,16 @@ MOST_VALUES, LEAST_PAIRS, LEAST_RAYS = 3e7, 4, 8.0
 
 
 def suited(method: Method) -> Method:
-    """The method; or Zig-Zag where nobody said which dynamics, and it will take fewer rounds.
+    """The method; or Zig-Zag where the user left the dynamics open and it will take fewer rounds.
 
     That is seen before anything is drawn, and from nothing that is drawn.
     """
     if not method.open_dynamics or not method.few_rounds:
         return method
-    report("looking at the tails")
+    report("checking the tails")
     walked = any(site.name == PRIOR_SITE for site in method.sites)
     rate = site_event_rate(method.own_sites, None if walked else method.prior, method.control, method.reference)
-    if rate is not None and rate > LINES_OBJECT * method.dim:
+    if rate is not None and rate > LINES_EVENTS * method.dim:
         reason = f"the sites would have {rate:.2g} events per unit of process time in the long run"
         better = on_lines(method, reason, "before the burn-in")
         if better is not None:

@@ -58,7 +58,7 @@ class Federation(abc.ABC):
 
     @property
     def evaluations(self) -> np.ndarray:
-        """Passes over each site's records so far; zero for a site that does not tell."""
+        """Passes over each site's records so far; zero for a site that does not report them."""
         return np.zeros(len(self.names), dtype=np.int64)
 
     @property
@@ -141,12 +141,12 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, position: Position) -> None:
-        """Stand where a run stood between two blocks."""
+        """Continue from where a run was between two blocks."""
 
     @property
     @abc.abstractmethod
     def passes(self) -> np.ndarray:
-        """Passes over each site's records so far, zero for sites that do not tell."""
+        """Passes over each site's records so far, zero for sites that do not report them."""
 
     @property
     def violations(self) -> np.ndarray:

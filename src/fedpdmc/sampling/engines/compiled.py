@@ -72,7 +72,7 @@ class CompiledEngine(Engine):
 
     @double_precision
     def restore(self, position: Position) -> None:
-        """Stand where a run stood between two blocks."""
+        """Continue from where a run was between two blocks."""
         self.progress = _begin(self.federation.groups, self.coordinator, position.chains)
         self.rounds, self.asked = position.rounds, position.asked
         self._before = np.stack([position.passes, position.violations])
@@ -111,7 +111,7 @@ class CompiledEngine(Engine):
     def _count(self, questions: list[list[np.ndarray]], plans: np.ndarray) -> tuple[int, np.ndarray]:
         """Exchanges of a block, and by site its exchanges and plans.
 
-        Chains that ask in the same of their plans share an exchange; a plan that nobody is asked about needs none.
+        Chains that ask in the same of their plans share an exchange; a plan about which no site is asked needs none.
         """
         rounds, sites = int(plans.max(initial=0)), len(self.federation.names)
         if not self.selective:

@@ -1,7 +1,7 @@
 """Rounds without thinning: Zig-Zag on Gaussian potentials, where every clock is inverted in closed form.
 
 A round is then one draw of every site and of the coordinator's potential, and all chains keep step: nothing is carried from
-round to round but the chains' state. The draws and the arithmetic are those of `Coordinator.intend` and `apply_arrivals`.
+round to round but the chains' state. Draws and arithmetic are those of `Coordinator.plan_ahead` and `apply_arrivals`.
 They are written apart for speed: chains are along the last axis, where the compiler vectorises, and there is no path to lay
 out and cut, since a plan is one line that ends with the first event.
 """

@@ -268,7 +268,7 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     ready = now.open & done
     state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
     new = (ready | ~now.open) & (state.t < until)
-    itinerary = where_chains(new, coordinator.intend(state, keys, until), now.itinerary)
+    itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)
     if kept is None:
         requests, asked = None, None
         walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
@@ -301,9 +301,9 @@ def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: It
 
 
 def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):
-    """Set out on new plans and take one step, or all steps where a plan costs more to make than chains lose by waiting.
+    """Start on new plans and take one step, or all steps where a plan costs more to make than chains lose by waiting.
 
-    A site that has come past the earliest arrival found so far stops: it cannot be the first, and nobody else is told.
+    A site that has come past the earliest arrival found so far stops: it cannot be the first, and no site learns of it.
     """
     if not to_the_end:
         return _steps(groups, walks, path, new)

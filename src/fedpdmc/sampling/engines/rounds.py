@@ -85,14 +85,14 @@ class RoundsEngine(Engine):
         self.federation, self.coordinator, self.reach = federation, coordinator, reach
         self.keys = PublicKeys.of(key, state.a.shape[0])
         self.selective = selective_requests.applies(federation.columns, coordinator)
-        self._stand(state, 0, np.zeros((2, len(federation.names)), np.int64))
+        self._begin_at(state, 0, np.zeros((2, len(federation.names)), np.int64))
 
     @double_precision
     def restore(self, position: Position) -> None:
-        """Stand where a run stood between two blocks; passes are what the sites tell."""
-        self._stand(position.chains, position.rounds, position.asked)
+        """Continue from where a run was between two blocks; the sites report their passes."""
+        self._begin_at(position.chains, position.rounds, position.asked)
 
-    def _stand(self, state: State, rounds: int, asked: np.ndarray) -> None:
+    def _begin_at(self, state: State, rounds: int, asked: np.ndarray) -> None:
         # Strong types, as the compiled steps return them: they are then compiled once.
         self._state: State = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), state)
         # Serial exchanges; of each site those that it took part in, and the plans of single chains that it was sent.
@@ -106,7 +106,7 @@ class RoundsEngine(Engine):
 
     @property
     def passes(self) -> np.ndarray:
-        """Passes over each site's records so far, zero for sites that do not tell."""
+        """Passes over each site's records so far, zero for sites that do not report them."""
         return self.federation.evaluations
 
     @double_precision
@@ -161,7 +161,7 @@ class RoundsEngine(Engine):
     def _round(self, now: _Unfinished) -> tuple[_Unfinished, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
         state, end = now.state, self._end(now)
-        itinerary = _intend(self.coordinator, state, self.keys, end)
+        itinerary = _plan_ahead(self.coordinator, state, self.keys, end)
         if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
             raise NotFinite("coordinator", 0)
         kept, sent, going = now.kept, None, state.t < end
@@ -198,5 +198,5 @@ _finish_round = compiled(selective_requests.finish_round)
 
 
 @compiled
-def _intend(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
-    return coordinator.intend(state, keys, end)
+def _plan_ahead(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
+    return coordinator.plan_ahead(state, keys, end)
