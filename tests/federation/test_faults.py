@@ -1,5 +1,10 @@
 """Parties killed with SIGKILL: the run goes on from where it was, to the same bits."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tests.federation.processes import Parties
@@ -54,3 +59,16 @@ def test_killed_at_any_moment(folder, parties, seed):
     rng = np.random.default_rng(seed)
     names = rng.choice(["coordinator", "north", "south"], 8)
     resumes(folder, parties, list(zip(np.sort(rng.random(8)) * 0.95, names, strict=True)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("private", [[], ["--private"]], ids=["plain", "private"])
+def test_random_kills_and_failing_disks(private, tmp_path):
+    """Needs a C compiler, for the library with which the disk fails."""
+    script = [sys.executable, "-W", "ignore", "-m", "tests.federation.kill_soak", str(tmp_path / "soak"), "40", "7"]
+    done = subprocess.run(
+        [*script, *private], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=1200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert sum(facts["faults"].values()) >= 40 and facts["studies"] > 0
