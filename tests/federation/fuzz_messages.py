@@ -33,7 +33,7 @@ def first_reader(message: wire.Message, own: keys.Credentials) -> None:
     if isinstance(message, wire.Arrivals):
         answer_checks.read_arrival("north", message, PLAN)
     elif isinstance(message, wire.Opened) and message.remaining >= 0:
-        answer_checks.read_account("north", 2, message)
+        answer_checks.read_account("north", 2, message.remaining, message.account.tolist())
     elif isinstance(message, wire.Offered):
         keys.signer(own, message.certificate, message.signature, message.public)
     elif isinstance(message, wire.Agree):

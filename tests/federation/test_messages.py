@@ -29,6 +29,7 @@ def messages(chains=3, segments=2, dim=4):
         wire.Welcome(RUN, DIGEST),
         wire.Derive(RUN, 1, arrays(d)),
         wire.Derivatives(RUN, 1, DIGEST, -3.25, arrays(d), arrays(d, d)),
+        wire.Derivatives(RUN, 1, DIGEST, 0.0, arrays(d), arrays(d, d), np.arange(16.0)),
         wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, arrays(d, d), arrays(d), arrays(d)),
         wire.Open(RUN, 2, c, s, arrays(d), arrays(d), 0, np.zeros((0, 0)), np.zeros(0), np.zeros(0)),
         wire.Opened(RUN, 2, DIGEST),
@@ -38,7 +39,7 @@ def messages(chains=3, segments=2, dim=4):
         wire.Refusal(RUN, 4, DIGEST, "TOO_MANY_ROUNDS", 2),
         wire.Farewell(RUN, 5),
         wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, np.zeros((0, 0)), np.zeros(0), arrays(d)),
-        wire.Opened(RUN, 2, DIGEST, 3.5, np.arange(13.0)),
+        wire.Opened(RUN, 2, DIGEST, 3.5, np.arange(14.0)),
         wire.Offer(RUN, 1),
         wire.Offered(RUN, 1, DIGEST, DIGEST, b"certificate", b"signature"),
         wire.Agree(RUN, 2, (b"one", b"", b"three")),
@@ -136,7 +137,7 @@ def test_a_message_above_the_limit_is_refused_whatever_it_holds():
             wire.Arrivals(RUN, 1, DIGEST, np.ones(1), np.ones(1, bool), np.zeros(1, int), np.zeros((0, 2)), 1.0, -1.0),
             "account",
         ),
-        (wire.Opened(RUN, 1, DIGEST, 1.0, -np.ones(13)), "account"),
+        (wire.Opened(RUN, 1, DIGEST, 1.0, -np.ones(14)), "account"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_by_name(message, field):
@@ -162,9 +163,9 @@ def test_padding_that_is_not_zero_is_refused():
 
 def test_an_account_that_cannot_be_is_a_bad_answer():
     """An order of one, with which the coordinator would divide by zero."""
-    numbers = np.asarray([1, 1e-5, 1, 0, 0, 40, 0.2, 0.1, 0.4, 0.2, 3, 1, 0.5])
+    numbers = [1, 1e-5, 1, 0, 0, 40, 0.2, 0.1, 0.4, 0.2, 3, 1, 0.5, 0]
     with pytest.raises(BadAnswer, match="order 1"):
-        answer_checks.read_account("north", 2, wire.Opened(RUN, 2, DIGEST, 3.5, numbers))
+        answer_checks.read_account("north", 2, 3.5, numbers)
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from fedpdmc.privacy.accountant import (
     ORDERS,
     Sensitivity,
     best_order,
+    cost_rate,
     divergence_growth,
     gaussian_renyi,
     growth_rate,
@@ -196,9 +197,9 @@ def test_no_cost_is_rounded_down_or_to_zero(alpha):
 
 def test_a_budget_with_an_excess_beyond_all_measure_is_still_charged():
     budget = Budget(1.0, 1e-6, excess=1e18)
-    rate = budget.cost_rate(Sensitivity(1e-3, 1e-3, 1e-3), budget.alpha)
+    rate = cost_rate(budget.alpha, Sensitivity(1e-3, 1e-3, 1e-3), 1e18)
     assert rate == pytest.approx(budget.alpha * 1e-6 / 2e18, rel=1e-6)
-    least = budget.cost_rate(Sensitivity(1e-200, 1e-200, 1e-200), budget.alpha)
+    least = cost_rate(budget.alpha, Sensitivity(1e-200, 1e-200, 1e-200), 1e18)
     assert 0 < least < 1e-300
     # Nor is a charge lost beside what was spent before.
     assert added(0.5, 1e-30) > 0.5 and added(0.5, 0.0) == 0.5 and added(added(0.1, 0.2), 0.3) >= 0.6

@@ -4,7 +4,9 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.clocks.public_proposals import SLOWEST, time_grid
 from fedpdmc.errors import InputError
+from fedpdmc.privacy.rounding import limits
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
 from fedpdmc.sites.clipping import model_of
 
@@ -174,3 +176,37 @@ def test_series_are_clipped_value_by_value():
     np.testing.assert_array_equal(clipped.design, expected.design)
     np.testing.assert_array_equal(clipped.response, expected.response)
     assert clipped.series == 3
+
+
+def test_more_records_than_rounding_allows_are_refused_by_name():
+    assert fp.Bounds(most_records=1 << 24).most_records == 1 << 24
+    with pytest.raises(InputError, match=r"most_records.*16,777,217.*at most 16,777,216"):
+        fp.Bounds(most_records=(1 << 24) + 1)
+    # At the maximum rounding is still within what a run may have, for every relation.
+    model, scale = Model("logistic", 3), 0.01 * np.eye(3)
+    for relation in ("replace", "add-remove", "label"):
+        bounds = fp.Bounds(norm=1.0, most_records=1 << 24)
+        exact = sensitivity(model, bounds, relation, scale)
+        found = limits(model, bounds, relation, scale, np.zeros(3), exact)
+        assert 2 * found.rounding <= 0.1 * exact.k_2
+
+
+@pytest.mark.parametrize("dim", [1, 4, 64])
+def test_the_grid_of_levels_counts_in_every_coordinate(dim):
+    """A rate may be off by one level in each of d coordinates: by √d of them in Euclidean norm, beside a tiny K_2."""
+    bounds = fp.Bounds(norm=4e-8, most_records=10)
+    model, scale = Model("logistic", dim), np.eye(dim)
+    exact = sensitivity(model, bounds, "replace", scale)
+    found = limits(model, bounds, "replace", scale, np.zeros(dim), exact)
+    assert found.rounding >= np.sqrt(dim) * 2.0**-35
+    assert found.sensitivity.k_2 - exact.k_2 >= 2 * np.sqrt(dim) * 2.0**-35 * (1 - 1e-6)
+    # Low levels are multiples of 2⁻⁵⁵ or finer for plans of any length; the least speed of a flip is 2⁻²⁰.
+    horizons = 2.0 ** np.arange(-40, 20)
+    assert np.all(time_grid(horizons, dim).base * 2.0**-64 <= 2.0**-55) and SLOWEST == 2.0**-20
+
+
+def test_a_sensitivity_that_the_grid_of_levels_would_hide_is_refused():
+    bounds = fp.Bounds(norm=1e-9, most_records=10)
+    exact = sensitivity(Model("logistic", 64), bounds, "replace", np.eye(64))
+    with pytest.raises(InputError, match="rounding"):
+        limits(Model("logistic", 64), bounds, "replace", np.eye(64), np.zeros(64), exact)

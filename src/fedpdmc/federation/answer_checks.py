@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,10 @@ def check_derivatives(name: str, message: messages.Derivatives, dim: int) -> Non
         raise BadAnswer(name, "a Hessian that is not symmetric, or too large to be added to others")
 
 
-def read_account(name: str, dim: int, message: messages.Opened) -> AccountStatus:
+def read_account(name: str, dim: int, remaining: float, numbers: Sequence[float]) -> AccountStatus:
     """The status of a site's privacy account."""
     try:
-        return AccountStatus.from_numbers(name, dim, message.remaining, message.account.tolist())
+        return AccountStatus.from_numbers(name, dim, remaining, numbers)
     except ValueError as error:
         raise BadAnswer(name, str(error)) from error
 

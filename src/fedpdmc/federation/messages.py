@@ -32,7 +32,7 @@ __all__ = ["Message", "SiteAnswer", "SiteRequest", "decode", "digest", "encode"]
 
 NOTHING_ASKED = bytes(DIGEST_BYTES)
 # ``remaining`` without a privacy budget, and the length of ``account`` with one.
-NO_BUDGET, ACCOUNT = -1.0, 13
+NO_BUDGET, ACCOUNT = -1.0, 14
 
 
 @message(1)
@@ -72,16 +72,23 @@ class Derive(SiteRequest):
 
 @message(4)
 class Derivatives(SiteAnswer):
-    """Site → coordinator: the answer to `Derive`."""
+    """Site → coordinator: the answer to `Derive`.
+
+    ``noise`` is empty without a budget, else the standard deviations of the noise of gradient and Hessian, and the numbers
+    of an `AccountStatus`.
+    """
 
     value: Real
     gradient: Vector
     hessian: Matrix
+    noise: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
-        """A square Hessian of the gradient's size."""
+        """A square Hessian of the gradient's size; noise and an account of numbers that are not negative, or none."""
         if self.hessian.shape != 2 * self.gradient.shape:
             raise WireError("hessian", f"shape {self.hessian.shape} with a gradient of shape {self.gradient.shape}")
+        if len(self.noise) not in (0, 2 + ACCOUNT) or (self.noise < 0).any():
+            raise WireError("noise", f"{len(self.noise)} numbers")
 
 
 @message(5)

@@ -19,6 +19,7 @@ from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sites.member import Member
+from fedpdmc.sites.noisy_derivatives import Noisy, release_point
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class RemoteFederation(Federation):
         self._columns: list[np.ndarray | None] = [None] * len(transport.names)
         self._point: np.ndarray | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
+        # What sites with a budget say of the noise of these, and of their accounts.
+        self.noise: list[np.ndarray] = []
         self._agreed = False
         # The account of each private site, from its last answer.
         self.account: dict[str, AccountStatus] = {}
@@ -92,6 +95,7 @@ class RemoteFederation(Federation):
                 if self.plausible is not None:
                     self.plausible.check(name, x, message.value, message.gradient, message.hessian)
             self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
+            self.noise = [np.array(m.noise) for m in found]
             self._point = np.array(x)
         return self._derived
 
@@ -147,7 +151,10 @@ class RemoteFederation(Federation):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, contrary to the contract")
         told = {name: message for name, message in zip(self.names, found, strict=True) if message.remaining >= 0}
-        self.account = {name: read_account(name, reference.dim, message) for name, message in told.items()}
+        self.account = {
+            name: read_account(name, reference.dim, message.remaining, message.account.tolist())
+            for name, message in told.items()
+        }
 
     @property
     def columns(self) -> list[np.ndarray | None]:
@@ -289,3 +296,14 @@ class RemoteSite(Member):
         if self.index is None:
             return self.federation.sums(x)
         return self.federation.derivatives(x)[self.index]
+
+    def released(self, x: np.ndarray) -> Noisy:
+        """Noisy derivatives with the standard deviations of their noise, as the site reports them, with its account."""
+        assert self.index is not None and self.bounds is not None
+        own = x if self.coordinates is None else x[self.coordinates]
+        _, gradient, hessian = self.derivatives(x)
+        noise = self.federation.noise[self.index].tolist()
+        if len(noise) == 0:
+            raise BadAnswer(self.name, "derivatives without noise, unlike the contract")
+        self.federation.account[self.name] = read_account(self.name, self.dim, 0.0, noise[2:])
+        return Noisy(gradient, hessian, release_point(own, self.bounds), noise[0], noise[1])

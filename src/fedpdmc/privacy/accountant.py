@@ -71,9 +71,14 @@ def growth_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
     return up(min(euclidean, by_coordinate))
 
 
+def cost_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
+    """Rényi divergence ``c(α)/(α − 1)`` per unit of observed time, rounded up."""
+    return up(growth_rate(alpha, sensitivity, excess) / (alpha - 1))
+
+
 def renyi(alpha: float, sensitivity: Sensitivity, excess: float, observed: float) -> float:
     """Rényi divergence ``T c(α)/(α − 1)`` of a run whose observed time never exceeds T = ``observed``, rounded up."""
-    return up(observed * growth_rate(alpha, sensitivity, excess) / (alpha - 1)) if observed > 0 else 0.0
+    return up(observed * cost_rate(alpha, sensitivity, excess)) if observed > 0 else 0.0
 
 
 def gaussian_renyi(alpha: float, sensitivity: float, noise: float) -> float:
@@ -110,7 +115,7 @@ def run_cap(sensitivity: Sensitivity, excess: float, epsilon: float, delta: floa
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     best = 0.0
     for alpha in ORDERS:
-        rate = up(growth_rate(alpha, sensitivity, excess) / (alpha - 1))
+        rate = cost_rate(alpha, sensitivity, excess)
         if math.isfinite(rate) and (limit := renyi_limit(alpha, epsilon, delta)) > 0:
             best = max(best, limit / rate)
     return best

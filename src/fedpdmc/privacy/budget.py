@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.accountant import Sensitivity, best_order, growth_rate, renyi_limit, up
+from fedpdmc.privacy.accountant import Sensitivity, best_order, renyi_limit
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.ledger import Ledger
@@ -18,6 +18,9 @@ from fedpdmc.validation import positive, probability
 
 # The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
 USUAL_EXCESS = 2.0
+# The least total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ, and an
+# effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for few rounds.
+TOTAL_EXCESS = 1.0
 # A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: what that adds
 # to this δ, or a larger one, is less than what `renyi_limit` is rounded down by.
 LEAST_DELTA = 1e-40
@@ -40,7 +43,8 @@ class Budget:
     on_violation : {"refuse", "clip"}
         What to do with a record outside them. Clipped records have their own posterior, which is then sampled exactly.
     excess : float, optional
-        The rate ρ of excess flips that the site adds to every coordinate; None: twice α times K_2.
+        The rate ρ of excess flips that the site adds to every coordinate; None: twice α times K_2, and at least one divided
+        by the number of private sites.
     release : float
         The share of the budget that the summaries which a study has released for a noisy reference may cost, all of them
         together; zero: none is released.
@@ -110,13 +114,11 @@ class Budget:
         """The Rényi divergence of that order which ε and δ allow."""
         return renyi_limit(self.alpha, self.epsilon, self.delta)
 
-    def excess_for(self, sensitivity: Sensitivity) -> float:
-        """The excess rate in a run with this sensitivity."""
-        return USUAL_EXCESS * self.alpha * sensitivity.k_2 if self.excess is None else self.excess
-
-    def cost_rate(self, sensitivity: Sensitivity, alpha: float) -> float:
-        """Rényi divergence of the account's order α per unit of observed time, rounded up."""
-        return up(growth_rate(alpha, sensitivity, self.excess_for(sensitivity)) / (alpha - 1))
+    def excess_for(self, sensitivity: Sensitivity, sites: int = 0) -> float:
+        """The excess rate in a run with this sensitivity and so many private sites; zero: their number is not known."""
+        if self.excess is not None:
+            return self.excess
+        return max(USUAL_EXCESS * self.alpha * sensitivity.k_2, TOTAL_EXCESS / sites if sites else 0.0)
 
     def study_limit(self, account: Account, releases_only: bool = False) -> float:
         """What the study may spend of an account, at the account's order.

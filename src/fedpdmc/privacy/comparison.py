@@ -11,10 +11,11 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpdmc.privacy.accountant import best_order, renyi_limit
+from fedpdmc.privacy.accountant import Sensitivity, best_order, cost_rate, renyi_limit
+from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier
-from fedpdmc.privacy.planning import Question, most_samples
+from fedpdmc.privacy.planning import MIXING, Question, waste
 from fedpdmc.privacy.schedule import ONE_SHOT
 
 # What a documented run of the exact chain reaches of the samples that its observed time could give: the reference takes its
@@ -34,8 +35,15 @@ class Way(NamedTuple):
 
 
 def exact_samples(question: Question) -> float:
-    """Effective samples of the exact chain that the budget buys in practice."""
-    return HONEST * most_samples(question)
+    """Effective samples of the exact chain that the budget buys in practice, at the excess rate that sites choose."""
+    alpha = best_order(question.epsilon, question.delta)
+    limit = renyi_limit(alpha, question.epsilon, question.delta)
+    k, sites = question.sensitivity, question.sites
+    excess = Budget(question.epsilon, question.delta).excess_for(Sensitivity(k, k, k), sites)
+    cap = limit / cost_rate(alpha, Sensitivity(k, k * math.sqrt(question.dim), k), excess)
+    flips = question.dim * sites * excess
+    process = cap / waste(flips, 1 / flips, sites)
+    return HONEST * process / (MIXING[0] + MIXING[1] * sites * excess)
 
 
 def one_shot_error(question: Question) -> float:

@@ -88,7 +88,7 @@ def limits(
     exact : Sensitivity
         K in real arithmetic.
     excess : float
-        The excess rate, where it is given and not in proportion to K.
+        An upper bound of the excess rate.
 
     Raises
     ------

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# The name of the method that needs noisy derivatives alone.
+PRIVATE_LAPLACE = "private-laplace"
+
 
 class Schedule(NamedTuple):
     """Costs of the releases of a run: fixed beforehand.

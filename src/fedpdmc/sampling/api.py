@@ -12,10 +12,10 @@ from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Quadratic
+from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.method import choose
-from fedpdmc.sampling.one_shot import NAME as ONE_SHOT_NAME
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.settings import Settings, check_length
@@ -123,9 +123,9 @@ def sample(
     ConvergenceWarning
         The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
     """
-    if method not in (None, "exact", ONE_SHOT_NAME):
-        raise InputError("method", repr(method), f"Give None, 'exact' or {ONE_SHOT_NAME!r}.")
-    if method == ONE_SHOT_NAME or (method is None and dynamics is None and _budgeted(sites)):
+    if method not in (None, "exact", PRIVATE_LAPLACE):
+        raise InputError("method", repr(method), f"Give None, 'exact' or {PRIVATE_LAPLACE!r}.")
+    if method == PRIVATE_LAPLACE or (method is None and dynamics is None and _budgeted(sites)):
         said = {"dynamics": dynamics, "reference": reference, "control": control, "chains": chains, "duration": duration,
                 "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
         _nothing_said(said, "A private answer in one shot has no such setting: leave it out, or say method='exact'.")

@@ -96,7 +96,8 @@ def opening(method: Method, site: Member) -> Opening:
         records = sum(s.records for s in method.sites)
         share = method.prior.scaled(site.records / records if records else 1 / len(method.sites))
     control, redistributed = method.control.get(site.name), method.redistribution > 0
-    return Opening(method.reference, method.dynamics, control, share, redistributed, method.bounds == "adaptive")
+    private, adaptive = sum(site.budget is not None for site in method.sites), method.bounds == "adaptive"
+    return Opening(method.reference, method.dynamics, control, share, redistributed, adaptive, private)
 
 
 def start_state(method: Method, burn_in: float = 0.0) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from importlib import metadata
 from typing import Any
@@ -15,14 +14,12 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
-from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import Sensitivity
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.comparison import exact_samples
-from fedpdmc.privacy.gaussian_account import gaussian_epsilon
 from fedpdmc.privacy.noise_aware import Gaussian, Release
 from fedpdmc.privacy.planning import Question
-from fedpdmc.privacy.schedule import ONE_SHOT
+from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
 from fedpdmc.privacy.sensitivity import derivative_sensitivity, sensitivity
 from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
@@ -32,14 +29,13 @@ from fedpdmc.sampling.members import resolve_members
 from fedpdmc.sampling.settings import check_names
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import model_of
-from fedpdmc.sites.noisy_derivatives import noisy_derivatives
+from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_point, release_status
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 CHAINS, DRAWS = 4, 2500
 # A posterior whose standard deviation is this share of the prior's owes little to the records.
 LITTLE_LEARNT = 0.8
-NAME = "private-laplace"
 
 
 def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Posterior:
@@ -51,15 +47,15 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
 
     Parameters
     ----------
-    sites : sequence of Site
+    sites : sequence of Site or RemoteSite
+        In this process, or those of a study whose contract has this method.
     prior : Quadratic
         Gaussian.
     names : sequence of str, optional
     seed : int, optional
         Of the draws; the noise is the sites' own.
     """
-    found, prior, dim = resolve_members(sites, prior, None, names)
-    members = tuple(site for site in found if isinstance(site, Site))
+    members, prior, dim = resolve_members(sites, prior, None, names)
     known = _check(members, prior)
     x, released, traffic = known.mean, None, np.zeros((2, len(members)), np.int64)
     for step in range(len(ONE_SHOT.steps)):
@@ -82,11 +78,12 @@ def _check(members: tuple[Any, ...], prior: Any) -> Gaussian:
     """What cannot be answered in this way, before anything is charged; the prior as numbers."""
     for site in members:
         if not isinstance(site, Site):
-            raise InputError("method", f"{NAME!r} with sites elsewhere", "It runs with sites in this process only.")
+            # Of a study whose contract was checked.
+            continue
         if site.model is not None:
             raise InputError(
                 f"sites ({site.name!r})",
-                f"a function with method={NAME!r}",
+                f"a function with method={PRIVATE_LAPLACE!r}",
                 "Noisy derivatives need a model of records from fedpdmc.models.",
             )
         if site.budget is not None:
@@ -94,24 +91,24 @@ def _check(members: tuple[Any, ...], prior: Any) -> Gaussian:
     if not isinstance(prior, Quadratic):
         raise InputError(
             "prior",
-            f"{'a flat prior' if prior is None else type(prior).__name__} with method={NAME!r}",
+            f"{'a flat prior' if prior is None else type(prior).__name__} with method={PRIVATE_LAPLACE!r}",
             "Give a proper Gaussian one, fedpdmc.models.normal_prior(dim, scale=...): noise can leave a direction unknown.",
         )
     return Gaussian(np.asarray(prior_mean(prior)), np.asarray(prior.precision))
 
 
-def _within_regions(members: tuple[Site, ...], x: np.ndarray) -> np.ndarray:
+def _within_regions(members: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
     """A point that every site's declared region allows."""
     x = x.copy()
     for site in members:
         index = np.arange(len(x)) if site.coordinates is None else site.coordinates
-        region = None if site.budget is None else site.budget.bounds.sizes("region", len(index))
-        if region is not None:
-            x[index] = np.clip(x[index], -region, region)
+        bounds = site.bounds if site.budget is None else site.budget.bounds
+        if bounds is not None:
+            x[index] = release_point(x[index], bounds)
     return x
 
 
-def _ask(members: tuple[Site, ...], x: np.ndarray, step: int, traffic: np.ndarray) -> Release:
+def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray) -> Release:
     """One round: the sums of what the sites release, and the variances of their noise."""
     dim = len(x)
     gradient, hessian = np.zeros(dim), np.zeros((dim, dim))
@@ -119,8 +116,8 @@ def _ask(members: tuple[Site, ...], x: np.ndarray, step: int, traffic: np.ndarra
     for number, site in enumerate(members):
         index = np.arange(dim) if site.coordinates is None else site.coordinates
         block = np.ix_(index, index)
-        if site.budget is not None:
-            noisy = noisy_derivatives(site, x, step, ONE_SHOT)
+        if site.noisy:
+            noisy = noisy_derivatives(site, x, step, ONE_SHOT) if isinstance(site, Site) else site.released(x)
             g, h = noisy.gradient, noisy.hessian
             first[index] += noisy.gradient_sd**2
             second[block] += noisy.hessian_sd**2 * (1 + np.eye(len(index))) / 2
@@ -143,16 +140,21 @@ def _say_if_little(cov: np.ndarray, prior: Gaussian) -> None:
         )
 
 
-def _settings(members: tuple[Site, ...], cov: np.ndarray, seed: int | None) -> dict[str, Any]:
+def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> dict[str, Any]:
     scale = np.linalg.cholesky(cov)
-    exact = min(_exact_samples(site, scale, len(members)) for site in members if site.budget is not None)
+    known = [site for site in members if isinstance(site, Site) and site.budget is not None]
     what = (
         "NOT exact: the log likelihood is taken as quadratic about a public point, and the noise of the released "
-        "derivatives is integrated over. The same budgets would buy about "
-        f"{exact:.2g} effective samples of the exact posterior (dynamics=fedpdmc.FactorisedBoomerang())."
+        "derivatives is integrated over."
     )
+    if known:
+        exact = min(_exact_samples(site, scale, len(members)) for site in known)
+        what += (
+            f" The same budgets would buy about {exact:.2g} effective samples of the exact posterior "
+            "(dynamics=fedpdmc.FactorisedBoomerang())."
+        )
     return {
-        "method": NAME,
+        "method": PRIVATE_LAPLACE,
         "exact": False,
         "chosen": what,
         "dynamics": "one shot",
@@ -180,7 +182,7 @@ def _exact_samples(site: Site, scale: np.ndarray, sites: int) -> float:
 
 
 def _posterior(
-    members: tuple[Site, ...], drawn: np.ndarray, names: list[str], settings: dict[str, Any], traffic: np.ndarray
+    members: tuple[Any, ...], drawn: np.ndarray, names: list[str], settings: dict[str, Any], traffic: np.ndarray
 ) -> Posterior:
     """Independent draws, stored as those of a run are."""
     dim = drawn.shape[-1]
@@ -196,7 +198,7 @@ def _posterior(
         "events": np.zeros(CHAINS, np.int64),
         "gradient_evaluations": np.zeros(len(members), np.int64),
         "certified": False,
-        "privacy": {site.name: _report(site) for site in members if site.budget is not None},
+        "privacy": {s.name: _report(s) for s in members if isinstance(s, Site) and s.budget is not None},
     }
     reference = Reference(jnp.zeros(dim), jnp.ones(dim))
     return Posterior(store, reference, dynamics, names, counts, settings)
@@ -206,16 +208,5 @@ def _report(site: Site) -> dict[str, Any]:
     """The site's account, as that of a run is told."""
     budget = site.budget
     assert isinstance(budget, Budget)
-    ledger, account = budget.open()
-    dataset = budget.account_name
-    change = Sensitivity(*3 * (derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0],))
-    status = AccountStatus(
-        site.name, site.potential.dim, account.epsilon, account.delta, account.alpha, budget.granted, 0.0, 0.0, change,
-        ledger.releases(dataset), site.seed is not None, 0.0, 0.0, ledger.spent(dataset) / account.limit,
-    )  # fmt: skip
-    report = account_report(status, budget, Boomerang()) | {"dataset": dataset, "study": budget.study}
-    if not budget.release and ledger.releases_only(dataset):
-        spent = ledger.spent(dataset)
-        report["spent"] = spent / account.release_limit
-        report["running_epsilon"] = gaussian_epsilon(math.sqrt(2 * spent / account.alpha), account.delta)
-    return report
+    where = {"dataset": budget.account_name, "study": budget.study}
+    return account_report(release_status(site), budget, Boomerang()) | where

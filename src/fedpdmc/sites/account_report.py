@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import renyi_limit, running_epsilon
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.gaussian_account import gaussian_epsilon, gaussian_limit
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 
 COVERED = (
@@ -26,6 +28,12 @@ SEEDED = "a seed, for tests only: NOT private"
 def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) -> dict[str, Any]:
     """What a private site has granted and spent, for `Posterior.privacy`."""
     epsilon, delta, alpha, granted, spent = status.epsilon, status.delta, status.alpha, status.granted, status.spent
+    limit = renyi_limit(alpha, epsilon, delta)
+    if status.releases_only:
+        limit = max(limit, gaussian_limit(alpha, epsilon, delta))
+        running = gaussian_epsilon(math.sqrt(2 * spent * limit / alpha), delta)
+    else:
+        running = running_epsilon(alpha, spent * limit, delta)
     return {
         "epsilon": epsilon,
         "delta": delta,
@@ -33,7 +41,7 @@ def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) ->
         "relation": NEIGHBOURS[budget.neighbours],
         "alpha": alpha,
         "granted": None if granted is None else list(granted),
-        "running_epsilon": running_epsilon(alpha, spent * renyi_limit(alpha, epsilon, delta), delta),
+        "running_epsilon": running,
         "spent": spent,
         "observed": status.observed,
         "observed_unit": "process time" if dynamics.unit_speed else "path length",

@@ -26,6 +26,8 @@ class Member(abc.ABC):
         The user's own function, where its model is one and is in this process.
     log : callable or None
         Where a site in this process writes down what it is asked.
+    bounds : Bounds or None
+        The declared bounds of the records of a site elsewhere whose derivatives are noisy.
     federation : Federation or None
         The federation through which a site elsewhere is asked; None for a site in this process.
     """
@@ -37,6 +39,7 @@ class Member(abc.ABC):
     budget: Any = None
     model: Any = None
     log: Any = None
+    bounds: Any = None
     federation: Any = None
 
     @property

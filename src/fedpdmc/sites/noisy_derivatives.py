@@ -12,7 +12,10 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.privacy.accountant import Sensitivity
 from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale, release, release_symmetric
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
@@ -112,6 +115,34 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
         raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
     values, d = np.frombuffer(content, dtype="<f8"), len(own)
     return Noisy(values[:d], values[d:-2].reshape(d, d), own, float(values[-2]), float(values[-1]))
+
+
+def release_status(site: Site) -> AccountStatus:
+    """The account of a site that is asked for noisy derivatives alone."""
+    budget = site.budget
+    assert isinstance(budget, Budget)
+    ledger, account = budget.open()
+    dataset = budget.account_name
+    change = derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
+    # Where a share was named, the rest is for arrivals, whose limit counts.
+    only = not budget.release and ledger.releases_only(dataset)
+    return AccountStatus(
+        site=site.name,
+        dim=site.potential.dim,
+        epsilon=account.epsilon,
+        delta=account.delta,
+        alpha=account.alpha,
+        granted=budget.granted,
+        cap=0.0,
+        excess=0.0,
+        sensitivity=Sensitivity(change, change, change),
+        releases=ledger.releases(dataset),
+        seeded=site.seed is not None,
+        remaining=0.0,
+        observed=0.0,
+        spent=ledger.spent(dataset) / (account.release_limit if only else account.limit),
+        releases_only=only,
+    )
 
 
 def _rounding(site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float]) -> tuple[float, float]:

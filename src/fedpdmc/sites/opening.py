@@ -50,6 +50,8 @@ class Opening(NamedTuple):
         Whether ``prior_share`` is the whole prior, of which every plan says the part.
     adaptive : bool
         Whether a model that is a user's own function walks under bounds guessed on a grid.
+    private_sites : int
+        Sites of the run that have a privacy budget; zero if that is not known.
     """
 
     reference: Reference
@@ -58,6 +60,7 @@ class Opening(NamedTuple):
     prior_share: Quadratic | None = None
     redistributed: bool = False
     adaptive: bool = False
+    private_sites: int = 0
 
 
 def local_columns(site: Member, opening: Opening) -> np.ndarray | None:

@@ -41,6 +41,8 @@ class PlanLimits:
     ----------
     rounding : Limits
         How far plans may go, and the sensitivity with room for rounding.
+    excess : float
+        The rate ρ that the site adds to each coordinate.
     """
 
     def __init__(self, site: Site, opening: Opening):
@@ -55,8 +57,10 @@ class PlanLimits:
         self._model = model_of(site.potential)
         terms = (self._model, self.budget.bounds, self.budget.neighbours)
         known = sensitivity(*terms, self._rows)
-        self.rounding: Limits = limits(*terms, self._rows, center, known, self.budget.excess or 0.0)
-        self._excess = self.budget.excess_for(self.rounding.sensitivity)
+        # With room for rounding the sensitivity is at most a tenth larger, and so is the excess rate.
+        excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
+        self.rounding: Limits = limits(*terms, self._rows, center, known, excess)
+        self.excess = self.budget.excess_for(self.rounding.sensitivity, opening.private_sites)
         # Norms of the control variate's whitened Hessian and of its slope at the centre.
         control = whitened_control(site, opening)
         parts = () if control is None else (control.precision, control.linear)
@@ -111,7 +115,7 @@ class PlanLimits:
             )
         steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
         control = (curvature, float(np.max(steepest, initial=0.0)))
-        excess = (self._excess, rounding.rounding)
+        excess = (self.excess, rounding.rounding)
         work = cells(steep, self.dim, rotating, excess, control, farthest, speed, plan.duration.sum(1))
         if not np.all(work <= MOST_CELLS):
             raise PlanRefused(

@@ -22,7 +22,7 @@ from fedpdmc.errors import InputError, NotFinite, PlanRefused
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
 from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import up
+from fedpdmc.privacy.accountant import cost_rate, up
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import fingerprint
@@ -81,11 +81,11 @@ class PrivateSite:
         self.plan_limits = PlanLimits(site, opening)
         self.limits = self.plan_limits.rounding
         self.sensitivity = self.limits.sensitivity
-        self.excess = budget.excess_for(self.sensitivity)
+        self.excess = self.plan_limits.excess
         self.dataset = budget.account_name
         self.ledger, self.account = budget.open()
         self.granted = budget.study_limit(self.account)
-        self.cost_rate = budget.cost_rate(self.sensitivity, self.account.alpha)
+        self.cost_rate = cost_rate(self.account.alpha, self.sensitivity, self.excess)
         detail = {"excess": self.excess, "sensitivity": self.sensitivity._asdict(), "dynamics": repr(opening.dynamics)}
         records = bytes.fromhex(fingerprint(site.raw))
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedpdmc.errors import InputError
+from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
 # In a sum of two, each site knows the other's part.
 LEAST_SUMMED = 3
+# Points at which a private answer in one shot takes derivatives.
+POINTS = len(ONE_SHOT.steps)
 
 
 def _check_parameters(study: Study) -> None:
@@ -57,9 +60,30 @@ def check_together(study: Study) -> None:
         raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")
 
 
+def _check_one_shot(study: Study) -> None:
+    """Check what a private answer from noisy derivatives alone needs."""
+    for field, found, right, remedy in (
+        ("privacy", "nothing", study.epsilon is not None, "Give epsilon and delta."),
+        ("releases: derivatives", repr(study.derivatives), study.derivatives == "noisy", "Set derivatives = 'noisy'."),
+        (
+            "coordinates",
+            "a table",
+            not study.parameters,
+            "Leave it out: all sites release derivatives in all parameters.",
+        ),
+        ("prior", "flat", study.prior_scale is not None, "Give a scale: noise can leave a direction unknown."),
+        ("limits: derivatives", str(study.most_derivatives), study.most_derivatives >= POINTS, f"Allow {POINTS}."),
+    ):
+        if not right:
+            raise InputError(f"study.toml: {field}", f"{found} with [run] method = {study.method!r}", remedy)
+
+
 def _check_private(study: Study) -> None:
     """Check what a privacy budget requires."""
-    if (study.derivatives == "noisy") != (study.release > 0):
+    one_shot = study.method == PRIVATE_LAPLACE
+    if one_shot:
+        _check_one_shot(study)
+    elif (study.derivatives == "noisy") != (study.release > 0):
         raise InputError(
             "study.toml: releases: derivatives",
             f"{study.derivatives!r} with release = {study.release:g}",
@@ -73,7 +97,8 @@ def _check_private(study: Study) -> None:
             "no value, with a privacy budget",
             "The gradient of a linear regression with an unknown scale has no bound: give a known one.",
         )
-    if study.derivatives not in ("none", "noisy") or study.kind not in ("ZigZag", "FactorisedBoomerang"):
+    flips = one_shot or study.kind in ("ZigZag", "FactorisedBoomerang")
+    if study.derivatives not in ("none", "noisy") or not flips:
         raise InputError(
             "study.toml: privacy",
             f"a budget with {study.kind} and derivatives = {study.derivatives!r}",

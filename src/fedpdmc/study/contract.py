@@ -12,6 +12,7 @@ import numpy as np
 
 from fedpdmc.certificates.keys import check_name, one_script
 from fedpdmc.errors import InputError
+from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study.consistency import check_together
 from fedpdmc.study.formula import Design
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
@@ -72,6 +73,8 @@ class Study:
     most_records : int
         The largest number of records of a site. Derivatives that so many records could not have are refused, and under a
         privacy budget it bounds the rounding of sums.
+    method : {"exact", "private-laplace"}
+        Draws of the exact posterior from arrivals, or of an approximate one from a few noisy derivatives.
     observed_time : float
         The largest process time, summed over chains, that may be observed of a site.
     missing : {"refuse", "drop"}
@@ -102,6 +105,7 @@ class Study:
     rounds: int
     most_derivatives: int
     observed_time: float
+    method: str = "exact"
     epsilon: float | None = None
     delta: float = 0.0
     neighbours: str = "replace"
@@ -240,7 +244,7 @@ def parse_study(text: bytes) -> Study:
     fields |= _prior(top.table("prior"))
     fields |= _dynamics(top.table("dynamics", None))
     fields |= _run(top.table("run", None))
-    fields |= _releases(top.table("releases"), top.table("limits"))
+    fields |= _releases(top.table("releases"), top.table("limits"), fields["method"] == PRIVATE_LAPLACE)
     fields |= _privacy(top)
     fields["parameters"] = _parameters(top, sites)
     top.done()
@@ -318,14 +322,17 @@ def _run(table: Table) -> dict[str, Any]:
     if ess is not None and duration is not None:
         raise InputError(table.where, "ess and duration", "Give one of them.")
     burn_in = table.number("burn_in", None, least=0.0)
+    method = table.text("method", "exact", among=("exact", PRIVATE_LAPLACE))
     table.done()
-    return {"ess": 1000.0 if ess is None and duration is None else ess, "duration": duration, "burn_in": burn_in}
+    ess = 1000.0 if ess is None and duration is None else ess
+    return {"ess": ess, "duration": duration, "burn_in": burn_in, "method": method}
 
 
-def _releases(releases: Table, limits: Table) -> dict[str, Any]:
-    if not releases.flag("arrivals", True):
+def _releases(releases: Table, limits: Table, one_shot: bool) -> dict[str, Any]:
+    if releases.flag("arrivals", not one_shot) == one_shot:
+        found, right = ("true", "false") if one_shot else ("false", "true")
         raise InputError(
-            f"{releases.where}: arrivals", "false", "A study needs arrivals: set it to true, or remove it."
+            f"{releases.where}: arrivals", f"{found} with this [run] method", f"Set it to {right}, or remove it."
         )
     derivatives, passes = releases.text("derivatives", "none", among=DERIVATIVES), releases.flag("passes", False)
     releases.done()
@@ -335,7 +342,7 @@ def _releases(releases: Table, limits: Table) -> dict[str, Any]:
         "rounds": limits.whole("rounds", least=1, most=2**62),
         "most_derivatives": limits.whole("derivatives", 12, least=0),
         "most_records": limits.whole("records", 1_000_000, least=1),
-        "observed_time": limits.number("observed_time", least=1e-300),
+        "observed_time": limits.number("observed_time", *((1.0,) if one_shot else ()), least=1e-300),
     }
     limits.done()
     return found

@@ -30,7 +30,8 @@ from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.sites.noisy_derivatives import noisy_derivatives
+from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE, REFERENCE
+from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_status
 from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.sites.private_site import PrivateSite
 from fedpdmc.sites.site import Site
@@ -155,8 +156,11 @@ class Computation:
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
             with refusing_privacy_errors():
-                gradient, hessian, *_ = noisy_derivatives(self.site, message.x, len(self._points))
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, gradient, hessian)
+                schedule = ONE_SHOT if self.study.method == PRIVATE_LAPLACE else REFERENCE
+                told = noisy_derivatives(self.site, message.x, len(self._points), schedule)
+                numbers = release_status(self.site).numbers()
+            noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
                 self._control.check(message.x, self._own(message.x), self._points)
@@ -213,7 +217,8 @@ class Computation:
         elif message.order:
             quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
             control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
-        return Opening(reference, self.study.dynamics(), control)
+        private = 0 if self.site.budget is None else len(self.study.sites)
+        return Opening(reference, self.study.dynamics(), control, private_sites=private)
 
     def _plans(self, message: messages.Plans, asked: bytes) -> messages.Arrivals:
         clock, keys, chain = self._clock, self._keys, message.chain
