@@ -158,7 +158,7 @@ class Budget:
 
 
 def default_path() -> Path:
-    """Where the ledger is if nobody says otherwise."""
+    """The default path of the ledger."""
     if named := os.environ.get("FEDPDMC_LEDGER"):
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME")

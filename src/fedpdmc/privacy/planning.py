@@ -2,9 +2,9 @@
 
 All in units of posterior standard deviations, for the Zig-Zag. With M sites every coordinate flips at the excess rate
 ``R = M ρ``; a Gaussian coordinate then needs ``1.6 + 4 R`` units of process time for an effective sample (for large R the
-path is a diffusion with constant ``1/(2R)``). A site is watched for longer than the process runs, because it answers to the
-end of the plan whoever objects first: until it rings itself or the horizon H ends. Objections of the records themselves
-come on top; they are few with control variates.
+path is a diffusion with constant ``1/(2R)``). A site is observed for longer than the process runs, because it answers to the
+end of the plan whichever site has the first arrival: until its own arrival or the horizon H. Arrivals of the records
+themselves come on top; they are few with control variates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpdmc.validation import positive, probability
 FACTORS = {"replace": 2.0, "add-remove": 1.0, "label": 1.0}
 # Excess rates that are looked at, in units of the sensitivity.
 EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 41))
-# Horizons that are looked at, in units of the mean time between objections.
+# Horizons that are looked at, in units of the mean time between arrivals.
 HORIZONS = (2.0, 1.0, 0.5, 0.25, 0.1)
 # Process time for an effective sample: without excess flips, and per unit of their rate.
 MIXING = (1.6, 4.0)
@@ -93,15 +93,15 @@ def usual_sensitivity(
     return FACTORS[neighbours] * math.sqrt(dim / (positive("records", records) * sites * curvature))
 
 
-def waste(objections: float, horizon: float, sites: int) -> float:
-    """How much longer a site is watched than the process runs.
+def waste(arrivals: float, horizon: float, sites: int) -> float:
+    """How much longer a site is observed than the process runs.
 
-    With Λ objections per unit of time in all, the process runs for ``(1 − e^{−ΛH})/Λ`` in a round, and each of M equal
-    sites is watched for ``(1 − e^{−ΛH/M})/(Λ/M)``: at most M times as long, and with one site no longer at all.
+    With Λ arrivals per unit of time in all, the process runs for ``(1 − e^{−ΛH})/Λ`` in a round, and each of M equal
+    sites is observed for ``(1 − e^{−ΛH/M})/(Λ/M)``: at most M times as long, and with one site no longer at all.
     """
-    own = objections / sites
+    own = arrivals / sites
     seen = -math.expm1(-own * horizon) / own
-    ran = -math.expm1(-objections * horizon) / objections
+    ran = -math.expm1(-arrivals * horizon) / arrivals
     return seen / ran
 
 
@@ -115,11 +115,11 @@ def choices(question: Question) -> list[Choice]:
         rho = multiple * k
         cap = run_cap(one, rho, question.epsilon, question.delta)
         total = question.sites * rho
-        objections = question.dim * total
+        arrivals = question.dim * total
         for share in HORIZONS:
-            horizon = share / objections
-            process = cap / waste(objections, horizon, question.sites)
-            rounds = process * objections / -math.expm1(-share)
+            horizon = share / arrivals
+            process = cap / waste(arrivals, horizon, question.sites)
+            rounds = process * arrivals / -math.expm1(-share)
             found.append(Choice(rho, cap, horizon, process, rounds, process / (MIXING[0] + MIXING[1] * total)))
     return found
 

@@ -1,8 +1,8 @@
-"""How far ahead to plan when sites are watched on a budget.
+"""How far ahead to plan when observed time is on a budget.
 
-A round that ends in an objection wastes what the other sites were watched beyond it: at most the horizon H on every chain.
-Silent rounds waste nothing. So with slack s, what is left of a budget beyond the process time still to run, a horizon below
-``s/(2C)`` leaves slack for ever: on lines a run whose budget covers its process time never runs out, whatever the sites do.
+A round that ends in an arrival wastes the time for which other sites were observed beyond it: at most the horizon H on every
+chain. Silent rounds waste nothing. So with slack s, what is left of a budget beyond the process time still to run, a horizon below
+``s/(2C)`` always leaves slack: on lines a run whose budget covers its process time never runs out, whatever the sites do.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedpdmc.sites.exposure import usual_speed
 
 # What a budget must cover beyond the process time itself: on rotations the path length is random.
 LEAST_SLACK, LEAST_SLACK_ROTATING = 0.05, 0.25
-# The share of the slack that the objections still to come may use, in expectation.
+# The share of the slack that further arrivals may use, in expectation.
 SHARE = 0.8
-# The longest plan: a site refuses those that may take it for ever.
+# The longest plan: a site refuses those that may take too much work.
 LONGEST = 32.0
 
 
@@ -66,11 +66,11 @@ class Pace:
             )
         excess = self.speed * sum(site.dim * site.excess for site in sites)
         ran = float((t - self.begin).sum())
-        objections = max(excess, float(np.asarray(state.events).sum()) / ran if ran > 0 else 0.0)
-        # An objection wastes half a horizon of every site's time, or less.
+        arrivals = max(excess, float(np.asarray(state.events).sum()) / ran if ran > 0 else 0.0)
+        # An arrival wastes half a horizon of every site's time, or less.
         horizon = min(
-            1 / objections,
-            2 * SHARE * slack / (self.speed * objections * max(float(to_run.sum()), 1e-300)),
+            1 / arrivals,
+            2 * SHARE * slack / (self.speed * arrivals * max(float(to_run.sum()), 1e-300)),
             slack / (2 * going * self.speed),
             LONGEST,
         )
