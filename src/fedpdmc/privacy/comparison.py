@@ -20,8 +20,8 @@ from fedpdmc.privacy.schedule import ONE_SHOT
 
 # The share of the samples of its observed time that a documented run of the exact chain reaches. The reference, burn-in and
 # a reserve for path length take their parts, and a noisy control variate leaves arrivals of the records. Measured: 15.4
-# effective samples of 47 (0.33), in the mean of three runs of 2 sites of 30,000 records, d = 3, ε = 4 and δ = 1e-5, until the
-# budget was spent.
+# effective samples of 47 (0.33), in the mean of three runs of 2 sites of 30,000 records, d = 3, ε = 4 and δ = 1e-5, until
+# the budget was spent.
 HONEST = 0.35
 # Errors of the mean, in posterior standard deviations, up to which an answer is worth having.
 WORTH_HAVING = 1.0

@@ -1,8 +1,9 @@
 """How far ahead to plan when observed time is on a budget.
 
-A round that ends in an arrival wastes the time for which other sites were observed beyond it: at most the horizon H on every
-chain. Silent rounds waste nothing. So with slack s, what is left of a budget beyond the process time still to run, a horizon below
-``s/(2C)`` always leaves slack: on lines a run whose budget covers its process time never runs out, whatever the sites do.
+A round that ends in an arrival wastes the time for which other sites were observed beyond it: at most the horizon H on
+every chain. Silent rounds waste nothing. So with slack s, what is left of a budget beyond the process time still to run,
+a horizon below ``s/(2C)`` always leaves slack: on lines a run whose budget covers its process time never runs out,
+whatever the sites do.
 """
 
 from __future__ import annotations
