@@ -14,7 +14,7 @@ from tests.statistical.test_posteriors import DURATION, DYNAMICS
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
-from fedpdmc.sampling import settings as method
+from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
 from fedpdmc.sites.opening import Opening, open_site
@@ -56,7 +56,7 @@ class Peeking(Coordinator):
 
 
 def test_weights_that_look_at_the_state_are_caught(monkeypatch):
-    monkeypatch.setattr(method, "Coordinator", Peeking)
+    monkeypatch.setattr(factory, "Coordinator", Peeking)
     comparison = compare(redistributed(fp.ZigZag(), 400.0, rate=4.0), truth("logistic", 3))
     assert comparison.p.min() < ALPHA
 
