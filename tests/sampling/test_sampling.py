@@ -53,6 +53,12 @@ def test_without_a_seed_the_one_drawn_is_told():
     assert_same_paths(post, short_run(**RUN, seed=post.settings["seed"], duration=2.0))
 
 
+def test_the_settings_say_which_clock_each_site_walks_with_and_why():
+    clocks = short_run(**RUN, duration=2.0).settings["clocks"]
+    assert [entry["site"] for entry in clocks] == ["north", "south"]
+    assert all(entry["clock"] == "ThinnedClock" and entry["why"] == "no other applies" for entry in clocks)
+
+
 def test_chains_start_at_init():
     starts = np.arange(8.0).reshape(4, 2)
     post = short_run(**RUN | {"burn_in": 0.0, "duration": 1.0}, init=starts)

@@ -33,14 +33,16 @@ class Clock(eqx.Module, Generic[W]):
         return self.potential.dim
 
     @property
-    @abc.abstractmethod
-    def domain(self) -> str:
-        """How event times are drawn, in words."""
+    def name(self) -> str:
+        """What reports call it: its envelope, if it has one."""
+        envelope = getattr(self, "envelope", None)
+        return type(self if envelope is None else envelope).__name__
 
     @property
-    def name(self) -> str:
-        """What reports call it."""
-        return type(self).__name__
+    def domain(self) -> str:
+        """How event times are drawn, in words."""
+        envelope = getattr(self, "envelope", None)
+        return "bounds on cells of the path" if envelope is None else envelope.domain
 
     @property
     def marks(self) -> int:
@@ -59,9 +61,9 @@ class Clock(eqx.Module, Generic[W]):
     def step(self, state: W, path: Path, keys: ChainKeys) -> W:
         """Walk on, on every chain that is not done."""
 
-    @abc.abstractmethod
     def walk(self, state: W) -> Walk:
         """The walk within the state."""
+        return state.walk  # type: ignore[attr-defined]
 
     def violations(self, state: W) -> Int[Array, "*sites C"]:
         """How often a rate was seen above a bound that is not certified; above one that is, it is a fault."""

@@ -70,26 +70,12 @@ class IntervalClock(Clock[IntervalWalk]):
     dynamics: Dynamics
     envelope: IntervalEnvelope
 
-    @property
-    def name(self) -> str:
-        """After the envelope."""
-        return type(self.envelope).__name__
-
-    @property
-    def domain(self) -> str:
-        """How event times are drawn."""
-        return self.envelope.domain
-
     def idle(self, chains):
         """A walk that waits."""
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
         rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
         walk = Walk.idle(self.dynamics, chains, self.dim)
         return IntervalWalk(walk, rates, zeros, no, no, no, zeros, zeros, zeros, zeros, zeros)
-
-    def walk(self, state):
-        """The walk within."""
-        return state.walk
 
     def restart(self, state, new, path):
         """Start on new plans."""

@@ -23,7 +23,7 @@ def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Arr
 class Path(eqx.Module):
     """A plan with the position at the start of every segment and the times at which segments begin.
 
-    ``cap`` is a time beyond which a walk need not look, because another site is known to have objected by then.
+    ``cap`` is a time beyond which a walk need not look, because another site is known to have had an event by then.
     """
 
     number: Int[Array, " C"]

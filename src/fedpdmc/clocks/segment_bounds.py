@@ -120,25 +120,11 @@ class SegmentClock(Clock[SegmentWalk]):
     envelope: SegmentEnvelope
     limit: Float[Array, ""] | None = None
 
-    @property
-    def name(self) -> str:
-        """After the envelope."""
-        return type(self.envelope).__name__
-
-    @property
-    def domain(self) -> str:
-        """How event times are drawn."""
-        return self.envelope.domain
-
     def idle(self, chains):
         """A walk that waits."""
         zeros = jnp.zeros(chains)
         walk = Walk.idle(self.dynamics, chains, self.dim)
         return SegmentWalk(walk, zeros, jnp.zeros(chains, bool), zeros, zeros)
-
-    def walk(self, state):
-        """The walk within."""
-        return state.walk
 
     def restart(self, state, new, path):
         """Start on new plans."""

@@ -71,26 +71,12 @@ class ThinnedClock(Clock[ThinnedWalk]):
     dynamics: Dynamics
     envelope: PointEnvelope | None = None
 
-    @property
-    def name(self) -> str:
-        """After the envelope."""
-        return type(self if self.envelope is None else self.envelope).__name__
-
-    @property
-    def domain(self) -> str:
-        """How event times are drawn."""
-        return "bounds on cells of the path" if self.envelope is None else self.envelope.domain
-
     def idle(self, chains):
         """A walk that waits."""
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((chains, self.marks))
         nowhere = jnp.full((chains, self.dim), jnp.nan)
         walk, bound = Walk.idle(self.dynamics, chains, self.dim), RateBound(wide, wide, wide, zeros)
         return ThinnedWalk(walk, no, no, no, no, zeros, zeros, zeros, zeros, bound, nowhere, nowhere)
-
-    def walk(self, state):
-        """The walk within."""
-        return state.walk
 
     def restart(self, state, new, path):
         """Start on new plans; a chain whose plan starts at the anchor, velocity included, has its first pass already."""
@@ -116,8 +102,8 @@ class ThinnedClock(Clock[ThinnedWalk]):
             state = self._survey(self.envelope, draw(state, path, keys), path)
             state = served(self.walk, state, path, lambda now: now.waiting & ~now.poor, self._decide)
             return served(self.walk, state, path, lambda now: now.waiting & now.poor, self._start)
-        dear = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
-        return in_lanes(self._plain, state, path, keys, fair=True) if dear else self._plain(state, path, keys)
+        costly = any(isinstance(term, Program) for term in getattr(self.potential, "terms", (self.potential,)))
+        return in_lanes(self._plain, state, path, keys, fair=True) if costly else self._plain(state, path, keys)
 
     def _plain(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
         """A step without an envelope: where a pass is due it serves all purposes."""

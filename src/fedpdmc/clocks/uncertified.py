@@ -53,10 +53,6 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         """Set out."""
         return AdaptiveWalk(state.walk.restart(new, path), state.violations)
 
-    def walk(self, state):
-        """The walk within."""
-        return state.walk
-
     def violations(self, state):
         """How often a rate was seen above its bound."""
         return state.violations

@@ -19,6 +19,8 @@ Their costs have one unit, gradients of the site's potential for each unit of pr
 from __future__ import annotations
 
 import abc
+import functools
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -164,6 +166,15 @@ def reach_of(
     part = jnp.where((start > 0) & (end > 0), start + end, highest**2 / jnp.maximum(jnp.abs(slope * h), 1e-300))
     load = jnp.sum(0.5 * h * part, -1)
     return length * jnp.where(load > 1e-6, -jnp.expm1(-load) / jnp.maximum(load, 1e-6), 1.0)
+
+
+@functools.cache
+def bernstein(degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes on [0, 1], and the matrix from values of a polynomial there to its Bernstein coefficients."""
+    k = np.arange(degree + 1)
+    nodes = 0.5 - 0.5 * np.cos(np.pi * k / degree)
+    choose = np.array([math.comb(degree, i) for i in k])
+    return nodes, np.linalg.inv(choose * nodes[:, None] ** k * (1 - nodes[:, None]) ** (degree - k))
 
 
 def cell_length(bound: RateBound) -> Float[Array, " C"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from fedpdmc.clocks.envelopes.base import (
     PROGRAM_CELL_PRICE,
     Known,
     PointEnvelope,
+    bernstein,
     reach_of,
     usual_states,
 )
@@ -29,16 +29,6 @@ MOST_ADDED = 30.0
 SHORTEST = 1 / 16
 # Points at which the envelope is tried out, and the lengths of cells that are tried.
 TRIALS, LENGTHS = 512, 2.0 ** np.arange(2, -7, -1)
-
-
-@functools.cache
-def bernstein(degree: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Nodes on [0, 1], the matrix from values there to Bernstein coefficients, and the largest sum of a row of it."""
-    nodes = 0.5 - 0.5 * np.cos(np.pi * np.arange(degree + 1) / degree)
-    k = np.arange(degree + 1)
-    choose = np.array([math.comb(degree, i) for i in k])
-    matrix = np.linalg.inv(choose * nodes[:, None] ** k * (1 - nodes[:, None]) ** (degree - k))
-    return nodes, matrix, float(np.abs(matrix).sum(1).max())
 
 
 class PositionPolynomial(PointEnvelope):
@@ -71,7 +61,7 @@ class PositionPolynomial(PointEnvelope):
 
     def bounded(self, dynamics, known, v):
         """Of use where the error adds few candidates; by the polynomial that is best half way through the cell."""
-        a, (nodes, matrix, worst) = known.position, bernstein(self.remainder.order - 1)
+        a, (nodes, matrix) = known.position, bernstein(self.remainder.order - 1)
         h = self._length(a, v)
         there = a + nodes[:, None, None] * (h[:, None] * v)
         local = self.remainder.about(a + 0.5 * h[:, None] * v)
@@ -81,6 +71,7 @@ class PositionPolynomial(PointEnvelope):
         rise = jnp.max((beta[1:] - rates[0]) / steps, 0)
         start, end = local.error(there[0]), local.error(there[-1])
         speed, size = jnp.abs(v), jnp.max(jnp.abs(rates), 0)
+        worst = float(np.abs(matrix).sum(1).max())
         slack = worst * (RELATIVE_SLACK * size + speed * (local.slip(there[0]) + local.slip(there[-1])))
         wider = speed * (1 + RELATIVE_SLACK)
         value = rates[0] + wider * start[:, None] + slack

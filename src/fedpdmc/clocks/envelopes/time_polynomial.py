@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import ClassVar
 
 import equinox as eqx
@@ -17,6 +16,7 @@ from fedpdmc.clocks.envelopes.base import (
     MOST_ADDED,
     IntervalEnvelope,
     IntervalRates,
+    bernstein,
     reach_of,
     usual_states,
 )
@@ -29,16 +29,6 @@ from fedpdmc.potentials import Potential, Program
 TRIALS, LENGTHS, ORDER = 256, 2.0 ** np.arange(2, -8, -0.5), 3
 # How far from the centre the points are, in units of the reference.
 SPREADS = (1.0, 2.0)
-
-
-@functools.cache
-def bernstein(degree: int) -> np.ndarray:
-    """The matrix from coefficients of powers on [−1, 1] to Bernstein coefficients."""
-    k = np.arange(degree + 1)
-    nodes = -np.cos(np.pi * k / degree)
-    share = 0.5 * (nodes[:, None] + 1)
-    choose = np.array([math.comb(degree, i) for i in k])
-    return np.linalg.solve(choose * share**k * (1 - share) ** (degree - k), nodes[:, None] ** k)
 
 
 class TimePolynomial(IntervalEnvelope):
@@ -59,7 +49,9 @@ class TimePolynomial(IntervalEnvelope):
         parts, error = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
         slack = RELATIVE_SLACK * sum(map(jnp.abs, parts))
         error = error + slack
-        start, *others = (sum(c * part for c, part in zip(row, parts, strict=True)) for row in bernstein(self.order))
+        nodes, matrix = bernstein(self.order)
+        from_powers = matrix @ (2 * nodes[:, None] - 1) ** np.arange(self.order + 1)
+        start, *others = (sum(c * part for c, part in zip(row, parts, strict=True)) for row in from_powers)
         rises = [(beta - start) * (self.order / k) for k, beta in enumerate(others, 1)]
         rise = functools.reduce(jnp.maximum, rises) + slack
         rates = IntervalRates(parts, error, start + error, rise / h, h)
