@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.scipy.special import gammaln, logsumexp, xlogy
 
-from fedpdmc.models.user_function import written
+from fedpdmc.models.user_function import user_model
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import pad
 from fedpdmc.potentials.record_axis import Unpaddable
@@ -257,7 +257,7 @@ def test_sizes_among_the_data():
     sites = []
     for n in (5, 23):
         y = np.linspace(0.0, 1.0, n)
-        program = written(function, {"y": y, "n": n, "scale": 3}).padded(DIM, "a", 64)
+        program = user_model(function, {"y": y, "n": n, "scale": 3}).padded(DIM, "a", 64)
         x = jnp.array([0.3, -0.1, 0.7])
         assert isinstance(program, Program)
         np.testing.assert_allclose(program.value(x), np.sum((y - 0.3) ** 2) * 3 + 0.1 * n, rtol=1e-12)

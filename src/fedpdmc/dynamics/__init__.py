@@ -1,4 +1,4 @@
-"""HOW it moves."""
+"""The processes: how a state moves between events, and how it jumps."""
 
 from fedpdmc.dynamics.base import Dynamics
 from fedpdmc.dynamics.boomerang import Boomerang, FactorisedBoomerang

@@ -15,7 +15,7 @@ class Boomerang(Dynamics):
     Parameters
     ----------
     refresh : float
-        Rate at which the coordinator draws the velocity anew: between reflections ``|a|² + |v|²`` is conserved.
+        Rate at which the coordinator refreshes the velocity: between reflections ``|a|² + |v|²`` is conserved.
     """
 
     refresh: float = eqx.field(default=1.0, static=True, converter=lambda value: rate("Boomerang(refresh)", value))
@@ -33,7 +33,7 @@ class FactorisedBoomerang(Dynamics):
     Parameters
     ----------
     refresh : float
-        Rate at which the coordinator draws the velocity anew.
+        Rate at which the coordinator refreshes the velocity.
     excess : float
         Rate, per unit of path length of a coordinate, of additional flips made by the coordinator.
     """

@@ -12,7 +12,7 @@ class BouncyParticle(Dynamics):
     Parameters
     ----------
     refresh : float
-        Rate at which the coordinator draws the velocity anew; without it the process need not be ergodic.
+        Rate at which the coordinator refreshes the velocity; without it the process need not be ergodic.
     """
 
     refresh: float = eqx.field(default=1.0, static=True, converter=lambda value: rate("BouncyParticle(refresh)", value))

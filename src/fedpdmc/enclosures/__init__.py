@@ -1,4 +1,4 @@
-"""WHAT a JAX program can be on a piece of path: proved enclosures of any model."""
+"""Proved enclosures of the values of a JAX program on a piece of path, in a box or on balls."""
 
 from fedpdmc.enclosures.continuity.proof import check_continuity
 from fedpdmc.enclosures.domain import Truth

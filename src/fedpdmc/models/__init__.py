@@ -1,4 +1,4 @@
-"""The user's front door: models of a site's records, and priors."""
+"""Models of a site's records, and priors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.user_function import Minus, Written, written
+from fedpdmc.models.user_function import Minus, UserModel, user_model
 from fedpdmc.potentials import (
     GaussianRecords,
     LinearPredictor,
@@ -23,7 +23,7 @@ from fedpdmc.potentials import (
     Quadratic,
     StudentT,
 )
-from fedpdmc.validation import positive
+from fedpdmc.validation import integer, positive
 
 # Residuals for each parameter from which their scale is told, and how far from one it must be to be spoken of.
 LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
@@ -90,8 +90,7 @@ def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None
     cov, precision : array of shape (dim, dim), optional
         At most one of them.
     """
-    if not isinstance(dim, (int, np.integer)) or dim < 1:
-        raise InputError("normal_prior(dim)", repr(dim), "Give the number of parameters, an integer of at least 1.")
+    dim = integer("normal_prior(dim)", dim, 1, remedy="Give the number of parameters, an integer of at least 1.")
     if cov is not None and precision is not None:
         raise InputError("normal_prior(cov, precision)", "both", "Give one of them.")
     center = _array("normal_prior(mean)", mean, (0, 1), f"() or ({dim},)")
@@ -296,7 +295,7 @@ def log_gaussian_cox(counts: Any) -> Potential:
     return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())
 
 
-def from_logdensity(f: Callable, data: Any = None) -> Written:
+def from_logdensity(f: Callable, data: Any = None) -> UserModel:
     """A site's model from its log likelihood, a JAX function ``f(x, data)`` as BlackJAX users write it.
 
     Parameters
@@ -310,11 +309,11 @@ def from_logdensity(f: Callable, data: Any = None) -> Written:
     """
     if not callable(f):
         raise InputError("from_logdensity(f)", type(f).__name__, "Give a JAX function f(x, data).")
-    model = written(f, data)
+    model = user_model(f, data)
     return dataclasses.replace(model, function=Minus(model.function))
 
 
-def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood") -> Written:
+def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood") -> UserModel:
     """A part of a NumPyro model as a potential of its unconstrained coordinates.
 
     With ``θ = T(x)`` the latent variables, ``"likelihood"`` is ``−log p(y | T(x))``, the sites with ``obs`` and the factors,

@@ -13,14 +13,14 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.user_function import Written
+from fedpdmc.models.user_function import UserModel
 
 # What users' functions were when they were first traced, by function, and by what they were traced with.
 _SEEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 @double_precision
-def check_unchanged(model: Written, dim: int, name: str) -> None:
+def check_unchanged(model: UserModel, dim: int, name: str) -> None:
     """Refuse a function that is traced to another program than before in this process.
 
     A function may close over numbers and arrays or read them from its module. They become a part of the program that is
@@ -48,7 +48,7 @@ def check_unchanged(model: Written, dim: int, name: str) -> None:
 
 
 @double_precision
-def program_digest(model: Written, dim: int) -> str:
+def program_digest(model: UserModel, dim: int) -> str:
     """A hash of the program that a user's function is traced to, with the values that it reads; not of its data."""
     x = jax.ShapeDtypeStruct((dim,), jnp.float64)
     # A new function each time: JAX remembers what it has traced too.

@@ -18,7 +18,8 @@ from numpyro.infer.util import compute_log_probs
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.user_function import Written, rejoin, take_apart
+from fedpdmc.models.user_function import UserModel, rejoin, take_apart
+from fedpdmc.validation import one_of
 
 CALL = "from_numpyro(model)"
 PARTS = ("likelihood", "prior", "joint")
@@ -68,7 +69,7 @@ class Part:
         return self._one("likelihood", x, arrays) + self._one("prior", x, arrays)
 
     def _one(self, part: str, x, arrays):
-        """Of the likelihood, or of the prior: the variables lie in their supports by construction, and are not asked to."""
+        """Of the likelihood or the prior. The variables lie in their supports by construction; this is not checked."""
         data = rejoin(arrays, self.rest, self.structure)
         loose = _unflatten(self.latents, x)
         model = handlers.substitute(self.model, substitute_fn=lambda site: _value(site, loose))
@@ -101,12 +102,11 @@ class Constrain:
 
 
 @double_precision
-def from_numpyro(model: Callable, data: Any, part: str) -> Written:
+def from_numpyro(model: Callable, data: Any, part: str) -> UserModel:
     """See `fedpdmc.models.from_numpyro`."""
     if not callable(model):
         raise InputError(CALL, type(model).__name__, "Give a NumPyro model, a Python function.")
-    if part not in PARTS:
-        raise InputError("from_numpyro(part)", repr(part), f"Give one of {', '.join(map(repr, PARTS))}.")
+    one_of("from_numpyro(part)", part, PARTS)
     arrays, rest, structure = take_apart("from_numpyro(data)", data)
     args, kwargs = _arguments(rejoin(arrays, rest, structure))
     try:
@@ -125,7 +125,7 @@ def from_numpyro(model: Callable, data: Any, part: str) -> Written:
     names = tuple(name for latent in latents for name in latent.coordinates)
     constrain = Constrain(model, latents, arrays, rest, structure)
     function = Part(model, part, latents, observed, rest, structure)
-    return Written(function, () if part == "prior" and not arrays else arrays, len(names), names, constrain)
+    return UserModel(function, () if part == "prior" and not arrays else arrays, len(names), names, constrain)
 
 
 def _arguments(data: Any) -> tuple[tuple, dict]:

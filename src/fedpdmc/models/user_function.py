@@ -1,4 +1,4 @@
-"""Models that a user writes as a JAX function, before it is known of how many parameters."""
+"""Models given as a JAX function, whose number of parameters may not be known yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOULD = "Give a JAX function f(x, data) that returns the minus log likelihood, 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Written:
+class UserModel:
     """A minus log likelihood ``f(x, data)``.
 
     Attributes
@@ -120,14 +120,14 @@ class Minus:
 
 
 @double_precision
-def written(function: Callable, data: Any = None) -> Written:
+def user_model(function: Callable, data: Any = None) -> UserModel:
     """A user's function with its data; without data it is called as ``f(x)``."""
     if data is None:
-        return Written(Alone(function), ())
+        return UserModel(Alone(function), ())
     arrays, rest, structure = take_apart("data", data)
     if all(part is None for part in rest):
-        return Written(function, jax.tree.unflatten(structure, arrays))
-    return Written(Bound(function, rest, structure), arrays)
+        return UserModel(function, jax.tree.unflatten(structure, arrays))
+    return UserModel(Bound(function, rest, structure), arrays)
 
 
 def take_apart(argument: str, data: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
@@ -164,8 +164,8 @@ def _array(argument: str, leaf: Any) -> jax.Array:
     return jnp.asarray(array, float) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.asarray(array)
 
 
-def _check(model: Written, dim: int, name: str) -> None:
-    """A function that can be traced, with a floating number as its value."""
+def _check(model: UserModel, dim: int, name: str) -> None:
+    """Raise unless the function can be traced and differentiated, and returns a floating-point number."""
     x = jax.ShapeDtypeStruct((dim,), jnp.float64)
     where = f"sites ({name!r})"
     try:
@@ -200,7 +200,7 @@ def derivatives_of(potential: Potential, x):
 
 @double_precision
 def check_start(potential: Potential, x: np.ndarray, name: str) -> None:
-    """A value and a gradient that are finite where the chains set out."""
+    """Raise unless value and gradient are finite where the chains start."""
     value, gradient, _ = derivatives_of(potential, jnp.asarray(x))
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         what = "value" if not np.isfinite(value) else "gradient"

@@ -45,7 +45,7 @@ class Variables:
         return found | {name: draws[..., i] for name, i in self.others.items()}
 
     def at_origin(self, origin: np.ndarray) -> dict[str, np.ndarray]:
-        """Variables of shape (chains, 1, …) where the chains set out."""
+        """Variables of shape (chains, 1, …) where the chains start."""
         return self.of(origin)
 
 
@@ -57,14 +57,14 @@ class StoredVariables:
     values : dict
         Arrays of shape (chains, N, …), equally spaced in process time.
     origin : dict, optional
-        Arrays of shape (chains, 1, …) where the chains set out; the first draws if None.
+        Arrays of shape (chains, 1, …) where the chains start; the first draws if None.
     """
 
     def __init__(self, values: dict[str, np.ndarray], origin: dict[str, np.ndarray] | None = None):
         self.values, self.origin = values, origin
 
     def at_origin(self, origin: np.ndarray) -> dict[str, np.ndarray]:
-        """Variables of shape (chains, 1, …) where the chains set out."""
+        """Variables of shape (chains, 1, …) where the chains start."""
         return {name: value[:, :1] for name, value in self.values.items()} if self.origin is None else self.origin
 
     def of(self, draws: np.ndarray) -> dict[str, np.ndarray]:

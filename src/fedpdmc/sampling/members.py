@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.models.user_function import Written
+from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sites.member import Member
@@ -62,7 +62,7 @@ def resolve_members(
     ``init`` or from ``names``.
     """
     members = check_sites(sites)
-    if isinstance(prior, Written) or (callable(prior) and not isinstance(prior, (Potential, Redistributed))):
+    if isinstance(prior, UserModel) or (callable(prior) and not isinstance(prior, (Potential, Redistributed))):
         if any(site.name == PRIOR_SITE for site in members):
             raise InputError(
                 "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."

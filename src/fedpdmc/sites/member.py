@@ -22,7 +22,7 @@ class Member(abc.ABC):
         Zero where that is not told.
     budget : Budget or None
         Its privacy budget, where it is kept in this process.
-    model : Written or None
+    model : UserModel or None
         The user's own function, where its model is one and is in this process.
     log : callable or None
         Where a site in this process writes down what it is asked.

@@ -15,7 +15,7 @@ from jaxtyping import Array, Key
 
 from fedpdmc._jax.compilation_cache import use_compilation_cache
 from fedpdmc.errors import InputError, PrivacyError
-from fedpdmc.models.user_function import Written, derivatives_of, written
+from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential, bare
 from fedpdmc.potentials.padding import Padded
@@ -56,14 +56,14 @@ class Site(Member):
     ----------
     raw : Potential
         The potential as given; `potential` is that of the records within the budget's declared bounds.
-    model : Written or None
+    model : UserModel or None
         The user's function, where the potential is one. Until the number of its parameters is known (`sized`) there is
         no potential.
     """
 
     def __init__(
         self,
-        potential: Potential | Written | Callable,
+        potential: Potential | UserModel | Callable,
         *,
         name: str,
         coordinates: Sequence[int] | None = None,
@@ -74,7 +74,7 @@ class Site(Member):
     ):
         if not isinstance(name, str) or not name:
             raise InputError("Site(name)", repr(name), "Give a non-empty string.")
-        given = isinstance(potential, (Potential, Written))
+        given = isinstance(potential, (Potential, UserModel))
         if not given and not callable(potential):
             raise InputError(
                 "Site(potential)",
@@ -192,14 +192,14 @@ def no_size(name: str) -> InputError:
     )
 
 
-def _model(potential: Any, data: Any, budget: Budget | None) -> Written:
+def _model(potential: Any, data: Any, budget: Budget | None) -> UserModel:
     if budget is not None:
         raise InputError(
             "Site(budget)",
             "a model given as a function, whose records have no known sensitivity",
             "Privacy budgets need a model of records from fedpdmc.models.",
         )
-    return potential if isinstance(potential, Written) else written(potential, data)
+    return potential if isinstance(potential, UserModel) else user_model(potential, data)
 
 
 def derivatives(site: Site, own: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
