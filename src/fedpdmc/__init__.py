@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedpdmc.federation.session import connect as connect
     from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
-    from fedpdmc.privacy.ledger_file import create_ledger as create_ledger
+    from fedpdmc.privacy.ledger_identity import create_ledger as create_ledger
     from fedpdmc.results.posterior import Posterior as Posterior
     from fedpdmc.sampling.api import sample as sample
     from fedpdmc.sampling.extension import load as load
@@ -38,7 +38,7 @@ _HOMES = {
     "Site": "fedpdmc.sites.site",
     "ZigZag": "fedpdmc.dynamics",
     "connect": "fedpdmc.federation.session",
-    "create_ledger": "fedpdmc.privacy.ledger_file",
+    "create_ledger": "fedpdmc.privacy.ledger_identity",
     "laplace": "fedpdmc.sampling.laplace_reference",
     "load": "fedpdmc.sampling.extension",
     "models": "fedpdmc.models",

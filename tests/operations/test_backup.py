@@ -9,7 +9,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError, LedgerError, Refused
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.privacy.ledger_file import adopt_ledger, create_ledger
+from fedpdmc.privacy.ledger_identity import adopt_ledger, create_ledger
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from fedpdmc.privacy import ledger as code
 from fedpdmc.privacy import ledger_entries as entries_code
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account, Reply, Request, read
-from fedpdmc.privacy.ledger_file import create_ledger
+from fedpdmc.privacy.ledger_identity import create_ledger
 
 COST = 1e-5
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)

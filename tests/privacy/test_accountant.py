@@ -240,7 +240,7 @@ def test_a_privacy_loss_distribution_agrees():
 def test_an_account_of_releases_alone_goes_further_and_of_arrivals_not(tmp_path):
     from fedpdmc.errors import BudgetSpent
     from fedpdmc.privacy.ledger_entries import Reply, Request
-    from fedpdmc.privacy.ledger_file import create_ledger
+    from fedpdmc.privacy.ledger_identity import create_ledger
 
     def charge(ledger, kind, number, share):
         cost = share * account.limit

@@ -17,7 +17,7 @@ from fedpdmc.errors import InputError, LedgerError, PlanRefused
 from fedpdmc.federation import messages
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import FAULT, read
-from fedpdmc.privacy.ledger_file import head_path
+from fedpdmc.privacy.ledger_identity import head_path
 from fedpdmc.sites.opening import less_public
 
 FAMILIES = ("logistic", "poisson", "linear", "student_t")

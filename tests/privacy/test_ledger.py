@@ -11,7 +11,7 @@ import pytest
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, PlanRefused
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account, Reply, Request, read
-from fedpdmc.privacy.ledger_file import adopt_ledger, create_ledger
+from fedpdmc.privacy.ledger_identity import adopt_ledger, create_ledger
 
 ACCOUNT = Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
@@ -190,7 +190,7 @@ FULL = """
 import resource, signal, sys
 from fedpdmc.errors import LedgerError
 from fedpdmc.privacy.ledger import *
-from fedpdmc.privacy.ledger_file import create_ledger
+from fedpdmc.privacy.ledger_identity import create_ledger
 ledger = Ledger.open(create_ledger(sys.argv[1]))
 ledger.account(Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

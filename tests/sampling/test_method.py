@@ -8,7 +8,7 @@ from tests.support import ZIGZAG, hospitals, logistic_site, prior
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.sampling import factory
-from fedpdmc.sampling.engines.compiled import CompiledEngine
+from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.method import REFRESH, SECOND_RUN, choose, on_lines, usual_chains, usual_segments
 from fedpdmc.sampling.settings import Settings

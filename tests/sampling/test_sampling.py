@@ -11,7 +11,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results import skeleton
 from fedpdmc.sampling import blocks, driver
-from fedpdmc.sampling.engines import compiled
+from fedpdmc.sampling.engines import chunked
 
 RUN = {"dynamics": ZIGZAG, "burn_in": 1.0}
 
@@ -23,14 +23,14 @@ def assert_same_paths(one, other):
 
 def interrupt(monkeypatch, after):
     """Press Ctrl-C when all chains have passed a process time."""
-    real = compiled._run_chunk
+    real = chunked._run_chunk
 
     def chunk(groups, coordinator, keys, progress, *rest):
         if float(np.min(np.asarray(progress.state.t))) >= after:
             raise KeyboardInterrupt
         return real(groups, coordinator, keys, progress, *rest)
 
-    monkeypatch.setattr(compiled, "_run_chunk", chunk)
+    monkeypatch.setattr(chunked, "_run_chunk", chunk)
 
 
 @pytest.mark.parametrize("make", [default_run, zigzag_run])

@@ -16,7 +16,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.plan import Plan
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator
-from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 from fedpdmc.sites.opening import Opening, open_site
 
 EVERYDAY = ("zigzag", "boomerang")

@@ -23,7 +23,7 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
-from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 
 CHAINS, MODEL, SITES = 2048, "poisson", 3
 OFTEN = fp.BouncyParticle(refresh=4.0)

@@ -137,7 +137,7 @@ def _create(
 ) -> None:
     """Create an empty ledger, once for each data set. A site with a privacy budget does not start without one."""
     from fedpdmc.privacy.budget import default_path
-    from fedpdmc.privacy.ledger_file import create_ledger
+    from fedpdmc.privacy.ledger_identity import create_ledger
 
     made = create_ledger(default_path() if path is None else path)
     print(f"{made}: an empty ledger. Keep it with the records: from now on the site needs it.")
@@ -146,7 +146,7 @@ def _create(
 @command(ledger_app, "adopt")
 def _adopt(path: Annotated[Path, typer.Argument(help="The ledger, at its new place.")]) -> None:
     """Use a ledger that was moved to another disk. Never use a second copy: it would be a second budget."""
-    from fedpdmc.privacy.ledger_file import adopt_ledger
+    from fedpdmc.privacy.ledger_identity import adopt_ledger
 
     adopt_ledger(path)
     print(f"{path}: in use from now on. Delete all other copies.")

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.ledger_file import create_ledger
+from fedpdmc.privacy.ledger_identity import create_ledger
 from fedpdmc.study.contract import Study
 from fedpdmc.study.read_data import read_records
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedpdmc.errors import BadAnswer, LimitReached
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import check_answer, check_derivatives, read_account, read_arrival
-from fedpdmc.federation.early_arrivals import EarlyArrivals
+from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.plan import Arrival, Plan
@@ -68,7 +68,7 @@ class RemoteFederation(Federation):
         self.passes = np.zeros(len(transport.names), dtype=np.int64)
         self.flips: bool | None = None
         self.private: bool | None = None
-        self._early = EarlyArrivals(transport.names)
+        self._early = ImmediateArrivals(transport.names)
         self.plausible: Plausible | None = None
 
     @property

@@ -13,8 +13,8 @@ from fedpdmc.potentials.cubic_remainder import CubicRemainder, cubic_remainder
 from fedpdmc.potentials.jax_function import Program
 from fedpdmc.potentials.linear_predictor import LinearPredictor, records_of
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
-from fedpdmc.potentials.prior_share import Shared
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic, bare
+from fedpdmc.potentials.redistributed_prior import Shared
 from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 
 __all__ = [

@@ -36,7 +36,7 @@ from fedpdmc.privacy.ledger_entries import (
     read,
     settled,
 )
-from fedpdmc.privacy.ledger_file import check_file, check_head, close, connect, take_lock, write_head
+from fedpdmc.privacy.ledger_identity import check_file, check_head, close, connect, take_lock, write_head
 
 # A clock may be corrected by this many seconds without being taken for one that was set back.
 CLOCK_TOLERANCE = 60.0

@@ -16,8 +16,8 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.coordinator import Coordinator, State
 from fedpdmc.sampling.engines.base import Engine, Federation
-from fedpdmc.sampling.engines.compiled import CompiledEngine
-from fedpdmc.sampling.engines.compiled_rounds import LocalFederation
+from fedpdmc.sampling.engines.chunked import CompiledEngine
+from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 from fedpdmc.sampling.engines.in_process_private import GuardedFederation
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.errors import BadAnswer, LimitReached
-from fedpdmc.federation.early_arrivals import MOST_IMMEDIATE, EarlyArrivals
+from fedpdmc.federation.immediate_arrivals import MOST_IMMEDIATE, ImmediateArrivals
 from fedpdmc.plan import Arrival
 
 
@@ -13,7 +13,7 @@ def arrival(time, rang):
 
 
 def test_a_site_that_always_rings_at_once_is_named():
-    early, horizon = EarlyArrivals(["north", "south"]), np.array([5.0, 5.0])
+    early, horizon = ImmediateArrivals(["north", "south"]), np.array([5.0, 5.0])
     late, hasty = arrival([1.0, 2.0], [True, False]), arrival([3.0, 1e-300], [True, True])
     with pytest.raises(BadAnswer, match="'south': 32 immediate arrivals in a row on chain 1"):
         for _ in range(MOST_IMMEDIATE):
@@ -22,7 +22,7 @@ def test_a_site_that_always_rings_at_once_is_named():
 
 
 def test_a_few_are_an_accident_and_others_in_between_too():
-    early, horizon = EarlyArrivals(["north", "south"]), np.array([5.0])
+    early, horizon = ImmediateArrivals(["north", "south"]), np.array([5.0])
     for k in range(10 * MOST_IMMEDIATE):
         time = 0.0 if k % 8 else 1.0
         early.add([arrival([time], [True]), None], horizon)
@@ -30,8 +30,8 @@ def test_a_few_are_an_accident_and_others_in_between_too():
 
 
 def test_who_has_used_the_rounds_up_is_said():
-    assert EarlyArrivals(["north"]).words() == ""
-    early = EarlyArrivals(["north", "south"])
+    assert ImmediateArrivals(["north"]).words() == ""
+    early = ImmediateArrivals(["north", "south"])
     early.add([arrival([1.0], [False]), arrival([1e-6], [True])], np.array([5.0]))
     error = LimitReached("north", "TOO_MANY_ROUNDS", early.words())
     assert "Plans ended by each site, counted by chain: north 0, south 1." in str(error)

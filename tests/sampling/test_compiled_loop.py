@@ -11,8 +11,8 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.costs import message_bytes
-from fedpdmc.sampling.engines import compiled_gaussian, compiled_rounds
-from fedpdmc.sampling.engines.compiled_rounds import raise_faults, run_chunk
+from fedpdmc.sampling.engines import compiled_gaussian, compiled_loop
+from fedpdmc.sampling.engines.compiled_loop import raise_faults, run_chunk
 
 ENDS = (3.0, 8.0)
 
@@ -32,8 +32,8 @@ def test_the_compiled_loop_does_what_plain_rounds_do(kind, monkeypatch):
         passes.append(int(walk.passes.sum()))
         return arrival, walk
 
-    local_answer = compiled_rounds._answer
-    monkeypatch.setattr(compiled_rounds, "_answer", answer)
+    local_answer = compiled_loop._answer
+    monkeypatch.setattr(compiled_loop, "_answer", answer)
     skeleton, run = compiled(chosen, ENDS)
     other, rounds = plain(chosen, ENDS)
     # A site stops once it is past another's arrival: less work, and no other bit.

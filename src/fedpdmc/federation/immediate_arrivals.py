@@ -14,7 +14,7 @@ from fedpdmc.plan import Arrival
 IMMEDIATE, MOST_IMMEDIATE = 1e-12, 32
 
 
-class EarlyArrivals:
+class ImmediateArrivals:
     """Counts the plans that each site has ended and, for each chain, consecutive immediate arrivals of one site.
 
     Parameters

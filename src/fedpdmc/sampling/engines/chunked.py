@@ -18,7 +18,7 @@ from fedpdmc.errors import RunTooLong
 from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.engines.base import BlockMemory, Engine
-from fedpdmc.sampling.engines.compiled_rounds import LocalFederation, Progress, begin, run_chunk
+from fedpdmc.sampling.engines.compiled_loop import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.sampling.run_position import Position
 
 CHUNK_SECONDS = 0.25
