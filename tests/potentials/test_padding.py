@@ -9,7 +9,7 @@ from jax.scipy.special import gammaln, logsumexp, xlogy
 from fedpdmc.models.user_function import user_model
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import pad
-from fedpdmc.potentials.record_axis import Unpaddable
+from fedpdmc.potentials.padding_recipe import Unpaddable
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -16,7 +16,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Potential, Program
 from fedpdmc.potentials.padding import pad
-from fedpdmc.potentials.record_axis import Unpaddable
+from fedpdmc.potentials.padding_recipe import Unpaddable
 
 logger = logging.getLogger("fedpdmc.site")
 

@@ -14,7 +14,8 @@ from jax import lax
 from jax.extend import core
 from jaxtyping import Array, Float
 
-from fedpdmc.potentials.record_axis import Recipe, Unpaddable, called, compare, numbers_of, pruned
+from fedpdmc.potentials.padding_recipe import Recipe, Unpaddable, called, numbers_of
+from fedpdmc.potentials.record_axis import compare, pruned
 
 
 class PaddedData(NamedTuple):

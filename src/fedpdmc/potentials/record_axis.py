@@ -10,10 +10,9 @@ raises `Unpaddable`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,41 +20,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from fedpdmc.enclosures.recognised_calls import INNER
-
-
-class Unpaddable(Exception):
-    """The program is not known to be a function of sums over records."""
-
-
-class Masked(NamedTuple):
-    """An equation that sums over records: its operand in which copies must count nothing, and the axis."""
-
-    operand: int
-    axis: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What must be done beside running a program.
-
-    Attributes
-    ----------
-    masks : dict
-        By the place of an equation.
-    inner : dict
-        Recipes of the programs that equations call, by the place of the equation, where there is something to do in them.
-    numbers : tuple
-        Places of the scalars that depend on the number of records: equation and operand, or −1 and a constant.
-    """
-
-    masks: dict[int, Masked]
-    inner: dict[int, Recipe]
-    numbers: tuple[tuple[int, int], ...]
-
-    @property
-    def empty(self) -> bool:
-        """Whether the program can be run as it is."""
-        return not (self.masks or self.inner or self.numbers)
+from fedpdmc.potentials.padding_recipe import Masked, Recipe, Unpaddable, called
 
 
 def pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
@@ -77,23 +42,6 @@ def compare(one: core.ClosedJaxpr, other: core.ClosedJaxpr, sizes: tuple[int, in
     if any(_axis(a, b, sizes) is not None for a, b in zip(one.jaxpr.outvars, other.jaxpr.outvars, strict=True)):
         raise Unpaddable("its value has one entry for each record")
     return recipe
-
-
-def numbers_of(recipe: Recipe, closed: core.ClosedJaxpr) -> list[float]:
-    """The scalars at the places that the recipe names, in a trace with the same equations."""
-    found = []
-    for place, operand in recipe.numbers:
-        value = closed.consts[operand] if place < 0 else closed.jaxpr.eqns[place].invars[operand].val
-        found.append(float(value))
-    for place, inner in recipe.inner.items():
-        found += numbers_of(inner, called(closed.jaxpr.eqns[place]))
-    return found
-
-
-def called(equation) -> core.ClosedJaxpr:
-    """The program that an equation calls."""
-    inner = equation.params[INNER[equation.primitive.name]]
-    return inner if hasattr(inner, "consts") else core.ClosedJaxpr(inner, ())
 
 
 def _compare(one: core.Jaxpr, consts, other: core.Jaxpr, other_consts, sizes, varying: list[bool]) -> Recipe:
