@@ -92,7 +92,7 @@ def test_the_demonstration_at_any_moment(tmp_path, sign, presses):
     env = {"FEDPDMC_COMPILATION_CACHE": "off"}
     with Terminal([*COMMAND, "demo", "--out", str(tmp_path)], env=env) as terminal:
         status, said = interrupt(terminal, sign, presses)
-    assert status == 130 and "Interrupted. Nothing was saved." in said
+    assert status == 130 and "Interrupted. Nothing was saved; run `fedpdmc demo` again." in said
 
 
 @pytest.mark.long

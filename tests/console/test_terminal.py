@@ -87,6 +87,6 @@ def test_a_study_in_one_process_and_on_a_network(condition, tmp_path):
         assert coordinator.finish(600) == 0, coordinator.text
         for site in sites:
             assert site.finish(600) == 0, site.text
-            assert "The run is over" in "\n".join(clean(site))
+            assert "The run has ended" in "\n".join(clean(site))
             site.__exit__()
     assert clean(coordinator)[-1].startswith("Saved: kept/posterior.zarr")
