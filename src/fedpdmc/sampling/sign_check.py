@@ -67,7 +67,9 @@ def _by_function(sites: Sequence[Any]) -> list[list[Site]]:
 def _refuse_falling(own: list[Site], x: np.ndarray, scale: np.ndarray) -> None:
     if _falls(own, x, scale):
         model = own[0].model
-        raise _wrong_sign([site.name for site in own], model is not None and isinstance(model.function, Minus))
+        raise _wrong_sign(
+            [site.name for site in own], model is not None and isinstance(model.function, Minus)
+        ) from None
 
 
 def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
