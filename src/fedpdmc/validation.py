@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Collection
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from fedpdmc.errors import InputError
 
 MOST_SEED = 2**63 - 1
+# The name of the coordinator in certificates, and the longest name of a site.
+COORDINATOR, MOST_NAME = "coordinator", 64
 
 
 def as_float(value: Any) -> float:
@@ -63,3 +66,25 @@ def one_of(argument: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise InputError(argument, repr(value), f"Give one of {', '.join(map(repr, allowed))}.")
     return value
+
+
+def one_script(name: str) -> bool:
+    """Whether a name's letters are of one script and in normal form, so that no two names look alike."""
+    scripts = {unicodedata.name(letter, "?").split()[0] for letter in name if letter.isalpha()}
+    return len(scripts) <= 1 and unicodedata.normalize("NFKC", name) == name
+
+
+def check_name(name: str) -> str:
+    """A site's name, if a certificate may have it: printable, at most 64 characters, no slash, not the coordinator's."""
+    good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
+    if not good or any(c in name for c in "/\\=,\0") or name in (".", "..") or not one_script(name):
+        raise InputError(
+            "site name",
+            repr(name),
+            "Give 1 to 64 printable characters, letters of one script, without / \\ = , or spaces at its ends.",
+        )
+    if name == COORDINATOR:
+        raise InputError(
+            "site name", repr(name), "This name is reserved for the coordinator. Give the site another one."
+        )
+    return name

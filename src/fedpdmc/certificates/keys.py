@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import time
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedpdmc.errors import InputError
+from fedpdmc.validation import COORDINATOR, check_name
 
 logger = logging.getLogger("fedpdmc.keys")
-COORDINATOR = "coordinator"
 AUTHORITY_DAYS, DAYS = 3650, 365
-MOST_NAME = 64
 
 
 # The files in a party's folder.
@@ -101,28 +99,6 @@ def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
     draft.write_text(known + "".join(f"{check_fingerprint(one)}\n" for one in fingerprints))
     os.replace(draft, path)
     return path
-
-
-def one_script(name: str) -> bool:
-    """Whether a name's letters are of one script and in normal form, so that no two names look alike."""
-    scripts = {unicodedata.name(letter, "?").split()[0] for letter in name if letter.isalpha()}
-    return len(scripts) <= 1 and unicodedata.normalize("NFKC", name) == name
-
-
-def check_name(name: str) -> str:
-    """A site's name, if a certificate may have it: printable, at most 64 characters, no slash, not the coordinator's."""
-    good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
-    if not good or any(c in name for c in "/\\=,\0") or name in (".", "..") or not one_script(name):
-        raise InputError(
-            "site name",
-            repr(name),
-            "Give 1 to 64 printable characters, letters of one script, without / \\ = , or spaces at its ends.",
-        )
-    if name == COORDINATOR:
-        raise InputError(
-            "site name", repr(name), "This name is reserved for the coordinator. Give the site another one."
-        )
-    return name
 
 
 def make_keys(folder: str | Path, sites: Sequence[str], *, days: int = DAYS, hosts: Sequence[str] = ()) -> Path:

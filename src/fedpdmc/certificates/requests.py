@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedpdmc.certificates.keys import COORDINATOR, DAYS, certify, check_name, open_authority, write_secret
+from fedpdmc.certificates.keys import DAYS, certify, open_authority, write_secret
 from fedpdmc.errors import InputError
+from fedpdmc.validation import COORDINATOR, check_name
 
 REQUEST = "request.pem"
 

@@ -167,7 +167,7 @@ def _members(connection: Connection) -> list[RemoteSite]:
         for index, name in enumerate(federation.names)
     ]
     for site in members:
-        site.guess = study.guess
+        site.guess, site.naming = study.guess, study.naming
     return members
 
 

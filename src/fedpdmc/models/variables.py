@@ -107,7 +107,7 @@ def variables(sites: Sequence[Any], names: list[str]) -> Variables | None:
     parts, seen, taken = [], set(), set()
     for index, _, model in _naming(sites, len(names)):
         key = (tuple(index), model.names)
-        if key not in seen:
+        if key not in seen and model.constrain is not None:
             seen.add(key)
             taken |= set(index.tolist())
             own = tuple(names[i] for i in index)
@@ -121,8 +121,8 @@ def variables(sites: Sequence[Any], names: list[str]) -> Variables | None:
 def _naming(sites: Sequence[Any], dim: int) -> Iterator[tuple[np.ndarray, str, Any]]:
     """The coordinates, the site's name and the model of each site whose model names its variables."""
     for site in sites:
-        if site.federation is not None:
+        if site.federation is not None and site.naming is None:
             continue
-        model = site.potential if site.model is None else site.model
+        model = site.naming or (site.potential if site.model is None else site.model)
         if getattr(model, "names", None) is not None:
             yield np.arange(dim) if site.coordinates is None else site.coordinates, site.name, model

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Draws of each chain that intervals are taken from.
 INTERVAL_DRAWS = 1000
+# Left out of what is printed, in this order, where the table is too wide for the terminal.
+SPARED = ("median", "mcse")
 
 
 class Summary(pd.DataFrame):
@@ -57,7 +59,14 @@ class Summary(pd.DataFrame):
         return f"<p><b>{_escaped(self.verdict)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
 
     def _table(self, width: int) -> str:
-        return self._formatted().rename_axis(index=None).to_string(line_width=width)
+        """The table; where it is too wide, columns that are missed least are left out of what is printed."""
+        shown = self._formatted().rename_axis(index=None)
+        for column in SPARED:
+            if max(map(len, shown.to_string().splitlines())) > width:
+                shown = shown.drop(columns=column)
+        left_out = ", ".join(name for name in self.columns if name not in shown)
+        words = f"\n(not shown, for width: {left_out})" if left_out else ""
+        return shown.to_string(line_width=width) + words
 
     def _formatted(self) -> pd.DataFrame:
         """Numbers as they are read: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""

@@ -20,6 +20,7 @@ from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.settings import Settings, check_length
 from fedpdmc.sampling.site_event_rate import suited
+from fedpdmc.sites.member import DescribedSites
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
@@ -66,8 +67,8 @@ def sample(
     sites : sequence of Site, or Connection
         The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
     prior : Quadratic, Redistributed or callable, optional
-        From `fedpdmc.models`; flat if None. A JAX function of the parameters, minus the log density of any prior, is
-        walked by a site of its own, ``"prior"``.
+        From `fedpdmc.models`; None: that of `fedpdmc.sites`, or flat. A JAX function of the parameters, minus the log
+        density of any prior, is walked by a site of its own, ``"prior"``.
     prior_at : {"coordinator", "sites", "extra"}
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
         site. The posterior is the same. `Redistributed` has a place of its own.
@@ -123,6 +124,8 @@ def sample(
     ConvergenceWarning
         The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
     """
+    if prior is None and isinstance(sites, DescribedSites):
+        prior = sites.prior
     if method not in (None, "exact", PRIVATE_LAPLACE):
         raise InputError("method", repr(method), f"Give None, 'exact' or {PRIVATE_LAPLACE!r}.")
     if method == PRIVATE_LAPLACE or (method is None and dynamics is None and _budgeted(sites)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ class Member(abc.ABC):
         Where a site in this process writes down what it is asked.
     bounds : Bounds or None
         The declared bounds of the records of a site elsewhere whose derivatives are noisy.
+    naming : object or None
+        Names of its parameters (``names``) and the function from them to the variables that are reported (``constrain``), in
+        place of those of its model.
     federation : Federation or None
         The federation through which a site elsewhere is asked; None for a site in this process.
     """
@@ -40,6 +44,7 @@ class Member(abc.ABC):
     model: Any = None
     log: Any = None
     bounds: Any = None
+    naming: Any = None
     federation: Any = None
 
     @property
@@ -50,3 +55,15 @@ class Member(abc.ABC):
     @abc.abstractmethod
     def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point."""
+
+
+class DescribedSites(Sequence):
+    """Sites that come with a prior: `fedpdmc.sites` makes them from a table and a formula.
+
+    Attributes
+    ----------
+    prior
+        As `fedpdmc.sample` takes it, where it is given no other.
+    """
+
+    prior: Any = None

@@ -38,6 +38,12 @@ def check_together(study: Study) -> None:
     """Raise `InputError` for tables that contradict each other."""
     study.design.check_response(study.family)
     _check_parameters(study)
+    if study.units == "original" and study.naming is None:
+        raise InputError(
+            "study.toml: model: units",
+            "'original' with centred columns whose centring cannot be undone",
+            "Add the main effects of every interaction and an intercept, or remove center from the columns.",
+        )
     for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
         if isinstance(value, tuple) and len(value) != len(study.names):
             raise InputError(

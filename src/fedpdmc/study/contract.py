@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fedpdmc.certificates.keys import check_name, one_script
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study.consistency import check_together
 from fedpdmc.study.formula import Design
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
+from fedpdmc.study.units import Named, OriginalUnits, original_units
+from fedpdmc.validation import check_name, one_script
 
 FORMAT = 1
 FAMILIES = ("linear", "logistic", "poisson", "student_t")
@@ -79,6 +80,8 @@ class Study:
         The largest process time, summed over chains, that may be observed of a site.
     missing : {"refuse", "drop"}
         How to treat a record with a missing value in a used column.
+    units : {"declared", "original"}
+        Whether results are per unit of the columns as declared, or with centring and scaling undone.
     parameters : dict
         For sites whose records depend on some parameters only: the names of these parameters.
     """
@@ -115,6 +118,7 @@ class Study:
     missing: str = "refuse"
     most_records: int = 1_000_000
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    units: str = "declared"
 
     @property
     def digest(self) -> bytes:
@@ -135,6 +139,11 @@ class Study:
     def names(self) -> tuple[str, ...]:
         """The parameters' names."""
         return (*self.design.names, LOG_SIGMA) if self.unknown_scale else self.design.names
+
+    @cached_property
+    def naming(self) -> OriginalUnits | Named | None:
+        """The variables that are reported, with units = "original"; None where they are the parameters."""
+        return original_units(self) if self.units == "original" else None
 
     @property
     def guess(self) -> np.ndarray | None:
@@ -289,9 +298,9 @@ def _model(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
         if offset not in columns or columns[offset].type == "level":
             raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
         options["offset"] = offset
-    formula = table.text("formula")
+    formula, units = table.text("formula"), table.text("units", "declared", among=("declared", "original"))
     table.done()
-    return {"family": family, "options": options, "formula": formula}
+    return {"family": family, "options": options, "formula": formula, "units": units}
 
 
 def _prior(table: Table) -> dict[str, Any]:

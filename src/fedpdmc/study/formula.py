@@ -65,6 +65,20 @@ class Design:
                     out[list(index)] *= max(abs(x) for x in column.range)
         return out
 
+    @property
+    def spread(self) -> np.ndarray:
+        """About the standard deviation of each column of the design: 1 for a number in model units, ½ for a level."""
+        out = np.ones(len(self.names))
+        for term, index in self._spec.term_indices.items():
+            for factor in term.factors:
+                column = self.columns.get(factor.expr)
+                if column is not None and column.type == "level":
+                    out[list(index)] *= 0.5
+                elif column is not None and (not column.center and column.scale == 1):
+                    low, high = column.range
+                    out[list(index)] *= (high - low) / 4
+        return out
+
     def _template(self) -> pd.DataFrame:
         most = max([len(column.levels) for column in self.columns.values()] + [2])
         frame = {}
@@ -109,6 +123,20 @@ class Design:
                 family, "a number"
             )
             raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
+
+
+def columns_of(formula: str) -> tuple[str, list[str]]:
+    """The response and the other columns of a formula, before anything is declared."""
+    check_size(formula, {})
+    try:
+        parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
+        left, right = list(parsed.lhs), list(parsed.rhs)
+    except Exception as error:
+        raise InputError("formula", repr(formula), "Give a formula such as 'outcome ~ treatment + age'.") from error
+    found = [factor.expr for term in right for factor in term.factors if factor.eval_method is Factor.EvalMethod.LOOKUP]
+    if len(left) != 1 or len(left[0].factors) != 1:
+        raise InputError("formula", repr(formula), "Give one column, the response, left of '~'.")
+    return str(left[0]), list(dict.fromkeys(found))
 
 
 def _is_column(factor: Factor, columns: dict[str, Column]) -> bool:

@@ -193,6 +193,8 @@ def _column(raw: pl.Series, column: Column, present: np.ndarray) -> tuple[np.nda
         if raw.dtype.is_float() or raw.dtype.is_nested():
             return np.zeros(len(raw)), [Fault(-1, column.name, f"type {raw.dtype}", "Give levels as text.")]
         text = raw.cast(pl.String)
+        # Programs write true and True.
+        text = text.str.to_lowercase() if set(column.levels) == {"false", "true"} else text
         known = ", ".join(map(repr, column.levels))
         unknown = ~text.is_in(list(column.levels)).fill_null(value=True).to_numpy()
         refuse(unknown, "an unknown level", f"The contract knows {known}.")

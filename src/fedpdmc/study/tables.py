@@ -1,0 +1,293 @@
+"""``sites``: a study from a table in memory, by the rules of a contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.sites.member import DescribedSites
+from fedpdmc.sites.site import Site
+from fedpdmc.study.contract import FAMILIES, Column, Study, parse_study
+from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
+from fedpdmc.study.formula import Design, columns_of
+from fedpdmc.study.prior_names import Prior, prior_by_name
+from fedpdmc.study.units import design_map
+from fedpdmc.study.value_checks import Origin, checked_records, faulty_sites
+from fedpdmc.study.write_contract import contract_text
+from fedpdmc.validation import one_of
+
+# What the response of a family is; a number of any other.
+RESPONSES = {"logistic": "level", "poisson": "count"}
+# What a contract allows unless it is changed.
+LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
+
+
+class Sites(DescribedSites):
+    """The sites of a study, with formula, columns, family and prior; a sequence of `Site`.
+
+    `sites` makes one. ``fedpdmc.sample(sites)`` takes prior and names from it.
+
+    Attributes
+    ----------
+    study : Study
+        The contract of the same study.
+    prior
+        As `fedpdmc.sample` takes it; None for a flat one.
+    tables : dict
+        The checked records of each site, by name, in the units of the model.
+    """
+
+    def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior):
+        self.study, self.tables, self._prior = study, tables, prior
+        self._members = tuple(_site(study, name, records) for name, records in tables.items())
+        self.prior = prior.potential(study.names)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._members)
+
+    def __getitem__(self, index):
+        if isinstance(index, str):
+            return self._members[list(self.tables).index(index)]
+        return self._members[index]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names."""
+        return self.study.names
+
+    def write(self, path: str | Path) -> Path:
+        """Write the study's contract, `study.toml`, for the same analysis over a network.
+
+        The bounds, centres and scales in it were taken from the table, rounded: look at them before you send it.
+
+        Raises
+        ------
+        InputError
+            A prior that contracts do not know.
+        """
+        if not self._prior.gaussian:
+            raise InputError(
+                "prior", self._prior.words, "Contracts have normal priors only: use one, or stay in process."
+            )
+        path = Path(path)
+        path.write_bytes(self.study.text)
+        return path
+
+    def lines(self) -> list[str]:
+        """What is modelled, in words."""
+        study = self.study
+        counts = [len(table) for table in self.tables.values()]
+        found = [
+            f"{study.family} regression, {study.formula}",
+            f"{len(self)} sites with {min(counts)} to {max(counts)} records, {sum(counts):,} in all",
+            f"parameters: {', '.join(study.names)}",
+            f"prior: {self._prior.words}",
+        ]
+        scaled = [words for column in study.columns.values() if (words := scaling_words(column))]
+        if scaled:
+            undone = "; results are per original unit" if study.naming is not None else ""
+            found.append(f"the model takes {', '.join(scaled)}{undone}")
+        response = study.columns[study.design.response_name]
+        if response.type == "level":
+            found.append(f"the probability of {response.name} = {response.levels[1]!r} is modelled")
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join(["Sites: " + self.lines()[0], *(f"  {line}" for line in self.lines()[1:])])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{len(table):,}</td></tr>" for name, table in self.tables.items()
+        )
+        lines = "<br>".join(escape(line) for line in self.lines())
+        return f"<p>{lines}</p><table><tr><th>site</th><th>records</th></tr>{rows}</table>"
+
+
+def scaling_words(column: Column) -> str:
+    """How the model takes a column, if not as it is."""
+    if column.type == "level" or (not column.center and column.scale == 1 and not column.log):
+        return ""
+    name = f"log({column.name})" if column.log else column.name
+    moved = f"({name} {'−' if column.center > 0 else '+'} {abs(column.center):g})" if column.center else name
+    return moved if column.scale == 1 else f"{moved}/{column.scale:g}"
+
+
+@double_precision
+def _site(study: Study, name: str, records: pd.DataFrame) -> Site:
+    site = Site(study.potential(records, name), name=name)
+    site.naming = study.naming
+    return site
+
+
+def sites(
+    table: Any,
+    *,
+    formula: str,
+    family: str,
+    by: str | None = None,
+    prior: str | Mapping[str, str] | None = None,
+    columns: Mapping[str, Mapping[str, Any]] | None = None,
+    standardize: bool = True,
+    missing: str = "refuse",
+    name: str = "study",
+    **options: Any,
+) -> Sites:
+    """Sites from a table, with a formula: what a contract says, without a network.
+
+    Parameters
+    ----------
+    table : pandas or polars DataFrame, Arrow table, or dict of them
+        All records with a column ``by`` that says whose each is; or a table for each site.
+    formula : str
+        Such as ``"died ~ hmo * white + age"``: columns and their interactions.
+    family : str
+        As in a contract.
+    by : str, optional
+        The column of the sites' names, for one table.
+    prior : str or mapping, optional
+        ``"normal(0, 2.5)"``, ``"student_t(3, 0, 2.5)"``, ``"flat"``, or one for each parameter by name with ``"others"`` for
+        the rest. None: a weakly informative prior in which all terms together explain about half of the variation
+        (`fedpdmc.study.prior_names`). All are for the coefficients of centred and scaled columns.
+    columns : mapping, optional
+        Declarations by column that go before what the table shows: ``{"age": {"bounds": [18, 100]}, "dose": {"log": True},
+        "ward": {"levels": ["A", "B"]}}``. Keys: type, levels, bounds, center, scale, log. The first level is the baseline.
+    standardize : bool
+        Centre and scale covariates that are numbers (not those of zeros and ones), and the response of a linear regression
+        with unknown scale. Results are reported in the original units either way.
+    missing : {"refuse", "drop"}
+        What to do with a record with a missing value.
+    name : str
+        The study's name.
+    **options
+        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm).
+
+    Returns
+    -------
+    Sites
+    """
+    one_of("family", family, FAMILIES)
+    parts = _by_site(table, by)
+    told = dict(columns or {})
+    declared = _declare(parts, formula, family, told, standardize, options)
+    tables = {"model": {"family": family, "formula": formula, "units": "original", **options}}
+    design = Design(formula, declared)
+    unknown_scale = family == "linear" and "scale" not in options
+    rule = prior_by_name(prior, design, declared, family, unknown_scale)
+    tables |= {
+        "prior": rule.table(),
+        "releases": {"derivatives": "summed" if len(parts) >= 3 else "own"},
+        "limits": LIMITS,
+    }
+    study = parse_study(contract_text(name, list(parts), declared, missing, tables))
+    return Sites(study, _records(study, parts), rule)
+
+
+def _by_site(table: Any, by: str | None) -> dict[str, Any]:
+    """A table for each site."""
+    if isinstance(table, Mapping):
+        if by is not None:
+            raise InputError("by", repr(by), "A dict has a table for each site: leave it out.")
+        if not table:
+            raise InputError("table", "an empty dict", GIVE)
+        return {str(site): one for site, one in table.items()}
+    if by is None:
+        raise InputError("by", "None", "Name the column that says which site each record belongs to.")
+    owner = as_columns(table, [by])[by].cast(pl.String)
+    if owner.is_null().any():
+        row = int(owner.is_null().arg_true()[0])
+        raise InputError(f"column {by!r}", f"a missing value in record {row + 1}", "Every record belongs to one site.")
+    frame = as_frame(table)
+    return {site: frame.filter((owner == site).to_list()).to_native() for site in sorted(owner.unique().to_list())}
+
+
+def _declare(
+    parts: Mapping[str, Any],
+    formula: str,
+    family: str,
+    told: Mapping[str, Mapping[str, Any]],
+    standardize: bool,
+    options: Mapping[str, Any],
+) -> dict[str, Column]:
+    """Declarations of all columns that the model uses, from all sites' values."""
+    response, covariates = columns_of(formula)
+    offset = options.get("offset")
+    used: list[str] = list(dict.fromkeys([response, *covariates, *([str(offset)] if offset else [])]))
+    stray = sorted(set(told) - set(used))
+    if stray:
+        raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(used)}.")
+    values: dict[str, list[pl.Series]] = {column: [] for column in used}
+    levels: dict[str, tuple[str, ...] | None] = dict.fromkeys(used)
+    for site, part in parts.items():
+        for column, series in as_columns(part, used, f"table of site {site!r}").items():
+            values[column].append(series)
+            ordered = ordered_levels(part, column)
+            known = levels[column] or ()
+            levels[column] = levels[column] if ordered is None else (*known, *(x for x in ordered if x not in known))
+    whole = {column: _joined(series) for column, series in values.items()}
+
+    def all_declared(standard: bool) -> dict[str, Column]:
+        found = {}
+        for column in used:
+            role = RESPONSES.get(family, "number") if column == response else "covariate"
+            moved = standard and column != offset and not _zero_one(whole[column])
+            if column == response:
+                moved = standard and family == "linear" and "scale" not in options
+            extra = {"log": True} if column == offset else {}
+            found[column] = declare(
+                column, whole[column], extra | dict(told.get(column, {})), role, levels[column], moved
+            )
+        return found
+
+    found = all_declared(standardize)
+    if design_map(formula, found) is None or (
+        found[response].center and "Intercept" not in Design(formula, found).names
+    ):
+        # Centring cannot be undone, as of an interaction without its main effects: the numbers stay as they are.
+        found = all_declared(False)
+    return found
+
+
+def _joined(series: Sequence[pl.Series]) -> pl.Series:
+    kinds = {one.dtype for one in series}
+    kind = kinds.pop() if len(kinds) == 1 else pl.Float64 if pl.String not in kinds else pl.String
+    return pl.concat([one.cast(kind) for one in series])
+
+
+def _zero_one(values: pl.Series) -> bool:
+    return values.dtype.is_numeric() and set(values.drop_nulls().unique().to_list()) <= {0, 1}
+
+
+def _records(study: Study, parts: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """The checked records of each site; one report of the errors in all of them."""
+    found, faults = {}, {}
+    needed = [column for column in study.columns]
+    for site, part in parts.items():
+        raw = as_columns(part, needed, f"table of site {site!r}")
+        count = len(next(iter(raw.values())))
+        raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
+        try:
+            if not count:
+                raise InputError(f"table of site {site!r}", "no records", "Leave this site out.")
+            found[site] = checked_records(study, raw, Origin(f"table of site {site!r}", None), count)
+        except InputError as error:
+            faults[site] = error
+    if faults:
+        raise faulty_sites(faults, len(parts))
+    return found
+
+
+def _as_declared(series: pl.Series, column: Column) -> pl.Series:
+    """Whole numbers that a table holds as floats, since a value is missing, are levels like any other."""
+    if column.type == "level" and series.dtype == pl.Float64:
+        return series.cast(pl.Int64, strict=False)
+    return series

@@ -1,0 +1,125 @@
+"""Coefficients per unit of the columns as they were recorded, from those of centred and scaled columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from fedpdmc.study.formula import Design
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Column, Study
+
+# Relative error above which one design is not a linear image of the other.
+EXACT = 1e-9
+INTERCEPT = "Intercept"
+
+
+class Named(NamedTuple):
+    """Parameters that are reported as they are."""
+
+    names: tuple[str, ...]
+    constrain: None = None
+
+
+@dataclass(frozen=True)
+class OriginalUnits:
+    """The names of a study's parameters, and the function from them to variables in the columns' own units.
+
+    With ``X_s`` the design of the centred and scaled columns and ``X`` that of the columns themselves there is a matrix A
+    with ``X_s = X A``, the same for all records. So ``X_s b = X (A b)``, and ``A b`` are the coefficients in the original
+    units. A response ``(y − c)/s`` multiplies them by s and adds c to the intercept; σ is multiplied by s.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the parameters.
+    matrix : array of shape (d, d)
+        s A.
+    shift : array of shape (d,)
+    log_scale : float or None
+        ``log s`` where log σ is the last parameter; None without one.
+    """
+
+    names: tuple[str, ...]
+    matrix: np.ndarray
+    shift: np.ndarray
+    log_scale: float | None = None
+
+    def constrain(self, x):
+        """Variables by name."""
+        d = self.matrix.shape[0]
+        values = jnp.asarray(self.matrix) @ x[:d] + jnp.asarray(self.shift)
+        found = {name: values[i] for i, name in enumerate(self.names[:d])}
+        if self.log_scale is not None:
+            found["sigma"] = jnp.exp(x[d] + self.log_scale)
+        return found
+
+
+def plain(column: Column, **changes) -> Column:
+    """The column as recorded, or its logarithm: neither centred nor scaled."""
+    return dataclasses.replace(column, **{"center": 0.0, "scale": 1.0} | changes)
+
+
+def original_units(study: Study) -> OriginalUnits | Named | None:
+    """How to undo centring and scaling; None where no linear map does, as of an interaction without its main effects."""
+    matrix = design_map(study.formula, study.columns)
+    if matrix is None:
+        return None
+    names, response = study.design.names, study.columns[study.design.response_name]
+    shift = np.zeros(len(names))
+    if response.center:
+        if INTERCEPT not in names:
+            return None
+        shift[names.index(INTERCEPT)] = response.center
+    log_scale = float(np.log(response.scale)) if study.unknown_scale else None
+    if log_scale is None and response.scale == 1 and not shift.any() and np.array_equal(matrix, np.eye(len(names))):
+        return Named(study.names)
+    return OriginalUnits(study.names, response.scale * matrix, shift, log_scale)
+
+
+def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:
+    """A with ``X_s = X A`` for all records, or None if there is none."""
+    if all(column.center == 0 and column.scale == 1 for column in columns.values()):
+        return np.eye(len(Design(formula, columns).names))
+    scaled, raw = Design(formula, columns), Design(formula, {name: plain(one) for name, one in columns.items()})
+    records = _points(columns, 4 * len(raw.names) + 50)
+    target = scaled.matrix(_transformed(records, columns))
+    design = raw.matrix(records)
+    size = np.linalg.norm(design, axis=0)
+    if np.any(size == 0):
+        return None
+    found = np.linalg.lstsq(design / size, target, rcond=None)[0]
+    error = np.abs(design / size @ found - target)
+    if np.any(error > EXACT * np.maximum(np.abs(target).max(0), 1.0)):
+        return None
+    found = found / size[:, None]
+    small = np.abs(found) * size[:, None] < EXACT * np.linalg.norm(target, axis=0)
+    return np.where(small, 0.0, found)
+
+
+def _points(columns: dict[str, Column], n: int) -> pd.DataFrame:
+    """Records that span what the bounds allow, in the columns' own units (logarithms where the model takes them)."""
+    rng = np.random.default_rng(0)
+    frame = {}
+    for name, column in columns.items():
+        if column.type == "level":
+            codes = np.arange(n) % len(column.levels)
+            frame[name] = pd.Categorical.from_codes(rng.permutation(codes), categories=list(column.levels))
+        else:
+            low, high = plain(column).range
+            frame[name] = rng.uniform(low, high, n)
+    return pd.DataFrame(frame)
+
+
+def _transformed(records: pd.DataFrame, columns: dict[str, Column]) -> pd.DataFrame:
+    frame = {}
+    for name, column in columns.items():
+        values = records[name]
+        frame[name] = values if column.type == "level" else (values - column.center) / column.scale
+    return pd.DataFrame(frame)

@@ -1,0 +1,184 @@
+"""Sites from tables and formulas: the same study as its contract, in the original units."""
+
+import jax
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+import fedpdmc as fp
+from fedpdmc.errors import InputError
+from fedpdmc.study import read_study
+from fedpdmc.study.read_data import read_records
+from fedpdmc.study.tables import sites
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    grades = pd.Categorical(rng.choice(["mild", "bad", "grave"], n), categories=["mild", "bad", "grave"])
+    frame = pd.DataFrame({
+        "centre": rng.choice(["north", "south", "west"], n, p=[0.6, 0.3, 0.1]),
+        "age": rng.normal(60, 12, n), "drug": rng.choice(["placebo", "verum"], n), "grade": grades,
+        "smoker": rng.integers(0, 2, n), "days": rng.uniform(5, 30, n), "falls": rng.poisson(2, n),
+        "died": rng.random(n) < 0.4,
+    })  # fmt: skip
+    return frame.assign(pressure=100 + 0.5 * frame.age + rng.normal(0, 8, n))
+
+
+class ArrowOnly:
+    """A table that speaks Arrow's C interface and nothing else."""
+
+    def __init__(self, frame):
+        self.frame = frame
+
+    def __arrow_c_stream__(self, requested=None):
+        return self.frame.__arrow_c_stream__(requested)
+
+
+def value(site, x):
+    with jax.enable_x64(True):
+        return float(site.potential.value(jax.numpy.asarray(x)))
+
+
+def variables(found, x):
+    with jax.enable_x64(True):
+        return {name: float(one) for name, one in found.study.naming.constrain(jax.numpy.asarray(x)).items()}
+
+
+def test_the_likelihood_is_that_of_the_original_units():
+    frame, rng = table(), np.random.default_rng(1)
+    found = sites(frame, by="centre", formula="died ~ drug * age + grade + smoker", family="logistic")
+    assert [site.name for site in found] == ["north", "south", "west"]
+    assert found.names[:3] == ("Intercept", "drug[T.verum]", "age") and "grade[T.bad]" in found.names
+    age, smoker = found.study.columns["age"], found.study.columns["smoker"]
+    assert age.center != 0 and (smoker.center, smoker.scale) == (0, 1)
+    b = rng.normal(size=len(found.names))
+    beta = variables(found, b)
+    for site in found:
+        own = frame[frame.centre == site.name]
+        verum = (own.drug == "verum").to_numpy(float)
+        design = {
+            "Intercept": 1.0, "drug[T.verum]": verum, "age": own.age, "drug[T.verum]:age": verum * own.age,
+            "grade[T.bad]": own.grade == "bad", "grade[T.grave]": own.grade == "grave", "smoker": own.smoker,
+        }  # fmt: skip
+        eta = sum(np.asarray(design[name], float) * beta[name] for name in found.names)
+        expected = np.sum(np.logaddexp(0, eta) - own.died.to_numpy(float) * eta)
+        assert value(site, b) == pytest.approx(expected, rel=1e-9)
+
+
+def test_response_and_sigma_of_a_linear_regression_in_original_units():
+    frame, rng = table(), np.random.default_rng(2)
+    found = sites(frame, by="centre", formula="pressure ~ age", family="linear")
+    response = found.study.columns["pressure"]
+    assert response.scale != 1
+    b = rng.normal(size=3)
+    named = variables(found, b)
+    assert list(named) == ["Intercept", "age", "sigma"]
+    for site in found:
+        own = frame[frame.centre == site.name]
+        z = (own.pressure - named["Intercept"] - named["age"] * own.age) / named["sigma"]
+        # In units of the standardised response the density has a factor of its scale for every record.
+        expected = np.sum(np.log(named["sigma"] / response.scale) + 0.5 * z**2)
+        assert value(site, b) == pytest.approx(expected, rel=1e-9)
+
+
+def test_pandas_polars_arrow_and_tables_by_site_are_the_same_study():
+    frame = table()
+    formula = {"formula": "falls ~ drug + age", "family": "poisson", "offset": "days"}
+    plain = pl.DataFrame({name: frame[name].to_list() for name in ("centre", "drug", "age", "falls", "days")})
+    by_site = {name: frame[frame.centre == name] for name in ("north", "south", "west")}
+    studies = [
+        sites(frame, by="centre", **formula),
+        sites(plain, by="centre", **formula),
+        sites(ArrowOnly(plain), by="centre", **formula),
+        sites(by_site, **formula),
+    ]
+    assert len({found.study.digest for found in studies}) == 1
+    assert len({value(found[0], [0.1, 0.2, 0.3]) for found in studies}) == 1
+    assert studies[0].study.columns["days"].log
+
+
+def test_the_contract_that_is_written_is_the_study_that_was_tried(tmp_path):
+    frame = table()
+    found = sites(frame, by="centre", formula="died ~ drug + age", family="logistic", prior="normal(0, 1.5)")
+    study = read_study(found.write(tmp_path / "study.toml"))
+    assert study.digest == found.study.digest and study.units == "original"
+    frame[frame.centre == "west"].to_csv(tmp_path / "west.csv")
+    records = read_records(study, tmp_path / "west.csv")
+    assert len(records) == len(found.tables["west"])
+    np.testing.assert_allclose(study.matrix(records), found.study.matrix(found.tables["west"]), rtol=1e-12)
+
+
+def test_a_level_that_one_site_lacks(tmp_path):
+    frame = table()
+    frame = frame[~((frame.centre == "west") & (frame.grade == "grave"))]
+    found = sites(frame, by="centre", formula="died ~ grade", family="logistic")
+    assert found.names == ("Intercept", "grade[T.bad]", "grade[T.grave]")
+    assert {site.dim for site in found} == {3}
+
+
+def test_a_run_reports_original_units():
+    frame = table(400, 3)
+    found = sites(frame, by="centre", formula="pressure ~ age", family="linear")
+    post = fp.sample(found, ess=300, seed=1, progress=False)
+    fit = np.polynomial.polynomial.polyfit(frame.age, frame.pressure, 1)
+    summary = post.summary()
+    assert list(summary.index) == ["Intercept", "age", "sigma"]
+    for name, expected in zip(("Intercept", "age"), fit, strict=True):
+        assert abs(summary.loc[name, "mean"] - expected) < 0.3 * summary.loc[name, "sd"]
+
+
+@pytest.mark.parametrize("formula", ["died ~ 0 + age", "died ~ drug:age"])
+def test_centring_that_cannot_be_undone_is_not_done(formula):
+    found = sites(table(), by="centre", formula=formula, family="logistic")
+    assert found.study.columns["age"].center == 0
+
+
+def test_default_prior_explains_half_whatever_the_number_of_terms():
+    """Var(η) of the standardised columns under the prior is about π²/3."""
+    few = sites(table(), by="centre", formula="died ~ age", family="logistic")
+    many = sites(table(), by="centre", formula="died ~ age + days + pressure + falls", family="logistic")
+    for found in (few, many):
+        scale = np.asarray(found.study.prior_scale)[1:]
+        assert np.sum(scale**2) == pytest.approx(np.pi**2 / 3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"formula": "died ~ weight"}, "no column 'weight'"),
+        ({"formula": "died ~ log(age)"}, "Functions are not evaluated"),
+        ({"formula": "age ~ drug"}, "column 'age': found numbers that are not whole"),
+        ({"family": "gaussian"}, "family: found 'gaussian'"),
+        ({"prior": "cauchy(0, 1)"}, "prior of 'Intercept'"),
+        ({"prior": {"weight": "normal(0, 1)"}}, "a prior of 'weight'"),
+        ({"by": None}, "by: found None"),
+        ({"by": "hospital"}, "no column 'hospital'"),
+        ({"columns": {"age": {"unit": "years"}}}, "the key 'unit'"),
+        ({"columns": {"height": {}}}, "columns: found 'height'"),
+        ({"columns": {"age": {"bounds": [40, 60]}}}, "a value out of bounds"),
+    ],
+)
+def test_errors_name_what_is_wrong(change, words):
+    told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"} | change
+    with pytest.raises(InputError, match=words.replace("(", r"\(")):
+        sites(table(), **told)
+
+
+def test_missing_values_are_refused_by_record_or_dropped():
+    frame = table()
+    frame.loc[[3, 5], "age"] = np.nan
+    told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"}
+    with pytest.raises(InputError, match="a missing value"):
+        sites(frame, **told)
+    assert sum(map(len, sites(frame, **told, missing="drop").tables.values())) == len(frame) - 2
+
+
+def test_a_prior_that_contracts_do_not_know_is_not_written(tmp_path):
+    found = sites(table(), by="centre", formula="died ~ age", family="logistic", prior={"age": "student_t(3, 0, 1)"})
+    x = np.array([0.3, -0.4])
+    expected = 0.5 * (x[0] / np.asarray(found._prior.scale)[0]) ** 2 + 2 * np.log1p(x[1] ** 2 / 3)
+    with jax.enable_x64(True):
+        assert float(found.prior(x)) == pytest.approx(expected)
+    with pytest.raises(InputError, match="Contracts have normal priors only"):
+        found.write(tmp_path / "study.toml")
