@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,21 @@ def optional_seed(argument: str, value: Any) -> int | None:
     if value is None:
         return None
     return integer(argument, value, 0, MOST_SEED, "Give an integer from 0 to 2**63 − 1, or None.")
+
+
+def has_fields(record: Any, fields: Mapping[str, type | tuple[type, ...]]) -> bool:
+    """Whether a decoded JSON value is an object with these fields, each of its type; bytes are hexadecimal digits."""
+    if not isinstance(record, dict):
+        return False
+    for name, kind in fields.items():
+        value = record.get(name)
+        if kind is bytes:
+            good = isinstance(value, str) and len(value) % 2 == 0 and set(value) <= set("0123456789abcdef")
+        else:
+            good = isinstance(value, kind) and not isinstance(value, bool)
+        if not good:
+            return False
+    return True
 
 
 def one_of(argument: str, value: Any, allowed: Collection[str]) -> str:

@@ -4,6 +4,8 @@ import errno
 import os
 import re
 import resource
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -14,7 +16,7 @@ from tests.federation.studies import ZIGZAG, Folder
 import fedpdmc
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import message_format, messages
-from fedpdmc.federation.site_agent import versions
+from fedpdmc.federation.site_agent import audit_files, versions
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import replay, show
@@ -259,3 +261,107 @@ def test_the_rest_of_a_torn_entry_is_not_left_behind_a_shorter_one(tmp_path, mon
     log.note("second")
     log.close()
     assert [entry.note["event"] for entry in read_log(tmp_path)] == ["first", "second"]
+
+
+@pytest.fixture
+def short_files(monkeypatch):
+    monkeypatch.setattr(audit_files, "MOST_SEGMENT", 2000)
+
+
+def written(folder, rounds=40):
+    """A log of several files, its answers, and its seals."""
+    log = AuditLog(folder)
+    for number in range(rounds):
+        log.append(Kind.REQUEST, b"request %d " % number * 10)
+        log.append(Kind.ANSWER, b"answer %d " % number * 10)
+    return log
+
+
+def test_a_log_goes_on_in_a_new_file_and_is_one_log(tmp_path, short_files):
+    log = written(tmp_path)
+    closed = audit_files.closed_files(tmp_path)
+    assert len(closed) > 3 and all(os.stat(path).st_mode & 0o777 == 0o400 for path in closed)
+    assert [log.read_answer(k) for k in range(40)] == [b"answer %d " % k * 10 for k in range(40)]
+    # While another process writes, and after it was closed and opened again.
+    assert sum(entry.kind is Kind.ANSWER for entry in read_log(tmp_path)) == 40
+    head = log.head
+    log.close()
+    again = AuditLog(tmp_path)
+    assert again.head == head and again.answers == 40 and again.read_answer(3) == b"answer 3 " * 10
+    again.close()
+
+
+def test_each_file_of_a_log_is_missed_and_any_change_of_it_found(tmp_path, short_files):
+    written(tmp_path).close()
+    for path in (*audit_files.closed_files(tmp_path), tmp_path / "audit.log"):
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(InputError, match=f"{path.name}"):
+            list(read_log(tmp_path))
+        with pytest.raises(InputError, match=f"{path.name} missing"):
+            AuditLog(tmp_path)
+        for wrong in (content[:-1], content[:60] + b"?" + content[61:], content + b"?" * 80):
+            path.write_bytes(wrong)
+            # The last file may end in an entry that was cut off.
+            if path.name != "audit.log" or wrong[60:61] == b"?":
+                with pytest.raises(InputError, match=f"{path.name}, altered"):
+                    list(read_log(tmp_path))
+        path.write_bytes(content)
+    first, second = audit_files.closed_files(tmp_path)[:2]
+    one, two = first.read_bytes(), second.read_bytes()
+    first.write_bytes(two), second.write_bytes(one)
+    with pytest.raises(InputError, match="altered"):
+        list(read_log(tmp_path))
+
+
+CALLS = ("fsync", "open", "pwrite", "link", "replace", "chmod")
+CHANGE = """
+import errno, os, sys
+from fedpdmc.federation.site_agent import audit_files
+from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
+
+def answer(folder, call, how, told):
+    log = AuditLog(folder)
+    right, begin = getattr(os, call), log._begin_file
+
+    def broken(*args, **options):
+        setattr(os, call, right)
+        if how == "killed":
+            os._exit(9)
+        raise OSError(errno.EIO, "the disk fails")
+
+    def begun():
+        setattr(os, call, broken)
+        begin()
+        setattr(os, call, right)
+
+    log._begin_file = begun
+    for number in range(log.answers, 60):
+        log.append(Kind.ANSWER, b"answer %d " % number * 10)
+        print(number, file=told, flush=True)
+    log.close()
+
+audit_files.MOST_SEGMENT = 2000
+folder, how, *calls = sys.argv[1:]
+for call in calls:
+    for _ in range(2):
+        if os.fork() == 0:
+            answer(f"{folder}/{call}", call, how, open(f"{folder}/{call}.told", "a"))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == (9 if how == "killed" else 0)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "failing"])
+def test_a_kill_or_a_failing_disk_while_a_new_file_is_begun_loses_nothing(tmp_path, how, short_files):
+    """Processes that end, or whose disk fails, at each call with which the files are changed; each is started twice."""
+    subprocess.run([sys.executable, "-c", CHANGE, tmp_path, how, *CALLS], check=True)
+    for call in CALLS:
+        log = AuditLog(tmp_path / call)
+        told = [int(line) for line in (tmp_path / f"{call}.told").read_text().split()]
+        assert told == list(range(len(told))) and len(told) >= (60 if how == "failing" else 10)
+        # What was told is there; one that was not told may be.
+        assert log.answers in (len(told), len(told) + 1)
+        assert [log.read_answer(k) for k in range(log.answers)] == [b"answer %d " % k * 10 for k in range(log.answers)]
+        assert sum(entry.kind is Kind.ANSWER for entry in read_log(tmp_path / call)) == log.answers
+        log.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -55,7 +56,8 @@ class Revocations:
         now = time.monotonic()
         if now - self._read > SECONDS:
             if self.path.exists():
-                lines = (line.split("#")[0].strip() for line in self.path.read_text().splitlines())
+                text = self.path.read_bytes().decode("utf-8", "replace")
+                lines = (line.split("#")[0].strip() for line in text.splitlines())
                 self._known = frozenset(check_fingerprint(line) for line in lines if line)
             self._read = now
         return bool(self._known) and fingerprint(certificate) in self._known
@@ -158,7 +160,7 @@ def _belong(key: bytes, certificate: bytes) -> bool:
     try:
         public = serialization.load_pem_private_key(key, None).public_key()
         return public == x509.load_pem_x509_certificate(certificate).public_key()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(
             "keys", str(error), "Give key.pem and certificate.pem as PEM, the key without a password."
         ) from error
@@ -183,7 +185,7 @@ def renewed(credentials: Credentials) -> Credentials:
     try:
         found = read_credentials(credentials.folder)
         same = certificate_name(found.certificate) == certificate_name(credentials.certificate)
-    except (InputError, ValueError, IndexError, TypeError):
+    except (InputError, ValueError, IndexError, TypeError, UnsupportedAlgorithm):
         # Someone is replacing the files one by one and has not finished.
         return credentials
     return found._replace(revoked=credentials.revoked) if same else credentials
@@ -207,6 +209,10 @@ def names(certificate: bytes) -> set[str]:
         hosts = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return {certificate_name(certificate)}
+    except ValueError as error:
+        raise InputError(
+            "keys", f"certificate.pem with unreadable extensions: {error}", "Ask for a new one."
+        ) from error
     return {certificate_name(certificate), *hosts.get_values_for_type(x509.DNSName)}
 
 
@@ -246,12 +252,15 @@ def signer(
 def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """The key and certificate of the authority in a folder; created if there is none."""
     if (folder / "key.pem").exists():
-        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+        made = "Give a folder made by fedpdmc keys."
+        try:
+            key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise InputError("keys", f"the authority in {folder}: {error}", made) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InputError(
-                "keys", f"{folder / 'key.pem'}, which is not a P-256 key", "Give a folder made by fedpdmc keys."
-            )
-        return key, x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+            raise InputError("keys", f"{folder / 'key.pem'}, which is not a P-256 key", made)
+        return key, certificate
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpdmc study authority")])
     builder = (

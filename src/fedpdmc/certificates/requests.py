@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -93,7 +94,7 @@ def _requested(path: Path, name: str) -> ec.EllipticCurvePublicKey:
         found = x509.load_pem_x509_csr(path.read_bytes())
         names = [str(one.value) for one in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         key, good = found.public_key(), found.is_signature_valid
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError("request", f"{path}: {error}", "Give the request.pem from `fedpdmc keys request`.") from error
     if not good or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InputError(
@@ -107,7 +108,7 @@ def _requested(path: Path, name: str) -> ec.EllipticCurvePublicKey:
 def _key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(
             "keys", f"{path}: {error}", "Give a folder with a key that can be read, or a new one."
         ) from error

@@ -122,6 +122,6 @@ def _by_site(options: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _seed(text: str) -> int:
-    if not text.isdigit():
-        raise InputError("site-seed", repr(text), "Give a whole number.")
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InputError("site-seed", repr(text), "Give a whole number of at most 19 digits.")
     return int(text)

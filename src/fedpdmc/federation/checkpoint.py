@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
+import re
 import time
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from fedpdmc.results.skeleton import Block, Skeleton
 logger = logging.getLogger("fedpdmc.coordinator")
 FORMAT = 4
 BLOCKS = "blocks"
+STATE = re.compile(r"state-[0-9]{8,18}\.npz")
 # Without free file descriptors, writing is retried for this many seconds, with pauses.
 RETRY_SECONDS, PAUSE = 120.0, 0.5
 Result = TypeVar("Result")
@@ -56,6 +58,9 @@ class Checkpoint:
             return None
         known = manifest.read(self.folder, "store")
         states = [name for name in known if not name.startswith(BLOCKS)]
+        blocks = {_block(number) for number in range(len(known) - len(states))}
+        if len(states) != 1 or not STATE.fullmatch(states[0]) or blocks != set(known) - set(states):
+            raise InputError("store", f"{self.folder / manifest.NAME} of something else", manifest.RESTORE)
         self.blocks, self._states = len(known) - len(states), _number(states[0]) + 1
         # Files that crashes may have left: the next block and state, and replaced states that were not deleted.
         older = {_state(number) for number in range(self._states - 1)}
@@ -76,15 +81,13 @@ class Checkpoint:
         return [path.relative_to(self.folder).as_posix() for path in found]
 
     def _load(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        path = self.folder / name
-        try:
-            with np.load(path, allow_pickle=False) as file:
+        with _unreadable(self.folder / name):
+            with np.load(self.folder / name, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-            facts = json.loads(str(arrays.pop("facts")))
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise InputError("store", f"{path}, which cannot be read", manifest.RESTORE) from error
-        if facts["format"] != FORMAT:
-            raise InputError("store", f"format {facts['format']}", f"This version of fedpdmc reads format {FORMAT}.")
+            facts = json.loads(_ascii(arrays.pop("facts")))
+            version = facts["format"]
+        if version != FORMAT:
+            raise InputError("store", f"format {version}", f"This version of fedpdmc reads format {FORMAT}.")
         return facts, arrays
 
     def write(self, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -125,9 +128,29 @@ class Checkpoint:
     def fill(self, store: Store) -> None:
         """Append the blocks that belong to the state to a path store."""
         for number in range(self.blocks):
-            with np.load(self.folder / _block(number), allow_pickle=False) as file:
+            path = self.folder / _block(number)
+            with _unreadable(path), np.load(path, allow_pickle=False) as file:
                 begin, end = (float(x) for x in file["span"])
                 store.append(Skeleton(file["offsets"], file["knots"], file["velocities"], begin, end))
+
+
+def _ascii(text: np.ndarray) -> bytes:
+    """A text as it was written, in ASCII: NumPy makes strings of anything, also of what is no character."""
+    if text.dtype.kind != "U" or not text.dtype.isnative or text.size != 1:
+        raise ValueError("not a text")
+    codes = np.frombuffer(text.tobytes(), np.uint32)
+    if codes.max(initial=0) > 127:
+        raise ValueError("not ASCII")
+    return codes.astype(np.uint8).tobytes().rstrip(b"\0")
+
+
+@contextlib.contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    """One error for all that the readers of arrays, archives and JSON raise at files that are not theirs."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError("store", f"{path}, which cannot be read", manifest.RESTORE) from error
 
 
 def _block(number: int) -> str:

@@ -12,6 +12,7 @@ from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSi
 from fedpdmc.federation.session import Connection
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
+from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block
@@ -108,6 +109,8 @@ def sample_study(
     if ess is None and duration is None:
         ess, duration = study.ess, study.duration
     begun = saved is not None and "goal" in saved.facts
+    if begun and saved is not None:
+        check_state(study, saved)
     if begun and saved and saved.facts["keep"] != keep:
         raise InputError("keep", repr(keep), f"The run in this store was started with keep={saved.facts['keep']!r}.")
     method = _method(connection, saved if begun else None, keep)
@@ -214,6 +217,27 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
         federation.plausible.warn_if_dominated(hessians, scale @ scale.T)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
     return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
+
+
+def check_state(study: Study, saved: RunState) -> None:
+    """Refuse a stored state that is not one of this study, before anything is done with it."""
+    chains, dim = study.chains, len(study.names)
+    facts = saved.facts
+    try:
+        reference, position = unpack_reference(facts["reference"], saved.arrays), unpack_position(saved.arrays)
+        state, goal, begun = position.chains, Goal(*facts["goal"]), facts["burn_in"]
+        good = facts["keep"] in ("skeleton", "draws") and all(np.isfinite([*goal, begun]))
+        good = good and reference.center.shape == (dim,) and reference.scale_tril.shape in ((dim,), (dim, dim))
+        good = good and all(one.shape == (chains, dim) for one in (state.a, state.v)) and position.rounds >= 0
+        good = good and all(one.shape == (chains,) for one in (state.t, state.number, state.events))
+        good = good and np.shape(facts["sequence"]) == np.shape(saved.arrays["bytes"]) == (len(study.sites),)
+        for name, one in facts["accounts"].items():
+            AccountStatus.from_numbers(name, *one)
+    except Exception as error:
+        # The state was written by someone else: arrays and facts may be anything.
+        raise InputError("store", f"a state that cannot be read ({type(error).__name__})", RESTORE) from error
+    if not good:
+        raise InputError("store", "a state that is not one of this study", RESTORE)
 
 
 def _restore_accounts(connection: Connection, saved: RunState) -> None:

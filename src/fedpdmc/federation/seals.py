@@ -19,9 +19,11 @@ from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind, sealed_log
 from fedpdmc.study.contract import Study
+from fedpdmc.validation import has_fields
 
 FILE = "seals.jsonl"
 SEALED, WITNESSED = "sealed", "witnessed"
+LINE = {"site": str, "entries": int, "seal": bytes, "when": (int, float), "certificate": str, "signature": bytes}
 
 
 class Seal(NamedTuple):
@@ -151,11 +153,13 @@ def read_seals(path: Path) -> list[dict]:
     if not path.exists():
         return []
     found = []
-    for line in path.read_text().split("\n")[:-1]:
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             found.append(json.loads(line))
-        except ValueError as error:
-            raise InputError("seals", f"{path}, which cannot be read", "Restore it from a copy.") from error
+        except (ValueError, RecursionError):
+            found.append(None)
+        if not has_fields(found[-1], LINE):
+            raise InputError("seals", f"{path}, line {number}, which is not a seal", "Restore it from a copy.")
     return found
 
 

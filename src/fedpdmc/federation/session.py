@@ -20,9 +20,10 @@ from fedpdmc.federation.messages import Welcome, encode
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.transport import Transport
+from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.api import StudyConnection
-from fedpdmc.validation import optional_seed
+from fedpdmc.validation import has_fields, optional_seed
 
 INTERRUPTED = (
     "before the first block of samples was complete. With a store, connect and sample again to resume; without one a new "
@@ -228,6 +229,8 @@ def _records(study: Study, data: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 def _identity(study, checkpoint, saved: RunState | None, seed: int | None) -> tuple[bytes, int]:
     """The run's id and seed: from the store, or new and stored before any site is asked."""
     if saved is not None:
+        if not has_fields(saved.facts, {"study": bytes, "run": bytes, "seed": int}):
+            raise InputError("store", "a state without study, run or seed", RESTORE)
         if saved.facts["study"] != study.digest.hex():
             raise InputError("store", "the run of another contract", "Give every study its own store.")
         if seed is not None and seed != saved.facts["seed"]:

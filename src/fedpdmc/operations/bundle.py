@@ -118,9 +118,10 @@ def read_bundle(path: str | Path) -> Bundle:
         texts = [facts[key] for key in ("coordinator", "server_name", "fedpdmc")]
         if facts["format"] != FORMAT or not all(isinstance(text, str) and text.isprintable() for text in texts):
             raise InputError("bundle", f"{path}: bundle.json in an unknown format", remedy)
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except Exception as error:
+        # Damaged archives raise many kinds of errors.
         raise InputError("bundle", f"{path}: {error}", remedy) from error
     split_address(texts[0], "bundle: coordinator")
     _authority(authority)

@@ -19,6 +19,7 @@ from fedpdmc.privacy.gaussian_account import gaussian_limit
 FORMAT = 2
 # Ends the kind of an entry that charges for a reply which is still to be made.
 RESERVED = " reserved"
+DAMAGED = "it does not have the terms of an account. Restore a copy that is whole."
 # The reply of what failed at the site.
 FAULT = b"fault"
 COLUMNS = (
@@ -112,7 +113,15 @@ def entry_hash(previous: bytes, seq: int, row: tuple[Any, ...]) -> bytes:
 
 def account_of(entry: Entry) -> Account:
     """The terms that an entry opened an account with."""
-    return Account(**json.loads(entry.detail))
+    try:
+        found = Account(**json.loads(entry.detail))
+        good = isinstance(found.dataset, str) and isinstance(found.neighbours, str)
+        good = good and all(isinstance(x, (int, float)) and math.isfinite(x) for x in (*found[1:3], *found[4:]))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LedgerError(f"entry {entry.seq} is damaged: {DAMAGED}") from error
+    if not good:
+        raise LedgerError(f"entry {entry.seq} is damaged: {DAMAGED}")
+    return found
 
 
 def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> list[Entry]:
@@ -137,7 +146,7 @@ def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> 
         if version != (FORMAT,):
             raise sqlite3.DatabaseError(f"format {version}")
         rows = db.execute(f"SELECT seq, {', '.join(COLUMNS)}, hash FROM entries ORDER BY seq").fetchall()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise explained(where, "read", error) from error
     finally:
         if own is not None:

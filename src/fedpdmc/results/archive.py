@@ -100,10 +100,12 @@ def read(path: str | Path) -> tuple[Posterior, RunState | None]:
         if not sealed:
             raise InputError("load(path)", f"{Path(path) / manifest.NAME} missing", manifest.RESTORE)
         return _read(group, sorted(one.name for one in Path(path).iterdir() if one.is_dir()))
-    except (FileNotFoundError, KeyError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError("load(path)", str(path), "Give a folder that Posterior.save wrote, whole.") from error
+    except InputError:
+        raise
+    except Exception as error:
+        # zarr and its codecs raise many kinds of errors for files that are not theirs.
+        found = f"{path}, which cannot be read ({type(error).__name__})"
+        raise InputError("load(path)", found, "Give a folder that Posterior.save wrote, whole.") from error
 
 
 def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:

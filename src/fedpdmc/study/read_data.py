@@ -139,10 +139,11 @@ def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Ser
     try:
         # Text, so that errors can show values as they were written.
         frame = pl.read_csv(path, infer_schema=False) if kind == ".csv" else pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(whose, f"{path}: {error}", "Give a file that can be read.") from error
-    if kind == ".csv":
-        _refuse_duplicate_columns(path, whose)
+        if kind == ".csv":
+            _refuse_duplicate_columns(path, whose)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        # The reader of Parquet panics at some damaged files.
+        raise InputError(whose, f"{path}: {str(error)[:200]}", "Give a file that can be read.") from error
     return {name: frame[name] for name in needed if name in frame.columns}
 
 
@@ -163,7 +164,9 @@ def shown(source: str) -> str:
 def _from_database(source: str, query: str, whose: str) -> dict[str, pl.Series]:
     try:
         names, rows = _sqlite(source, query) if source.startswith("sqlite:") else _postgres(source, query, whose)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(whose, f"{shown(source)}: {error}", "Check the database and the query.") from error
     if len(set(names)) != len(names):
         raise InputError(whose, "a query with two columns of the same name", "Rename columns with AS.")

@@ -37,7 +37,7 @@ class Origin(NamedTuple):
         """Names of these rows of ``count`` records: the line in a CSV file, else the number of the record, from one."""
         lines = _lines(self.path) if self.path is not None and self.path.suffix.lower() == ".csv" else []
         if len(lines) == count:
-            return [f"line {lines[row]}" for row in rows]
+            return [f"line {lines[row]}" if row < count else "" for row in rows]
         return [f"record {row + 1}" for row in rows]
 
 

@@ -233,7 +233,7 @@ def stream_end(credentials: Credentials | None, hours: tuple[int, int] | None, m
 def split_address(address: str, argument: str) -> tuple[str, int]:
     """Host and port of an address; both are required."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 <= int(port) < 2**16:
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) >= 2**16:
         raise InputError(argument, repr(address), "Give host:port, such as 192.0.2.7:4433.")
     return host, int(port)
 

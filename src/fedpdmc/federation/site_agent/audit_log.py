@@ -7,51 +7,27 @@ removed when the log is opened again.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-import enum
 import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from fedpdmc.errors import InputError
+from fedpdmc.federation.site_agent import audit_files
+from fedpdmc.federation.site_agent.audit_files import CURRENT, DRAFT, HEAD, SEGMENT, TITLE, Entry, Kind, closed_name
 
-TITLE = b"fedpdmc audit log 1\n"
-HEAD = struct.Struct("<IBd")
-SEAL = 32
+logger = logging.getLogger("fedpdmc.site")
 OFFSET = struct.Struct("<Q")
-# The largest entry: the longest message and a little.
-MOST_ENTRY = 65 * 2**20
 # Bytes that the log leaves free on its disk, and bytes written between two checks.
 LEAST_FREE, STRIDE = 256 * 2**20, 16 * 2**20
-
-
-class Kind(enum.IntEnum):
-    """The kind of an entry."""
-
-    NOTE = 1
-    REQUEST = 2
-    ANSWER = 3
-    REFUSAL = 4
-
-
-class Entry(NamedTuple):
-    """One entry of the log."""
-
-    kind: Kind
-    when: float
-    payload: bytes
-
-    @property
-    def note(self) -> dict:
-        """The payload of a note."""
-        return json.loads(self.payload)
 
 
 class AuditLog:
@@ -71,36 +47,62 @@ class AuditLog:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path = self.folder / "audit.log"
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            raise InputError("store", f"{self.folder}, which is in use", "Stop the other process first.") from error
+        self.path = self.folder / CURRENT
+        self._file = self._open()
         # The offset of the n-th answer, on disk, so that long runs need no memory for it.
         self._index = os.open(self.folder / "audit.index", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._unchecked, self._torn = STRIDE, False
-        self._seal, self._end, self.answers, self._count = hashlib.sha256(TITLE).digest(), len(TITLE), 0, 0
+        # Where each file begins, the files taken one after the other; the last one is written.
+        self._bases = [0]
+        self._seal, self._end, self.answers, self._count = audit_files.first_seal(), len(TITLE), 0, 0
+        # After a failure to begin a new file, the size at which it is tried again.
+        self._most = audit_files.MOST_SEGMENT
         try:
             self._recover()
         except BaseException:
             self.close()
             raise
 
+    def _open(self) -> int:
+        """The current file, locked."""
+        if not self.path.exists() and audit_files.closed_files(self.folder):
+            raise InputError("store", f"{self.path} missing", "Restore it from a copy.")
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file), os.stat(self.path)):
+                raise BlockingIOError(errno.EAGAIN, "another process has begun a new file")
+        except OSError as error:
+            os.close(file)
+            raise InputError("store", f"{self.folder}, which is in use", "Stop the other process first.") from error
+        return file
+
     def _recover(self) -> None:
+        closed = audit_files.closed_files(self.folder)
+        with open(self.path, "rb") as file:
+            before = audit_files.number(file) - 1
+        if len(closed) > before and os.path.samestat(os.stat(closed[-1]), os.fstat(self._file)):
+            # Killed while a new file was begun: it did not come into use.
+            os.unlink(closed.pop())
+        if len(closed) > before:
+            found = f"{closed[before]} and {self.path}, two copies of the same file"
+            raise InputError("store", found, "Keep the longer one, as audit.log.")
+        (self.folder / DRAFT).unlink(missing_ok=True)
+        for path in closed:
+            self._bases.append(self._bases[-1] + path.stat().st_size)
+        self._end += self._bases[-1]
         size = os.fstat(self._file).st_size
-        if size < len(TITLE):
+        if size < len(TITLE) and not closed:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, TITLE, 0)
             return
-        for end, seal, entry in _entries(self.path):
+        for begin, end, seal, entry in audit_files.entries(self.folder):
             if entry.kind is Kind.ANSWER:
-                self._index_answer(self._end)
+                self._index_answer(begin)
             self._end, self._seal, self._count = end, seal, self._count + 1
-        if self._end < size:
-            os.ftruncate(self._file, self._end)
-            self.note("torn", bytes=size - self._end)
+        if (rest := self._bases[-1] + size - self._end) > 0:
+            os.ftruncate(self._file, self._end - self._bases[-1])
+            self.note("torn", bytes=rest)
 
     def _index_answer(self, offset: int) -> None:
         os.pwrite(self._index, OFFSET.pack(offset), OFFSET.size * self.answers)
@@ -108,28 +110,61 @@ class AuditLog:
 
     def append(self, kind: Kind, payload: bytes) -> None:
         """Append one entry, completely or not at all."""
-        head = HEAD.pack(len(payload), kind, time.time())
-        seal = hashlib.sha256(self._seal + head + payload).digest()
-        begin = self._end
-        data = head + payload + seal
+        data, seal = _sealed(self._seal, kind, payload)
         self._check_free_space(len(data))
+        if self._end - self._bases[-1] >= self._most and not self._torn:
+            self._begin_file()
+            data, seal = _sealed(self._seal, kind, payload)
+        begin = self._end
+        place = begin - self._bases[-1]
         if self._torn:
             # A shorter entry would leave the rest of the torn one behind it.
-            os.ftruncate(self._file, begin)
+            os.ftruncate(self._file, place)
             self._torn = False
         try:
-            written = os.pwrite(self._file, data, begin)
-            while written < len(data):
-                written += os.pwrite(self._file, data[written:], begin + written)
+            _write(self._file, data, place)
             if kind is Kind.ANSWER:
                 self._index_answer(begin)
         except OSError:
             self._torn = True
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, begin)
+                os.ftruncate(self._file, place)
                 self._torn = False
             raise
         self._seal, self._end, self._count = seal, begin + len(data), self._count + 1
+
+    def _begin_file(self) -> None:
+        """Complete the current file and begin a new one, or go on with the current one if that fails.
+
+        The new file gets the name of the current one in one step, after that one has a second name: whenever the process is
+        killed, ``audit.log`` is there, and either it has two names or the new file is in use.
+        """
+        number, draft = len(self._bases), self.folder / DRAFT
+        file, closed = -1, self.folder / closed_name(number)
+        try:
+            os.fsync(self._file)
+            data, seal = _sealed(self._seal, Kind.NOTE, _note(SEGMENT, number=number + 1))
+            file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            _write(file, TITLE + data, 0)
+            os.fsync(file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.link(self.path, closed)
+            os.replace(draft, self.path)
+        except OSError as error:
+            logger.warning("a new file of the audit log cannot be begun (%s): this one goes on", error)
+            with contextlib.suppress(OSError):
+                if closed.exists() and os.path.samestat(os.stat(closed), os.fstat(self._file)):
+                    os.unlink(closed)
+            if file >= 0:
+                os.close(file)
+            self._most += audit_files.MOST_SEGMENT
+            return
+        with contextlib.suppress(OSError):
+            os.chmod(closed, 0o400)
+        os.close(self._file)
+        self._file, self._most = file, audit_files.MOST_SEGMENT
+        self._bases.append(self._end)
+        self._seal, self._end, self._count = seal, self._end + len(TITLE) + len(data), self._count + 1
 
     @property
     def head(self) -> tuple[int, bytes]:
@@ -147,19 +182,25 @@ class AuditLog:
 
     def note(self, event: str, **details) -> None:
         """Append an entry that is neither request nor answer."""
-        self.append(Kind.NOTE, json.dumps({"event": event, **details}).encode())
+        self.append(Kind.NOTE, _note(event, **details))
 
     def read_answer(self, position: int) -> bytes:
         """The answer at a position, counted from zero, read from disk."""
         if not 0 <= position < self.answers:
             raise IndexError(position)
         (offset,) = OFFSET.unpack(os.pread(self._index, OFFSET.size, OFFSET.size * position))
-        length, _, _ = HEAD.unpack(os.pread(self._file, HEAD.size, offset))
-        return os.pread(self._file, length, offset + HEAD.size)
+        number = bisect.bisect_right(self._bases, offset)
+        if number == len(self._bases):
+            return _payload(self._file, offset - self._bases[-1])
+        file = os.open(self.folder / closed_name(number), os.O_RDONLY)
+        try:
+            return _payload(file, offset - self._bases[number - 1])
+        finally:
+            os.close(file)
 
     def entries(self) -> Iterator[Entry]:
         """All entries in order, after checking their seals."""
-        return (entry for _, _, entry in _entries(self.path))
+        return read_log(self.folder)
 
     def close(self) -> None:
         """Close the log."""
@@ -175,36 +216,26 @@ def read_log(folder: str | Path) -> Iterator[Entry]:
 
 def sealed_log(folder: str | Path) -> Iterator[tuple[Entry, bytes]]:
     """All entries, each with its seal: the hash of this entry and all before it."""
-    return ((entry, seal) for _, seal, entry in _entries(Path(folder) / "audit.log"))
+    return ((placed.entry, placed.seal) for placed in audit_files.entries(Path(folder)))
 
 
-def _entries(path: Path) -> Iterator[tuple[int, bytes, Entry]]:
-    """Every complete entry with its end offset and its seal. An incomplete last entry is skipped."""
-    try:
-        file = open(path, "rb")
-    except OSError as error:
-        raise InputError("store", f"{error.strerror}: {path}", "Give the folder of a site's audit log.") from error
-    with file:
-        if file.read(len(TITLE)) != TITLE:
-            raise InputError("store", f"{path}, which is not an audit log", "Give the folder of a site's audit log.")
-        end, seal = len(TITLE), hashlib.sha256(TITLE).digest()
-        while len(head := file.read(HEAD.size)) == HEAD.size:
-            length, kind, when = HEAD.unpack(head)
-            if length > MOST_ENTRY:
-                raise _altered(path, end)
-            rest = file.read(length + SEAL)
-            if len(rest) < length + SEAL:
-                return
-            seal = hashlib.sha256(seal + head + rest[:length]).digest()
-            if seal != rest[length:]:
-                raise _altered(path, end)
-            end += HEAD.size + length + SEAL
-            yield end, seal, Entry(Kind(kind), when, rest[:length])
+def _note(event: str, **details) -> bytes:
+    return json.dumps({"event": event, **details}).encode()
 
 
-def _altered(path: Path, offset: int) -> InputError:
-    return InputError(
-        "store",
-        f"{path}, altered at byte {offset}",
-        "Restore the log from a copy. Answers after this byte cannot be trusted.",
-    )
+def _sealed(before: bytes, kind: Kind, payload: bytes) -> tuple[bytes, bytes]:
+    """An entry as it is written, and its seal."""
+    head = HEAD.pack(len(payload), kind, time.time())
+    seal = hashlib.sha256(before + head + payload).digest()
+    return head + payload + seal, seal
+
+
+def _write(file: int, data: bytes, place: int) -> None:
+    written = os.pwrite(file, data, place)
+    while written < len(data):
+        written += os.pwrite(file, data[written:], place + written)
+
+
+def _payload(file: int, place: int) -> bytes:
+    length, _, _ = HEAD.unpack(os.pread(file, HEAD.size, place))
+    return os.pread(file, length, place + HEAD.size)

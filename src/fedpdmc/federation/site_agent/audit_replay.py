@@ -19,7 +19,7 @@ from fedpdmc.federation.seals import compare as compare_seals
 from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
 from fedpdmc.federation.site_agent.audit_log import Entry, Kind, read_log, sealed_log
 from fedpdmc.federation.site_agent.request_checks import DECLINED
-from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY
+from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY, site_seed
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.site_agent.versions import differences
 from fedpdmc.privacy.budget import default_path
@@ -123,7 +123,7 @@ def _agent_before_run(study, name, source, store: Path, query, ledger, folder: P
         else:
             create_ledger(options["ledger"])
     else:
-        options["seed"] = int((store / SEED).read_text()) if secret else 0
+        options["seed"] = site_seed(store, None) if secret else 0
     if (store / SUM_KEY).exists():
         shutil.copy(store / SUM_KEY, folder / SUM_KEY)
     return open_agent(study, name, source, **options), secret

@@ -10,13 +10,18 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.masking import new_secret
 
 SEED, SUM_KEY = "seed", "sum.key"
+# Of an X25519 key.
+KEY_BYTES = 32
 
 
 def site_seed(folder: str | Path, seed: int | None) -> int:
     """The seed in the site's store. A new one is as given, else from the operating system."""
     path = refuse_links(folder) / SEED
     if path.exists():
-        stored = int(path.read_text())
+        text = path.read_bytes()
+        if not text.isdigit() or len(text) > 20:
+            raise InputError("store", f"{path}, which is not a seed", "Restore it from a copy.")
+        stored = int(text)
         if seed is not None and seed != stored:
             raise InputError("seed", "a different one than the seed in this store", "Leave it out, or use a new store.")
         return stored
@@ -30,7 +35,10 @@ def sum_secret(folder: str | Path) -> bytes:
     path = refuse_links(folder) / SUM_KEY
     if not path.exists():
         _write(path, new_secret())
-    return path.read_bytes()
+    found = path.read_bytes()
+    if len(found) != KEY_BYTES:
+        raise InputError("store", f"{path}, which is not a key", "Restore it from a copy.")
+    return found
 
 
 def refuse_links(folder: str | Path) -> Path:
