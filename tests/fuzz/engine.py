@@ -17,6 +17,8 @@ from fedpdmc.errors import FedPDMCError
 PACKAGE = str(Path(fedpdmc.__file__).parent)
 # No input may take longer, in seconds.
 PATIENCE = 20.0
+# Inputs that are tried, however long they take.
+LEAST = 20
 MOST_CORPUS, MOST_BYTES = 4000, 1 << 17
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 TEXTS = (
@@ -182,13 +184,13 @@ def fuzz(target: Target, seconds: float, seed: int) -> Findings:
     """Mutate the samples of a target for a time; inputs that reach new lines are mutated again."""
     rng, corpus, found = random.Random(f"{target.name} {seed}"), list(target.samples), Findings(target.name)
     before = signal.signal(signal.SIGALRM, _late)
-    begin = time.monotonic()
     try:
         for sample in target.samples:
             if (error := tried(target, sample)) is not None and not isinstance(error, FedPDMCError):
                 raise AssertionError(f"{target.name}: a sample is not read: {sample[:200]!r}") from error
+        begin = time.monotonic()
         with Lines() as lines:
-            while time.monotonic() < begin + seconds:
+            while found.executions < LEAST or time.monotonic() < begin + seconds:
                 data = mutated(rng, corpus, target.words)
                 error = tried(target, data)
                 found.executions += 1

@@ -131,7 +131,7 @@ class Checkpoint:
             path = self.folder / _block(number)
             with _unreadable(path), np.load(path, allow_pickle=False) as file:
                 begin, end = (float(x) for x in file["span"])
-                store.append(Skeleton(file["offsets"], file["knots"], file["velocities"], begin, end))
+                store.append(Skeleton.read(file["offsets"], file["knots"], file["velocities"], begin, end))
 
 
 def _ascii(text: np.ndarray) -> bytes:

@@ -152,6 +152,6 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
 def _read_store(flow, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
     begin, end = (float(x) for x in attrs["span"])
     if attrs["keep"] == "skeleton":
-        return SkeletonStore(flow, Skeleton(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end))
+        return SkeletonStore(flow, Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end))
     moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
     return DrawStore.of(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))

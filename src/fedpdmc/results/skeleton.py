@@ -152,6 +152,24 @@ class Skeleton(Knots):
         """Number of chains."""
         return len(self.offsets) - 1
 
+    @classmethod
+    def read(cls, offsets: Arrays, numbers: Arrays, velocities: Arrays, begin: float, end: float) -> Skeleton:
+        """A skeleton from arrays that were stored; ValueError if they are not those of one."""
+        good = numbers.ndim == velocities.ndim == 2 and offsets.ndim == 1 and numbers.shape[1] > 1 and len(offsets) > 1
+        good = good and numbers.dtype == np.float64 and offsets.dtype.kind == "i" and begin <= end
+        good = (
+            good and offsets[0] == 0 and offsets[-1] == len(numbers) == len(velocities) and (np.diff(offsets) > 0).all()
+        )
+        dim = numbers.shape[-1] - 1
+        packed = velocities.dtype == np.uint8
+        if (
+            not good
+            or velocities.shape[1] != (-(-dim // 8) if packed else dim)
+            or not (packed or velocities.dtype == np.float64)
+        ):
+            raise ValueError("arrays that are not the knots of chains")
+        return cls(offsets, numbers, velocities, begin, end)
+
     @property
     def durations(self) -> Arrays:
         """How long the flow goes on after each knot."""

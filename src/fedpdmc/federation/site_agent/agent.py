@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import Credentials
-from fedpdmc.errors import InputError, Refused, WireError
+from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.message_format import claimed_kind
@@ -98,12 +98,24 @@ class Agent:
                 self.computation.record_refusal(getattr(versions.logged(entry.payload, software), "code", ""))
             elif entry.kind is Kind.ANSWER and request is not None:
                 self.refusals = 0
-                self.computation.record(*(versions.logged(data, software) for data in (request, entry.payload)))
+                self._restore_answer(*(versions.logged(data, software) for data in (request, entry.payload)))
             self._in_progress = messages.digest(entry.payload) if entry.kind is Kind.REQUEST else None
         if self.run is not None:
             self.computation.check_ledger(self.run, self.log.folder)
         if software != (present := versions.present()):
             self.log.note(versions.EVENT, **present)
+
+    def _restore_answer(self, request: messages.Message, answer: messages.Message) -> None:
+        try:
+            if isinstance(request, messages.Open) and request.chains != self.study.chains:
+                raise ValueError("other chains than the contract's")
+            self.computation.record(request, answer)
+        except (FedPDMCError, OSError):
+            raise
+        except Exception as error:
+            # Right seals do not make it a log of this study.
+            found = f"a log with a request {type(request).__name__} that this site cannot have answered"
+            raise InputError("store", found, "Restore the log from a copy.") from error
 
     def _restore_note(self, note: dict) -> None:
         self.sealing.restore(note)
