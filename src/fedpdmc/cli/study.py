@@ -20,6 +20,7 @@ app = typer.Typer(help="Check a study's contract.", no_args_is_help=True)
 DERIVATIVES = {
     "none": [],
     "noisy": ["derivatives with noise"],
+    "noisy-summed": ["derivatives summed over the sites, with noise that they share"],
     "summed": ["derivatives summed over the sites"],
     "own": ["each site's derivatives"],
 }

@@ -72,10 +72,15 @@ def numbers(raw: bytes) -> list[int]:
     return [int.from_bytes(raw[at : at + WIDTH], "little") for at in range(0, len(raw), WIDTH)]
 
 
-def total(messages: Sequence[np.ndarray]) -> list[float]:
-    """The sum of all sites' masked numbers, in which the masks cancel."""
+def total_integers(messages: Sequence[np.ndarray]) -> list[int]:
+    """The sum of all sites' masked integers modulo 2¹²⁸, in which the masks cancel."""
     columns = zip(*(numbers(np.asarray(message, "<u8").tobytes()) for message in messages), strict=True)
-    return [real(sum(column)) for column in columns]
+    return [sum(column) % MODULUS for column in columns]
+
+
+def total(messages: Sequence[np.ndarray]) -> list[float]:
+    """The sum of all sites' masked numbers."""
+    return [real(number) for number in total_integers(messages)]
 
 
 def statement(run: bytes, study: bytes, site: str, public: bytes) -> bytes:
@@ -117,8 +122,13 @@ def pair_keys(secret: bytes, own: str, run: bytes, publics: dict[str, bytes]) ->
 
 
 def mask(values: np.ndarray, own: str, keys: dict[str, bytes], request: bytes) -> np.ndarray:
-    """The values in fixed point, masked by the streams of all pairs for this request. No request hash is used twice."""
-    masked = [fixed(float(x), len(keys) + 1) for x in values]
+    """The values in fixed point, masked for this request."""
+    return mask_integers([fixed(float(x), len(keys) + 1) for x in values], own, keys, request)
+
+
+def mask_integers(values: Sequence[int], own: str, keys: dict[str, bytes], request: bytes) -> np.ndarray:
+    """Integers modulo 2¹²⁸, masked by the streams of all pairs for this request. No request hash is used twice."""
+    masked = list(values)
     for other, key in keys.items():
         sign = 1 if own < other else -1
         for k, number in enumerate(numbers(_stream(_derived(key, request), WIDTH * len(masked)))):

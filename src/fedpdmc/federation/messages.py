@@ -35,6 +35,12 @@ NOTHING_ASKED = bytes(DIGEST_BYTES)
 NO_BUDGET, ACCOUNT = -1.0, 14
 
 
+def _check_noise(noise: np.ndarray) -> None:
+    """What is told of noise: two standard deviations and an account, or nothing."""
+    if len(noise) not in (0, 2 + ACCOUNT) or (noise < 0).any():
+        raise WireError("noise", f"{len(noise)} numbers")
+
+
 @message(1)
 class Hello(Message):
     """Site → coordinator, first: the site's name, the hash of its approved contract, and a random nonce."""
@@ -87,8 +93,7 @@ class Derivatives(SiteAnswer):
         """A square Hessian of the gradient's size; noise and an account of numbers that are not negative, or none."""
         if self.hessian.shape != 2 * self.gradient.shape:
             raise WireError("hessian", f"shape {self.hessian.shape} with a gradient of shape {self.gradient.shape}")
-        if len(self.noise) not in (0, 2 + ACCOUNT) or (self.noise < 0).any():
-            raise WireError("noise", f"{len(self.noise)} numbers")
+        _check_noise(self.noise)
 
 
 @message(5)
@@ -232,9 +237,18 @@ class Agree(SiteRequest):
 
 @message(14)
 class Masked(SiteAnswer):
-    """Site → coordinator: the answer to `Derive`, under masks that cancel in the sum over all sites."""
+    """Site → coordinator: the answer to `Derive`, under masks that cancel in the sum over all sites.
+
+    ``noise`` is empty without a budget, else the standard deviations of the site's shares of the noise of gradient and
+    Hessian, and the numbers of an `AccountStatus`.
+    """
 
     words: Words
+    noise: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
+
+    def check(self):
+        """Noise and an account of numbers that are not negative, or none."""
+        _check_noise(self.noise)
 
 
 @message(15)

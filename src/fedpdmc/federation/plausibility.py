@@ -58,7 +58,7 @@ class Plausible:
 
     def check(self, name: str, x: np.ndarray, value: float, gradient: np.ndarray, hessian: np.ndarray, sites: int = 1):
         """Raise `BadAnswer` for derivatives that no records of ``sites`` sites can have."""
-        study, noisy = self._study, self._study.derivatives == "noisy"
+        study, noisy = self._study, self._study.noisy
         most = SLACK * (NOISE if noisy else 1.0) * study.most_records * sites
         slope, curvature = self._of_one_record(x)
         if not (np.abs(gradient) <= most * slope + 1e-6).all():

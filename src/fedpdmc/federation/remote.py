@@ -17,6 +17,7 @@ from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.noise_shares import ShareTerms, from_sum
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sites.member import Member
 from fedpdmc.sites.noisy_derivatives import Noisy, release_point
@@ -63,6 +64,7 @@ class RemoteFederation(Federation):
         # What sites with a budget say of the noise of these, and of their accounts.
         self.noise: list[np.ndarray] = []
         self._agreed = False
+        self._noisy_sums: dict[bytes, Noisy] = {}
         # The account of each private site, from its last answer.
         self.account: dict[str, AccountStatus] = {}
         self.passes = np.zeros(len(transport.names), dtype=np.int64)
@@ -108,20 +110,49 @@ class RemoteFederation(Federation):
 
         The first call makes the sites agree on their masks, in two rounds.
         """
+        found = self._words(self._masked(x), masking.size(len(x)))
+        total = masking.unpacked(masking.total(found), len(x))
+        if self.plausible is not None:
+            self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names))
+        return total
+
+    def noisy_sums(self, x: np.ndarray) -> Noisy:
+        """``Σ∇U_m`` and ``Σ∇²U_m`` at one point with the noise that the sites share. What was asked before is told again."""
+        if (known := self._noisy_sums.get(x.tobytes())) is not None:
+            return known
+        found = self._masked(x)
+        for name, message in zip(self.names, found, strict=True):
+            told = message.noise.tolist()
+            if len(told) == 0:
+                raise BadAnswer(name, "derivatives without noise, unlike the contract")
+            if told[:2] != found[0].noise.tolist()[:2]:
+                raise BadAnswer(name, "a share of the noise that is not that of other sites: the sum is void")
+            self.account[name] = read_account(name, len(x), 0.0, told[2:])
+        size = len(x) + len(x) * (len(x) + 1) // 2
+        numbers = masking.total_integers(self._words(found, size))
+        terms = ShareTerms(len(self.names), 0, len(self._noisy_sums), *found[0].noise.tolist()[:2])
+        gradient, hessian = from_sum(numbers, terms, len(x))
+        if self.plausible is not None:
+            self.plausible.check(", ".join(self.names), x, 0.0, gradient, hessian, sites=len(self.names))
+        self._noisy_sums[x.tobytes()] = Noisy(gradient, hessian, x, *terms.total_sd)
+        return self._noisy_sums[x.tobytes()]
+
+    def _masked(self, x: np.ndarray) -> list[messages.Masked]:
+        """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
             requests = self._all(messages.Offer)
             offered = self.transport.ask(requests)
             self._check(offered, requests, messages.Offered)
             self._ask(self._all(messages.Agree, tuple(offered)), messages.Opened)
             self._agreed = True
-        found = self._ask(self._all(messages.Derive, x), messages.Masked)
+        return self._ask(self._all(messages.Derive, x), messages.Masked)
+
+    def _words(self, found: Sequence[messages.Masked], size: int) -> list[np.ndarray]:
+        """The masked numbers of all sites, of which there are ``size``."""
         for name, message in zip(self.names, found, strict=True):
-            if message.words.shape != (2 * masking.size(len(x)),):
+            if message.words.shape != (2 * size,):
                 raise BadAnswer(name, "derivatives of another number of parameters")
-        total = masking.unpacked(masking.total([message.words for message in found]), len(x))
-        if self.plausible is not None:
-            self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names))
-        return total
+        return [message.words for message in found]
 
     def open(
         self,
@@ -299,7 +330,9 @@ class RemoteSite(Member):
 
     def released(self, x: np.ndarray) -> Noisy:
         """Noisy derivatives with the standard deviations of their noise, as the site reports them, with its account."""
-        assert self.index is not None and self.bounds is not None
+        assert self.bounds is not None
+        if self.index is None:
+            return self.federation.noisy_sums(release_point(x, self.bounds))
         own = x if self.coordinates is None else x[self.coordinates]
         _, gradient, hessian = self.derivatives(x)
         noise = self.federation.noise[self.index].tolist()

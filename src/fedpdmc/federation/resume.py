@@ -11,6 +11,7 @@ from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
 from fedpdmc.privacy.account_status import AccountStatus
+from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.posterior import Posterior
@@ -154,17 +155,25 @@ def _one_shot(connection: Connection, ess: float | None, duration: float | None)
             "The contract's method is 'private-laplace', which has neither: leave them out.",
         )
     study = connection.study
+    federation = connection.federation
     post = private_laplace(_members(connection), study.prior(), study.names, connection.seed)
     recorder = RunRecorder(connection)
     post.privacy, post.settings = recorder.privacy(), post.settings | recorder.facts()
-    post.bytes = np.array(connection.federation.bytes)
+    post.settings["sites"] = list(federation.names)
+    if study.derivatives == "noisy-summed":
+        post.settings["chosen"] += f" {shared_words(len(study.sites), study.colluding or 0)}"
+        post.rounds += AGREEMENT
+    post.bytes, post.messages = np.array(federation.bytes), 2 * np.array(federation.sequence)
     return post
 
 
 def _members(connection: Connection) -> list[RemoteSite]:
     study, federation = connection.study, connection.federation
-    budget = study.budget() if study.derivatives == "noisy" else None
+    budget = study.budget() if study.noisy else None
     bounds = None if budget is None else budget.bounds
+    if study.derivatives == "noisy-summed":
+        # Only the sum of all sites is known.
+        return [RemoteSite(federation, None, len(study.names), bounds)]
     members = [
         RemoteSite(federation, index, len(study.names), bounds, study.coordinates(name))
         for index, name in enumerate(federation.names)

@@ -248,7 +248,7 @@ def _in_process(
 ) -> DirectTransport:  # fmt: skip
     from fedpdmc.federation.site_agent.start import open_agent
 
-    keys = _trial_keys(study, store) if study.derivatives == "summed" else {}
+    keys = _trial_keys(study, store) if study.summed else {}
     agents = []
     for name in study.sites:
         folder = Path(tempfile.mkdtemp(prefix="fedpdmc-")) if store is None else Path(store) / "sites" / name

@@ -64,7 +64,7 @@ def serve_site(
     from fedpdmc.federation.grpc.tls import DialSettings
 
     own = None if keys is None else read_credentials(keys)
-    if own is None and study.derivatives == "summed":
+    if own is None and study.summed:
         raise InputError("keys", "none", "The contract requires secure sums: give the site's folder of keys.")
     agent = open_agent(
         study, name, source, query=query, policy=policy, store=store, seed=seed, ledger=ledger, credentials=own,

@@ -57,6 +57,10 @@ class Budget:
         Under which name a run is charged.
     granted : (epsilon, delta), optional
         What this study alone may spend of it; None: all that is left.
+    colluding : int, optional
+        Share the noise of ``method="private-laplace"`` with the other sites: only the sum over all sites is revealed, and
+        the guarantee holds as long as no more than this many of them collude with the coordinator, or use what they know of
+        their own noise. None: the site adds all of its noise itself, and need not trust anybody.
     seeded_for_tests : bool
         Let a site with a ``seed`` of its own answer without a warning. Its randomness can be guessed: nothing is private.
     """
@@ -72,6 +76,7 @@ class Budget:
     dataset: str | None = None
     study: str = "study"
     granted: tuple[float, float] | None = None
+    colluding: int | None = None
     seeded_for_tests: bool = False
 
     def __post_init__(self):
@@ -94,6 +99,10 @@ class Budget:
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and not (name == "dataset" and value is None):
                 raise InputError(f"Budget({name})", repr(value), "Give a non-empty string.")
+        if self.colluding is not None and (
+            isinstance(self.colluding, bool) or not isinstance(self.colluding, int) or self.colluding < 0
+        ):
+            raise InputError("Budget(colluding)", repr(self.colluding), "Give a number of sites, from 0, or None.")
         if self.granted is not None:
             epsilon, delta = self.granted
             own = positive("Budget(granted)", epsilon), probability("Budget(granted)", delta)

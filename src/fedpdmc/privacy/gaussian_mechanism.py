@@ -89,6 +89,17 @@ class SecretIntegers:
                 return drawn
 
 
+def public_grid(sigma: float) -> float:
+    """The grid of numbers with noise of standard deviation σ: a power of two."""
+    return 2.0 ** math.floor(math.log2(sigma * GRID))
+
+
+def noisy_integers(values: np.ndarray, sigma: float, grid: float, key: bytes) -> list[int]:
+    """``values`` in cells of a public grid, with discrete Gaussian noise of standard deviation σ or a little more."""
+    source, width = SecretIntegers(key), math.ceil(sigma / grid)
+    return [round(float(x) / grid) + source.gaussian(width) for x in values.ravel()]
+
+
 def release(values: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
     """``values``, rounded to a public grid, with discrete Gaussian noise of standard deviation σ or a little more.
 
@@ -96,17 +107,25 @@ def release(values: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
     """
     if sigma == 0:
         return values
-    grid = 2.0 ** math.floor(math.log2(sigma * GRID))
-    source, width = SecretIntegers(key), math.ceil(sigma / grid)
-    noisy = [round(float(x) / grid) + source.gaussian(width) for x in values.ravel()]
+    grid = public_grid(sigma)
+    noisy = noisy_integers(values, sigma, grid, key)
     return (np.array([float(k) for k in noisy]) * grid).reshape(values.shape)
 
 
-def release_symmetric(matrix: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
-    """A symmetric matrix under a bound of its Frobenius norm: entries off the diagonal count twice, so weigh √2."""
+def triangle(matrix: np.ndarray) -> np.ndarray:
+    """The upper triangle of a symmetric matrix, of the matrix's Frobenius norm: entries off the diagonal weigh √2."""
     rows, columns = np.triu_indices(matrix.shape[0])
-    weight = np.where(rows == columns, 1.0, math.sqrt(2.0))
-    upper = release(matrix[rows, columns] * weight, sigma, key) / weight
-    out = np.zeros_like(matrix)
-    out[rows, columns] = out[columns, rows] = upper
+    return matrix[rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+def from_triangle(values: np.ndarray, dim: int) -> np.ndarray:
+    """The inverse of `triangle`."""
+    rows, columns = np.triu_indices(dim)
+    out = np.zeros((dim, dim))
+    out[rows, columns] = out[columns, rows] = values / np.where(rows == columns, 1.0, math.sqrt(2.0))
     return out
+
+
+def release_symmetric(matrix: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
+    """A symmetric matrix with noise, under a bound of its Frobenius norm."""
+    return from_triangle(release(triangle(matrix), sigma, key), matrix.shape[0])

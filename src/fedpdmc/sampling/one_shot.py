@@ -18,6 +18,7 @@ from fedpdmc.privacy.accountant import Sensitivity
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.comparison import exact_samples
 from fedpdmc.privacy.noise_aware import Gaussian, Release
+from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.privacy.planning import Question
 from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
 from fedpdmc.privacy.sensitivity import derivative_sensitivity, sensitivity
@@ -29,7 +30,8 @@ from fedpdmc.sampling.members import resolve_members
 from fedpdmc.sampling.settings import check_names
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import model_of
-from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_point, release_status
+from fedpdmc.sites.noisy_derivatives import Noisy, noisy_derivatives, release_point, release_status
+from fedpdmc.sites.shared_noise import summed_derivatives
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
@@ -58,9 +60,13 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     members, prior, dim = resolve_members(sites, prior, None, names)
     known = _check(members, prior)
     x, released, traffic = known.mean, None, np.zeros((2, len(members)), np.int64)
+    sharing = [site for site in members if isinstance(site, Site) and site.shares_noise]
+    question = known.mean.tobytes() + known.precision.tobytes()
     for step in range(len(ONE_SHOT.steps)):
         x = _within_regions(members, x)
-        released = _ask(members, x, step, traffic)
+        # The sum first: what all sites must agree on is checked before anything is charged.
+        shared = summed_derivatives(sharing, x, step, question) if sharing else None
+        released = _ask(members, x, step, traffic, shared)
         plain = noise_aware.believable(released.hessian, released.hessian_sd)
         x = noise_aware.given_hessian(released, plain, known)[0]
     assert released is not None
@@ -108,24 +114,37 @@ def _within_regions(members: tuple[Any, ...], x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray) -> Release:
-    """One round: the sums of what the sites release, and the variances of their noise."""
+def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray, shared: Noisy | None) -> Release:
+    """One round: the sums of what the sites release, and the variances of their noise.
+
+    ``shared`` is the sum over the sites that share their noise.
+    """
     dim = len(x)
     gradient, hessian = np.zeros(dim), np.zeros((dim, dim))
     first, second = np.zeros(dim), np.zeros((dim, dim))
+
+    def add(noisy: Noisy, index: np.ndarray) -> None:
+        block = np.ix_(index, index)
+        gradient[index] += noisy.gradient
+        hessian[block] += noisy.hessian
+        first[index] += noisy.gradient_sd**2
+        second[block] += noisy.hessian_sd**2 * (1 + np.eye(len(index))) / 2
+
+    if shared is not None:
+        add(shared, np.arange(dim))
     for number, site in enumerate(members):
         index = np.arange(dim) if site.coordinates is None else site.coordinates
-        block = np.ix_(index, index)
-        if site.noisy:
-            noisy = noisy_derivatives(site, x, step, ONE_SHOT) if isinstance(site, Site) else site.released(x)
-            g, h = noisy.gradient, noisy.hessian
-            first[index] += noisy.gradient_sd**2
-            second[block] += noisy.hessian_sd**2 * (1 + np.eye(len(index))) / 2
-        else:
+        size = len(index)
+        traffic[:, number] += 2, 8 * (2 * size + size**2 + 2)
+        if isinstance(site, Site) and site.shares_noise:
+            continue
+        if not site.noisy:
             _, g, h = site.derivatives(x)
-        gradient[index] += g
-        hessian[block] += h
-        traffic[:, number] += 2, 8 * (2 * g.size + h.size + 2)
+            add(Noisy(g, h, x[index], 0.0, 0.0), index)
+        elif isinstance(site, Site):
+            add(noisy_derivatives(site, x, step, ONE_SHOT), index)
+        else:
+            add(site.released(x), index)
     return Release(x, gradient, hessian, np.sqrt(first), np.sqrt(second))
 
 
@@ -153,6 +172,9 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
             f" The same budgets would buy about {exact:.2g} effective samples of the exact posterior "
             "(dynamics=fedpdmc.FactorisedBoomerang())."
         )
+    if sharing := [site for site in known if site.shares_noise]:
+        assert sharing[0].budget is not None
+        what += f" {shared_words(len(sharing), sharing[0].budget.colluding or 0)}"
     return {
         "method": PRIVATE_LAPLACE,
         "exact": False,

@@ -14,9 +14,9 @@ from fedpdmc.privacy.sensitivity import NEIGHBOURS
 
 COVERED = (
     "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals, those "
-    "that lost included, on every chain, and released summaries; so also the published posterior, and other sites that "
-    "collude with the coordinator"
+    "that lost included, on every chain, and released summaries; so also the published posterior"
 )
+ALONE = ", and other sites that collude with the coordinator"
 NOT_COVERED = (
     "how long the site takes to answer, that it fails or does not take part, what "
     "is released outside this ledger, starting points and references that were made from the records by hand, whoever reads "
@@ -54,6 +54,14 @@ def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) ->
         if budget.on_violation == "clip"
         else "refused if outside the declared bounds",
         "randomness": SEEDED if status.seeded else "operating system",
-        "covered": COVERED,
+        "colluding": budget.colluding,
+        "covered": COVERED + _against(budget),
         "not_covered": NOT_COVERED,
     }
+
+
+def _against(budget: Budget) -> str:
+    """Which other sites may collude with the coordinator."""
+    if budget.colluding is None:
+        return ALONE
+    return f", where summaries have shared noise as long as at most {budget.colluding} other sites collude"

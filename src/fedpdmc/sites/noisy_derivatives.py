@@ -49,6 +49,66 @@ class Noisy(NamedTuple):
     hessian_sd: float
 
 
+class Prepared(NamedTuple):
+    """A release that was not made yet: what it needs to know, all of it public but the account.
+
+    Attributes
+    ----------
+    point : array of shape (d,)
+        In the site's own parameters, within the declared region.
+    model : Model
+    sensitivity, rounding : (float, float)
+        Of gradient and Hessian.
+    """
+
+    point: np.ndarray
+    model: Model
+    sensitivity: tuple[float, float]
+    rounding: tuple[float, float]
+
+    def noise(self, schedule: Schedule, alpha: float, cost: float) -> list[float]:
+        """Standard deviations of the noise of gradient and Hessian in a release that costs ``cost`` at order α."""
+        dim = len(self.point)
+        parts = (schedule.gradient, 1 - schedule.gradient) if self.sensitivity[1] > 0 else (1.0, 1.0)
+        counts = (dim, dim * (dim + 1) // 2)
+        return [
+            noise_scale(noise_multiplier(alpha, cost * part), change, off, count)
+            for part, change, off, count in zip(parts, self.sensitivity, self.rounding, counts, strict=True)
+        ]
+
+
+def prepared(site: Site, x: np.ndarray, schedule: Schedule) -> Prepared:
+    """What a release at x needs to know; refused if none is granted there. Nothing is charged."""
+    budget = site.budget
+    if budget is None or not (budget.release or schedule.usual):
+        raise InputError(
+            "reference",
+            f"'laplace' with site {site.name!r}, whose budget grants no release",
+            "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
+            "known without the data.",
+        )
+    own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
+    model = model_of(site.potential)
+    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
+    return Prepared(own, model, sensitivity, _rounding(site, model, own, sensitivity))
+
+
+def release_key(site: Site, key: bytes, point: np.ndarray) -> bytes:
+    """The secret of one release; a site with a seed of its own, for tests only, is keyed by that."""
+    if site.seed is None:
+        return key
+    return hashlib.sha256(repr((site.name, site.seed, point.tolist())).encode()).digest()
+
+
+def release_spent(site: Site) -> BudgetSpent:
+    """Nothing is left for releases."""
+    assert site.budget is not None
+    return BudgetSpent(
+        f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on released "
+        "summaries is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
+    )
+
+
 @double_precision
 def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE) -> Noisy:
     """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
@@ -62,23 +122,14 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
     BudgetSpent
         The share is spent.
     """
-    budget = site.budget
-    if budget is None or not (budget.release or schedule.usual):
-        raise InputError(
-            "reference",
-            f"'laplace' with site {site.name!r}, whose budget grants no release",
-            "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
-            "known without the data.",
-        )
-    own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
-    model = model_of(site.potential)
-    sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
-    rounding = _rounding(site, model, own, sensitivity)
+    ready, budget = prepared(site, x, schedule), site.budget
+    assert budget is not None
+    own = ready.point
     ledger, account = budget.open()
     dataset, study = budget.account_name, budget.study
     records = fingerprint(site.potential)
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
-    asked = hashlib.sha256(repr((records, model, sensitivity, own.tolist())).encode()).digest()
+    asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, own.tolist())).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
     # Where all that may be spent goes into releases, their exact account holds; a share leaves the rest to arrivals.
     limit = budget.study_limit(account, not budget.release and ledger.releases_only(dataset))
@@ -86,22 +137,13 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
     left = max(share - ledger.released(dataset, study, asked), 0.0)
     cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
     if (step >= len(schedule.steps) or left <= LEAST_LEFT * share) and not ledger.answered(request):
-        raise BudgetSpent(
-            f"site {site.name!r}: the share of its privacy budget that study {study!r} may spend on released summaries "
-            "is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
-        )
+        raise release_spent(site)
 
     def work(key: bytes) -> Reply:
-        if site.seed is not None:
-            key = hashlib.sha256(repr((site.name, site.seed, own.tolist())).encode()).digest()
+        key = release_key(site, key, own)
         try:
             _, gradient, hessian = derivatives(site, own)
-            entries = len(own) * (len(own) + 1) // 2
-            parts = (schedule.gradient, 1 - schedule.gradient) if sensitivity[1] > 0 else (1.0, 1.0)
-            sigmas = [
-                noise_scale(noise_multiplier(account.alpha, cost * part), change, off, count)
-                for part, change, off, count in zip(parts, sensitivity, rounding, (len(own), entries), strict=True)
-            ]
+            sigmas = ready.noise(schedule, account.alpha, cost)
             noisy = release(gradient, sigmas[0], key + b"gradient")
             noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
         except Exception:
@@ -110,11 +152,16 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
             return Reply(FAULT, 0.0, cost)
         return Reply(np.concatenate([noisy, noisier.ravel(), sigmas]).astype("<f8").tobytes(), 0.0, cost)
 
-    content = ledger.answer(request, cost, work, granted=limit)
-    if content == FAULT:
-        raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
+    content = checked_content(site, ledger.answer(request, cost, work, granted=limit))
     values, d = np.frombuffer(content, dtype="<f8"), len(own)
     return Noisy(values[:d], values[d:-2].reshape(d, d), own, float(values[-2]), float(values[-1]))
+
+
+def checked_content(site: Site, content: bytes) -> bytes:
+    """The reply of the ledger, if it is no fault."""
+    if content == FAULT:
+        raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
+    return content
 
 
 def release_status(site: Site) -> AccountStatus:

@@ -158,6 +158,11 @@ class Site(Member):
         return site
 
     @property
+    def shares_noise(self) -> bool:
+        """Whether its noise is shared with other sites, and only their sum is revealed."""
+        return self.budget is not None and self.budget.colluding is not None
+
+    @property
     def noisy(self) -> bool:
         """Whether its derivatives are released with noise only, and charged."""
         return self.budget is not None

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedpdmc.errors import InputError
+from fedpdmc.privacy.noise_shares import check_honest
 from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
 
+# Releases of derivatives without noise.
+EXACT = ("summed", "own")
 # In a sum of two, each site knows the other's part.
 LEAST_SUMMED = 3
 # Points at which a private answer in one shot takes derivatives.
@@ -70,7 +73,12 @@ def _check_one_shot(study: Study) -> None:
     """Check what a private answer from noisy derivatives alone needs."""
     for field, found, right, remedy in (
         ("privacy", "nothing", study.epsilon is not None, "Give epsilon and delta."),
-        ("releases: derivatives", repr(study.derivatives), study.derivatives == "noisy", "Set derivatives = 'noisy'."),
+        (
+            "releases: derivatives",
+            repr(study.derivatives),
+            study.noisy,
+            "Set derivatives = 'noisy' or, on a secure sum, 'noisy-summed'.",
+        ),
         (
             "coordinates",
             "a table",
@@ -84,9 +92,29 @@ def _check_one_shot(study: Study) -> None:
             raise InputError(f"study.toml: {field}", f"{found} with [run] method = {study.method!r}", remedy)
 
 
+def _check_shared_noise(study: Study) -> None:
+    """Check what noise that sites share needs."""
+    if (study.derivatives == "noisy-summed") != (study.colluding is not None):
+        raise InputError(
+            "study.toml: privacy: colluding",
+            f"{'nothing' if study.colluding is None else study.colluding} with derivatives = {study.derivatives!r}",
+            "Say how many sites may collude with the coordinator if, and only if, derivatives = 'noisy-summed'.",
+        )
+    if study.colluding is None:
+        return
+    check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
+    if study.method != PRIVATE_LAPLACE:
+        raise InputError(
+            "study.toml: releases: derivatives",
+            "'noisy-summed' with arrivals",
+            f"It is for [run] method = {PRIVATE_LAPLACE!r}: with arrivals use 'noisy'.",
+        )
+
+
 def _check_private(study: Study) -> None:
     """Check what a privacy budget requires."""
     one_shot = study.method == PRIVATE_LAPLACE
+    _check_shared_noise(study)
     if one_shot:
         _check_one_shot(study)
     elif (study.derivatives == "noisy") != (study.release > 0):
@@ -104,7 +132,7 @@ def _check_private(study: Study) -> None:
             "The gradient of a linear regression with an unknown scale has no bound: give a known one.",
         )
     flips = one_shot or study.kind in ("ZigZag", "FactorisedBoomerang")
-    if study.derivatives not in ("none", "noisy") or not flips:
+    if study.derivatives in EXACT or not flips:
         raise InputError(
             "study.toml: privacy",
             f"a budget with {study.kind} and derivatives = {study.derivatives!r}",

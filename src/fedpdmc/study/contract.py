@@ -24,10 +24,8 @@ TYPES = ("number", "count", "level")
 KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
          "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
 # What sites may release of their derivatives, from least to most.
-DERIVATIVES = ("none", "noisy", "summed", "own")
+DERIVATIVES = ("none", "noisy", "noisy-summed", "summed", "own")
 LOG_SIGMA = "log_sigma"
-# Releases without noise.
-EXACT = ("summed", "own")
 DEFAULT_REFRESH = {"Boomerang": 1.2}
 
 
@@ -62,9 +60,11 @@ class Study:
     ----------
     text : bytes
         The file's bytes. Their SHA-256 is the study's ``digest``, which coordinator and sites compare.
-    derivatives : {"none", "noisy", "summed", "own"}
+    derivatives : {"none", "noisy", "noisy-summed", "summed", "own"}
         Whether sites release gradient and Hessian at points of the coordinator's choice: not at all, with noise and charged
-        to the privacy budget, only their sum over all sites, or each site's own.
+        to the privacy budget, only their sum with noise that the sites share, only their sum, or each site's own.
+    colluding : int or None
+        How many sites may collude with the coordinator where noise is shared.
     passes : bool
         Whether sites release their number of passes over the records.
     rounds : int
@@ -115,6 +115,7 @@ class Study:
     excess: float | None = None
     region: float | tuple[float, ...] | None = None
     release: float = 0.0
+    colluding: int | None = None
     missing: str = "refuse"
     most_records: int = 1_000_000
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -124,6 +125,16 @@ class Study:
     def digest(self) -> bytes:
         """SHA-256 of the file."""
         return hashlib.sha256(self.text).digest()
+
+    @property
+    def summed(self) -> bool:
+        """Whether derivatives are released under masks, as sums over all sites only."""
+        return self.derivatives in ("summed", "noisy-summed")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether derivatives are released with noise."""
+        return self.derivatives in ("noisy", "noisy-summed")
 
     @cached_property
     def design(self) -> Design:
@@ -196,6 +207,7 @@ class Study:
         )
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
+        agreed["colluding"] = self.colluding
         return Budget(**agreed | terms)
 
     def dynamics(self):
@@ -368,6 +380,7 @@ def _privacy(top: Table) -> dict[str, Any]:
         "excess": table.number("excess", None, least=1e-300),
         "region": table.numbers("region", None) if "region" in table.values else None,
         "release": table.number("release", 0.0, least=0.0, most=0.99),
+        "colluding": table.whole("colluding", None, least=0) if "colluding" in table.values else None,
     }
     table.done()
     return found

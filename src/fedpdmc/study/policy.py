@@ -9,7 +9,8 @@ from typing import Any
 
 from fedpdmc.certificates.keys import check_fingerprint
 from fedpdmc.errors import InputError, Refused
-from fedpdmc.study.contract import DERIVATIVES, EXACT, FAMILIES, Study
+from fedpdmc.study.consistency import EXACT
+from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
@@ -35,7 +36,7 @@ class Policy:
         The largest distance of such a point from the prior's mean, in prior standard deviations of each parameter.
     most_parameters_per_record : float
     families : tuple of str
-    derivatives : {"none", "noisy", "summed", "own"}
+    derivatives : {"none", "noisy", "noisy-summed", "summed", "own"}
         The most that may be released of value, gradient and Hessian.
     passes : bool
         Whether the number of passes over the records may be released.
@@ -57,6 +58,8 @@ class Policy:
     least_sites, least_pinned : int
         The smallest number of sites of a contract; and, with secure sums, of other sites whose certificates must be listed
         here. For sites that are not listed, the authority alone vouches.
+    least_colluding : int
+        Where noise is shared with other sites, the smallest number of colluding sites that a contract must allow for.
     hours : (int, int) or None
         The hours of the day, by the site's clock, between which it answers; None: always.
     most_seconds : float
@@ -77,6 +80,7 @@ class Policy:
     most_chains: int = MOST_CHAINS
     least_sites: int = 1
     least_pinned: int = 0
+    least_colluding: int = 1
     hours: tuple[int, int] | None = None
     largest_share: float = 0.75
     least_cell: int = 3
@@ -106,8 +110,9 @@ class Policy:
             "POLICY_TIME": study.observed_time > self.most_observed_time,
             "POLICY_CHAINS": study.chains > self.most_chains,
             "POLICY_SITES": len(study.sites) < self.least_sites,
-            "POLICY_PINNED": study.derivatives == "summed"
+            "POLICY_PINNED": study.summed
             and len(set(self.certificates) & set(study.sites) - {site}) < self.least_pinned,
+            "POLICY_COLLUDING": study.colluding is not None and study.colluding < self.least_colluding,
             "POLICY_EPSILON": self.largest_epsilon is not None
             and (study.epsilon is None or study.epsilon > self.largest_epsilon),
         }
@@ -142,6 +147,7 @@ def _policy(table: Table) -> Policy:
         most_chains=table.whole("most_chains", MOST_CHAINS, least=1),
         least_sites=table.whole("least_sites", 1, least=1),
         least_pinned=table.whole("least_pinned", 0),
+        least_colluding=table.whole("least_colluding", 1),
         hours=_hours(table),
         largest_share=table.number("largest_share", 0.75, least=0.0, most=1.0),
         least_cell=table.whole("least_cell", 3, least=0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE, REFERENCE
 from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_status
 from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.sites.private_site import PrivateSite
+from fedpdmc.sites.shared_noise import Group, share_terms, shared_derivatives
 from fedpdmc.sites.site import Site
 from fedpdmc.study import Study
 from fedpdmc.whitening import Reference
@@ -153,6 +155,8 @@ class Computation:
         return messages.Opened(message.run, message.sequence, asked)
 
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.Derivatives | messages.Masked:
+        if self.site.budget is not None and self.party is not None:
+            return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
             with refusing_privacy_errors():
@@ -176,6 +180,17 @@ class Computation:
         except OutOfRange as error:
             logger.error("%s Declare the columns with a center and a scale.", error)
             raise RequestRefused("OUT_OF_RANGE") from error
+
+    def _derive_shared(self, party: SecureSumParty, message: messages.Derive, asked: bytes) -> messages.Masked:
+        """The site's part of the sum, with its share of the noise, masked and charged."""
+        group = Group(message.run.hex(), len(self.study.sites))
+        with refusing_privacy_errors():
+            terms = share_terms(self.site, message.x, len(self._points), group.parties)
+            seal = partial(party.seal, asked=asked, terms=terms)
+            words = np.frombuffer(shared_derivatives(self.site, message.x, group, terms, seal), "<u8")
+            numbers = release_status(self.site).numbers()
+        noise = np.asarray([terms.gradient, terms.hessian, *numbers])
+        return messages.Masked(message.run, message.sequence, asked, words, noise)
 
     def _asked_again(self, x: np.ndarray) -> bool:
         """Whether this is the previous point again. Its derivatives are then released exactly, and none after that."""

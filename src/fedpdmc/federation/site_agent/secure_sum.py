@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +11,7 @@ from fedpdmc.certificates.keys import Credentials, fingerprint, sign, signer
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import masking, messages
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.privacy.noise_shares import ShareTerms
 from fedpdmc.study.contract import Study
 
 
@@ -88,6 +89,11 @@ class SecureSumParty:
         assert self._keys is not None
         words = masking.mask(masking.packed(value, gradient, hessian), self.name, self._keys, asked)
         return messages.Masked(message.run, message.sequence, asked, words)
+
+    def seal(self, numbers: Sequence[int], asked: bytes, terms: ShareTerms) -> bytes:
+        """Integers with shared noise under the masks of this request and of the terms that the guarantee depends on."""
+        assert self._keys is not None
+        return masking.mask_integers(numbers, self.name, self._keys, asked + terms.digest).tobytes()
 
     def control(self, point: np.ndarray, order: int, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
         """The site's own Taylor polynomial at a point, rounded as in the sum.

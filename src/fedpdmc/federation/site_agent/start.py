@@ -20,7 +20,7 @@ from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS
 from fedpdmc.sites.site import Site
 from fedpdmc.study import Policy, Study
-from fedpdmc.study.contract import EXACT
+from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.read_data import check_cells, site_records
 
 logger = logging.getLogger("fedpdmc.site")
@@ -90,7 +90,7 @@ def open_agent(
     if policy is not None and study.derivatives in EXACT:
         control = DisclosureControl(study, name, records, potential, policy)
     party = None
-    if study.derivatives == "summed":
+    if study.summed:
         pinned = None if policy is None else policy.certificates
         party = SecureSumParty(study, name, sum_secret(store), credentials, pinned)
     log = AuditLog(refuse_links(store))
