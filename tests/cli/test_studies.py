@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 from tests.federation.studies import SEED, SITE_SEED, Folder
+from tests.privacy.test_shared_noise import SHARED
 from tests.study.contracts import write_csv
 from typer.testing import CliRunner
 
@@ -76,9 +77,12 @@ def test_a_contract_with_any_release_is_described(call, folder, monkeypatch, tmp
         text += "\n[privacy]\nepsilon = 2.0\ndelta = 1e-6\nrelease = 0.25\n"
     if derivatives == "summed":
         text = text.replace('"south"]', '"south", "west"]')
+    if derivatives == "noisy-summed":
+        text = SHARED
     (tmp_path / "study.toml").write_text(text)
     said = call("study", "check", tmp_path / "study.toml").replace("\n", " ")
-    assert f"arrivals{', ' if DESCRIBED[derivatives] else ''}{', '.join(DESCRIBED[derivatives])}; " in said
+    arrivals = [] if derivatives == "noisy-summed" else ["arrivals"]
+    assert f"release: {', '.join([*arrivals, *DESCRIBED[derivatives]])}; " in said
 
 
 def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, monkeypatch):

@@ -9,7 +9,9 @@ from tests.study.contracts import CONTRACT
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
+from fedpdmc.federation.dry_run import try_study
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
+from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.study import parse_study, read_records
@@ -121,3 +123,51 @@ def test_contracts_that_do_not_fit_the_method_are_refused(old, new, match):
     assert old in ONE_SHOT
     with pytest.raises(InputError, match=match):
         parse_study(ONE_SHOT.replace(old, new).encode())
+
+
+WARDS = (
+    ONE_SHOT.replace('formula = "ill ~ drug + age"', 'formula = "ill ~ 0 + ward + age"')
+    .replace("[prior]", 'ward = { type = "level", levels = ["A", "B"] }\n[prior]')
+    .replace("[limits]", '[coordinates]\nnorth = ["ward[A]", "age"]\nsouth = ["ward[B]", "age"]\n[limits]')
+)
+
+
+@pytest.mark.filterwarnings("ignore:The noise that the privacy budgets ask for")
+def test_sites_whose_records_depend_on_some_parameters_release_in_these_alone(tmp_path):
+    wards = Folder(tmp_path, WARDS)
+    for name, ward in (("north", "A"), ("south", "B")):
+        text = wards.data[name].read_text()
+        wards.data[name].write_text(text.replace(",A\n", f",{ward}\n"))
+    asked = agents(wards, tmp_path / "net")
+    with wards.listening() as connection, wards.sites(connection, asked):
+        post = fp.sample(connection, progress=False)
+    local = []
+    for name in wards.study.sites:
+        records = read_records(wards.study, wards.data[name])
+        budget = wards.study.budget(a_ledger(tmp_path / f"{name}.db"), name, seeded_for_tests=True)
+        potential, own = wards.study.potential(records, name), wards.study.coordinates(name)
+        local.append(fp.Site(potential, name=name, coordinates=own, seed=SITE_SEED, budget=budget))
+    expected = fp.sample(
+        local, wards.study.prior(), method="private-laplace", seed=SEED, names=list(wards.study.names), progress=False
+    )
+    np.testing.assert_array_equal(post.draws(50), expected.draws(50))
+    answers = [messages.decode(e.payload) for e in read_log(tmp_path / "net" / "south") if e.kind is Kind.ANSWER]
+    assert {a.gradient.shape for a in answers if isinstance(a, messages.Derivatives)} == {(2,)}
+    summed = WARDS.replace('"noisy"', '"noisy-summed"').replace('"south"]', '"south", "west"]') + "colluding = 1\n"
+    with pytest.raises(InputError, match="coordinates: found a table with derivatives = 'noisy-summed'"):
+        parse_study(summed.encode())
+
+
+@pytest.mark.filterwarnings("ignore:The noise that the privacy budgets ask for")
+def test_such_a_study_is_tried_out_and_its_log_recomputed(folder, tmp_path):
+    trial = try_study(folder.study, records=20)
+    assert trial.rounds == 3 and trial.observed_time == 0.0
+    made = {}
+    for name in folder.study.sites:
+        ledger = a_ledger(tmp_path / f"{name}.db")
+        made[name] = open_agent(folder.study, name, folder.data[name], store=tmp_path / name, ledger=ledger)
+    with folder.listening() as connection, folder.sites(connection, made):
+        fp.sample(connection, progress=False)
+    made["north"].site.budget.open()[0].close()
+    found = replay(folder.study, "north", folder.data["north"], store=tmp_path / "north", ledger=tmp_path / "north.db")
+    assert found.same == 3 and not found.different

@@ -13,6 +13,7 @@ from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import BudgetSpent, InputError, Refused
 from fedpdmc.federation import masking
 from fedpdmc.federation import messages as wire
+from fedpdmc.federation.site_agent.audit_replay import KEYS, replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.privacy.gaussian_account import gaussian_delta, gaussian_epsilon
 from fedpdmc.privacy.gaussian_mechanism import triangle
@@ -179,6 +180,8 @@ def test_over_tls_the_answer_is_that_of_the_sum_and_every_site_is_charged(folder
         assert [e.kind for e in read(ledger.path) if e.kind in ("release", "round")] == ["release"] * 3
         ledger.close()
     assert post.settings["seed"] == SEED
+    again = replay(folder.study, "north", folder.data["north"], store=tmp_path / "north", ledger=tmp_path / "north.db")
+    assert again.same == 3 and not again.different and again.unchecked == {KEYS: 2}
 
 
 @pytest.mark.parametrize(("old", "new", "match"), [

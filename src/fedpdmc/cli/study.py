@@ -55,13 +55,15 @@ def _check(
 
 def _released(study: "Study") -> str:
     passes = ["number of passes over the records"] if study.passes else []
-    return ", ".join(["arrivals", *DERIVATIVES[study.derivatives], *passes])
+    arrivals = [] if study.one_shot else ["arrivals"]
+    return ", ".join([*arrivals, *DERIVATIVES[study.derivatives], *passes])
 
 
 def _budget(study: "Study") -> str:
     if study.epsilon is None:
         return "no privacy budget"
-    return f"privacy budget epsilon = {study.epsilon:g}, delta = {study.delta:g}, {study.neighbours}"
+    words = f"privacy budget epsilon = {study.epsilon:g}, delta = {study.delta:g}, {study.neighbours}"
+    return words if study.colluding is None else f"{words}, if at most {study.colluding} sites collude"
 
 
 def run(

@@ -47,6 +47,8 @@ class RemoteFederation(Federation):
         Number of the last request that each site has answered; a resumed run continues from there.
     columns : list
         The coordinates that each site is sent, None for all; set before the first plan.
+    coordinates : list
+        The parameters that each site's records depend on, None for all; set before the first derivatives.
     plausible : Plausible or None
         Checks derivatives against the contract; None: no check.
     flips : bool or None
@@ -59,6 +61,7 @@ class RemoteFederation(Federation):
         self.transport, self.run = transport, run
         self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
         self._columns: list[np.ndarray | None] = [None] * len(transport.names)
+        self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
         self._point: np.ndarray | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
         # What sites with a budget say of the noise of these, and of their accounts.
@@ -92,10 +95,13 @@ class RemoteFederation(Federation):
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round. The last point is cached."""
         if self._point is None or not np.array_equal(self._point, x):
             found = self._ask(self._all(messages.Derive, x), messages.Derivatives)
-            for name, message in zip(self.names, found, strict=True):
-                check_derivatives(name, message, len(x))
+            for name, message, own in zip(self.names, found, self.coordinates, strict=True):
+                index = np.arange(len(x)) if own is None else own
+                check_derivatives(name, message, len(index))
                 if self.plausible is not None:
-                    self.plausible.check(name, x, message.value, message.gradient, message.hessian)
+                    gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
+                    gradient[index], hessian[np.ix_(index, index)] = message.gradient, message.hessian
+                    self.plausible.check(name, x, message.value, gradient, hessian)
             self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
             self.noise = [np.array(m.noise) for m in found]
             self._point = np.array(x)

@@ -12,7 +12,6 @@ from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSi
 from fedpdmc.federation.session import Connection
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.noise_shares import shared_words
-from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
@@ -105,7 +104,7 @@ def sample_study(
     ``ess`` or ``duration`` replace those of the contract. Its limits still apply.
     """
     study, saved = connection.study, connection.saved
-    if study.method == PRIVATE_LAPLACE:
+    if study.one_shot:
         return _one_shot(connection, ess, duration)
     if ess is None and duration is None:
         ess, duration = study.ess, study.duration
@@ -174,6 +173,8 @@ def _members(connection: Connection) -> list[RemoteSite]:
     if study.derivatives == "noisy-summed":
         # Only the sum of all sites is known.
         return [RemoteSite(federation, None, len(study.names), bounds)]
+    own = [study.coordinates(name) for name in federation.names]
+    federation.coordinates = [None if one is None else np.asarray(one) for one in own]
     members = [
         RemoteSite(federation, index, len(study.names), bounds, study.coordinates(name))
         for index, name in enumerate(federation.names)

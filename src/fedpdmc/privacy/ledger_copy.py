@@ -10,8 +10,10 @@ from fedpdmc.errors import InputError
 from fedpdmc.privacy.ledger_entries import read
 
 
-def rewound(ledger: str | Path, copy: str | Path, run: str) -> str:
+def rewound(ledger: str | Path, copy: str | Path, run: str, study: str) -> str:
     """Copy a ledger, checked, without the first entry of a run and all that follow; returns the run's data set.
+
+    A run that had summaries released only, which are not told twice, is found by its study.
 
     Parameters
     ----------
@@ -20,8 +22,12 @@ def rewound(ledger: str | Path, copy: str | Path, run: str) -> str:
         Where the copy goes; it is not there yet.
     run : str
         As it is called in the ledger.
+    study : str
+        Its study.
     """
-    first = next((entry for entry in read(ledger) if entry.run == run), None)
+    entries = read(ledger)
+    of_run = [entry for entry in entries if entry.run == run]
+    first = next(iter(of_run or [entry for entry in entries if entry.study == study]), None)
     if first is None:
         raise InputError("ledger", f"{ledger} without the run {run}", "Give the ledger that the site ran with.")
     source, target = sqlite3.connect(f"{Path(ledger).resolve().as_uri()}?mode=ro", uri=True), sqlite3.connect(copy)

@@ -28,7 +28,8 @@ def _check_parameters(study: Study) -> None:
             raise InputError(
                 f"study.toml: coordinates: {site}", repr(list(own)), f"Name each once, among {', '.join(study.names)}."
             )
-    if study.parameters and (study.kind not in ("ZigZag", "FactorisedBoomerang") or study.reference != "none"):
+    local = study.one_shot or (study.kind in ("ZigZag", "FactorisedBoomerang") and study.reference == "none")
+    if study.parameters and not local:
         raise InputError(
             "study.toml: coordinates",
             f"{study.kind} with reference = {study.reference!r}",
@@ -81,9 +82,9 @@ def _check_one_shot(study: Study) -> None:
         ),
         (
             "coordinates",
-            "a table",
-            not study.parameters,
-            "Leave it out: all sites release derivatives in all parameters.",
+            "a table with derivatives = 'noisy-summed'",
+            not study.parameters or not study.summed,
+            "A sum needs all sites in all parameters: leave it out, or set derivatives = 'noisy'.",
         ),
         ("prior", "flat", study.prior_scale is not None, "Give a scale: noise can leave a direction unknown."),
         ("limits: derivatives", str(study.most_derivatives), study.most_derivatives >= POINTS, f"Allow {POINTS}."),
@@ -103,7 +104,7 @@ def _check_shared_noise(study: Study) -> None:
     if study.colluding is None:
         return
     check_honest("study.toml: privacy: colluding", len(study.sites), study.colluding)
-    if study.method != PRIVATE_LAPLACE:
+    if not study.one_shot:
         raise InputError(
             "study.toml: releases: derivatives",
             "'noisy-summed' with arrivals",
@@ -113,7 +114,7 @@ def _check_shared_noise(study: Study) -> None:
 
 def _check_private(study: Study) -> None:
     """Check what a privacy budget requires."""
-    one_shot = study.method == PRIVATE_LAPLACE
+    one_shot = study.one_shot
     _check_shared_noise(study)
     if one_shot:
         _check_one_shot(study)

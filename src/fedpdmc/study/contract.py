@@ -127,6 +127,11 @@ class Study:
         return hashlib.sha256(self.text).digest()
 
     @property
+    def one_shot(self) -> bool:
+        """Whether sites release noisy derivatives at a few points, and no arrivals."""
+        return self.method == PRIVATE_LAPLACE
+
+    @property
     def summed(self) -> bool:
         """Whether derivatives are released under masks, as sums over all sites only."""
         return self.derivatives in ("summed", "noisy-summed")

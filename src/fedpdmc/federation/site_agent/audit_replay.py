@@ -119,7 +119,7 @@ def _agent_before_run(study, name, source, store: Path, query, ledger, folder: P
         secret = path.exists()
         options["ledger"] = folder / "ledger.db"
         if secret and (run := _run_of(store)) is not None:
-            options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}")
+            options["dataset"] = rewound(path, options["ledger"], f"{run}/{name}", study.name)
         else:
             create_ledger(options["ledger"])
     else:
@@ -188,7 +188,12 @@ def _alike(data: bytes, given: Any) -> bool:
     if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
         told = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
         made = dataclasses.replace(made, remaining=given.remaining, **told)
-    if isinstance(made, messages.Derivatives) and isinstance(given, messages.Derivatives) and given.noise.size:
+    if (
+        type(made) is type(given)
+        and isinstance(made, (messages.Derivatives, messages.Masked))
+        and made.noise.size
+        and given.noise.size
+    ):
         made = dataclasses.replace(made, noise=np.concatenate([made.noise[:2], given.noise[2:]]))
     return messages.encode(made) == messages.encode(given)
 

@@ -31,7 +31,7 @@ from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE, REFERENCE
+from fedpdmc.privacy.schedule import ONE_SHOT, REFERENCE
 from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_status
 from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.sites.private_site import PrivateSite
@@ -160,7 +160,7 @@ class Computation:
         if self.site.budget is not None:
             # The value is not released: it is not needed, and would cost more noise.
             with refusing_privacy_errors():
-                schedule = ONE_SHOT if self.study.method == PRIVATE_LAPLACE else REFERENCE
+                schedule = ONE_SHOT if self.study.one_shot else REFERENCE
                 told = noisy_derivatives(self.site, message.x, len(self._points), schedule)
                 numbers = release_status(self.site).numbers()
             noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])

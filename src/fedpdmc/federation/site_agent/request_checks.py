@@ -15,7 +15,6 @@ from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, Priv
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.site_agent.disclosure import DisclosureRefused
-from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study.contract import Study
 
 logger = logging.getLogger("fedpdmc.site")
@@ -142,7 +141,7 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
 
 
 def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
-    if study.method == PRIVATE_LAPLACE:
+    if study.one_shot:
         raise RequestRefused("NOT_IN_CONTRACT")
     dim, order = len(study.names), {"none": 0, "linear": 1, "quadratic": 2}[study.control]
     if so_far.shape is not None:
