@@ -1,0 +1,237 @@
+"""The attack on one program: bounds in every domain against the rates that the program computes, and exact arithmetic.
+
+Attacked are cells and Taylor models in time, on a line or a rotation, of reflections or of flips, and derivatives on balls;
+in the bulk, in the tails and at kinks. A violation is a computed rate, or a value in exact arithmetic, outside its bound, and
+a rate that is not a number under a finite bound.
+"""
+
+import math
+import time
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tests.enclosures import exact
+from tests.enclosures.by_numpy import by_numpy, mapped_by_numpy
+from tests.enclosures.random_programs import DIM, names, program_of, random_tree, records, smaller
+
+from fedpdmc.enclosures import Stretch, check_continuity, enclose
+from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
+from fedpdmc.enclosures.multi_index import monomials
+from fedpdmc.errors import Discontinuous, NoEnclosure
+from fedpdmc.potentials.jax_function import _rates, curved_path
+
+# Cells for each kind of path, times on each, and the order of Taylor models.
+CELLS, TIMES, ORDER = 10, 8, 3
+LENGTHS, SIZES = (1e-4, 1e-2, 0.1, 0.6), (0.3, 1.0, 4.0, 40.0)
+KINDS = ((False, False), (False, True), (True, False), (True, True))  # rotating, flips
+# What the second implementation does not know.
+INEXACT = {
+    "32 bits", "32-bit sum", "offset", "phase", "large", "scan", "loop", "branch", "softmax", "erf", "erfc", "log ndtr",
+    "atan", "lgamma", "digamma", "cholesky", "map", "cosh", "asinh", "by segment", "added", "dropped", "largest",
+    "log sum exp", "product", "backwards", "joint",
+}  # fmt: skip
+
+
+class Violation(AssertionError):
+    """A bound that does not hold, with the place."""
+
+
+def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False) -> Counter:
+    """Attack one program.
+
+    Parameters
+    ----------
+    tree
+        The program.
+    seed : int
+        Of data, paths and times.
+    seen : Counter, optional
+        To which is added what was checked, and what was refused and why.
+    compiled : bool
+        Whether rates and bounds are compiled by XLA, as in a run; else NumPy computes both, which is faster for one program.
+
+    Returns
+    -------
+    Counter
+
+    Raises
+    ------
+    Violation
+    """
+    seen = Counter() if seen is None else seen
+    rng = np.random.default_rng(seed)
+    program = program_of(tree, records(seed))
+    try:
+        check_continuity(program._likelihood, DIM)
+    except Discontinuous as error:
+        # All are continuous; some, of kinks within kinks, are not shown to be, and nothing is promised.
+        seen["not shown continuous: " + str(error).split(": ", 1)[-1][:60]] += 1
+        return seen
+    rotating, flips = KINDS[rng.integers(len(KINDS))]
+    a, v, h, times = paths(rng, program.data, rotating, flips)
+    rate = program._program(flips)
+    rates = computed(compiled, rate, rotating, a, v, times)
+    for domain in (on_cells, on_curves):
+        try:
+            with np.errstate(invalid="ignore", over="ignore"):
+                low, high = domain(compiled, rate, rotating, a, v, h, times)
+        except NoEnclosure as error:
+            seen[f"refused by {domain.__name__}: {error.primitive}"] += 1
+            continue
+        place = (domain.__name__, "rotation" if rotating else "line", "flips" if flips else "reflections")
+        inside(low, rates, high, place, a, v, h, times)
+        bounded = np.isfinite(high)
+        seen[domain.__name__] += int(bounded.sum())
+        seen["not finite " + domain.__name__] += int((~bounded).sum())
+    on_balls(program, rng, tree, seen)
+    seen["programs"] += 1
+    return seen
+
+
+def mapped(compiled: bool, function, *args):
+    """The values of a function at the rows of arrays, by XLA or by NumPy."""
+    return jax.jit(jax.vmap(function))(*map(jnp.asarray, args)) if compiled else mapped_by_numpy(function, *args)
+
+
+def paths(rng, data, rotating: bool, flips: bool):
+    """Anchors of all sizes, some on a kink, with velocities, lengths and times (a row for each cell)."""
+    a = rng.normal(size=(CELLS, DIM)) * rng.choice(SIZES, (CELLS, 1), p=[0.3, 0.4, 0.2, 0.1])
+    a[0] = 0.0
+    a[1] = np.round(a[1])
+    x = np.asarray(data["X"])[0]
+    a[2] -= x * (a[2] @ x) / max(x @ x, 1e-3)  # The first linear predictor is zero there, up to rounding.
+    v = rng.normal(size=(CELLS, DIM))
+    if flips and not rotating:
+        v = np.where(v > 0, 1.0, -1.0)
+    h = rng.choice(LENGTHS, CELLS)
+    within = np.concatenate([np.zeros((CELLS, 1)), np.ones((CELLS, 1)), rng.random((CELLS, TIMES - 2))], 1)
+    return a, v, h, within * h[:, None]
+
+
+def moved(rotating: bool, a, v, times):
+    """Positions and velocities, of shape (cells, times, d)."""
+    s, a, v = times[..., None], a[:, None], v[:, None]
+    if rotating:
+        return a * np.cos(s) + v * np.sin(s), v * np.cos(s) - a * np.sin(s)
+    return a + v * s, v + 0.0 * s
+
+
+def computed(compiled: bool, rate, rotating: bool, a, v, times) -> np.ndarray:
+    """Rates as the program computes them; (cells, times, rates)."""
+    points = [x.reshape(-1, DIM) for x in moved(rotating, a, v, times)]
+    return np.asarray(mapped(compiled, rate, *points)).reshape(*times.shape, -1)
+
+
+def on_cells(compiled: bool, rate, rotating: bool, a, v, h, times):
+    """Ends of the series on each cell, at the times."""
+    found = mapped(compiled, lambda one, other, length: _rates(rate, rotating, one, other, length), a, v, h)
+    parts = (found.value, found.error, found.slope, found.low, found.high)
+    value, error, slope, low, high = (np.asarray(part)[:, None] for part in parts)
+    s = times[..., None]
+    middle = value + slope * s
+    return middle - error + low * s * s, middle + error + high * s * s
+
+
+def on_curves(compiled: bool, rate, rotating: bool, a, v, h, times):
+    """Ends of the polynomial on each stretch, at the times."""
+
+    def curve(a, v, h):
+        return enclose(rate, Stretch(ORDER))(*curved_path(rotating, a.T, v.T, h, ORDER))
+
+    found = jax.jit(curve)(a, v, h) if compiled else by_numpy(curve, a, v, h)
+    tau = (2 * times / h[:, None] - 1)[..., None]
+    middle = sum(_columns(part) * tau**k for k, part in enumerate(found.parts) if part is not None)
+    return middle - _columns(found.error), middle + _columns(found.error)
+
+
+def _columns(part):
+    """Rates by stretches as (cells, 1, rates)."""
+    return np.broadcast_to(np.asarray(part), (np.shape(part)[0], CELLS)).T[:, None]
+
+
+def inside(low, values, high, place, a, v, h, times) -> None:
+    """Fail where a value is outside."""
+    with np.errstate(invalid="ignore"):
+        bad = (values < low) | (values > high) | (np.isnan(values) & np.isfinite(low) & np.isfinite(high))
+    if np.any(bad):
+        k, t, i = np.argwhere(bad)[0]
+        low, high = np.broadcast_to(low, values.shape), np.broadcast_to(high, values.shape)
+        raise Violation(
+            f"{' '.join(place)}: rate {i} is {values[k, t, i]!r}, outside [{low[k, t, i]!r}, {high[k, t, i]!r}], at time "
+            f"{times[k, t]!r} from a={a[k].tolist()}, v={v[k].tolist()}, h={h[k]}"
+        )
+
+
+def on_balls(program, rng, tree, seen: Counter) -> None:
+    """Gradients on balls, computed and, where the second implementation can, values in exact arithmetic."""
+    radii = np.asarray([0.0, 0.01, 0.5])
+    center = rng.normal(size=DIM) * rng.choice(SIZES[:3])
+    balls = Balls(radii, monomials(DIM, 2))
+    try:
+        jet = enclose(program._likelihood, balls)(identity(balls, center))
+    except NoEnclosure as error:
+        seen[f"refused on balls: {error.primitive}"] += 1
+        return
+    if not isinstance(jet, Jet):
+        return
+    turns = rng.normal(size=(len(radii), 4, DIM))
+    turns /= np.linalg.norm(turns, axis=-1, keepdims=True)
+    points = center + radii[:, None, None] * rng.random((len(radii), 4, 1)) * turns
+    gradients = mapped_by_numpy(program._gradient, points.reshape(-1, DIM)).reshape(points.shape)
+    room = 1e-9 * (1 + np.abs(gradients))
+    lo, hi = jet.lo[:, None, 1 : 1 + DIM] - room, jet.hi[:, None, 1 : 1 + DIM] + room
+    with np.errstate(invalid="ignore"):
+        bad = (gradients < lo) | (gradients > hi)
+    if np.any(bad):
+        j, k, i = np.argwhere(bad)[0]
+        raise Violation(
+            f"balls: gradient {gradients[j, k, i]!r} outside, radius {radii[j]}, at {points[j, k].tolist()}"
+        )
+    seen["on balls"] += int(np.isfinite(hi).sum())
+    if not names(tree) & INEXACT:
+        in_exact_arithmetic(program, jet, points[-1, 0], seen)
+
+
+def in_exact_arithmetic(program, jet, point, seen: Counter) -> None:
+    """The value, by intervals of forty digits."""
+    (value,) = exact.evaluate(program._likelihood, point)
+    low, high = exact.ends(value)
+    room = 1e-12 * (abs(low) + abs(high))
+    if high + room < jet.lo[-1, 0] or low - room > jet.hi[-1, 0]:
+        raise Violation(f"balls: the value is in [{low!r}, {high!r}], not in [{jet.lo[-1, 0]!r}, {jet.hi[-1, 0]!r}]")
+    seen["in exact arithmetic"] += 1
+
+
+def shrunk(tree, seed: int, compiled: bool, message: str):
+    """The smallest program within this one that still breaks a bound, and how."""
+    while True:
+        for other in smaller(tree):
+            try:
+                attack(other, seed, compiled=compiled)
+            except Violation as violation:
+                tree, message = other, str(violation)
+                break
+        else:
+            return tree, message
+
+
+def soak(seed: int, numbers, deadline: float = math.inf, compiled_every: int = 100) -> tuple[Counter, list[dict]]:
+    """Attack the programs of these numbers; what was seen, and each violation with its smallest program."""
+    seen, broken = Counter(), []
+    for number in numbers:
+        if time.monotonic() > deadline:
+            break
+        rng = np.random.default_rng((seed, number))
+        tree, place = random_tree(rng, int(rng.integers(1, 7))), int(rng.integers(2**31))
+        compiled = number % compiled_every == compiled_every - 1
+        try:
+            attack(tree, place, seen, compiled)
+        except Violation as violation:
+            least, message = shrunk(tree, place, compiled, str(violation))
+            broken.append({"tree": least, "seed": place, "compiled": compiled, "how": message, "number": number})
+        except Exception as error:
+            broken.append({"tree": tree, "seed": place, "compiled": compiled, "how": repr(error), "number": number})
+        seen["compiled programs"] += compiled
+    return seen, broken

@@ -1,0 +1,64 @@
+"""Many random programs on all cores: ``python -m tests.enclosures.adversary_soak --programs 10000 --seed 1``.
+
+One program in so many (``--compiled-every``) is compiled by XLA, as runs do it; the rest are computed by NumPy. Prints what
+was checked, what was refused, and every violation with the smallest program that has it. Exits with 1 if there was any.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+
+
+def main() -> int:
+    """Run the soak."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop beginning new programs after this long"
+    )
+    parser.add_argument("--compiled-every", type=int, default=100)
+    parser.add_argument("--out", help="a JSON file for the result")
+    options = parser.parse_args()
+    # Many processes on few cores: no threads within one.
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    began, seen, broken = time.monotonic(), Counter(), []
+    shares = [(options, k) for k in range(options.processes)]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for found, violations in pool.imap_unordered(_share, shares):
+            seen.update(found)
+            broken += violations
+    report = {
+        "programs": seen["programs"],
+        "violations": broken,
+        "seconds": round(time.monotonic() - began, 1),
+        "seen": dict(sorted(seen.items())),
+    }
+    print(json.dumps(report, indent=1))
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(report, file, indent=1)
+    return int(bool(broken))
+
+
+def _share(task) -> tuple[Counter, list[dict]]:
+    """Every so manieth program, of a seed of its own."""
+    options, first = task
+    import jax
+
+    with jax.enable_x64(True):
+        from tests.enclosures.adversary import soak
+
+        deadline = time.monotonic() + options.seconds
+        numbers = range(first, options.programs, options.processes)
+        return soak(options.seed, numbers, deadline, options.compiled_every)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
