@@ -1,8 +1,8 @@
 """The attack on one program: bounds in every domain against the rates that the program computes, and exact arithmetic.
 
 Attacked are cells and Taylor models in time, on a line or a rotation, of reflections or of flips, and derivatives on balls;
-in the bulk, in the tails and at kinks. A violation is a computed rate, or a value in exact arithmetic, outside its bound, and
-a rate that is not a number under a finite bound.
+in the bulk, in the tails and at kinks. A violation is a computed rate, or a value in exact arithmetic, outside its bound,
+and a rate that is not a number under a finite bound.
 """
 
 import math
