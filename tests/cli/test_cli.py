@@ -1,12 +1,16 @@
+import logging
 import subprocess
 import sys
 from importlib.metadata import version
 
+import pytest
 from typer.testing import CliRunner
 
 import fedpdmc as fp
 from fedpdmc import experiments
 from fedpdmc.cli import app
+from fedpdmc.cli.runner import log_to
+from fedpdmc.errors import InputError
 from fedpdmc.experiments.study import Verdict
 
 SCRIPT = """
@@ -73,3 +77,29 @@ def test_reproduce_prints_every_verdict_and_fails_if_one_does_not_hold(tmp_path,
     result = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "gaussian: holds: as it should be" in result.output and "cox: DOES NOT HOLD: off" in result.output
+
+
+def test_a_log_file_is_begun_anew_when_it_is_moved_away(tmp_path, capsys):
+    """As logrotate does it: no signal, no line lost, readable by its owner only; a disk that fails stops nothing."""
+    path, logger = tmp_path / "site.log", logging.getLogger("fedpdmc")
+    log_to(path)
+    handler = logger.handlers[-1]
+    try:
+        for number in range(6):
+            logger.warning("line %d", number)
+            if number % 2:
+                path.rename(tmp_path / f"site.log.{number}")
+        said = "".join(one.read_text() for one in sorted(tmp_path.glob("site.log.*")))
+        assert [line[-1] for line in said.splitlines()] == list("012345") and "WARNING fedpdmc: line 0" in said
+        assert all(one.stat().st_mode & 0o777 == 0o600 for one in tmp_path.iterdir())
+        path.mkdir()
+        logger.warning("nowhere")
+        assert "a line could not be written" in capsys.readouterr().err
+        path.rmdir()
+        logger.warning("again")
+        assert "again" in path.read_text()
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    with pytest.raises(InputError, match="log-file"):
+        log_to(tmp_path / "nowhere" / "site.log")

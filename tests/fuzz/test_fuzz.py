@@ -11,7 +11,8 @@ from fedpdmc.errors import InputError
 
 # Files and keys only: nothing is compiled.
 QUICK = ("addresses", "bundles", "contracts", "credentials", "csv", "decoder", "formulas", "ledgers", "options", "parquet",
-         "policies", "queries", "seal_files", "site_secrets", "sqlite", "status_requests", "logs")  # fmt: skip
+         "policies", "queries", "seal_files", "site_secrets", "sqlite", "stall_options",
+         "status_requests", "logs")  # fmt: skip
 
 
 def read(data: bytes):

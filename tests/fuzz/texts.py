@@ -175,6 +175,22 @@ def addresses(folder: Path) -> Target:
     return Target("address", samples, read, (b"?password=x", b"&", b"@", b"sslmode=", b"%40", b":", b"]", b"65536"))
 
 
+def stall_options(folder: Path) -> Target:
+    """The command and the webhook of ``--on-stall`` and ``--stall-webhook``."""
+    from fedpdmc.operations.status.tell import tellers
+
+    def read(data: bytes):
+        text = data.decode("utf-8", "surrogateescape")
+        tellers(text, None) if text.startswith("mail") else tellers(None, text)
+
+    return Target(
+        "stall option",
+        [b"https://host:8/hook?x=1", b"http://[::1]/", b"mail -s 'stall' me"],
+        read,
+        (b"@", b"//", b"[", b"::"),
+    )
+
+
 def options(folder: Path) -> Target:
     """Options of the command line that have a form."""
 
@@ -301,6 +317,7 @@ TARGETS = (
     queries,
     addresses,
     options,
+    stall_options,
     credentials,
     bundles,
     status_requests,

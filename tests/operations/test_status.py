@@ -1,8 +1,11 @@
 """The status of a run, over real sockets, while it goes on: right, read-only, and closed to those it is not for."""
 
+import contextlib
+import http.server
 import json
 import logging
 import math
+import queue
 import re
 import socket
 import sys
@@ -17,9 +20,9 @@ from tests.federation.studies import Folder
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, watch, watched
+from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, tell, watch, watched
 from fedpdmc.operations.status import server as status_server
-from fedpdmc.operations.status.board import MOST_POINTS, History
+from fedpdmc.operations.status.board import MOST_POINTS, History, Silence
 from fedpdmc.operations.status.metrics import metrics
 from fedpdmc.operations.status.page import page
 from fedpdmc.operations.status.plots import Series, plot, ticks
@@ -195,7 +198,124 @@ def test_an_address_that_is_taken_or_is_none_and_a_command_that_is_none():
         StatusServer("8080", facts)
     for wrong in ('mail "', " "):
         with pytest.raises(InputError, match="on-stall"):
-            _ = Watching(None, wrong).command
+            tell.tellers(wrong, None)
+
+
+NEWS = tell.News("stalled", "nothing from site south for 300 s", "site south", 300, "coordinator", "two hospitals")
+
+
+@contextlib.contextmanager
+def webhook(answer):
+    """A server that does what ``answer`` does with each request; yields its address and what was posted."""
+    posted = queue.Queue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.put((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            answer(self)
+
+        def do_GET(self):
+            posted.put(("GET", self.path))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook?token=hunter2", posted
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def status_code(code, **headers):
+    def answer(handler):
+        handler.send_response(code)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return answer
+
+
+def test_a_webhook_is_posted_the_stall_and_its_end(folder, caplog, monkeypatch):
+    """Of a coordinator that waits for its sites, over HTTP; the sentence and the facts, and nothing of the contract."""
+    monkeypatch.setattr(watch, "SECONDS", 0.05)
+    with webhook(status_code(204)) as (url, posted), folder.listening() as connection:
+        board = CoordinatorBoard(connection)
+        monkeypatch.setattr(board, "silent", lambda: {"site south": Silence(9.0, False)} if not over.is_set() else {})
+        over = threading.Event()
+        with watched(board, Watching(stall_after=0.5, stall_webhook=url)):
+            path, begun = posted.get(timeout=60)
+            over.set()
+            _, ended = posted.get(timeout=60)
+    assert path == "/hook?token=hunter2" and set(begun) == {"text", *tell.News._fields}
+    assert begun["state"] == "stalled" and begun["waiting_for"] == "site south" and begun["seconds"] == 9
+    assert begun["text"] == "two hospitals, coordinator: nothing from site south for 9 s; it is not connected"
+    assert ended["state"] == "over" and "hunter2" not in caplog.text
+
+
+def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_nothing(caplog, monkeypatch):
+    monkeypatch.setattr(tell, "MOST_STEP", 1.0)
+    hang = threading.Event()
+    answers = {
+        "status 500": status_code(500),
+        "status 302": status_code(302, Location="/elsewhere"),
+        "could not be reached (TimeoutError)": lambda handler: hang.wait(30),
+    }
+    for said, answer in answers.items():
+        caplog.clear()
+        with webhook(answer) as (url, posted):
+            one = tell.WebhookTeller(url)
+            one(NEWS)
+            posted.get(timeout=60)
+            until(lambda said=said: said in caplog.text)
+            until(lambda one=one: one._places._value == tell.MOST_POSTS)
+            # A redirection is not followed.
+            assert all(path != "GET" for path, _ in iter_queue(posted))
+        assert "hunter2" not in caplog.text
+    hang.set()
+    caplog.clear()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    tell.WebhookTeller(f"http://127.0.0.1:{port}/hunter2")(NEWS)
+    until(lambda: f"the webhook at 127.0.0.1:{port} could not be reached" in caplog.text)
+    assert "hunter2" not in caplog.text
+
+
+def test_posts_to_a_webhook_that_hangs_are_few(caplog, monkeypatch):
+    hang = threading.Event()
+    with webhook(lambda handler: hang.wait(30)) as (url, posted):
+        one = tell.WebhookTeller(url)
+        # The calls return while the server hangs.
+        for _ in range(3 * tell.MOST_POSTS):
+            one(NEWS)
+        assert caplog.text.count("still busy") == 2 * tell.MOST_POSTS
+        hang.set()
+        until(lambda: one._places._value == tell.MOST_POSTS)
+
+
+def iter_queue(items):
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield items.get_nowait()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "ftp://host/", "https://", "https://user:hunter2@host/", "file:///etc/passwd", "http://[::1", "https://host:99999/",
+     "https://a b/hunter2", "https://host/\r\nX: hunter2", "hunter2"],
+)  # fmt: skip
+def test_an_address_that_is_no_webhook_is_refused_without_being_shown(url):
+    with pytest.raises(InputError, match="stall-webhook") as error:
+        tell.tellers(None, url)
+    assert "hunter2" not in str(error.value)
 
 
 def test_a_history_does_not_grow():

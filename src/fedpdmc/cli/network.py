@@ -13,10 +13,12 @@ from fedpdmc.cli.runner import (
     Contract,
     Data,
     Ledger,
+    LogFile,
     Query,
     ServerName,
     SiteName,
     Store,
+    log_to,
     print_findings,
 )
 from fedpdmc.cli.study import verdict_in_summary
@@ -36,6 +38,7 @@ Status = Annotated[
 OnStall = Annotated[
     str | None, typer.Option(help="Command to run when the other side stops responding, and when it is back.")
 ]
+StallWebhook = Annotated[str | None, typer.Option(help="Address (https://...) to which the same is posted as JSON.")]
 StallAfter = Annotated[float, typer.Option(min=1.0, help="Seconds without a response that count as a stall.")]
 
 
@@ -55,10 +58,13 @@ def coordinator(
     check: Check = False,
     status: Status = None,
     on_stall: OnStall = None,
+    stall_webhook: StallWebhook = None,
     stall_after: StallAfter = 300.0,
+    log_file: LogFile = None,
 ) -> int:
     """Run a study with sites that connect over the network. Restarted with the same store, it resumes."""
     _require_keys(keys, plain_on_loopback)
+    log_to(log_file)
     if check:
         from fedpdmc.operations.preflight import CoordinatorCheck
 
@@ -70,7 +76,7 @@ def coordinator(
     import fedpdmc as fp
     from fedpdmc.operations.status import CoordinatorBoard, watched
 
-    watching = _watching(status, on_stall, stall_after)
+    watching = _watching(status, on_stall, stall_after, stall_webhook)
     with fp.connect(
         study, listen=listen, keys=keys, store=store, seed=seed, plain_on_loopback=plain_on_loopback
     ) as connection:
@@ -110,10 +116,13 @@ def site(
     check: Check = False,
     status: Status = None,
     on_stall: OnStall = None,
+    stall_webhook: StallWebhook = None,
     stall_after: StallAfter = 300.0,
+    log_file: LogFile = None,
 ) -> int:
     """Take part in a study as one of its sites. Restarted with the same store, it resumes."""
     _require_keys(keys, plain_on_loopback)
+    log_to(log_file)
     where = {"coordinator": coordinator, "keys": keys, "store": store}
     options = {"query": query, "ledger": ledger, "server_name": server_name}
     if check:
@@ -127,7 +136,7 @@ def site(
     from fedpdmc.operations.serve import serve_site
     from fedpdmc.study import read_policy, read_study
 
-    watching = _watching(status, on_stall, stall_after)
+    watching = _watching(status, on_stall, stall_after, stall_webhook)
     serve_site(
         read_study(study), name, data, policy=read_policy(policy), seed=seed, seeded_for_tests=seeded_for_tests,
         watching=watching, **where, **options,
@@ -192,15 +201,17 @@ def _require_keys(keys: Path | None, plain: bool) -> None:
         raise typer.BadParameter("Give either --keys or --plain-on-loopback.")
 
 
-def _watching(status: str | None, on_stall: str | None, stall_after: float) -> "Watching | None":
-    """How to monitor the run; None if no option asks for it. A malformed command is refused here."""
+def _watching(
+    status: str | None, on_stall: str | None, stall_after: float, stall_webhook: str | None
+) -> "Watching | None":
+    """How to monitor the run; None if no option asks for it. A malformed command or address is refused here."""
     from fedpdmc.operations.status import Watching
+    from fedpdmc.operations.status.tell import tellers
 
-    if status is None and on_stall is None:
+    if status is None and on_stall is None and stall_webhook is None:
         return None
-    watching = Watching(status, on_stall, stall_after)
-    _ = watching.command
-    return watching
+    tellers(on_stall, stall_webhook)
+    return Watching(status, on_stall, stall_after, stall_webhook)
 
 
 def _report(check: "Preflight") -> int:

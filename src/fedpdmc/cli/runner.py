@@ -3,6 +3,8 @@
 import errno
 import functools
 import logging
+import logging.handlers
+import os
 import sqlite3
 import sys
 import warnings
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpdmc.console.wrapping import say, terminal_width, wrapped
-from fedpdmc.errors import FedPDMCError
+from fedpdmc.errors import FedPDMCError, InputError
 
 if TYPE_CHECKING:
     from fedpdmc.operations.preflight import Finding
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 # left, a disk that is full or fails), so that a restart may succeed (EX_TEMPFAIL).
 CHECK_FAILED, REFUSED, TRY_LATER = 1, 2, 75
 SQLITE_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+FULL_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 Contract = Annotated[Path, typer.Argument(help="The study's contract, study.toml.")]
@@ -30,6 +33,9 @@ Data = Annotated[str, typer.Option(help="The site's records: a .csv or .parquet 
 Query = Annotated[str | None, typer.Option(help="SQL query that returns the records (databases only).")]
 Store = Annotated[Path, typer.Option(help="Folder for this party's run data; a restart resumes from it.")]
 Ledger = Annotated[Path | None, typer.Option(help="The site's privacy ledger. Default: the user's own.")]
+LogFile = Annotated[
+    Path | None, typer.Option(help="Also write log lines to this file. If it is moved away, a new one is begun.")
+]
 ServerName = Annotated[str, typer.Option(help="The name that the coordinator's certificate must have.")]
 
 
@@ -106,13 +112,53 @@ class _WrappingFormatter(logging.Formatter):
         return wrapped(super().format(record), terminal_width(sys.stderr))
 
 
+def log_to(path: Path | None) -> None:
+    """Also write log lines to a file, which only this user can read.
+
+    Before each line the file is opened again if it was moved or deleted: a rotating tool needs no signal, and no line is
+    lost.
+    """
+    if path is None:
+        return
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        handler = _LogFileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise InputError("log-file", f"{error.strerror}: {path}", "Give a file that can be written.") from error
+    handler.setFormatter(logging.Formatter(FULL_LINE))
+    logging.getLogger("fedpdmc").addHandler(handler)
+
+
+class _LogFileHandler(logging.handlers.WatchedFileHandler):
+    """A file that is opened again when it was moved away."""
+
+    def _open(self):
+        """The file, created for this user only."""
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=_private)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say on standard error that a line could not be written; the next one is tried again."""
+        print(f"a line could not be written to {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _log_handler() -> logging.Handler:
     """Short lines on a terminal; full lines with date, level and logger in a service's log."""
     handler = _StandardErrorHandler()
     if sys.stderr.isatty():
         handler.setFormatter(_WrappingFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(FULL_LINE))
     return handler
 
 

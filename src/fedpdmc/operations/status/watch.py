@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import shlex
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fedpdmc.errors import InputError
 from fedpdmc.operations.status.board import Board, Silence, finite
+from fedpdmc.operations.status.tell import News, tellers
 
 logger = logging.getLogger("fedpdmc.operations.status")
-# Seconds between two samples, between two status lines in the log, and the time limit of an operator's command.
-SECONDS, LINE_SECONDS, MOST_COMMAND = 1.0, 60.0, 60.0
+# Seconds between two samples, and between two status lines in the log.
+SECONDS, LINE_SECONDS = 1.0, 60.0
 USUAL_PATIENCE = 300.0
 
 
@@ -33,24 +30,14 @@ class Watching(NamedTuple):
         A command to run when a stall begins and when it ends.
     stall_after : float
         Seconds of silence of a party that is waited for.
+    stall_webhook : str or None
+        An address to post to when a stall begins and when it ends.
     """
 
     status: str | None = None
     on_stall: str | None = None
     stall_after: float = USUAL_PATIENCE
-
-    @property
-    def command(self) -> list[str] | None:
-        """The words of the command, which runs without a shell."""
-        if self.on_stall is None:
-            return None
-        try:
-            words = shlex.split(self.on_stall)
-        except ValueError as error:
-            raise InputError("on-stall", f"{self.on_stall!r}: {error}", "Give a command in shell syntax.") from error
-        if not words:
-            raise InputError("on-stall", "no command", "Give a program and its arguments.")
-        return words
+    stall_webhook: str | None = None
 
 
 class Watch:
@@ -63,7 +50,8 @@ class Watch:
     """
 
     def __init__(self, board: Board, watching: Watching):
-        self.board, self.patience, self._command = board, watching.stall_after, watching.command
+        self.board, self.patience = board, watching.stall_after
+        self._tellers = tellers(watching.on_stall, watching.stall_webhook)
         self._over, self._stalled = threading.Event(), dict[str, Silence]()
         self._thread = threading.Thread(target=self._watch, name="fedpdmc-watch", daemon=True)
         self._thread.start()
@@ -109,30 +97,11 @@ class Watch:
                 self._tell("over", who, one.seconds, f"no longer stalled: {who}")
 
     def _tell(self, state: str, who: str, seconds: float, words: str) -> None:
-        if self._command is None:
-            return
-        facts = self.board.facts()
-        told = {
-            "FEDPDMC_STATE": state,
-            "FEDPDMC_STALL": words,
-            "FEDPDMC_WAITING_FOR": who,
-            "FEDPDMC_SECONDS": f"{seconds:.0f}",
-            "FEDPDMC_PARTY": str(facts["name"]),
-            "FEDPDMC_STUDY": str(facts["study"]),
-        }
-        threading.Thread(target=_run, args=(self._command, told), name="fedpdmc-on-stall", daemon=True).start()
-
-
-def _run(command: list[str], told: dict[str, str]) -> None:
-    try:
-        done = subprocess.run(
-            command, env=os.environ | told, stdin=subprocess.DEVNULL, timeout=MOST_COMMAND, check=False
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        logger.error("the command of --on-stall failed: %s", error)
-        return
-    if done.returncode:
-        logger.error("the command of --on-stall ended with status %d", done.returncode)
+        if self._tellers:
+            facts = self.board.facts()
+            news = News(state, words, who, round(seconds), str(facts["name"]), str(facts["study"]))
+            for tell in self._tellers:
+                tell(news)
 
 
 @contextlib.contextmanager
