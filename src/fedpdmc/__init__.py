@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedpdmc.sampling.extension import load as load
     from fedpdmc.sampling.laplace_reference import laplace as laplace
     from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
+    from fedpdmc.sampling.vb_reference import vb as vb
     from fedpdmc.sites.site import Site as Site
     from fedpdmc.whitening import Reference as Reference
 
@@ -43,6 +44,7 @@ _HOMES = {
     "load": "fedpdmc.sampling.extension",
     "models": "fedpdmc.models",
     "sample": "fedpdmc.sampling.api",
+    "vb": "fedpdmc.sampling.vb_reference",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -8,6 +8,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+# How a reference was made of the sites' derivatives: at the mode, or as means over the reference itself.
+LAPLACE, VB = "laplace", "vb"
+
 
 class Reference(eqx.Module):
     """Public coordinates ``x = c + S a`` in which all dynamics run.
@@ -19,11 +22,15 @@ class Reference(eqx.Module):
     scale_tril : array of shape (d, d), or (d,) for a diagonal one
         The matrix ``S``; ``S Sᵀ`` plays the part of a covariance.
     control : dict, optional
-        The sites' public quadratics by name, as `fedpdmc.laplace` makes them.
+        The sites' public quadratics by name, as `fedpdmc.laplace` and `fedpdmc.vb` make them.
     rounds : int
         Serial exchanges with the sites that its making took.
     bytes : dict, optional
         Bytes exchanged with each site to make it.
+    name : str
+        How it was made: "laplace", "vb", or nothing if it was given.
+    why : str
+        Why it was made so, in words.
     """
 
     center: Float[Array, " d"]
@@ -31,6 +38,8 @@ class Reference(eqx.Module):
     control: dict[str, Any] | None = None
     rounds: int = eqx.field(default=0, static=True)
     bytes: dict[str, int] | None = eqx.field(default=None, static=True)
+    name: str = eqx.field(default="", static=True)
+    why: str = eqx.field(default="", static=True)
 
     @property
     def dim(self) -> int:

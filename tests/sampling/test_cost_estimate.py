@@ -99,7 +99,7 @@ def test_a_study_cannot_choose_and_warns_with_what_it_will_cost(tmp_path, heavy,
             fp.sample(connection, progress=False)
     said = [str(one.message) for one in told if "converged" not in str(one.message)]
     if heavy:
-        assert "The posterior is far from its Laplace reference: the sites have" in said[0]
+        assert "The posterior is far from its reference: the sites have" in said[0]
         assert "at least about" in said[1] and 'kind = "ZigZag" in the contract' in said[1]
     else:
         assert said == []

@@ -27,7 +27,7 @@ def default():
 
 def test_the_default_is_the_few_rounds_method(default):
     assert isinstance(default.dynamics, fp.Boomerang) and default.dynamics.refresh == REFRESH
-    assert (default.reference_name, default.control_name) == ("laplace", "quadratic")
+    assert (default.reference_name, default.control_name) == ("vb", "quadratic")
     assert default.few_rounds and default.whitened and default.open_dynamics and default.certified
     assert default.segments == 64 and default.names == ["x0", "x1"]
     assert default.burn_in(None, None) == default.burn_in(None, 1000.0) == 5.0 and default.burn_in(2, None) == 2.0
@@ -38,7 +38,7 @@ def test_the_default_is_the_few_rounds_method(default):
     [
         (ZIGZAG, hospitals, "laplace", "linear"),
         (fp.BouncyParticle(), hospitals, "laplace", "linear"),
-        (fp.FactorisedBoomerang(), hospitals, "laplace", "quadratic"),
+        (fp.FactorisedBoomerang(), hospitals, "vb", "quadratic"),
         (ZIGZAG, partial, "diagonal", "linear"),
         (fp.BouncyParticle(), partial, "laplace", "linear"),
     ],

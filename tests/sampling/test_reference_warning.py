@@ -11,7 +11,7 @@ from fedpdmc.console.progress import Tick
 from fedpdmc.sampling.method import SECOND_RUN
 from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 
-FAR = "The posterior is far from its Laplace reference: .*ZigZag"
+FAR = "The posterior is far from its reference: .*ZigZag"
 WIDE = fp.models.normal_prior(1, scale=100.0)
 
 

@@ -206,7 +206,7 @@ def test_the_prior_can_be_an_extra_site():
 
 
 def test_a_reference_of_ones_own_can_be_given():
-    made = fp.laplace(hospitals(), prior())
+    made = fp.vb(hospitals(), prior())
     by_hand, by_name = short_run(reference=made), default_run()
     np.testing.assert_array_equal(by_hand.skeleton.t, by_name.skeleton.t)
     assert by_hand.rounds == by_name.rounds

@@ -71,9 +71,23 @@ class Welcome(Message):
 
 @message(3)
 class Derive(SiteRequest):
-    """Coordinator → site: compute value, gradient and Hessian at a point, for the reference."""
+    """Coordinator → site: compute value, gradient and Hessian at a point, for the reference.
+
+    With a spread S that is not empty, their means over ``N(x, S Sᵀ)``.
+    """
 
     x: Vector
+    spread: Matrix = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def about(self) -> np.ndarray | None:
+        """The spread, None if it is empty."""
+        return self.spread if self.spread.size else None
+
+    def check(self):
+        """A spread of the point's size, or none."""
+        if self.spread.shape not in ((0, 0), 2 * self.x.shape):
+            raise WireError("spread", f"shape {self.spread.shape} at a point of shape {self.x.shape}")
 
 
 @message(4)

@@ -6,7 +6,10 @@ changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
 
 ``ΔᵀHΔ (1 − e^{−D})/D ≤ Δ·(g' − g) ≤ ΔᵀHΔ (e^D − 1)/D``
 
-with the Hessian at either end. Derivatives of invented records pass: they cannot be distinguished from those of unusual
+with the Hessian at either end. Both hold for means over ``N(x, S Sᵀ)`` with one S, where ``E|ℓ'''| ≤ E ℓ''``. With different
+ones, of which predictors have standard deviations up to s and s', Hessians are compared alone: by
+``e^{−|u|} ≤ ℓ''(z + u)/ℓ''(z) ≤ e^{|u|}`` one is at most ``e^D E e^{s|ε|} / E e^{−s'|ε|}`` times the other, with
+``E e^{±s|ε|} = 2 e^{s²/2} Φ(±s)``. Derivatives of invented records pass: they cannot be distinguished from those of unusual
 records.
 """
 
@@ -17,6 +20,7 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.special import log_ndtr
 
 from fedpdmc.errors import BadAnswer
 from fedpdmc.federation.derivative_rounding import GRADIENT, HESSIAN, LEAST
@@ -34,9 +38,11 @@ MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
 
 
 class Told(NamedTuple):
-    """The derivatives of a site at a point."""
+    """The derivatives of a site at a point, or their means over a Gaussian about it, with the predictors' deviation."""
 
     x: np.ndarray
+    spread: np.ndarray | None
+    deviation: float
     gradient: np.ndarray
     hessian: np.ndarray
 
@@ -56,11 +62,20 @@ class Plausible:
         self._offset = 0.0 if offset is None else max(abs(x) for x in study.columns[offset].range)
         self._told: dict[str, list[Told]] = {}
 
-    def check(self, name: str, x: np.ndarray, value: float, gradient: np.ndarray, hessian: np.ndarray, sites: int = 1):
-        """Raise `BadAnswer` for derivatives that no records of ``sites`` sites can have."""
+    def check(
+        self,
+        name: str,
+        x: np.ndarray,
+        value: float,
+        gradient: np.ndarray,
+        hessian: np.ndarray,
+        sites: int = 1,
+        spread: np.ndarray | None = None,
+    ) -> None:
+        """Raise `BadAnswer` for derivatives, or means over a Gaussian, that no records of ``sites`` sites can have."""
         study, noisy = self._study, self._study.noisy
         most = SLACK * (NOISE if noisy else 1.0) * study.most_records * sites
-        slope, curvature = self._of_one_record(x)
+        slope, curvature = self._of_one_record(x, spread)
         if not (np.abs(gradient) <= most * slope + 1e-6).all():
             raise BadAnswer(
                 name, f"a gradient that {study.most_records:,} records within the declared bounds cannot have"
@@ -72,21 +87,31 @@ class Plausible:
         if noisy or study.unknown_scale or study.family == "student_t":
             return
         self._convex(name, value, hessian)
-        now, before = Told(np.array(x), gradient, hessian), self._told.setdefault(name, [])
+        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian)
+        before = self._told.setdefault(name, [])
         for past in before:
             self._between(name, past, now)
         before.append(now)
 
-    def _of_one_record(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of the gradient and of the Hessian of one record at a point."""
-        study, largest = self._study, self._largest
+    def _deviation(self, spread: np.ndarray | None) -> float:
+        """The largest standard deviation of a predictor."""
+        largest = self._largest
+        return 0.0 if spread is None else float(largest @ np.sqrt(np.sum(spread[: len(largest)] ** 2, 1)))
+
+    def _of_one_record(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the gradient and of the Hessian of one record at a point, or of their means."""
+        study, largest, deviation = self._study, self._largest, self._deviation(spread)
+        tilt = np.zeros(len(x)) if spread is None else spread[-1]
+        if study.unknown_scale and spread is not None:
+            # As `LinearUnknownScale.averaged` has it: the mean of e^{−2s} tilts the coefficients.
+            x = np.append((x - 2 * spread @ tilt)[:-1], x[-1])
         reach = float(largest @ np.abs(x[: len(largest)])) + self._offset
         rest, outer = reach + self._outcome, np.outer(largest, largest)
         with np.errstate(over="ignore"):
             if study.family == "logistic":
                 return largest, 0.25 * outer
             if study.family == "poisson":
-                rate = float(np.exp(reach))
+                rate = float(np.exp(reach + 0.5 * deviation**2))
                 return max(rate, self._outcome) * largest, rate * outer
             if study.family == "student_t":
                 df, scale = study.options["df"], study.options["scale"]
@@ -94,7 +119,7 @@ class Plausible:
             if not study.unknown_scale:
                 weight = study.options["scale"] ** -2.0
                 return weight * rest * largest, weight * outer
-            weight = float(np.exp(-2 * x[-1]))
+            weight, rest = float(np.exp(-2 * x[-1] + 2 * tilt @ tilt)), math.hypot(rest, deviation)
             cross = 2 * weight * rest * largest
             slope = np.append(weight * rest * largest, 1 + weight * rest**2)
             return slope, np.block(
@@ -113,9 +138,22 @@ class Plausible:
         """The change of the gradient against the curvature at both ends of the step."""
         step = now.x - past.x
         reach = 0.0 if self._study.family == "linear" else float(self._largest @ np.abs(step))
-        if reach > LONGEST:
+        # Means of a quadratic's derivatives are its derivatives.
+        same = self._study.family == "linear" or _same_spread(past, now)
+        growth = reach + (0.0 if same else _log_growth(past, now))
+        if growth > LONGEST:
             return
-        grows, rise, curves, slack = math.exp(reach), float(step @ (now.gradient - past.gradient)), [], 0.0
+        factor, told = math.exp(growth), (past.hessian, now.hessian)
+        fits = _below(*told, factor) and _below(*told[::-1], factor)
+        if same:
+            fits = fits and self._rises(past, now, step, reach)
+        if not fits:
+            raise BadAnswer(name, "gradients and Hessians at two points that contradict each other")
+
+    @staticmethod
+    def _rises(past: Told, now: Told, step: np.ndarray, reach: float) -> bool:
+        """Whether the gradient changes along a step as the curvature at its ends allows."""
+        rise, curves, slack = float(step @ (now.gradient - past.gradient)), [], 0.0
         for told in (past, now):
             curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
             slack += GRADIENT * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
@@ -123,9 +161,7 @@ class Plausible:
             curves.append(curve)
         low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
         slack = slack * high + 1e-9 * max(curves)
-        fits = low * max(curves) - slack <= rise <= high * min(curves) + slack
-        if not (fits and _below(past.hessian, now.hessian, grows) and _below(now.hessian, past.hessian, grows)):
-            raise BadAnswer(name, "gradients and Hessians at two points that contradict each other")
+        return low * max(curves) - slack <= rise <= high * min(curves) + slack
 
     def warn_if_dominated(self, hessians: dict[str, np.ndarray], covariance: np.ndarray) -> None:
         """Warn if one site contributes nearly all information."""
@@ -160,6 +196,22 @@ class Plausible:
                 "records.",
                 stacklevel=2,
             )
+
+
+def _same_spread(one: Told, other: Told) -> bool:
+    if one.spread is None or other.spread is None:
+        return one.spread is other.spread
+    return np.array_equal(one.spread, other.spread)
+
+
+def _log_growth(one: Told, other: Told) -> float:
+    """The log of how many times larger a mean Hessian may be for its spread alone, whichever of the two it is."""
+
+    def mean(told: Told, sign: float) -> float:
+        """``log E e^{±s|ε|}``."""
+        return math.log(2) + 0.5 * told.deviation**2 + float(log_ndtr(sign * told.deviation))
+
+    return max(mean(one, 1.0) - mean(other, -1.0), mean(other, 1.0) - mean(one, -1.0))
 
 
 def _below(one: np.ndarray, other: np.ndarray, factor: float) -> bool:

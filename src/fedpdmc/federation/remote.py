@@ -62,7 +62,7 @@ class RemoteFederation(Federation):
         self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
         self._columns: list[np.ndarray | None] = [None] * len(transport.names)
         self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
-        self._point: np.ndarray | None = None
+        self._point: tuple[np.ndarray, np.ndarray] | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
         # What sites with a budget say of the noise of these, and of their accounts.
         self.noise: list[np.ndarray] = []
@@ -91,35 +91,38 @@ class RemoteFederation(Federation):
         """Passes over each site's records so far, if the contract allows sites to tell them."""
         return self.passes
 
-    def derivatives(self, x: np.ndarray) -> list[tuple[float, np.ndarray, np.ndarray]]:
-        """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, in one round. The last point is cached."""
-        if self._point is None or not np.array_equal(self._point, x):
-            found = self._ask(self._all(messages.Derive, x), messages.Derivatives)
+    def derivatives(
+        self, x: np.ndarray, spread: np.ndarray | None = None
+    ) -> list[tuple[float, np.ndarray, np.ndarray]]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, or their means, in one round. The last is cached."""
+        asked = _derive(x, spread)
+        if self._point is None or not all(map(np.array_equal, self._point, asked)):
+            found = self._ask(self._all(messages.Derive, *asked), messages.Derivatives)
             for name, message, own in zip(self.names, found, self.coordinates, strict=True):
                 index = np.arange(len(x)) if own is None else own
                 check_derivatives(name, message, len(index))
                 if self.plausible is not None:
                     gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
                     gradient[index], hessian[np.ix_(index, index)] = message.gradient, message.hessian
-                    self.plausible.check(name, x, message.value, gradient, hessian)
+                    self.plausible.check(name, x, message.value, gradient, hessian, spread=spread)
             self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
             self.noise = [np.array(m.noise) for m in found]
-            self._point = np.array(x)
+            self._point = asked
         return self._derived
 
     def ask_again(self) -> None:
         """Forget the last point. Asked for it a second time, sites answer with exact derivatives."""
         self._point = None
 
-    def sums(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """``ΣU_m``, ``Σ∇U_m`` and ``Σ∇²U_m`` at one point. The coordinator learns nothing but these sums.
+    def sums(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+        """``ΣU_m``, ``Σ∇U_m`` and ``Σ∇²U_m`` at one point, or their means. The coordinator learns nothing but these sums.
 
         The first call makes the sites agree on their masks, in two rounds.
         """
-        found = self._words(self._masked(x), masking.size(len(x)))
+        found = self._words(self._masked(x, spread), masking.size(len(x)))
         total = masking.unpacked(masking.total(found), len(x))
         if self.plausible is not None:
-            self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names))
+            self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names), spread=spread)
         return total
 
     def noisy_sums(self, x: np.ndarray) -> Noisy:
@@ -143,7 +146,7 @@ class RemoteFederation(Federation):
         self._noisy_sums[x.tobytes()] = Noisy(gradient, hessian, x, *terms.total_sd)
         return self._noisy_sums[x.tobytes()]
 
-    def _masked(self, x: np.ndarray) -> list[messages.Masked]:
+    def _masked(self, x: np.ndarray, spread: np.ndarray | None = None) -> list[messages.Masked]:
         """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
             requests = self._all(messages.Offer)
@@ -151,7 +154,7 @@ class RemoteFederation(Federation):
             self._check(offered, requests, messages.Offered)
             self._ask(self._all(messages.Agree, tuple(offered)), messages.Opened)
             self._agreed = True
-        return self._ask(self._all(messages.Derive, x), messages.Masked)
+        return self._ask(self._all(messages.Derive, *_derive(x, spread)), messages.Masked)
 
     def _words(self, found: Sequence[messages.Masked], size: int) -> list[np.ndarray]:
         """The masked numbers of all sites, of which there are ``size``."""
@@ -279,6 +282,11 @@ class RemoteFederation(Federation):
         return out
 
 
+def _derive(x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The content of a request for derivatives."""
+    return np.array(x), np.zeros((0, 0)) if spread is None else np.array(spread)
+
+
 def _plans_message(run: bytes, sequence: int, plan: Plan) -> messages.Plans:
     """The plans of the chains that are asked about, with as many segments as the longest needs."""
     number, start, duration, velocity = (np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity))
@@ -328,11 +336,11 @@ class RemoteSite(Member):
         """Whether its derivatives have noise and are charged to its budget."""
         return self.bounds is not None
 
-    def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point. The first site that is asked queries all sites in one round."""
+    def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point, or their means. The first site asked queries all in one round."""
         if self.index is None:
-            return self.federation.sums(x)
-        return self.federation.derivatives(x)[self.index]
+            return self.federation.sums(x, spread)
+        return self.federation.derivatives(x, spread)[self.index]
 
     def released(self, x: np.ndarray) -> Noisy:
         """Noisy derivatives with the standard deviations of their noise, as the site reports them, with its account."""

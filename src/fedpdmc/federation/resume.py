@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from fedpdmc.sampling.blocks import Goal
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.engines import selective_requests
 from fedpdmc.sampling.factory import coordinator, opening
-from fedpdmc.sampling.laplace_reference import laplace
+from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.method import Method, choose
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Settings
+from fedpdmc.sampling.vb_reference import reference_at, search_vb
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.opening import local_columns
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import VB, Reference
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -186,16 +188,16 @@ def _members(connection: Connection) -> list[RemoteSite]:
 
 def _method(connection: Connection, saved: RunState | None, keep: str) -> Method:
     study, federation, members = connection.study, connection.federation, _members(connection)
-    reference: Any = "laplace" if study.reference == "laplace" else "identity"
+    reference: Any = "identity" if study.reference == "none" else study.reference
     if saved is not None:
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
-    elif reference == "laplace" and study.derivatives == "summed":
+    elif study.reference != "none" and study.derivatives == "summed":
         together: Any = [RemoteSite(federation, None, len(study.names))]
         together[0].guess = study.guess
         found = _mode(federation, together, study)
         asked = dict.fromkeys(federation.names, 0)
-        reference = Reference(found.center, found.scale_tril, found.control, found.rounds + AGREEMENT, asked)
-    elif reference == "laplace" and study.derivatives == "own":
+        reference = dataclasses.replace(found, rounds=found.rounds + AGREEMENT, bytes=asked)
+    elif study.reference != "none" and study.derivatives == "own":
         reference = _mode(federation, members, study)
     return choose(
         Settings(
@@ -213,20 +215,17 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
 
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
-    """The Laplace reference: the mode from rounded derivatives, the reference from exact ones at the last point."""
-    found = laplace(members, study.prior(), tolerance=TOLERANCE, reach=study.reach, names=study.names)
-    x = np.array(found.center)
-    for member in members:
-        own = slice(None) if member.coordinates is None else member.coordinates
-        x[own] = np.asarray((found.control or {})[member.name].point)
+    """The reference: searched for with rounded derivatives, and made of exact ones at the last point."""
+    search = search_vb if study.reference == VB else search_laplace
+    found, x, spread = search(members, study.prior(), TOLERANCE, None, study.reach, study.names)
     federation.ask_again()
-    made = laplace(members, study.prior(), start=x, tolerance=np.inf, names=study.names)
+    made = reference_at(members, study.prior(), x, spread, study.names)
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)
         hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
         federation.plausible.warn_if_dominated(hessians, scale @ scale.T)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
-    return Reference(made.center, made.scale_tril, made.control, found.rounds + made.rounds, traffic)
+    return dataclasses.replace(made, rounds=found.rounds + made.rounds, bytes=traffic, why=found.why)
 
 
 def check_state(study: Study, saved: RunState) -> None:

@@ -193,8 +193,10 @@ def _check(model: UserModel, dim: int, name: str) -> None:
 
 
 @eqx.filter_jit
-def derivatives_of(potential: Potential, x):
-    """Value, gradient and Hessian, compiled once for each kind and shape of potential."""
+def derivatives_of(potential: Potential, x, spread=None):
+    """Value, gradient and Hessian, compiled once for each kind and shape of potential; with a spread their averages."""
+    if spread is not None:
+        return potential.averaged(x, spread)
     return potential.value(x), potential.gradient(x), potential.hessian(x)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.whitening import Reference
 
 # On a rotating path the remainder terms are bounded on pieces of at most this length (radians).
@@ -93,6 +94,20 @@ class Potential(eqx.Module):
         """``∇²U(x)``."""
         return jax.hessian(self.value)(x)
 
+    def averaged(
+        self, x: Float[Array, " d"], spread: Float[Array, "d d"]
+    ) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "d d"]]:
+        """``E U``, ``E ∇U`` and ``E ∇²U`` over ``N(x, S Sᵀ)`` with ``S = spread``: here a mean over `public_points`."""
+        points, weights = (jnp.asarray(part) for part in public_points(x.shape[0]))
+
+        def add(total, node):
+            at, weight = x + spread @ node[0], node[1]
+            found = self.value(at), self.gradient(at), self.hessian(at)
+            return tuple(one + weight * other for one, other in zip(total, found, strict=True)), None
+
+        start = jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)
+        return jax.lax.scan(add, start, (points, weights))[0]
+
     def flip_rates(
         self, a: Float[Array, "d C"], v: Float[Array, "d C"]
     ) -> tuple[Float[Array, "d C"], Float[Array, "d C"]]:
@@ -130,6 +145,11 @@ class Sum(Potential):
     def hessian(self, x):
         """Sum of the terms' Hessians."""
         return sum((term.hessian(x) for term in self.terms[1:]), self.terms[0].hessian(x))
+
+    def averaged(self, x, spread):
+        """Sum of the terms' averages."""
+        parts = [term.averaged(x, spread) for term in self.terms]
+        return tuple(functools.reduce(jnp.add, part) for part in zip(*parts, strict=True))
 
     def whiten(self, reference, columns):
         """Whiten each term."""

@@ -106,6 +106,19 @@ class LinearPredictor(Potential):
             return jnp.diag(self.design**2 * second)
         return (self.design * second[:, None]).T @ self.design
 
+    def averaged(self, x, spread):
+        """Over ``x ~ N(·, S Sᵀ)`` a predictor is ``N(z_i, |Sᵀξ_i|²)``: the means of each record's loss are one-dimensional.
+
+        Of records with no control variate.
+        """
+        assert self.control is None
+        rows = self.design[:, None] * spread if self.diagonal else self.design @ spread
+        deviation = jnp.sqrt(jnp.sum(rows**2, -1))
+        value, first, second = self.loss.averaged(self._predict(x) + self.offset, deviation, self.response)
+        if self.diagonal:
+            return jnp.sum(value), self._collect(first), jnp.diag(self.design**2 * second)
+        return jnp.sum(value), self._collect(first), (self.design * second[:, None]).T @ self.design
+
     def expanded_at(self, x: Float[Array, " d"], order: int) -> LinearPredictor:
         """The same records less their own Taylor polynomial of degree ``order`` (1 or 2) at ``x``."""
         z = self._predict(x) + self.offset

@@ -5,8 +5,11 @@ import math
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from fedpdmc.potentials.gaussian_average import hermite
 
 Values = Float[Array, "..."]
 
@@ -51,6 +54,22 @@ class Loss(eqx.Module):
     @abc.abstractmethod
     def fifth(self, z: Values, y: Values) -> Values:
         """The same for the fifth derivative."""
+
+    def averaged(self, z: Values, deviation: Values, y: Values) -> tuple[Values, Values, Values]:
+        """``E ℓ``, ``E ℓ'`` and ``E ℓ''`` over ``N(z, deviation²)``, by Gauss–Hermite quadrature.
+
+        The weights are positive and sum to one: bounds of ``ℓ'`` and ``ℓ''`` hold for their means.
+        """
+        nodes, weights = (jnp.asarray(part) for part in hermite())
+
+        def add(total, node):
+            at, weight = z + node[0] * deviation, node[1]
+            found = self.value(at, y), self.first(at, y), self.second(at, y)
+            return tuple(one + weight * other for one, other in zip(total, found, strict=True)), None
+
+        zero = jnp.zeros_like(z)
+        value, first, second = jax.lax.scan(add, (zero, zero, zero), (nodes, weights))[0]
+        return value, first, second
 
 
 class Logistic(Loss):
@@ -108,6 +127,11 @@ class Poisson(Loss):
     def second(self, z, y):
         """``e^z``."""
         return jnp.exp(z)
+
+    def averaged(self, z, deviation, y):
+        """``E e^z = e^{z + ½ deviation²}``."""
+        mean = jnp.exp(z + 0.5 * deviation**2)
+        return mean - y * z, mean - y, mean
 
     def third(self, z, y):
         """``e^{z+1}``."""

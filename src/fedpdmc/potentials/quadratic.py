@@ -70,6 +70,10 @@ class Quadratic(Potential):
         """``P``."""
         return self.precision
 
+    def averaged(self, x, spread):
+        """``U(x) + ½ tr(Sᵀ P S)``; gradient and Hessian as at the mean."""
+        return self.value(x) + 0.5 * jnp.sum(spread * (self.precision @ spread)), self.gradient(x), self.precision
+
     def scaled(self, factor: float) -> Quadratic:
         """``factor · U``."""
         return Quadratic(factor * self.precision, factor * self.linear)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -97,6 +98,20 @@ class LinearUnknownScale(Potential):
         """``n σ + ½ e^{−2σ} |r|²``."""
         change, r = self.slope @ x, self.offset + self.root @ x
         return self.count * (self.level + change) + 0.5 * jnp.exp(-2 * (self.level + change)) * jnp.sum(r * r)
+
+    def averaged(self, x, spread):
+        """``E U = n σ(x) + ½ e^{−2σ(x) + 2|Sᵀg|²} (|r(x')|² + |root S|²)`` with ``g = slope`` and ``x' = x − 2 S Sᵀ g``.
+
+        The factor ``e^{−2σ}`` tilts ``N(x, S Sᵀ)`` to ``N(x', S Sᵀ)``. Means of derivatives are derivatives of the mean.
+        """
+        tilt = spread.T @ self.slope
+        noise = jnp.sum((self.root @ spread) ** 2)
+
+        def mean(at):
+            level, r = self.level + self.slope @ at, self.offset + self.root @ (at - 2 * spread @ tilt)
+            return self.count * level + 0.5 * jnp.exp(-2 * level + 2 * tilt @ tilt) * (r @ r + noise)
+
+        return mean(x), jax.grad(mean)(x), jax.hessian(mean)(x)
 
     def whiten(self, reference, columns):
         """``root S``, ``offset + root c``, ``Sᵀ slope``, ``level + slope·c``."""

@@ -24,6 +24,8 @@ NEIGHBOURS = {
 }
 # Boxes of at most this many coordinates are searched corner by corner.
 MOST_CORNERS = 12
+# The largest standard deviation of a predictor over which a Poisson model's intensities are averaged.
+WIDEST = 8.0
 
 
 class Model(NamedTuple):
@@ -141,6 +143,21 @@ def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tup
     if not math.isfinite(factor):
         raise _missing(model, neighbours)
     return gradient, model.rows * factor * square
+
+
+def averaged_sensitivity(model: Model, bounds: Bounds, spread: np.ndarray) -> float:
+    """How many times more one record can change means of the derivatives over ``N(x, S Sᵀ)`` with ``S = spread``.
+
+    Bounds of ``ℓ'`` and ``ℓ''`` hold for their means. Only the intensities of a Poisson model have theirs from the region,
+    which a Gaussian leaves: ``E e^{ξ·x} = e^{ξ·m + ½|Sᵀξ|²}``. Those of Cox cells are public.
+    """
+    if model.loss != "poisson":
+        return 1.0
+    deviation = largest_row(row_bounds(model, bounds), spread).k_2
+    if not deviation <= WIDEST:
+        found = f"a predictor with a standard deviation of up to {deviation:.3g}"
+        raise InputError("reference", found, "Use reference='laplace', whose derivatives are not averaged.")
+    return up(math.exp(0.5 * deviation**2))
 
 
 def _check(model: Model, bounds: Bounds, neighbours: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +17,7 @@ from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.mode_search import (
     IMPROPER,
     LEVELLED,
+    Mode,
     Point,
     called,
     find_mode,
@@ -29,13 +30,12 @@ from fedpdmc.sampling.sign_check import check_signs
 from fedpdmc.sites.member import Member
 from fedpdmc.sites.noisy_derivatives import noisy_laplace
 from fedpdmc.sites.site import Site
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import LAPLACE, Reference
 
 # Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
 LEAST_RISE = 0.05
 
 
-@double_precision
 def laplace(
     sites: Sequence[Member],
     prior: Any = None,
@@ -72,43 +72,87 @@ def laplace(
     InputError
         At a function that seems to be a log likelihood, not minus one.
     """
-    sites, prior, dim = resolve_members(sites, prior, start, names)
-    x = _begin(sites, prior, dim) if start is None else np.asarray(start, float)
-    names = coordinate_names(sites, dim) if names is None else names
+    return search_laplace(sites, prior, tolerance, start, reach, names)[0]
+
+
+@double_precision
+def search_laplace(
+    sites: Sequence[Member],
+    prior: Any,
+    tolerance: float,
+    start: Any,
+    reach: np.ndarray | None,
+    names: Sequence[str] | None,
+) -> tuple[Reference, np.ndarray, None]:
+    """`laplace`, and the point at which it was made; its derivatives are not averaged."""
+    search = begin_search(sites, prior, start, names)
+    if any(site.noisy for site in search.sites):
+        return noisy_laplace(search.sites, search.prior, search.start), search.start, None
+    here, step, rounds = search.mode(tolerance, reach)
+    scale = root_of_inverse(positive_definite(here.hessian))
+    return search.reference(here, here.x + step, scale, rounds, LAPLACE), here.x, None
+
+
+class Search(NamedTuple):
+    """A search for a reference: whom it asks, where it begins, and the bytes that it has exchanged with each site."""
+
+    sites: tuple[Member, ...]
+    prior: Quadratic | None
+    start: np.ndarray
+    names: Sequence[str] | None
+    traffic: dict[str, int]
+
+    def ask(self, x: np.ndarray, spread: np.ndarray | None = None) -> Point:
+        """One round: derivatives at a point, or their means over ``N(x, S Sᵀ)`` with ``S = spread``."""
+        return _ask(self.sites, self.prior, x, spread, self.traffic)
+
+    @property
+    def flat(self) -> bool:
+        """Whether there is no prior."""
+        return self.prior is None and all(site.name != PRIOR_SITE for site in self.sites)
+
+    def mode(self, tolerance: float, reach: np.ndarray | None) -> Mode:
+        """The mode up to ``tolerance`` standard deviations, from derivatives that are checked on the way."""
+        first = self.ask(self.start)
+        if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
+            raise NotFinite(
+                "laplace",
+                0,
+                f"laplace: the sites' likelihood is not finite at the starting point {self.start[:4]} (the prior's mean, or "
+                "zero). Check offsets and covariates for values that overflow, or centre the prior where the likelihood is "
+                "finite.",
+            )
+        try:
+            here, step, rounds = find_mode(self.ask, first, tolerance, self.flat, reach, self.names)
+        except FedPDMCError:
+            check_signs(self.sites, first, None)
+            raise
+        check_signs(self.sites, first, here)
+        if self.flat:
+            rounds += _check_proper(self.ask, here, step, first.hessian, self.names)
+        return Mode(here, step, rounds)
+
+    def reference(
+        self, at: Point, center: np.ndarray, scale: np.ndarray, rounds: int, name: str, why: str = ""
+    ) -> Reference:
+        """The reference with the control variates that the derivatives at a point make."""
+        control = {
+            site.name: ControlVariate(
+                Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, at.x))), jnp.asarray(_own(site, at.x)), 2
+            )
+            for site, (g, h) in zip(self.sites, at.parts, strict=True)
+        }
+        return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)
+
+
+def begin_search(sites: Sequence[Member], prior: Any, start: Any, names: Sequence[str] | None) -> Search:
+    """Checked sites and prior, and where the search begins."""
+    members, prior, dim = resolve_members(sites, prior, start, names)
+    x = _begin(members, prior, dim) if start is None else np.asarray(start, float)
+    names = coordinate_names(members, dim) if names is None else names
     if names is not None and len(names) != dim:
         raise InputError("names", f"{len(names)} names", f"Give one for each of {dim} parameters.")
-    if any(site.noisy for site in sites):
-        return noisy_laplace(sites, prior, x)
-    traffic = {site.name: 0 for site in sites}
-
-    def ask(point: np.ndarray) -> Point:
-        return _ask(sites, prior, point, traffic)
-
-    first = ask(x)
-    if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
-        raise NotFinite(
-            "laplace",
-            0,
-            f"laplace: the sites' likelihood is not finite at the starting point {x[:4]} (the prior's mean, or zero). Check "
-            "offsets and covariates for values that overflow, or centre the prior where the likelihood is finite.",
-        )
-    flat = prior is None and all(site.name != PRIOR_SITE for site in sites)
-    try:
-        here, step, rounds = find_mode(ask, first, tolerance, flat, reach, names)
-    except FedPDMCError:
-        check_signs(sites, first, None)
-        raise
-    check_signs(sites, first, here)
-    scale = root_of_inverse(positive_definite(here.hessian))
-    if flat:
-        rounds += _check_proper(ask, here, step, first.hessian, names)
-    control = {
-        site.name: ControlVariate(
-            Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, here.x))), jnp.asarray(_own(site, here.x)), 2
-        )
-        for site, (g, h) in zip(sites, here.parts, strict=True)
-    }
-    return Reference(jnp.asarray(here.x + step), jnp.asarray(scale), control, rounds, traffic)
+    return Search(members, prior, x, names, {site.name: 0 for site in members})
 
 
 def _begin(sites, prior, dim: int) -> np.ndarray:
@@ -170,22 +214,24 @@ def _own(site: Member, x: np.ndarray) -> np.ndarray:
     return x if site.coordinates is None else x[site.coordinates]
 
 
-def _ask(sites, prior, x, traffic) -> Point:
+def _ask(sites, prior, x, spread, traffic) -> Point:
     """One round: the sums over sites and prior, and each site's own gradient and Hessian."""
     value, gradient, hessian, parts = 0.0, np.zeros(x.shape[0]), np.zeros((x.shape[0], x.shape[0])), []
     for number, site in enumerate(sites, 1):
-        report("finding the mode", number, len(sites))
-        u, g, h = site.derivatives(x)
+        report("finding the mode" if spread is None else "averaging over the reference", number, len(sites))
+        u, g, h = site.derivatives(x, spread)
         index = np.arange(x.shape[0]) if site.coordinates is None else site.coordinates
         with np.errstate(invalid="ignore"):
             value += u
             gradient[index] += g
             hessian[np.ix_(index, index)] += h
         parts.append((g, h))
-        traffic[site.name] += 8 * (g.size + 1 + g.size + h.size)
+        sent = 0 if spread is None else spread.size
+        traffic[site.name] += 8 * (g.size + sent + 1 + g.size + h.size)
     if prior is not None:
         precision, linear = np.asarray(prior.precision), np.asarray(prior.linear)
         value += 0.5 * x @ precision @ x + linear @ x
+        value += 0.0 if spread is None else 0.5 * np.sum(spread * (precision @ spread))
         gradient = gradient + precision @ x + linear
         hessian = hessian + precision
     return Point(x, float(value), gradient, hessian, parts)

@@ -111,7 +111,7 @@ class Method:
 
     @property
     def few_rounds(self) -> bool:
-        """Whether this is the few-rounds method: rotations about a Laplace reference with quadratic control variates."""
+        """Whether this is the few-rounds method: rotations about a reference that has the sites' control variates."""
         return self.whitened and self.control_name == "quadratic" and self.dynamics.flow.rotating
 
     @property
@@ -168,7 +168,7 @@ def choose(settings: Settings) -> Method:
     found, reference_name = make_reference(
         members, prior, reference, start=start, optional=optional, dim=dim, names=named
     )
-    if start is not None and reference_name != "laplace":
+    if start is not None and not found.name:
         check_rays(members, start, np.asarray(found.matrix))
     control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
     found, control = make_controls(members, prior, found, control_name, start, named)

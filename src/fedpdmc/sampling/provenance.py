@@ -20,6 +20,7 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
     return {
         "dynamics": repr(method.dynamics),
         "reference": method.reference_name,
+        "reference_why": method.reference.why,
         "control": method.control_name,
         "chosen": method.chosen,
         "prior_at": _prior_at(method),

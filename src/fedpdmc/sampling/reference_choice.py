@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -13,19 +14,24 @@ from fedpdmc.errors import ImproperPosterior, ModeNotFound, NoMode, NotFinite
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.laplace_reference import laplace, linear_control
 from fedpdmc.sampling.settings import check_reference
+from fedpdmc.sampling.vb_reference import vb
 from fedpdmc.sites.member import Member
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import LAPLACE, VB, Reference
 
 
 def usual_reference(sites: Sequence[Member], dynamics: Dynamics) -> str:
     """Whitened coordinates, unless a site with a privacy budget would have to release derivatives for them.
 
-    Flips in a diagonal reference stay local: sites that see some coordinates are sent those alone, and keep their arrivals
-    while others' coordinates move. So with such sites only the scales are taken from the Laplace reference.
+    On rotations with quadratic control variates sites have events where the posterior is not the reference: "vb" has the
+    fewest. On lines they have events anyway, and the mode will do. Flips in a diagonal reference stay local: sites that see
+    some coordinates are sent those alone, and keep their arrivals while others' coordinates move. So with such sites only
+    the scales are taken from the Laplace reference.
     """
     if any(site.budget is not None for site in sites):
         return "identity"
-    return "diagonal" if dynamics.flips and any(site.coordinates is not None for site in sites) else "laplace"
+    if dynamics.flips and any(site.coordinates is not None for site in sites):
+        return "diagonal"
+    return VB if dynamics.flow.rotating else LAPLACE
 
 
 def make_reference(
@@ -40,30 +46,32 @@ def make_reference(
 ) -> tuple[Reference, str]:
     """The reference and its name.
 
-    ``optional``: nobody asked for a Laplace reference. The identity then takes its place if it does not exist.
+    ``optional``: nobody asked for one of the sites' derivatives. The identity then takes its place if it does not exist.
     """
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
-        return found, "laplace" if found.control is not None else "identity" if _is_identity(found) else "given"
+        return found, found.name or LAPLACE if found.control is not None else "identity" if _is_identity(
+            found
+        ) else "given"
     identity = Reference(jnp.zeros(dim), jnp.ones(dim))
     if reference == "identity":
         return identity, reference
     try:
-        found = laplace(sites, prior, start=start, names=names)
+        found = (vb if reference == VB else laplace)(sites, prior, start=start, names=names)
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
         if not optional or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
         warn(
-            f"No Laplace reference could be made, so the chains move in the parameters' own coordinates: {error} To choose: "
-            "reference=fedpdmc.Reference(center, scales) or reference='identity'.",
+            "No reference could be made of the sites' derivatives, so the chains move in the parameters' own coordinates: "
+            f"{error} To choose: reference=fedpdmc.Reference(center, scales) or reference='identity'.",
         )
         return identity, "identity"
     if reference == "diagonal":
         scale = found.scale_tril
         # Standard deviations of the Laplace approximation, one for each parameter.
         sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
-        found = Reference(found.center, sds, found.control, found.rounds, found.bytes)
-    return found, reference
+        return dataclasses.replace(found, scale_tril=sds), reference
+    return found, found.name
 
 
 def _is_identity(reference: Reference) -> bool:
@@ -97,5 +105,5 @@ def make_controls(
     made = found if found.control is not None else laplace(sites, prior, start=start, names=names)
     controls = dict(made.control or {}) if control == "quadratic" else linear_control(made)
     if made is not found:
-        found = Reference(found.center, found.scale_tril, None, made.rounds, made.bytes)
+        found = dataclasses.replace(found, rounds=made.rounds, bytes=made.bytes)
     return found, controls

@@ -91,4 +91,4 @@ class Distance:
             raise Unsuitable(reason)
         if not self.told:
             self.told = True
-            warn(f"The posterior is far from its Laplace reference: {reason}. {REMEDY}")
+            warn(f"The posterior is far from its reference: {reason}. {REMEDY}")

@@ -97,6 +97,8 @@ def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.n
         "rounds": reference.rounds,
         "bytes": reference.bytes,
         "orders": None if reference.control is None else orders,
+        "name": reference.name,
+        "why": reference.why,
     }
     return facts, arrays
 
@@ -105,7 +107,7 @@ def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Re
     """A reference from facts and arrays."""
     control = None if facts["orders"] is None else unpack_control(facts["orders"], arrays)
     center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
-    return Reference(center, scale, control, facts["rounds"], facts["bytes"])
+    return Reference(center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"])
 
 
 def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -17,7 +17,7 @@ from fedpdmc.sites.member import Member
 from fedpdmc.validation import integer, non_negative, one_of, optional_seed, positive
 from fedpdmc.whitening import Reference
 
-REFERENCES, CONTROLS = ("laplace", "diagonal", "identity"), ("none", "linear", "quadratic")
+REFERENCES, CONTROLS = ("vb", "laplace", "diagonal", "identity"), ("none", "linear", "quadratic")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class Settings:
         if isinstance(self.reference, str):
             one_of("reference", self.reference, REFERENCES)
         elif self.reference is not None and not isinstance(self.reference, Reference):
-            remedy = "Give None, 'laplace', 'diagonal', 'identity' or a fedpdmc.Reference."
+            remedy = "Give None, 'vb', 'laplace', 'diagonal', 'identity' or a fedpdmc.Reference."
             raise InputError("reference", type(self.reference).__name__, remedy)
         if isinstance(self.prior, Redistributed) and self.prior_at != "coordinator":
             found = f"{self.prior_at!r} with a Redistributed prior"
@@ -125,6 +125,4 @@ def check_reference(reference: Reference, dim: int) -> Reference:
     singular = np.any(scale == 0) if scale.ndim == 1 else np.linalg.cond(scale) > 1e14
     if singular:
         raise InputError("reference", "a singular scale", "Give a scale matrix that can be inverted.")
-    return Reference(
-        jnp.asarray(center, float), jnp.asarray(scale, float), reference.control, reference.rounds, reference.bytes
-    )
+    return dataclasses.replace(reference, center=jnp.asarray(center, float), scale_tril=jnp.asarray(scale, float))

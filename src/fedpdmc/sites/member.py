@@ -53,8 +53,8 @@ class Member(abc.ABC):
         """Whether its derivatives have noise and a price."""
 
     @abc.abstractmethod
-    def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point."""
+    def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point, or their means over ``N(x, S Sᵀ)`` with ``S = spread``."""
 
 
 class DescribedSites(Sequence):

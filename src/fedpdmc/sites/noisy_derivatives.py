@@ -13,17 +13,17 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import Sensitivity
+from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale, release, release_symmetric
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
 from fedpdmc.privacy.schedule import REFERENCE, Schedule
-from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
+from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
 from fedpdmc.sites.clipping import fingerprint, model_of
-from fedpdmc.sites.site import Site, derivatives
-from fedpdmc.whitening import Reference
+from fedpdmc.sites.site import Site, derivatives, own_part
+from fedpdmc.whitening import LAPLACE, VB, Reference
 
 logger = logging.getLogger("fedpdmc.site")
 # What is left of a share, relatively, when it is spent but for rounding.
@@ -32,6 +32,8 @@ LEAST_LEFT = 1e-6
 LEAST_CURVATURE = 1e-3
 # The prior's standard deviations, per root of the dimension, within which the mode is looked for.
 REACH = 3.0
+# The last node of means over predictors is nearer than this many standard deviations.
+LAST_NODE = 8.0
 # Parameters beyond which numbers might overflow.
 FARTHEST = 1e15
 
@@ -59,12 +61,20 @@ class Prepared(NamedTuple):
     model : Model
     sensitivity, rounding : (float, float)
         Of gradient and Hessian.
+    spread : array of shape (d, d) or None
+        The root of the covariance over which they are averaged, if they are.
     """
 
     point: np.ndarray
     model: Model
     sensitivity: tuple[float, float]
     rounding: tuple[float, float]
+    spread: np.ndarray | None = None
+
+    @property
+    def where(self) -> tuple[list, ...]:
+        """The point, and the spread about it if there is one."""
+        return tuple(x.tolist() for x in (self.point, self.spread) if x is not None)
 
     def noise(self, schedule: Schedule, alpha: float, cost: float) -> list[float]:
         """Standard deviations of the noise of gradient and Hessian in a release that costs ``cost`` at order α."""
@@ -77,7 +87,7 @@ class Prepared(NamedTuple):
         ]
 
 
-def prepared(site: Site, x: np.ndarray, schedule: Schedule) -> Prepared:
+def prepared(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarray | None = None) -> Prepared:
     """What a release at x needs to know; refused if none is granted there. Nothing is charged."""
     budget = site.budget
     if budget is None or not (budget.release or schedule.usual):
@@ -87,17 +97,20 @@ def prepared(site: Site, x: np.ndarray, schedule: Schedule) -> Prepared:
             "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
             "known without the data.",
         )
-    own = release_point(x if site.coordinates is None else x[site.coordinates], budget.bounds)
-    model = model_of(site.potential)
+    own, about = own_part(x, spread, site.coordinates)
+    own, model = release_point(own, budget.bounds), model_of(site.potential)
     sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
-    return Prepared(own, model, sensitivity, _rounding(site, model, own, sensitivity))
+    if about is not None:
+        factor = averaged_sensitivity(model, budget.bounds, about)
+        sensitivity = (up(factor * sensitivity[0]), up(factor * sensitivity[1]))
+    return Prepared(own, model, sensitivity, _rounding(site, model, own, sensitivity, about), about)
 
 
-def release_key(site: Site, key: bytes, point: np.ndarray) -> bytes:
+def release_key(site: Site, key: bytes, ready: Prepared) -> bytes:
     """The secret of one release; a site with a seed of its own, for tests only, is keyed by that."""
     if site.seed is None:
         return key
-    return hashlib.sha256(repr((site.name, site.seed, point.tolist())).encode()).digest()
+    return hashlib.sha256(repr((site.name, site.seed, *ready.where)).encode()).digest()
 
 
 def release_spent(site: Site) -> BudgetSpent:
@@ -110,8 +123,12 @@ def release_spent(site: Site) -> BudgetSpent:
 
 
 @double_precision
-def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE) -> Noisy:
+def noisy_derivatives(
+    site: Site, x: np.ndarray, step: int, schedule: Schedule = REFERENCE, spread: np.ndarray | None = None
+) -> Noisy:
     """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
+
+    With a spread, their means over ``N(x, S Sᵀ)``: sums of means of ``ℓ'`` and ``ℓ''``, which have the same bounds.
 
     What was released before at the same point is told again at no charge; a new release costs what the schedule says of
     what is left of the study's share, and is refused when nothing is. The sampler stays exact with it: a control variate
@@ -122,14 +139,14 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
     BudgetSpent
         The share is spent.
     """
-    ready, budget = prepared(site, x, schedule), site.budget
+    ready, budget = prepared(site, x, schedule, spread), site.budget
     assert budget is not None
-    own = ready.point
+    own, about = ready.point, ready.spread
     ledger, account = budget.open()
     dataset, study = budget.account_name, budget.study
     records = fingerprint(site.potential)
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
-    asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, own.tolist())).encode()).digest()
+    asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, *ready.where)).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
     # Where all that may be spent goes into releases, their exact account holds; a share leaves the rest to arrivals.
     limit = budget.study_limit(account, not budget.release and ledger.releases_only(dataset))
@@ -140,9 +157,9 @@ def noisy_derivatives(site: Site, x: np.ndarray, step: int, schedule: Schedule =
         raise release_spent(site)
 
     def work(key: bytes) -> Reply:
-        key = release_key(site, key, own)
+        key = release_key(site, key, ready)
         try:
-            _, gradient, hessian = derivatives(site, own)
+            _, gradient, hessian = derivatives(site, own, about)
             sigmas = ready.noise(schedule, account.alpha, cost)
             noisy = release(gradient, sigmas[0], key + b"gradient")
             noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
@@ -192,16 +209,24 @@ def release_status(site: Site) -> AccountStatus:
     )
 
 
-def _rounding(site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float]) -> tuple[float, float]:
+def _rounding(
+    site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float], spread: np.ndarray | None
+) -> tuple[float, float]:
     """Bounds of the rounding of gradient and Hessian at a point; one at which they would matter is refused."""
     assert site.budget is not None
-    if not np.max(np.abs(own), initial=0.0) <= (COX_REGION if model.loss == "cox" else FARTHEST):
+    far = own if spread is None else np.abs(own) + 0.5 * np.sum(spread**2, 1)
+    if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if model.loss == "cox" else FARTHEST):
         raise PlanRefused(
             f"site {site.name!r}: a point where numbers might overflow, or a count be lost in rounding (code BAD_POINT)."
         )
     bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
-    first = gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size)
-    second = hessian_rounding(model, bounds, neighbours, size)
+    factor = 1.0
+    if spread is not None:
+        # Predictors are taken as far out as the last node. Twice: once more for the sum over nodes and for the deviations.
+        size = up(size + LAST_NODE * float(np.linalg.norm(spread)))
+        factor = 2 * averaged_sensitivity(model, bounds, spread)
+    first = up(factor * gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size))
+    second = up(factor * hessian_rounding(model, bounds, neighbours, size))
     if any(
         known > 0 and not 2 * off <= LARGEST_SHARE * known
         for known, off in zip(sensitivity, (first, second), strict=True)
@@ -219,24 +244,30 @@ def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
     return own if region is None else np.clip(own, -region, region)
 
 
-def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray) -> Reference:
-    """The Laplace reference from a few Newton steps on noisy sums; everything in it comes from charged releases."""
-    traffic, start = {site.name: 0 for site in sites}, x
+def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray, averaged: bool = False) -> Reference:
+    """The Laplace reference from a few Newton steps on noisy sums; everything in it comes from charged releases.
+
+    With ``averaged``, the last step is made of means over the reference that the others have found.
+    """
+    traffic, start, last = {site.name: 0 for site in sites}, x, len(REFERENCE.steps) - 1
+    spread, precision = None, np.zeros((0, 0))
     for step in range(len(REFERENCE.steps)):
+        if averaged and step == last:
+            spread = _root(precision)
         hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
         parts = {}
         for site in sites:
             index = np.arange(len(x)) if site.coordinates is None else site.coordinates
             if site.budget is not None:
-                g, h, point, *_ = noisy_derivatives(site, x, step)
+                g, h, point, *_ = noisy_derivatives(site, x, step, spread=spread)
             else:
-                (_, g, h), point = site.derivatives(x), x[index]
+                (_, g, h), point = site.derivatives(x, spread), x[index]
                 # A site elsewhere takes its noisy derivatives within the region that the contract declares.
                 point = release_point(point, site.bounds) if site.noisy else point
             gradient[index] += g
             hessian[np.ix_(index, index)] += h
             parts[site.name] = (g, h, point)
-            traffic[site.name] += 8 * (2 * g.size + h.size)
+            traffic[site.name] += 8 * (2 * g.size + h.size + (0 if spread is None else spread.size))
         precision = _believed(hessian, prior)
         if prior is not None:
             gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
@@ -245,9 +276,13 @@ def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray
         name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2)
         for name, (g, h, point) in parts.items()
     }
+    name, why = (VB, "its last step is an average") if averaged else (LAPLACE, "")
+    return Reference(jnp.asarray(x), jnp.asarray(_root(precision)), control, len(REFERENCE.steps), traffic, name, why)
+
+
+def _root(precision: np.ndarray) -> np.ndarray:
     covariance = np.linalg.inv(precision)
-    scale = np.linalg.cholesky((covariance + covariance.T) / 2)
-    return Reference(jnp.asarray(x), jnp.asarray(scale), control, len(REFERENCE.steps), traffic)
+    return np.linalg.cholesky((covariance + covariance.T) / 2)
 
 
 def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:

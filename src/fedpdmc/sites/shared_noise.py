@@ -114,7 +114,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
     def work(key: bytes) -> Reply:
         try:
             _, gradient, hessian = derivatives(site, own)
-            numbers = noisy_share(gradient, hessian, terms, release_key(site, key + group.run.encode(), own))
+            numbers = noisy_share(gradient, hessian, terms, release_key(site, key + group.run.encode(), ready))
         except Exception:
             # That it failed may depend on the records: it is charged, and told in one word.
             logger.exception("site %r: a release has failed", site.name)

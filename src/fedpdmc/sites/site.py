@@ -172,13 +172,13 @@ class Site(Member):
         """Number of records."""
         return self.model.records if self.model is not None else int(getattr(self.potential, "records", 0))
 
-    def derivatives(self, x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``: a release, made only to build a reference."""
+    def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``, or their means: a release, made only for a reference."""
         if self.budget is not None:
             raise PrivacyError(
                 f"site {self.name!r}: derivatives without noise are not released under a privacy budget (code NO_RELEASE)."
             )
-        return derivatives(self, x if self.coordinates is None else x[self.coordinates])
+        return derivatives(self, *own_part(x, spread, self.coordinates))
 
     def key(self, run_seed: int) -> Key[Array, ""]:
         """The site's secret key: its own seed, or one derived from the run's seed and its name."""
@@ -207,9 +207,23 @@ def _model(potential: Any, data: Any, budget: Budget | None) -> UserModel:
     return potential if isinstance(potential, UserModel) else user_model(potential, data)
 
 
-def derivatives(site: Site, own: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, for its own use."""
-    value, gradient, hessian = derivatives_of(bare(site.potential), jnp.asarray(own))
+def own_part(
+    x: np.ndarray, spread: np.ndarray | None, coordinates: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """A point, and a root of the covariance about it, in some of the coordinates."""
+    if coordinates is None:
+        return x, spread
+    if spread is None:
+        return x[coordinates], None
+    rows = spread[coordinates]
+    # The triangular factor of the transposed rows: RᵀR is their covariance, whether or not there are more rows than columns.
+    return x[coordinates], np.asarray(np.linalg.qr(rows.T, mode="r")).T
+
+
+def derivatives(site: Site, own: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+    """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, or their means, for its own use."""
+    about = None if spread is None else jnp.asarray(spread)
+    value, gradient, hessian = derivatives_of(bare(site.potential), jnp.asarray(own), about)
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 

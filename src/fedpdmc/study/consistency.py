@@ -53,10 +53,10 @@ def check_together(study: Study) -> None:
             raise InputError(
                 f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(study.names)}."
             )
-    if (study.reference == "laplace" or study.control != "none") and study.derivatives == "none":
+    if (study.reference != "none" or study.control != "none") and study.derivatives == "none":
         raise InputError(
             "study.toml: releases: derivatives",
-            "'none' with a Laplace reference or control variates",
+            f"'none' with reference = {study.reference!r} and control = {study.control!r}",
             "Allow derivatives = 'summed', 'own' or, under a budget, 'noisy'; or set reference and control to 'none'.",
         )
     if study.derivatives == "summed" and len(study.sites) < LEAST_SUMMED:
@@ -66,8 +66,10 @@ def check_together(study: Study) -> None:
             f"Use at least {LEAST_SUMMED} sites: in a sum of two, each knows the other's part.",
         )
     _check_private(study)
-    if study.control != "none" and study.reference != "laplace":
-        raise InputError("study.toml: dynamics: control", repr(study.control), "It needs reference = 'laplace'.")
+    if study.control != "none" and study.reference == "none":
+        raise InputError(
+            "study.toml: dynamics: control", repr(study.control), "It needs reference = 'vb' or 'laplace'."
+        )
 
 
 def _check_one_shot(study: Study) -> None:

@@ -336,7 +336,7 @@ def _dynamics(table: Table) -> dict[str, Any]:
     for rate in KINDS[kind]:
         default = 0.0 if rate == "excess" else DEFAULT_REFRESH.get(kind, 1.0)
         rates[rate] = table.number(rate, default, least=0.0)
-    reference = table.text("reference", "laplace" if few else "none", among=("laplace", "none"))
+    reference = table.text("reference", "vb" if few else "none", among=("vb", "laplace", "none"))
     control = table.text("control", "quadratic" if few else "none", among=("none", "linear", "quadratic"))
     chains = table.whole("chains", 64, least=1, most=2**16)
     table.done()

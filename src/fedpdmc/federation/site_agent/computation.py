@@ -36,7 +36,7 @@ from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_status
 from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.sites.private_site import PrivateSite
 from fedpdmc.sites.shared_noise import Group, share_terms, shared_derivatives
-from fedpdmc.sites.site import Site
+from fedpdmc.sites.site import Site, derivatives, own_part
 from fedpdmc.study import Study
 from fedpdmc.whitening import Reference
 
@@ -77,8 +77,8 @@ class Computation:
         self._clock, self._keys = None, None
         self.private: PrivateSite | None = None
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
-        # The points at which derivatives were released.
-        self._points: list[np.ndarray] = []
+        # The points, in the site's own parameters, and the spreads over which derivatives were released there.
+        self._points: list[tuple[np.ndarray, np.ndarray | None]] = []
         self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
@@ -114,9 +114,9 @@ class Computation:
             self.party.record(message)
             progress.agreed = True
         elif isinstance(message, messages.Derive):
-            progress.exact = self._asked_again(message.x) and self.site.budget is None
+            progress.exact = self._asked_again(message) and self.site.budget is None
             progress.points += 1
-            self._points.append(self._own(message.x))
+            self._points.append(self._own(message))
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             self.passes, self._rounds = given.passes, self._rounds + 1
             horizon = message.duration.sum(-1)
@@ -161,17 +161,17 @@ class Computation:
             # The value is not released: it is not needed, and would cost more noise.
             with refusing_privacy_errors():
                 schedule = ONE_SHOT if self.study.one_shot else REFERENCE
-                told = noisy_derivatives(self.site, message.x, len(self._points), schedule)
+                told = noisy_derivatives(self.site, message.x, len(self._points), schedule, message.about)
                 numbers = release_status(self.site).numbers()
             noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
-                self._control.check(message.x, self._own(message.x), self._points)
-        value, gradient, hessian = self.site.derivatives(message.x)
+                self._control.check(message.x, message.about, self._own(message), self._points)
+        value, gradient, hessian = self.site.derivatives(message.x, message.about)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise RequestRefused("NOT_FINITE")
-        if not self._asked_again(message.x):
+        if not self._asked_again(message):
             value, gradient, hessian = rounded(value, gradient, hessian)
         if self.party is None:
             return messages.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
@@ -192,12 +192,18 @@ class Computation:
         noise = np.asarray([terms.gradient, terms.hessian, *numbers])
         return messages.Masked(message.run, message.sequence, asked, words, noise)
 
-    def _asked_again(self, x: np.ndarray) -> bool:
-        """Whether this is the previous point again. Its derivatives are then released exactly, and none after that."""
-        return bool(self._points) and np.array_equal(self._points[-1], self._own(x))
+    def _asked_again(self, message: messages.Derive) -> bool:
+        """Whether this is the previous request again. Its derivatives are then released exactly, and none after that."""
+        if not self._points:
+            return False
+        (x, spread), (last, before) = self._own(message), self._points[-1]
+        if spread is None or before is None:
+            return spread is before and np.array_equal(x, last)
+        return np.array_equal(x, last) and np.array_equal(spread, before)
 
-    def _own(self, x: np.ndarray) -> np.ndarray:
-        return np.array(x if self.site.coordinates is None else x[self.site.coordinates])
+    def _own(self, message: messages.Derive) -> tuple[np.ndarray, np.ndarray | None]:
+        x, spread = own_part(message.x, message.about, self.site.coordinates)
+        return np.array(x), None if spread is None else np.array(spread)
 
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
@@ -210,9 +216,9 @@ class Computation:
     def _check_opening(self, message: messages.Open) -> None:
         if self._region is None or self.study.reference == "none":
             return
-        point = self._points[-1] if self.progress.exact else None
+        point, spread = self._points[-1] if self.progress.exact else (None, None)
         at = np.zeros(len(self.study.names)) if point is None else point
-        _, gradient, hessian = self.site.derivatives(at)
+        _, gradient, hessian = derivatives(self.site, at, spread)
         with refusing_disclosure():
             self._region.check_opening(message, point, gradient, hessian)
 
@@ -227,7 +233,9 @@ class Computation:
         reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
         control = None
         if message.order and self.party is not None:
-            _, gradient, hessian = self.site.derivatives(message.point)
+            # The point is that of the last release, which was made with the same spread.
+            spread = self._points[-1][1] if self._points else None
+            _, gradient, hessian = derivatives(self.site, message.point, spread)
             control = self.party.control(message.point, message.order, gradient, hessian)
         elif message.order:
             quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))

@@ -42,8 +42,12 @@ class DisclosureRefused(Exception):
         super().__init__(words)
 
 
+# A point, and the root of the covariance over which derivatives are averaged there, if they are.
+Place = tuple[np.ndarray, np.ndarray | None]
+
+
 class Terms(NamedTuple):
-    """The contributions of all records at a point: loss, ``ℓ'`` and ``ℓ''``."""
+    """The contributions of all records at a point: loss, ``ℓ'`` and ``ℓ''``, or their means."""
 
     value: np.ndarray
     slope: np.ndarray
@@ -89,27 +93,29 @@ class DisclosureControl:
         self._units = np.where(size > 0, size, 1.0)
         self._norm = np.sqrt(np.sum((self._design / self._units) ** 2, axis=1))
 
-    def check(self, x: np.ndarray, own: np.ndarray, released: list[np.ndarray]) -> None:
+    def check(self, x: np.ndarray, spread: np.ndarray | None, own: Place, released: list[Place]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute.
 
         Parameters
         ----------
         x : array
             The point, in all parameters of the study.
-        own : array
-            The point in the site's own parameters.
-        released : list of array
-            The points, in the site's own parameters, at which derivatives were released before.
+        spread : array or None
+            The root of the covariance over which derivatives are averaged, if they are.
+        own : (array, array or None)
+            Both in the site's own parameters.
+        released : list of (array, array or None)
+            Where derivatives were released before, in the site's own parameters.
         """
-        self._check_distance(x)
-        now = self._terms(own)
+        self._check_distance(x, spread)
+        now = self._terms(*own)
         if not all(np.isfinite(part).all() for part in now):
             raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
         self._check_release("", now)
         if self._gaussian:
             # Derivatives reveal the second moments of the records only, and one point reveals all of them.
             return
-        before = [self._terms(point) for point in released]
+        before = [self._terms(*place) for place in released]
         for k, past in enumerate(before):
             change = Terms(*(a - b for a, b in zip(now, past, strict=True)))
             self._check_release(f"the difference to point {k + 1}, ", _without_rounding(change, now))
@@ -120,11 +126,15 @@ class DisclosureControl:
                     f"combinations of {what}s of {len(before) + 1} points", _span(told, self._norm**power)
                 )
 
-    def _check_distance(self, x: np.ndarray) -> None:
+    def _check_distance(self, x: np.ndarray, spread: np.ndarray | None) -> None:
+        """Check the point, or one standard deviation about it."""
         if self._scale is None:
             return
+        wide = 0.0 if spread is None else np.sqrt(np.sum(spread**2, 1))
         centers = [self._mean] if self._guess is None else [self._mean, self._guess]
-        distance = min(float(np.max(np.abs(x - center) / np.asarray(self._scale), initial=0.0)) for center in centers)
+        distance = min(
+            float(np.max((np.abs(x - center) + wide) / np.asarray(self._scale), initial=0.0)) for center in centers
+        )
         if not distance <= self._policy.farthest:
             raise DisclosureRefused(
                 "TOO_FAR",
@@ -132,17 +142,25 @@ class DisclosureControl:
                 f"farthest = {self._policy.farthest:g}",
             )
 
-    def _terms(self, x: np.ndarray) -> Terms:
-        potential, coefficients = self._potential, x[: self._design.shape[1]]
+    def _terms(self, x: np.ndarray, spread: np.ndarray | None) -> Terms:
+        potential, size = self._potential, self._design.shape[1]
+        width = None if spread is None else np.sqrt(np.sum((self._design @ spread[:size]) ** 2, 1))
         if isinstance(potential, LinearPredictor):
-            z = jnp.asarray(self._design @ coefficients) + potential.offset
-            loss = potential.loss
-            return Terms(*(np.asarray(f(z, potential.response)) for f in (loss.value, loss.first, loss.second)))
+            z = jnp.asarray(self._design @ x[:size]) + potential.offset
+            loss, y = potential.loss, potential.response
+            if width is not None:
+                return Terms(*(np.asarray(part) for part in loss.averaged(z, jnp.asarray(width), y)))
+            return Terms(*(np.asarray(f(z, y)) for f in (loss.value, loss.first, loss.second)))
         unknown = isinstance(potential, LinearUnknownScale)
         with np.errstate(over="ignore", invalid="ignore"):
-            weight = np.exp(-2 * x[-1]) if unknown else self._precision
-            rest = self._design @ coefficients - self._response
-            return Terms(0.5 * weight * rest**2, weight * rest, np.full(len(rest), weight))
+            log_scale = x[-1] if unknown else 0.0
+            if spread is not None and unknown:
+                # As `LinearUnknownScale.averaged` has it: the mean of e^{−2s} tilts the coefficients.
+                x, log_scale = x - 2 * spread @ spread[-1], log_scale - spread[-1] @ spread[-1]
+            weight = np.exp(-2 * log_scale) if unknown else self._precision
+            rest = self._design @ x[:size] - self._response
+            square = rest**2 if width is None else rest**2 + width**2
+            return Terms(0.5 * weight * square, weight * rest, np.full(len(rest), weight))
 
     def _check_release(self, which: str, terms: Terms) -> None:
         """Check one release, or one difference of two."""

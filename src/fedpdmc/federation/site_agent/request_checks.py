@@ -16,6 +16,7 @@ from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.site_agent.disclosure import DisclosureRefused
 from fedpdmc.study.contract import Study
+from fedpdmc.whitening import VB
 
 logger = logging.getLogger("fedpdmc.site")
 MOST_SEGMENTS = 4096
@@ -134,6 +135,8 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
         raise RequestRefused("ALREADY_OPEN")
     if message.x.shape != (len(study.names),):
         raise RequestRefused("WRONG_SHAPE")
+    if message.about is not None and (study.reference != VB or study.one_shot):
+        raise RequestRefused("NOT_IN_CONTRACT")
     if so_far.exact or so_far.points >= study.most_derivatives:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:

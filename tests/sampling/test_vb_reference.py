@@ -1,0 +1,150 @@
+"""The reference that matches mean and covariance."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.statistical.targets import target, truth
+from tests.support import hospitals, logistic_site, prior, short_run
+
+import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import ImproperPosterior
+from fedpdmc.sampling.site_event_rate import site_event_rate
+from fedpdmc.sampling.vb_reference import SETTLED
+from fedpdmc.sites.site import own_part
+
+
+def distance(reference, found):
+    """From the posterior's mean, in its standard deviations."""
+    root = np.linalg.cholesky(np.linalg.inv(found.cov))
+    return np.linalg.norm(root.T @ (np.asarray(reference.center) - found.mean))
+
+
+@pytest.mark.parametrize("model", ["logistic", "poisson"])
+def test_its_centre_is_nearer_to_the_mean_than_the_mode_is(model):
+    federation, found = target(model, 3), truth(model, 3)
+    assert distance(fp.laplace(federation.sites(), federation.prior()), found) > 0.2
+    assert distance(fp.vb(federation.sites(), federation.prior()), found) < 0.1
+
+
+@double_precision
+@pytest.mark.parametrize("model", ["logistic", "poisson", "student_t"])
+def test_over_it_the_mean_gradient_is_zero_and_the_mean_hessian_its_precision(model):
+    federation = target(model, 3)
+    found, prior = fp.vb(federation.sites(), federation.prior()), federation.prior()
+    mean, spread = np.asarray(found.center), np.asarray(found.scale_tril)
+    parts = [site.derivatives(mean, spread) for site in federation.sites()]
+    gradient = np.asarray(prior.gradient(jnp.asarray(mean))) + sum(part[1] for part in parts)
+    precision = np.asarray(prior.precision) + sum(part[2] for part in parts)
+    assert np.linalg.norm(spread.T @ gradient) < 0.1
+    np.testing.assert_allclose(spread.T @ precision @ spread, np.eye(2), atol=0.1)
+
+
+def records(n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    return X, (rng.random(n) < 1 / (1 + np.exp(-X @ rng.normal(size=d)))).astype(float)
+
+
+def test_it_takes_events_off_the_sites_and_no_more_rounds():
+    X, y = records(200, 6)
+    sites = [fp.Site(fp.models.logistic(X[k::2], y[k::2]), name=f"site{k}") for k in range(2)]
+    normal, rates = fp.models.normal_prior(6), {}
+    for make in (fp.laplace, fp.vb):
+        found = make(sites, normal)
+        rates[found.name] = site_event_rate(tuple(sites), normal, found.control, found), found.rounds
+    assert rates["vb"][0] < 0.8 * rates["laplace"][0]
+    assert rates["vb"][1] <= rates["laplace"][1]
+
+
+def test_the_control_variates_are_the_means_of_the_last_round():
+    sites, found = hospitals(), fp.vb(hospitals(), prior())
+    asked = []
+    for site in sites:
+        site.derivatives = lambda x, spread=None, ask=site.derivatives: asked.append((x, spread)) or ask(x, spread)
+    fp.vb(sites, prior())
+    x, spread = asked[-1]
+    assert spread is not None
+    for site in hospitals():
+        _, gradient, hessian = double_precision(site.derivatives)(x, spread)
+        control = found.control[site.name]
+        np.testing.assert_allclose(control.point, x, rtol=1e-12)
+        np.testing.assert_allclose(control.quadratic.precision, hessian, rtol=1e-12)
+        np.testing.assert_allclose(control.quadratic.linear, gradient - hessian @ x, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_left_of_the_summed_quadratics_and_the_prior_is_the_reference():
+    found, normal = fp.vb(hospitals(), prior()), prior()
+    precision = np.asarray(normal.precision) + sum(np.asarray(c.quadratic.precision) for c in found.control.values())
+    linear = np.asarray(normal.linear) + sum(np.asarray(c.quadratic.linear) for c in found.control.values())
+    scale = np.asarray(found.scale_tril)
+    np.testing.assert_allclose(scale.T @ precision @ scale, np.eye(2), atol=1e-10)
+    np.testing.assert_allclose(precision @ np.asarray(found.center) + linear, 0, atol=1e-9)
+
+
+def test_of_a_gaussian_it_is_the_posterior():
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(20, 2))
+    sites = [fp.Site(fp.models.linear(X, X @ [1.0, 2.0] + rng.normal(size=20), scale=1.5), name="one")]
+    mean, mode = fp.vb(sites, prior()), fp.laplace(sites, prior())
+    np.testing.assert_allclose(mean.center, mode.center, rtol=1e-9)
+    np.testing.assert_allclose(mean.scale_tril, mode.scale_tril, rtol=1e-9, atol=1e-12)
+
+
+def test_functions_are_averaged_over_points_that_every_site_has():
+    X, y = records(30, 2)
+
+    def loss(x, data):
+        z = data[0] @ x
+        return jnp.sum(jnp.logaddexp(0.0, z) - data[1] * z)
+
+    written = [fp.Site(loss, data=(X[k::2], y[k::2]), name=f"site{k}") for k in range(2)]
+    built_in = [fp.Site(fp.models.logistic(X[k::2], y[k::2]), name=f"site{k}") for k in range(2)]
+    one, other = fp.vb(written, prior()), fp.vb(built_in, prior())
+    assert one.name == other.name == "vb"
+    np.testing.assert_allclose(one.center, other.center, atol=1e-4)
+    np.testing.assert_allclose(one.scale_tril, other.scale_tril, atol=1e-4)
+
+
+def test_a_site_with_some_coordinates_averages_over_their_covariance():
+    rng = np.random.default_rng(0)
+    spread = np.tril(rng.normal(size=(4, 4)))
+    x, root = own_part(np.arange(4.0), spread, np.array([2, 0]))
+    np.testing.assert_array_equal(x, [2.0, 0.0])
+    np.testing.assert_allclose(root @ root.T, (spread @ spread.T)[np.ix_([2, 0], [2, 0])], rtol=1e-12)
+    X, y = records(25, 3)
+    part = fp.Site(fp.models.logistic(X[:, [1]], y), name="part", coordinates=[1])
+    sites = [part, fp.Site(fp.models.logistic(X, y), name="all")]
+    found = fp.vb(sites, fp.models.normal_prior(3))
+    assert found.name == "vb" and found.control["part"].point.shape == (1,)
+
+
+def test_where_averages_cannot_be_used_it_is_the_laplace_reference():
+    site = fp.Site(lambda x: -0.1 * jnp.log(1 - x[0] ** 2), name="bounded")
+    normal = fp.models.normal_prior(1, mean=0.2, scale=5.0)
+    found, mode = fp.vb([site], normal), fp.laplace([site], normal)
+    assert found.name == "laplace" and "could not be used" in found.why
+    np.testing.assert_allclose(found.center, mode.center, atol=1e-4)
+    np.testing.assert_allclose(found.scale_tril, mode.scale_tril, rtol=1e-3)
+
+
+def test_a_flat_prior_is_checked_as_before():
+    X = np.linspace(-1, 1, 20)[:, None]
+    separable = fp.Site(fp.models.logistic(X, (X[:, 0] > 0).astype(float)), name="one")
+    with pytest.raises(ImproperPosterior):
+        fp.vb([separable])
+    assert fp.vb([logistic_site("one", 40)]).name == "vb"
+
+
+def test_the_result_says_which_reference_and_why():
+    settings = short_run(chains=4).settings
+    assert settings["reference"] == "vb"
+    assert "average" in settings["reference_why"]
+    assert short_run(reference="laplace", chains=4).settings["reference"] == "laplace"
+
+
+def test_many_parameters_take_a_few_averages():
+    X, y = records(150, 30, seed=2)
+    found = fp.vb([fp.Site(fp.models.logistic(X, y), name="one")], fp.models.normal_prior(30))
+    moved = float(found.why.split(" by ")[1].split()[0])
+    assert found.name == "vb" and moved <= 2 * SETTLED
