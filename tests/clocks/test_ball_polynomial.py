@@ -15,7 +15,7 @@ from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, SegmentClock, answer, follow
 from fedpdmc.clocks.envelopes.ball_polynomial import BallPolynomial
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import Program, polynomial_remainder, taylor_quadratic
+from fedpdmc.potentials import Program, local_quadratic, polynomial_remainder
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -34,7 +34,7 @@ def growth(x, data):
 def clock():
     """Counts of one at a few places, less a quadratic."""
     program = Program(growth, jnp.asarray(RECORDS), 2)
-    program = program.less(taylor_quadratic(program, jnp.zeros(2), 2))
+    program = program.less(local_quadratic(program, jnp.zeros(2), 2))
     envelope = BallPolynomial(polynomial_remainder(program, np.zeros(2), 1e-9))
     return SegmentClock(program, BOOMERANG, envelope, jnp.asarray(np.float64(60.0)))
 

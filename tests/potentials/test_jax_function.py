@@ -16,7 +16,7 @@ from fedpdmc.clocks.envelopes.second_order import look
 from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, Smooth
 from fedpdmc.plan import Plan
-from fedpdmc.potentials import Program, Shared, Sum, taylor_quadratic
+from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
 from fedpdmc.potentials.jax_function import _look
 from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.whitening import Reference
@@ -110,7 +110,7 @@ def test_rates_are_those_of_the_built_in_model_and_the_bound_holds_and_is_as_tig
 @pytest.mark.parametrize("kind", DYNAMICS)
 def test_the_remainder_of_a_control_variate_in_dense_coordinates(kind):
     (program, built), dynamics = pair("logistic"), DYNAMICS[kind]
-    control = taylor_quadratic(built, jnp.asarray(POINT), 2)
+    control = local_quadratic(built, jnp.asarray(POINT), 2)
     scale = jnp.asarray(np.tril(np.random.default_rng(1).normal(size=(DIM, DIM))) + np.eye(DIM))
     reference = Reference(jnp.asarray(POINT), scale)
     rest, expanded = (
@@ -147,7 +147,7 @@ def test_the_cell_depends_on_the_anchor_alone():
 @pytest.mark.long
 def test_sums_and_shares_of_the_prior_add_their_bounds():
     (program, built), dynamics = pair("logistic"), DYNAMICS["boomerang"]
-    prior, (a, v) = taylor_quadratic(built, jnp.asarray(POINT), 2), states(0, CHAINS, DIM)
+    prior, (a, v) = local_quadratic(built, jnp.asarray(POINT), 2), states(0, CHAINS, DIM)
     share = jnp.linspace(0.0, 1.0, CHAINS)
     looks = functools.partial(eqx.filter_jit(look, compiler_options=FAST), dynamics)
     alone, whole = looks(program, a, v, v), looks(Sum((program, prior)), a, v, v)

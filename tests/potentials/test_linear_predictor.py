@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.potentials.paths import derivatives, fields
 from tests.support import LOSS_NAMES, predictor, states
 
-from fedpdmc.potentials import Quadratic, Sum, taylor_quadratic
+from fedpdmc.potentials import Quadratic, Sum, local_quadratic
 from fedpdmc.sites.opening import bucket
 from fedpdmc.whitening import Reference
 
@@ -43,7 +43,7 @@ def test_gradient_and_hessian_are_those_of_the_value(name, diagonal):
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_expansion_takes_the_taylor_polynomial_away(name, order):
     potential, point = predictor(name), jnp.asarray(POINT)
-    rest, polynomial = potential.expanded_at(point, order), taylor_quadratic(potential, point, order)
+    rest, polynomial = potential.expanded_at(point, order), local_quadratic(potential, point, order)
     xs, _ = states(0, CHAINS, 3)
     whole = jax.vmap(potential.value)(xs) - potential.value(point)
     split = jax.vmap(rest.value)(xs) - rest.value(point) + jax.vmap(polynomial.value)(xs) - polynomial.value(point)

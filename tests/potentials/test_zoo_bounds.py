@@ -11,7 +11,7 @@ from tests.zoo import CASES
 
 import fedpdmc as fp
 from fedpdmc.clocks.envelopes.second_order import look, signed_rates
-from fedpdmc.potentials import taylor_quadratic
+from fedpdmc.potentials import local_quadratic
 
 ANCHORS, TIMES = 500, 20
 
@@ -25,7 +25,7 @@ def whitened(name, controlled):
     values, vectors = np.linalg.eigh(hessian)
     scale = vectors / np.sqrt(np.maximum(np.abs(values), 0.05))
     if controlled:
-        potential = potential.less(taylor_quadratic(potential, jnp.asarray(case.start), 2))
+        potential = potential.less(local_quadratic(potential, jnp.asarray(case.start), 2))
     return potential.whiten(fp.Reference(jnp.asarray(case.start), jnp.asarray(scale)), None)
 
 

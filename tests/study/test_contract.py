@@ -23,7 +23,7 @@ def test_a_contract_says_everything():
     assert study.names == ("Intercept", "drug[T.verum]", "age")
     assert study.digest == hashlib.sha256(CONTRACT.encode()).digest()
     assert (study.kind, study.rates, study.reference, study.control) == (
-        "Boomerang", {"refresh": 1.2}, "laplace", "quadratic",
+        "Boomerang", {"refresh": 1.2}, "vb", "quadratic",
     )  # fmt: skip
     prior = study.prior()
     np.testing.assert_allclose(np.asarray(prior.precision), np.eye(3) / 1.5**2)
@@ -58,7 +58,7 @@ def test_a_contract_says_everything():
         ("chains = 4", 'chains = 4\nkind = "HMC"', "dynamics: kind"),
         ("duration = 6.0", "duration = 6.0\ness = 10", "ess and duration"),
         ('derivatives = "own"', 'derivatives = "summed"', "'summed' over 2 sites"),
-        ('derivatives = "own"', 'derivatives = "none"', "Laplace reference"),
+        ('derivatives = "own"', 'derivatives = "none"', "reference = 'vb'"),
         ("[limits]", "[privacy]\nepsilon = 1.0\n[limits]", "privacy: delta"),
         ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[limits]", "Only coordinate flips can be private"),
         ('derivatives = "own"', 'derivatives = "noisy"', "privacy: release"),

@@ -36,6 +36,7 @@ from fedpdmc.potentials import (
     Quadratic,
     Shared,
     Sum,
+    beside_taylor,
     cubic_remainder,
     known_orders,
     polynomial_on_lines,
@@ -149,7 +150,7 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
     others = [term for term in getattr(potential, "terms", ()) if term is not records]
     if not all(isinstance(term, Quadratic) for term in others):
         return None
-    rest = None
+    rest = beside_taylor(records, center)
     for term in others:
         rest = term if rest is None else rest.plus(term)
     return ThirdOrder(

@@ -143,8 +143,8 @@ class Plausible:
         growth = reach + (0.0 if same else _log_growth(past, now))
         if growth > LONGEST:
             return
-        factor, told = math.exp(growth), (past.hessian, now.hessian)
-        fits = _below(*told, factor) and _below(*told[::-1], factor)
+        factor, one, other = math.exp(growth), past.hessian, now.hessian
+        fits = _below(one, other, factor) and _below(other, one, factor)
         if same:
             fits = fits and self._rises(past, now, step, reach)
         if not fits:

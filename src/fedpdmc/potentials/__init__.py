@@ -8,8 +8,8 @@ from fedpdmc.potentials.ball_polynomial import (
     polynomial_remainder,
 )
 from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
-from fedpdmc.potentials.control_variate import ControlVariate, taylor_quadratic
-from fedpdmc.potentials.cubic_remainder import CubicRemainder, cubic_remainder
+from fedpdmc.potentials.control_variate import ControlVariate, local_quadratic
+from fedpdmc.potentials.cubic_remainder import CubicRemainder, beside_taylor, cubic_remainder
 from fedpdmc.potentials.jax_function import Program
 from fedpdmc.potentials.linear_predictor import LinearPredictor, records_of
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
@@ -37,10 +37,11 @@ __all__ = [
     "StudentT",
     "Sum",
     "bare",
+    "beside_taylor",
     "cubic_remainder",
     "known_orders",
     "polynomial_on_lines",
     "polynomial_remainder",
     "records_of",
-    "taylor_quadratic",
+    "local_quadratic",
 ]

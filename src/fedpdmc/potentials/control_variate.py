@@ -12,14 +12,27 @@ from fedpdmc.potentials.quadratic import Quadratic
 
 
 class ControlVariate(NamedTuple):
-    """A public quadratic ``q`` of a site's own parameters, made at ``point`` from derivatives up to ``order``."""
+    """A public quadratic ``q`` of a site's own parameters, made at ``point`` from derivatives up to ``order``.
+
+    With a spread S, from their means over ``N(point, S Sᵀ)``. This says where q is from; q may have noise, or be rounded.
+    """
 
     quadratic: Quadratic
     point: Float[Array, " k"]
     order: int
+    spread: Float[Array, "k k"] | None = None
 
 
-def taylor_quadratic(potential: Potential, x: Float[Array, " k"], order: int) -> Quadratic:
-    """``∇U(x*)·(x − x*) + ½ (x − x*)ᵀ∇²U(x*)(x − x*)``, the second term for order 2 only."""
-    hessian = potential.hessian(x) if order == 2 else jnp.zeros((x.shape[0], x.shape[0]))
-    return Quadratic(hessian, potential.gradient(x) - hessian @ x)
+def local_quadratic(
+    potential: Potential, x: Float[Array, " k"], order: int, spread: Float[Array, "k k"] | None = None
+) -> Quadratic:
+    """``g·(x − x*) + ½ (x − x*)ᵀH(x − x*)``, the second term for order 2 only.
+
+    Here g and H are the gradient and Hessian at ``x*``: the Taylor polynomial. With a spread they are their means about it.
+    """
+    if spread is None:
+        gradient, hessian = potential.gradient(x), potential.hessian(x) if order == 2 else None
+    else:
+        _, gradient, hessian = potential.averaged(x, spread)
+    hessian = hessian if hessian is not None and order == 2 else jnp.zeros((x.shape[0], x.shape[0]))
+    return Quadratic(hessian, gradient - hessian @ x)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc.potentials.linear_predictor import LinearPredictor
+from fedpdmc.potentials.quadratic import Quadratic
 
 # Up to this dimension the quartic form is bounded through its d² × d² matrix.
 MOST_PARAMETERS = 32
@@ -20,6 +21,8 @@ SHARPER_PAYS = 2
 ROOM = 1 + 1e-9
 # Units in the last place that a sum over records may be off, relative to its terms.
 ULPS = 64 * 2.0**-52
+# Relative difference of derivatives that are the same but for rounding.
+SAME = 8 * 2.0**-52
 
 
 class Quartic(eqx.Module):
@@ -106,7 +109,10 @@ class CubicRemainder(eqx.Module):
 
 
 def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> CubicRemainder:
-    """The third-order knowledge of a whitened potential whose control variate is its Taylor polynomial at ``center``."""
+    """The third-order knowledge of what is left of a whitened potential after its Taylor polynomial at ``center``.
+
+    What a control variate of means differs from that polynomial is apart: `beside_taylor`.
+    """
     design = np.asarray(potential.design)
     local = Local(*(np.asarray(x) for x in _local(potential, center)))
     tensor = np.einsum("n,ni,nj,nk->ijk", local.third, design, design, design, optimize=True)
@@ -122,9 +128,29 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
         jnp.asarray(ROOM * quartic),
         jnp.asarray(ROOM * quartic**0.75 * coordinate**0.25),
         jnp.asarray(ROOM * reach),
-        jnp.asarray(_rounding(design, np.asarray(potential.response), local)),
+        jnp.asarray(_rounding(design, np.asarray(potential.response), _control(potential), local)),
         _sharper(design, local) if SHARPER_PAYS * design.shape[1] ** 3 <= design.shape[0] else None,
     )
+
+
+def beside_taylor(potential: LinearPredictor, center: Float[Array, " d"]) -> Quadratic | None:
+    """What the Taylor polynomial of the records at ``center`` has more than their control variate; None if only rounding.
+
+    The remainder after a control variate ``f + s u`` of means of ``ℓ'`` and ``ℓ''`` has
+    ``R' = (ℓ' − ℓ'(z*) − ℓ''(z*) u) + (ℓ'(z*) − f) + (ℓ''(z*) − s) u``: the Taylor remainder that `CubicRemainder` bounds,
+    and a quadratic ``Σ (ℓ'(z*) − f) ξ·b + ½ Σ (ℓ''(z*) − s) (ξ·b)²`` of b.
+    """
+    assert potential.control is not None
+    design, at = np.asarray(potential.design), np.asarray(center)
+    local = Local(*(np.asarray(x) for x in _local(potential, center)))
+    point, slope, curvature = np.asarray(potential.control)
+    first, second = local.first - slope - curvature * (local.z - point), local.second - curvature
+    size = np.abs(design).max(1, initial=0.0)
+    terms = 1 + np.abs(potential.response) + np.abs(local.first) + np.abs(local.second) * (np.abs(local.z) + size)
+    if np.all(np.maximum(np.abs(first), np.abs(second) * size) <= SAME * np.asarray(terms)):
+        return None
+    precision = (design * second[:, None]).T @ design
+    return Quadratic(jnp.asarray(precision), jnp.asarray(design.T @ first - precision @ at))
 
 
 class Local(NamedTuple):
@@ -160,10 +186,17 @@ def _sharper(design: np.ndarray, local: Local) -> Quartic:
     )
 
 
-def _rounding(design: np.ndarray, response: np.ndarray, local: Local) -> float:
+def _control(potential: LinearPredictor) -> np.ndarray | None:
+    return None if potential.control is None else np.asarray(potential.control)
+
+
+def _rounding(design: np.ndarray, response: np.ndarray, control: np.ndarray | None, local: Local) -> float:
     """Some units in the last place of all terms of ``Σ R' ξ``, before they cancel, plus the same for positions."""
     size = np.abs(design).max(1, initial=0.0)
     terms = 1 + np.abs(response) + np.abs(local.first) + np.abs(local.second) * (np.abs(local.z) + size)
+    if control is not None:
+        point, slope, curvature = np.abs(control)
+        terms = terms + slope + curvature * (np.abs(local.z) + point + size)
     return ULPS * float(np.sum(size * terms)) + 1e-13
 
 

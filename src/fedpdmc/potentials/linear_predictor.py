@@ -19,8 +19,8 @@ EPSILON = 2.0**-52
 class LinearPredictor(Potential):
     """``U(x) = Σ_i R_i(z_i)`` with ``z_i = ξ_i·x + o_i``, ``R_i = ℓ(·; y_i)`` less a quadratic of ``z_i``.
 
-    The quadratic ``f_i (z − z*_i) + ½ s_i (z − z*_i)²`` is a control variate: zero, or the Taylor polynomial of the loss at
-    a public point, so that only its remainder is left to walk.
+    The quadratic ``f_i (z − z*_i) + ½ s_i (z − z*_i)²`` is a control variate: zero, or of the derivatives of the loss at a
+    public point, or of their means about it, so that only the remainder is left to walk.
 
     Parameters
     ----------
@@ -112,20 +112,32 @@ class LinearPredictor(Potential):
         Of records with no control variate.
         """
         assert self.control is None
-        rows = self.design[:, None] * spread if self.diagonal else self.design @ spread
-        deviation = jnp.sqrt(jnp.sum(rows**2, -1))
-        value, first, second = self.loss.averaged(self._predict(x) + self.offset, deviation, self.response)
+        z = self._predict(x) + self.offset
+        value, first, second = self.loss.averaged(z, self._deviation(spread), self.response)
         if self.diagonal:
             return jnp.sum(value), self._collect(first), jnp.diag(self.design**2 * second)
         return jnp.sum(value), self._collect(first), (self.design * second[:, None]).T @ self.design
 
-    def expanded_at(self, x: Float[Array, " d"], order: int) -> LinearPredictor:
-        """The same records less their own Taylor polynomial of degree ``order`` (1 or 2) at ``x``."""
+    def expanded_at(
+        self, x: Float[Array, " d"], order: int, spread: Float[Array, "d d"] | None = None
+    ) -> LinearPredictor:
+        """The same records less their own Taylor polynomial of degree ``order`` (1 or 2) at ``x``.
+
+        With a spread, less the polynomial of the means of each loss's derivatives over ``N(x, S Sᵀ)``.
+        """
         z = self._predict(x) + self.offset
-        first = self.loss.first(z, self.response)
-        second = self.loss.second(z, self.response) if order == 2 else jnp.zeros_like(z)
+        if spread is None:
+            first, second = self.loss.first(z, self.response), self.loss.second(z, self.response)
+        else:
+            _, first, second = self.loss.averaged(z, self._deviation(spread), self.response)
+        second = second if order == 2 else jnp.zeros_like(z)
         control = jnp.stack([z, first, second])
         return dataclasses.replace(self, control=control)
+
+    def _deviation(self, spread):
+        """Standard deviations of the predictors."""
+        rows = self.design[:, None] * spread if self.diagonal else self.design @ spread
+        return jnp.sqrt(jnp.sum(rows**2, -1))
 
     def padded(self, n: int) -> LinearPredictor:
         """The same potential with records appended up to ``n`` whose covariates are zero: they add a constant.

@@ -29,7 +29,7 @@ from fedpdmc.sampling.mode_search import (
 from fedpdmc.sampling.sign_check import check_signs
 from fedpdmc.sites.member import Member
 from fedpdmc.sites.noisy_derivatives import noisy_laplace
-from fedpdmc.sites.site import Site
+from fedpdmc.sites.site import Site, own_part
 from fedpdmc.whitening import LAPLACE, Reference
 
 # Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).
@@ -136,12 +136,12 @@ class Search(NamedTuple):
         self, at: Point, center: np.ndarray, scale: np.ndarray, rounds: int, name: str, why: str = ""
     ) -> Reference:
         """The reference with the control variates that the derivatives at a point make."""
-        control = {
-            site.name: ControlVariate(
-                Quadratic(jnp.asarray(h), jnp.asarray(g - h @ _own(site, at.x))), jnp.asarray(_own(site, at.x)), 2
-            )
-            for site, (g, h) in zip(self.sites, at.parts, strict=True)
-        }
+        control = {}
+        for site, (g, h) in zip(self.sites, at.parts, strict=True):
+            x, spread = own_part(at.x, at.spread, site.coordinates)
+            quadratic = Quadratic(jnp.asarray(h), jnp.asarray(g - h @ x))
+            about = None if spread is None else jnp.asarray(spread)
+            control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about)
         return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)
 
 
@@ -197,21 +197,17 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
 
 
 def linear_control(reference: Reference) -> dict[str, ControlVariate]:
-    """The first-order part of a reference's control variates: ``∇U_m(x*)·x`` alone."""
+    """The first-order part of a reference's control variates: ``∇U_m(x*)·x`` alone, or its mean about ``x*``."""
     control = {}
-    for name, (quadratic, point, _) in (reference.control or {}).items():
+    for name, (quadratic, point, _, spread) in (reference.control or {}).items():
         gradient = quadratic.gradient(point)
-        control[name] = ControlVariate(Quadratic(jnp.zeros_like(quadratic.precision), gradient), point, 1)
+        control[name] = ControlVariate(Quadratic(jnp.zeros_like(quadratic.precision), gradient), point, 1, spread)
     return control
 
 
 def prior_mean(prior: Quadratic) -> np.ndarray:
     """``−P⁻¹ h``."""
     return -np.linalg.solve(np.asarray(prior.precision), np.asarray(prior.linear))
-
-
-def _own(site: Member, x: np.ndarray) -> np.ndarray:
-    return x if site.coordinates is None else x[site.coordinates]
 
 
 def _ask(sites, prior, x, spread, traffic) -> Point:
@@ -234,4 +230,4 @@ def _ask(sites, prior, x, spread, traffic) -> Point:
         value += 0.0 if spread is None else 0.5 * np.sum(spread * (precision @ spread))
         gradient = gradient + precision @ x + linear
         hessian = hessian + precision
-    return Point(x, float(value), gradient, hessian, parts)
+    return Point(x, float(value), gradient, hessian, parts, spread)

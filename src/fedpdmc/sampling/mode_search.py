@@ -34,13 +34,14 @@ LIMIT = (
 
 
 class Point(NamedTuple):
-    """Sums over all sites and the prior, and each site's own gradient and Hessian."""
+    """Sums over all sites and the prior, and each site's own gradient and Hessian, or their means with a spread."""
 
     x: np.ndarray
     value: float
     gradient: np.ndarray
     hessian: np.ndarray
     parts: list[tuple[np.ndarray, np.ndarray]]
+    spread: np.ndarray | None = None
 
 
 class Mode(NamedTuple):

@@ -68,10 +68,12 @@ def unpack_position(arrays: dict[str, np.ndarray]) -> Position:
 def pack_control(control: dict[str, ControlVariate], prefix: str = "") -> tuple[dict[str, int], dict[str, np.ndarray]]:
     """Control variates as orders by site and arrays."""
     arrays = {}
-    for k, (quadratic, point, _) in enumerate(control.values()):
-        arrays[f"{prefix}precision_{k}"] = np.asarray(quadratic.precision)
-        arrays[f"{prefix}linear_{k}"] = np.asarray(quadratic.linear)
-        arrays[f"{prefix}point_{k}"] = np.asarray(point)
+    for k, own in enumerate(control.values()):
+        arrays[f"{prefix}precision_{k}"] = np.asarray(own.quadratic.precision)
+        arrays[f"{prefix}linear_{k}"] = np.asarray(own.quadratic.linear)
+        arrays[f"{prefix}point_{k}"] = np.asarray(own.point)
+        if own.spread is not None:
+            arrays[f"{prefix}spread_{k}"] = np.asarray(own.spread)
     return {name: own.order for name, own in control.items()}, arrays
 
 
@@ -83,10 +85,12 @@ def unpack_control(
     def array(kind: str, k: int):
         return jnp.asarray(arrays[f"{prefix}{kind}_{k}"])
 
-    return {
-        name: ControlVariate(Quadratic(array("precision", k), array("linear", k)), array("point", k), order)
-        for k, (name, order) in enumerate(orders.items())
-    }
+    control = {}
+    for k, (name, order) in enumerate(orders.items()):
+        spread = array("spread", k) if f"{prefix}spread_{k}" in arrays else None
+        quadratic = Quadratic(array("precision", k), array("linear", k))
+        control[name] = ControlVariate(quadratic, array("point", k), order, spread)
+    return control
 
 
 def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -266,15 +266,16 @@ def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray
                 point = release_point(point, site.bounds) if site.noisy else point
             gradient[index] += g
             hessian[np.ix_(index, index)] += h
-            parts[site.name] = (g, h, point)
+            about = own_part(x, spread, site.coordinates)[1]
+            parts[site.name] = (g, h, point, None if about is None else jnp.asarray(about))
             traffic[site.name] += 8 * (2 * g.size + h.size + (0 if spread is None else spread.size))
         precision = _believed(hessian, prior)
         if prior is not None:
             gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
         x = _within_reach(x - np.linalg.solve(precision, gradient), start, prior)
     control = {
-        name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2)
-        for name, (g, h, point) in parts.items()
+        name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2, about)
+        for name, (g, h, point, about) in parts.items()
     }
     name, why = (VB, "its last step is an average") if averaged else (LAPLACE, "")
     return Reference(jnp.asarray(x), jnp.asarray(_root(precision)), control, len(REFERENCE.steps), traffic, name, why)

@@ -22,7 +22,7 @@ from fedpdmc.potentials import (
     Shared,
     Sum,
     bare,
-    taylor_quadratic,
+    local_quadratic,
 )
 from fedpdmc.sites.member import Member
 from fedpdmc.sites.site import Site
@@ -107,7 +107,7 @@ def _center(site: Site, opening: Opening):
 def _remainder(potential: Potential, control: ControlVariate | None, share: Quadratic | None) -> Potential:
     """``U − q`` plus the site's share of the prior: both quadratics, and one where the model can hold them exactly.
 
-    Records are held less their own Taylor polynomial, beside what that polynomial differs from q.
+    Records are held less the quadratic of their own derivatives, beside what that differs from q.
     """
     rest = share
     if control is not None:
@@ -132,14 +132,14 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
 
 @eqx.filter_jit
 def _expanded(potential: LinearPredictor, control: ControlVariate):
-    """The records less their Taylor polynomial, what that differs from the control variate, and whether it is rounding."""
-    own = taylor_quadratic(potential, control.point, control.order)
+    """The records less their own quadratic, what that differs from the control variate, and whether it is rounding."""
+    own = local_quadratic(potential, control.point, control.order, control.spread)
     difference = own.plus(control.quadratic, -1.0)
     size = jnp.max(jnp.abs(own.precision))
     same = jnp.max(jnp.abs(difference.precision)) <= SAME * size
     reach = jnp.max(jnp.abs(own.linear)) + size * jnp.max(jnp.abs(control.point))
     same &= jnp.max(jnp.abs(difference.linear)) <= SAME * reach
-    return potential.expanded_at(control.point, control.order), difference, same
+    return potential.expanded_at(control.point, control.order, control.spread), difference, same
 
 
 def less_public(site: Site, opening: Opening) -> Potential:

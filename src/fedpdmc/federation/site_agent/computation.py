@@ -231,15 +231,16 @@ class Computation:
     def _opening(self, message: messages.Open) -> Opening:
         """Coordinates, dynamics and control variate: the site's own if only the sum of all sites is public."""
         reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
-        control = None
+        # The control variate is of the last release, with its spread.
+        control, spread = None, self._points[-1][1] if self._points else None
         if message.order and self.party is not None:
-            # The point is that of the last release, which was made with the same spread.
-            spread = self._points[-1][1] if self._points else None
             _, gradient, hessian = derivatives(self.site, message.point, spread)
             control = self.party.control(message.point, message.order, gradient, hessian)
         elif message.order:
             quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
             control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
+        if control is not None and spread is not None:
+            control = control._replace(spread=jnp.asarray(spread))
         private = 0 if self.site.budget is None else len(self.study.sites)
         return Opening(reference, self.study.dynamics(), control, private_sites=private)
 

@@ -96,7 +96,7 @@ class SecureSumParty:
         return masking.mask_integers(numbers, self.name, self._keys, asked + terms.digest).tobytes()
 
     def control(self, point: np.ndarray, order: int, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
-        """The site's own Taylor polynomial at a point, rounded as in the sum.
+        """The quadratic of the site's own derivatives at a point, or of their means, rounded as in the sum.
 
         The coordinator uses the sum of these: both sides use the same quadratics, each known to its site only.
         """
