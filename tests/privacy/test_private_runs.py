@@ -128,11 +128,11 @@ def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch
     sites = two_sites(tmp_path, release=0.4, n=400, epsilon=20.0)
     real, asked = noisy_derivatives.derivatives, []
 
-    def power_cut(site, own):
+    def power_cut(site, own, spread=None):
         asked.append(site.name)
         if len(asked) == 6:
             raise KeyboardInterrupt
-        return real(site, own)
+        return real(site, own, spread)
 
     monkeypatch.setattr(noisy_derivatives, "derivatives", power_cut)
     with pytest.raises(KeyboardInterrupt):
