@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import fedpdmc as fp
 from fedpdmc.cli import app
 from fedpdmc.cli.runner import exit_status
-from fedpdmc.cli.study import DERIVATIVES as DESCRIBED
 from fedpdmc.federation import dry_run
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.study.contract import DERIVATIVES
+from fedpdmc.study.description import DERIVATIVES as DESCRIBED
 
 
 @pytest.fixture(scope="module")

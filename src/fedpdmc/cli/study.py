@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from fedpdmc.study import Study
 
 app = typer.Typer(help="Check a study's contract.", no_args_is_help=True)
-DERIVATIVES = {
-    "none": [],
-    "noisy": ["derivatives with noise"],
-    "noisy-summed": ["derivatives summed over the sites, with noise that they share"],
-    "summed": ["derivatives summed over the sites"],
-    "own": ["each site's derivatives"],
-}
 
 
 @command(app, "check")
@@ -34,12 +27,13 @@ def _check(
     """Read a contract, run it briefly on synthetic records, and estimate the cost of the whole run."""
     from fedpdmc.federation.dry_run import try_study
     from fedpdmc.study import read_study
+    from fedpdmc.study.description import released
 
     contract = read_study(study)
     say(f"{contract.name}: {contract.family}, {contract.formula}; sites {', '.join(contract.sites)}")
     say(f"parameters: {', '.join(contract.names)}")
     say(f"contract hash (sha256sum {study.name}): {contract.digest.hex()}")
-    say(f"sites release: {_released(contract)}; {_budget(contract)}")
+    say(f"sites release: {', '.join(released(contract))}; {_budget(contract)}")
     trial = try_study(contract, records=records)
     say(f"dry run on {records} synthetic records per site: {trial.posterior!r}")
     say(
@@ -51,12 +45,6 @@ def _check(
         say("The contract's limits are probably too small for the run that it describes.")
         return CHECK_FAILED
     return 0
-
-
-def _released(study: "Study") -> str:
-    passes = ["number of passes over the records"] if study.passes else []
-    arrivals = [] if study.one_shot else ["arrivals"]
-    return ", ".join([*arrivals, *DERIVATIVES[study.derivatives], *passes])
 
 
 def _budget(study: "Study") -> str:

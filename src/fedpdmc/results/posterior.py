@@ -17,7 +17,7 @@ from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
 from fedpdmc.results.path_expectation import expectation
 from fedpdmc.results.path_store import SkeletonStore, Store
-from fedpdmc.results.run_state import RunState
+from fedpdmc.results.run_state import RunState, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton
 from fedpdmc.results.verdict import Verdict, judge
 from fedpdmc.validation import integer
@@ -259,7 +259,7 @@ class Posterior:
             network study goes on from its store, with `connect` and `sample`.
         """
         if self._run is None:
-            raise _cannot_go_on(self.settings)
+            raise cannot_go_on(self.settings)
         if prior is not None and sites is None:
             raise InputError("sites", "None beside a prior", "Give both, as sample() was given them, or neither.")
         return self._run.extend(duration=duration, ess=ess, sites=sites, prior=prior, progress=progress)
@@ -324,6 +324,57 @@ class Posterior:
 
         return to_arviz(self, draws, chains)
 
+    def report(
+        self,
+        path: str | Path,
+        *,
+        sites: Any = None,
+        assessment: Any = None,
+        title: str | None = None,
+        question: str | None = None,
+    ) -> Path:
+        """Write a report of the run, one HTML file that needs no network: estimates, sites, convergence, privacy, exactness.
+
+        Parameters
+        ----------
+        path : path
+            Such as ``"study.html"``.
+        sites : Sites, optional
+            From `fedpdmc.sites`: the report then says what was modelled.
+        assessment : Assessment, optional
+            From `fedpdmc.assess`.
+        title, question : str, optional
+            The heading, and what the study asks.
+
+        Returns
+        -------
+        Path
+        """
+        from fedpdmc.results.report.page import write_report
+
+        about = [] if sites is None else sites.lines()
+        return write_report(self, path, title=title, question=question, about=about, assessment=assessment)
+
+    def plot_forest(self, **options: Any):
+        """Intervals of every parameter: `arviz.plot_forest` with its options."""
+        return self._plot("plot_forest", {"combined": True} | options)
+
+    def plot_trace(self, **options: Any):
+        """Densities and traces: `arviz.plot_trace` with its options."""
+        return self._plot("plot_trace", options)
+
+    def plot_pairs(self, **options: Any):
+        """Scatter plots of pairs of parameters: `arviz.plot_pair` with its options."""
+        return self._plot("plot_pair", {"kind": "kde"} | options)
+
+    def _plot(self, kind: str, options: dict[str, Any]):
+        from fedpdmc.console.warnings import import_arviz
+
+        return getattr(import_arviz(), kind)(self.to_arviz(), **options)
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
     def save(self, path: str | Path, *, state: bool = True) -> None:
         """Write everything to a zarr folder (an existing one is replaced).
 
@@ -337,25 +388,3 @@ class Posterior:
         from fedpdmc.results.archive import save
 
         save(self, Path(path), state)
-
-
-def _cannot_go_on(settings: dict[str, Any]) -> InputError:
-    """Why a posterior has no run, and what to do."""
-    if settings.get("exact") is False:
-        return InputError(
-            "extend",
-            "a private answer in one shot, which has no chains",
-            "Sample again, with method='exact' or more budget.",
-        )
-    if "contract" in settings:
-        return InputError(
-            "extend",
-            f"a saved posterior of study {settings['study']!r}, whose sites are on a network",
-            "The study goes on from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
-            "ess=...), or `fedpdmc coordinator study.toml --store folder`.",
-        )
-    return InputError(
-        "extend",
-        "a saved posterior without the state of its run",
-        "Restore the archive from a whole copy, or sample again and save with this version of fedpdmc.",
-    )

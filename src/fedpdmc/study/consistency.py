@@ -142,6 +142,12 @@ def _check_private(study: Study) -> None:
             "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
             "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'.",
         )
+    if study.assessment:
+        raise InputError(
+            "study.toml: releases: assessment",
+            "some, with a budget",
+            "No budget covers them: remove it from the contract.",
+        )
     if study.passes:
         raise InputError(
             "study.toml: releases: passes", "true with a budget", "No budget covers them: set passes = false."

@@ -26,6 +26,8 @@ KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("r
 # What sites may release of their derivatives, from least to most.
 DERIVATIVES = ("none", "noisy", "noisy-summed", "summed", "own")
 LOG_SIGMA = "log_sigma"
+# What sites may tell of how their records fit, after the run: see fedpdmc.assessment.
+ASSESSMENTS = ("loo", "checks", "influence")
 DEFAULT_REFRESH = {"Boomerang": 1.2}
 
 
@@ -82,6 +84,8 @@ class Study:
         How to treat a record with a missing value in a used column.
     units : {"declared", "original"}
         Whether results are per unit of the columns as declared, or with centring and scaling undone.
+    assessment : tuple of str
+        Which summaries of fit sites may release after the run, of `ASSESSMENTS`.
     parameters : dict
         For sites whose records depend on some parameters only: the names of these parameters.
     """
@@ -120,6 +124,7 @@ class Study:
     most_records: int = 1_000_000
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     units: str = "declared"
+    assessment: tuple[str, ...] = ()
 
     @property
     def digest(self) -> bytes:
@@ -361,10 +366,14 @@ def _releases(releases: Table, limits: Table, one_shot: bool) -> dict[str, Any]:
             f"{releases.where}: arrivals", f"{found} with this [run] method", f"Set it to {right}, or remove it."
         )
     derivatives, passes = releases.text("derivatives", "none", among=DERIVATIVES), releases.flag("passes", False)
+    assessment = releases.texts("assessment", ())
+    if not set(assessment) <= set(ASSESSMENTS):
+        raise releases.invalid("assessment", f"Give some of {', '.join(map(repr, ASSESSMENTS))}.")
     releases.done()
     found = {
         "derivatives": derivatives,
         "passes": passes,
+        "assessment": assessment,
         "rounds": limits.whole("rounds", least=1, most=2**62),
         "most_derivatives": limits.whole("derivatives", 12, least=0),
         "most_records": limits.whole("records", 1_000_000, least=1),

@@ -16,6 +16,7 @@ from fedpdmc.sites.member import DescribedSites
 from fedpdmc.sites.site import Site
 from fedpdmc.study.contract import FAMILIES, Column, Study, parse_study
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
+from fedpdmc.study.description import modelled
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.prior_names import Prior, prior_by_name
 from fedpdmc.study.units import design_map
@@ -85,22 +86,13 @@ class Sites(DescribedSites):
 
     def lines(self) -> list[str]:
         """What is modelled, in words."""
-        study = self.study
         counts = [len(table) for table in self.tables.values()]
-        found = [
-            f"{study.family} regression, {study.formula}",
+        first, *others = modelled(self.study, self._prior.words)
+        return [
+            first,
             f"{len(self)} sites with {min(counts)} to {max(counts)} records, {sum(counts):,} in all",
-            f"parameters: {', '.join(study.names)}",
-            f"prior: {self._prior.words}",
+            *others,
         ]
-        scaled = [words for column in study.columns.values() if (words := scaling_words(column))]
-        if scaled:
-            undone = "; results are per original unit" if study.naming is not None else ""
-            found.append(f"the model takes {', '.join(scaled)}{undone}")
-        response = study.columns[study.design.response_name]
-        if response.type == "level":
-            found.append(f"the probability of {response.name} = {response.levels[1]!r} is modelled")
-        return found
 
     def __repr__(self) -> str:
         return "\n".join(["Sites: " + self.lines()[0], *(f"  {line}" for line in self.lines()[1:])])
@@ -111,15 +103,6 @@ class Sites(DescribedSites):
         )
         lines = "<br>".join(escape(line) for line in self.lines())
         return f"<p>{lines}</p><table><tr><th>site</th><th>records</th></tr>{rows}</table>"
-
-
-def scaling_words(column: Column) -> str:
-    """How the model takes a column, if not as it is."""
-    if column.type == "level" or (not column.center and column.scale == 1 and not column.log):
-        return ""
-    name = f"log({column.name})" if column.log else column.name
-    moved = f"({name} {'−' if column.center > 0 else '+'} {abs(column.center):g})" if column.center else name
-    return moved if column.scale == 1 else f"{moved}/{column.scale:g}"
 
 
 @double_precision
@@ -270,20 +253,30 @@ def _zero_one(values: pl.Series) -> bool:
 def _records(study: Study, parts: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """The checked records of each site; one report of the errors in all of them."""
     found, faults = {}, {}
-    needed = [column for column in study.columns]
     for site, part in parts.items():
-        raw = as_columns(part, needed, f"table of site {site!r}")
-        count = len(next(iter(raw.values())))
-        raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
         try:
-            if not count:
-                raise InputError(f"table of site {site!r}", "no records", "Leave this site out.")
-            found[site] = checked_records(study, raw, Origin(f"table of site {site!r}", None), count)
+            found[site] = checked_table(study, part, f"table of site {site!r}")
         except InputError as error:
             faults[site] = error
     if faults:
         raise faulty_sites(faults, len(parts))
     return found
+
+
+def checked_table(study: Study, table: Any, where: str = "table", *, response: bool = True) -> pd.DataFrame:
+    """The columns of a table that a study declares, in the units of the model.
+
+    Raises
+    ------
+    InputError
+    """
+    needed = [column for column in study.columns if response or column != study.design.response_name]
+    raw = as_columns(table, needed, where)
+    count = len(next(iter(raw.values())))
+    if not count:
+        raise InputError(where, "no records", "Give at least one record.")
+    raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
+    return checked_records(study, raw, Origin(where, None), count)
 
 
 def _as_declared(series: pl.Series, column: Column) -> pl.Series:

@@ -1,0 +1,274 @@
+"""The sites' assessments together: predictive accuracy, checks, sensitivity and heterogeneity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.assessment.at_site import (
+    DRAWS,
+    PublicDraws,
+    SiteAssessment,
+    assess_site,
+    public_draws,
+    same_draws,
+)
+from fedpdmc.assessment.influence import pull
+from fedpdmc.assessment.loo import HIGH_K, Pointwise, pointwise, standard_error
+from fedpdmc.assessment.outcome import Outcome
+from fedpdmc.errors import InputError
+
+if TYPE_CHECKING:
+    from fedpdmc.results.posterior import Posterior
+    from fedpdmc.study.tables import Sites
+
+# A pull of the prior of this many posterior sd means that doubling its weight moves the mean by 0.07 sd or more.
+NOTABLE = 0.1
+
+
+class Assessment:
+    """What the sites told of their records under a posterior.
+
+    Attributes
+    ----------
+    sites : tuple of SiteAssessment
+    prior_pull : dict or None
+        The prior's pull on each parameter, in posterior sd.
+    scores : DataFrame or None
+        Heterogeneity: the score test of each site against the common parameters.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[SiteAssessment],
+        prior_pull: Mapping[str, float] | None = None,
+        scores: pd.DataFrame | None = None,
+    ):
+        same_draws(sites)
+        self.sites, self.prior_pull, self.scores = tuple(sites), prior_pull, scores
+
+    @property
+    def loo(self) -> pd.DataFrame:
+        """Predictive accuracy by site and in all: elpd, its standard error, effective parameters, WAIC, Pareto k."""
+        told = {one.site: one.loo for one in self.sites if one.loo is not None}
+        if not told:
+            raise InputError("loo", "no site that told it", "Agree on it: [releases] assessment = ['loo'].")
+        rows = {site: _accuracy(one) for site, one in told.items()}
+        sums = {key: sum(one[key] for one in told.values()) for key in next(iter(told.values()))}
+        rows["all"] = _accuracy(sums | {"worst_k": max(one["worst_k"] for one in told.values())})
+        return pd.DataFrame(rows).T
+
+    @property
+    def checks(self) -> pd.DataFrame:
+        """p-values of the posterior predictive checks, by site and statistic, with what was observed where it was told."""
+        rows = [
+            {"site": one.site, "statistic": name, **numbers}
+            for one in self.sites
+            for name, numbers in (one.checks or {}).items()
+        ]
+        return pd.DataFrame(rows).set_index(["site", "statistic"]) if rows else pd.DataFrame()
+
+    @property
+    def pull(self) -> pd.DataFrame:
+        """The pull of the prior and of each site on each parameter, in posterior sd (`influence.pull`)."""
+        rows = {} if self.prior_pull is None else {"prior": self.prior_pull}
+        rows |= {one.site: one.pull for one in self.sites if one.pull is not None}
+        return pd.DataFrame(rows).T
+
+    @property
+    def without(self) -> pd.DataFrame:
+        """Posterior mean without each site, and Pareto k of the weights: above 0.7 they cannot be trusted."""
+        rows = {
+            one.site: one.without["mean"] | {"pareto_k": one.without["k"]}
+            for one in self.sites
+            if one.without is not None
+        }
+        return pd.DataFrame(rows).T
+
+    def warnings(self) -> list[str]:
+        """What deserves a look."""
+        found = []
+        for one in self.sites:
+            if one.loo is not None and one.loo["worst_k"] > HIGH_K:
+                found.append(
+                    f"{one.site}: {one.loo['high_k']:.0f} records have Pareto k above {HIGH_K} (worst "
+                    f"{one.loo['worst_k']:.2f}): the estimate of their left-out density is not to be trusted."
+                )
+            for name, numbers in (one.checks or {}).items():
+                if numbers["p"] < 0.01:
+                    found.append(
+                        f"{one.site}: the {name} of the response is not one that the model makes (p = {numbers['p']:.2g})."
+                    )
+        if self.prior_pull is not None:
+            strong = [name for name, x in self.prior_pull.items() if abs(x) > NOTABLE]
+            if strong:
+                found.append(f"the prior matters for {', '.join(strong)}: see .pull.")
+        if self.scores is not None:
+            unlike = [site for site, p in self.scores["p"].to_dict().items() if p < 0.01 / len(self.scores)]
+            if len(unlike):
+                found.append(f"{', '.join(unlike)}: does not share the parameters of the other sites: see .scores.")
+        return found
+
+    def __repr__(self) -> str:
+        parts = [f"Assessment of {len(self.sites)} sites"]
+        if any(one.loo is not None for one in self.sites):
+            parts += ["", "predictive accuracy (elpd: larger is better)", self.loo.round(2).to_string()]
+        if len(self.checks):
+            parts += ["", "posterior predictive checks", self.checks.round(3).to_string()]
+        if len(self.pull):
+            parts += ["", "pull on each parameter, in posterior sd", self.pull.round(2).to_string()]
+        if self.scores is not None:
+            parts += ["", "heterogeneity: score test of each site", self.scores.round(3).to_string()]
+        return "\n".join([*parts, "", *(self.warnings() or ["nothing stands out"])])
+
+    def _repr_html_(self) -> str:
+        tables = [("predictive accuracy", self.loo)] if any(one.loo is not None for one in self.sites) else []
+        tables += [("posterior predictive checks", self.checks), ("pull, in posterior sd", self.pull)]
+        if self.scores is not None:
+            tables.append(("heterogeneity", self.scores))
+        shown = "".join(f"<h4>{title}</h4>{table.round(3).to_html()}" for title, table in tables if len(table))
+        return shown + "".join(f"<p>{escape(line)}</p>" for line in self.warnings())
+
+
+def _accuracy(told: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "records": told["records"],
+        "elpd": told["elpd"],
+        "se": standard_error(told["elpd"], told["squares"], told["records"]),
+        "parameters": told["parameters"],
+        "waic": told["waic"],
+        "worst_k": told["worst_k"],
+        "high_k": told["high_k"],
+    }
+
+
+def assess(
+    post: Posterior,
+    sites: Sites,
+    *,
+    checks: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Assessment:
+    """How well a model fits and predicts, worked out by each site of its own records.
+
+    Parameters
+    ----------
+    post : Posterior
+    sites : Sites
+        From `fedpdmc.sites`, which ``post`` was sampled from.
+    checks : sequence of str, optional
+        Statistics of the response for posterior predictive checks: mean, sd, zeros, skewness, largest, smallest.
+    draws : int
+        Draws of the posterior, over all chains.
+    seed : int
+        Of the replicated responses.
+
+    Returns
+    -------
+    Assessment
+    """
+    public = public_draws(post, draws)
+    found = [
+        assess_site(sites.study, name, records, public, checks=checks, seed=seed + i)
+        for i, (name, records) in enumerate(sites.tables.items())
+    ]
+    return Assessment(found, prior_pull(sites, public), heterogeneity(post))
+
+
+@double_precision
+def prior_pull(sites: Sites, draws: PublicDraws) -> dict[str, float] | None:
+    """The pull of the prior; None of a flat one."""
+    if sites.prior is None:
+        return None
+    value = getattr(sites.prior, "value", sites.prior)
+    density = -np.asarray(jax.jit(jax.vmap(value))(jnp.asarray(draws.values)))
+    return pull(density, draws.reported(sites.study))
+
+
+@double_precision
+def heterogeneity(post: Posterior) -> pd.DataFrame | None:
+    """The score test of each site, from what the sites released for the reference; None where that was only a sum.
+
+    At the centre c of the reference a site with gradient g and Hessian H of its own minus log likelihood has under common
+    parameters a gradient with covariance ``V = H − H P⁻¹ H``, P the posterior's precision: ``gᵀ V⁺ g`` is about χ² with as
+    many degrees of freedom as V has rank.
+    """
+    control = {name: part for name, part in (post.reference.control or {}).items() if name in post.settings["sites"]}
+    if len(control) < 2 or any(len(part.point) != len(post.names) or part.order != 2 for part in control.values()):
+        return None
+    precision = np.linalg.inv(np.asarray(post.cov()))
+    rows = {}
+    for name, part in control.items():
+        hessian = np.asarray(part.quadratic.precision)
+        gradient = np.asarray(part.quadratic.gradient(part.point))
+        spread = hessian - hessian @ np.linalg.solve(precision, hessian)
+        size, axes = np.linalg.eigh((spread + spread.T) / 2)
+        kept = size > 1e-8 * max(float(np.abs(hessian).max()), 1e-300)
+        score = float(np.sum((axes[:, kept].T @ gradient) ** 2 / size[kept]))
+        rows[name] = {"score": score, "df": float(kept.sum()), "p": float(stats.chi2.sf(score, max(kept.sum(), 1)))}
+    return pd.DataFrame(rows).T
+
+
+def compare(models: Mapping[str, tuple[Posterior, Sites]], *, draws: int = DRAWS) -> pd.DataFrame:
+    """Models of the same records, by leave-one-out predictive accuracy.
+
+    Each site works out the difference of its own records' log predictive densities. Sums of the differences and of their
+    squares leave it, from which difference and standard error over all sites are made.
+
+    Parameters
+    ----------
+    models : mapping
+        From a name to a posterior and the sites that it was sampled from.
+    draws : int
+
+    Returns
+    -------
+    DataFrame
+        A row for each model, the best first: elpd, its difference to the best, the standard error of that difference, the
+        effective number of parameters, and the worst Pareto k.
+    """
+    if len(models) < 2:
+        raise InputError("models", f"{len(models)} model", "Give at least two, by name.")
+    found = {name: _by_record(post, sites, draws) for name, (post, sites) in models.items()}
+    sizes = {name: {site: len(one.loo) for site, one in sites.items()} for name, sites in found.items()}
+    first = next(iter(sizes.values()))
+    for name, size in sizes.items():
+        if size != first:
+            raise InputError("models", f"{name!r} with other sites or records", "Compare models of the same records.")
+    total = {name: sum(one.loo.sum() for one in sites.values()) for name, sites in found.items()}
+    best = max(total, key=lambda name: total[name])
+    rows = {}
+    for name in sorted(total, key=lambda name: -total[name]):
+        gaps = [found[name][site].loo - found[best][site].loo for site in first]
+        gap, squares = sum(x.sum() for x in gaps), sum(np.sum(x**2) for x in gaps)
+        rows[name] = {
+            "elpd": total[name],
+            "difference": gap,
+            "se": 0.0 if name == best else standard_error(gap, squares, sum(first.values())),
+            "parameters": sum(np.sum(one.within - one.loo) for one in found[name].values()),
+            "worst_k": max(one.k.max() for one in found[name].values()),
+        }
+    return pd.DataFrame(rows).T
+
+
+def _by_record(post: Posterior, sites: Sites, draws: int):
+    """Pointwise accuracy of every site's records: what stays at the sites."""
+    public = public_draws(post, draws)
+    outcome, found = Outcome(sites.study, public.values), {}
+    # A response in other units has a density in other units.
+    response = sites.study.columns[sites.study.design.response_name]
+    units = np.log(response.scale) if response.type == "number" else 0.0
+    for name, records in sites.tables.items():
+        parts = [pointwise(outcome.log_density(block), public.efficiency) for block in outcome.blocks(records)]
+        whole = Pointwise(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        found[name] = whole._replace(loo=whole.loo - units, waic=whole.waic - units, within=whole.within - units)
+    return found

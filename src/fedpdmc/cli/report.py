@@ -1,0 +1,45 @@
+"""``fedpdmc report``: one HTML file of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpdmc.console.wrapping import say
+from fedpdmc.errors import InputError
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A saved posterior, or a coordinator's store that holds one.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    study: Annotated[Path | None, typer.Option(help="The study's contract, to say what was modelled.")] = None,
+    assessment: Annotated[
+        list[Path] | None, typer.Option(help="What a site's `fedpdmc assess` has written; once for each site.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="The heading.")] = None,
+    question: Annotated[str | None, typer.Option(help="What the study asks.")] = None,
+) -> int:
+    """Write a report of a run: estimates, sites, convergence, privacy, exactness, and a text for a methods section."""
+    import fedpdmc as fp
+    from fedpdmc.assessment.at_site import SiteAssessment, public_draws
+    from fedpdmc.assessment.whole import Assessment
+    from fedpdmc.results.report.page import write_report
+    from fedpdmc.study import read_study
+    from fedpdmc.study.description import modelled, released
+
+    inside = run / "posterior.zarr"
+    post = fp.load(inside if inside.exists() else run)
+    contract = None if study is None else read_study(study)
+    if contract is not None and post.settings.get("contract", contract.digest.hex()) != contract.digest.hex():
+        raise InputError("study", f"{study}, which is not the contract of this run", "Give the contract that was used.")
+    found = [SiteAssessment.read(path) for path in assessment or []]
+    digest = public_draws(post).digest
+    for one in found:
+        if one.draws != digest:
+            raise InputError("assessment", f"that of {one.site!r}, under other draws", "Assess this posterior again.")
+    write_report(
+        post, out, title=title, question=question, about=[] if contract is None else modelled(contract),
+        released=[] if contract is None else released(contract), assessment=Assessment(found) if found else None,
+    )  # fmt: skip
+    say(f"Written: {out}. It needs no network and can be sent as it is.")
+    return 0

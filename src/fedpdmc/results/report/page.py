@@ -1,0 +1,198 @@
+"""The page of a report."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedpdmc.models.variables import scalars
+from fedpdmc.results.report import figures
+from fedpdmc.results.report.methods_text import PAPER, methods_text
+from fedpdmc.results.summary import bounds_line, privacy_lines
+
+if TYPE_CHECKING:
+    from fedpdmc.results.posterior import Posterior
+
+# Draws that figures are made of, over all chains.
+DRAWS = 8000
+STYLE = """
+:root { color-scheme: light dark; --line: #8885; --soft: #8881; --good: #1a7f37; --bad: #c4320a; }
+@media (prefers-color-scheme: dark) { :root { --good: #4ac26b; --bad: #ff7b54; } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; }
+.wide { overflow-x: auto; } svg { max-width: 100%; height: auto; fill: currentColor; }
+.verdict { padding: .7rem 1rem; border-left: .35rem solid var(--good); background: var(--soft); }
+.verdict.bad { border-color: var(--bad); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { font-weight: 600; }
+dd { margin: 0; overflow-wrap: anywhere; } blockquote { margin: 0; padding: .7rem 1rem; background: var(--soft); }
+footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
+@media print {
+  body { max-width: none; margin: 0; font-size: 11pt; } h2 { break-after: avoid; } svg, table { break-inside: avoid; }
+}
+"""
+
+
+def write_report(
+    post: Posterior,
+    path: str | Path,
+    *,
+    title: str | None = None,
+    question: str | None = None,
+    about: Sequence[str] = (),
+    released: Sequence[str] = (),
+    assessment: Any = None,
+) -> Path:
+    """Write the report of a posterior; see `Posterior.report`."""
+    path = Path(path)
+    path.write_text(page(post, title, question, about, released, assessment), encoding="utf-8")
+    return path
+
+
+def page(
+    post: Posterior,
+    title: str | None,
+    question: str | None,
+    about: Sequence[str],
+    released: Sequence[str],
+    assessment: Any,
+) -> str:
+    """The whole page."""
+    head = title or post.settings.get("study") or "A federated posterior"
+    sections = [
+        _verdict(post),
+        f"<p>{escape(question)}</p>" if question else "",
+        _section("Model", _list(about)) if about else "",
+        _section("Estimates", _table(post.summary()._formatted()) + _figures(post)),
+        _section(
+            "Sites", _sites(post) + (f"<p>Sites released: {escape('; '.join(released))}.</p>" if released else "")
+        ),
+        _section("Convergence", _convergence(post)),
+        _section("Fit at the sites", assessment._repr_html_()) if assessment is not None else "",
+        _section("Privacy", _privacy(post)),
+        _section("Exactness", _exactness(post)),
+        _section("Methods", f"<blockquote>{escape(methods_text(post, about[0] if about else None))}</blockquote>"),
+        _section("Citation", f"<p>{escape(PAPER)}</p>"),
+        _section("Record of the run", _facts(post)),
+    ]
+    made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(head)}</title><style>{STYLE}</style></head><body><h1>{escape(head)}</h1>\n"
+        + "\n".join(part for part in sections if part)
+        + f"\n<footer>Made {made} with fedpdmc. This file needs no network.</footer></body></html>\n"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _table(table: pd.DataFrame) -> str:
+    shown = table.rename_axis(index=None) if table.index.nlevels == 1 else table
+    return f'<div class="wide">{shown.to_html(border=0)}</div>'
+
+
+def _verdict(post: Posterior) -> str:
+    if post.settings.get("exact") is False:
+        return f'<p class="verdict">{escape(post.settings["chosen"])}</p>'
+    kind = "verdict" if post.verdict.converged else "verdict bad"
+    return f'<p class="{kind}">{escape(str(post.verdict))}</p>'
+
+
+def _figures(post: Posterior) -> str:
+    each = min(max(-(-DRAWS // post.chains), 1), post.most_draws)
+    values = scalars(post.variables(each))
+    names, draws = list(values), np.stack([value.reshape(-1) for value in values.values()], -1)
+    # Parameters in very different units are read from the densities; the forest has them in posterior sd.
+    spread = draws.std(0)
+    even = spread.max() < 20 * max(spread.min(), 1e-300)
+    shown = draws if even else draws / np.maximum(spread, 1e-300)
+    words = "" if even else " (each in units of its posterior sd, since their scales differ widely)"
+    parts = [
+        f"<h3>Intervals{words}</h3>" + figures.as_svg(figures.forest(names, shown), "forest plot"),
+        "<h3>Densities</h3>" + figures.as_svg(figures.densities(names, draws), "posterior densities"),
+    ]
+    if len(names) > figures.MOST_ROWS:
+        parts.append(f"<p>The first {figures.MOST_ROWS} of {len(names)} parameters are drawn.</p>")
+    return "".join(parts)
+
+
+def _sites(post: Posterior) -> str:
+    names = post.settings.get("sites") or [f"site {i}" for i in range(len(post.messages))]
+    counts = (post.messages, post.bytes, post.gradient_evaluations)
+    if any(len(count) != len(names) for count in counts):
+        names = [f"site {i}" for i in range(len(post.messages))]
+    table = pd.DataFrame(
+        {
+            "messages": [f"{x:,}" for x in post.messages],
+            "bytes": [f"{x:,}" for x in post.bytes],
+            "passes over its records": [f"{x:,}" for x in post.gradient_evaluations],
+        },
+        index=pd.Index(names),
+    )
+    cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes.sum()):,} bytes in all.</p>"
+    return cost + _table(table)
+
+
+def _convergence(post: Posterior) -> str:
+    if post.settings.get("exact") is False:
+        return "<p>Independent draws: there is nothing to converge.</p>"
+    table = pd.DataFrame({"ess": post.ess(), "rhat": post.rhat()})
+    shown = pd.DataFrame(
+        {"ESS": [f"{x:,.0f}" for x in table["ess"]], "R-hat": [f"{x:.3f}" for x in table["rhat"]]}, table.index
+    )
+    words = "The energy is a quadratic form of all parameters. R-hat is nested: chains are compared in four groups."
+    return _table(shown) + f"<p>{words}</p>" + figures.as_svg(figures.paths(post), "paths of one chain")
+
+
+def _privacy(post: Posterior) -> str:
+    lines = privacy_lines(post.privacy)
+    return (
+        _list(lines)
+        if lines
+        else "<p>No site had a privacy budget: what is released is not differentially private.</p>"
+    )
+
+
+def _exactness(post: Posterior) -> str:
+    if post.settings.get("exact") is False:
+        return f"<p>{escape(str(post.settings['chosen']))}</p>"
+    return f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
+
+
+def _facts(post: Posterior) -> str:
+    keys = (
+        "dynamics",
+        "reference",
+        "control",
+        "chosen",
+        "chains",
+        "duration",
+        "burn_in",
+        "seed",
+        "study",
+        "contract",
+        "run",
+        "versions",
+    )
+    told = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
+    rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_words(value))}</dd>" for key, value in told.items())
+    return f"<dl>{rows}</dl>"
+
+
+def _words(value: Any) -> str:
+    return ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)

@@ -1,0 +1,59 @@
+"""What a study models and what its sites release, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedpdmc.study.units import OriginalUnits
+
+if TYPE_CHECKING:
+    from fedpdmc.study.contract import Column, Study
+
+DERIVATIVES = {
+    "none": [],
+    "noisy": ["derivatives with noise"],
+    "noisy-summed": ["derivatives summed over the sites, with noise that they share"],
+    "summed": ["derivatives summed over the sites"],
+    "own": ["each site's derivatives"],
+}
+
+
+def modelled(study: Study, prior: str | None = None) -> list[str]:
+    """Family and formula, parameters, prior, and how columns enter."""
+    found = [
+        f"{study.family} regression, {study.formula}",
+        f"parameters: {', '.join(study.names)}",
+        f"prior: {_prior(study) if prior is None else prior}",
+    ]
+    scaled = [words for column in study.columns.values() if (words := scaling(column))]
+    if scaled:
+        undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
+        found.append(f"the model takes {', '.join(scaled)}{undone}")
+    response = study.columns[study.design.response_name]
+    if response.type == "level":
+        found.append(f"the probability of {response.name} = {response.levels[1]!r} is modelled")
+    return found
+
+
+def released(study: Study) -> list[str]:
+    """What sites release."""
+    passes = ["number of passes over the records"] if study.passes else []
+    fit = [f"of the fit of their records: {', '.join(study.assessment)}"] if study.assessment else []
+    arrivals = [] if study.one_shot else ["arrivals"]
+    return [*arrivals, *DERIVATIVES[study.derivatives], *passes, *fit]
+
+
+def scaling(column: Column) -> str:
+    """How the model takes a column, if not as it is."""
+    if column.type == "level" or (not column.center and column.scale == 1 and not column.log):
+        return ""
+    name = f"log({column.name})" if column.log else column.name
+    moved = f"({name} {'−' if column.center > 0 else '+'} {abs(column.center):g})" if column.center else name
+    return moved if column.scale == 1 else f"{moved}/{column.scale:g}"
+
+
+def _prior(study: Study) -> str:
+    if study.prior_scale is None:
+        return "flat"
+    scale = study.prior_scale if isinstance(study.prior_scale, tuple) else (study.prior_scale,)
+    return f"normal, with standard deviations {', '.join(f'{x:g}' for x in scale)}"

@@ -1,0 +1,82 @@
+"""Reports: whole, self-contained, and saying what the run was."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import fedpdmc as fp
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """The text, the tags and what a page would fetch; tags must nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.fetched, self.titles = [], "", [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+@pytest.fixture(scope="module")
+def post():
+    rng = np.random.default_rng(0)
+    sites = [fp.Site(fp.models.gaussian_mean(rng.normal(1, 1, (30, 2))), name=f"<{name}>") for name in ("a", "b")]
+    prior = fp.models.normal_prior(2, scale=3.0)
+    return fp.sample(sites, prior, names=["dose & age", "sex"], ess=400, seed=1, progress=False)
+
+
+def test_a_report_needs_nothing_else_and_says_what_the_run_was(post, tmp_path):
+    text = post.report(tmp_path / "study.html", title="Trial", question="Does it work?").read_text()
+    page = Page(text)
+    assert all(target.startswith("#") for target in page.fetched)
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert page.titles == [
+        "Estimates", "Sites", "Convergence", "Privacy", "Exactness", "Methods", "Citation", "Record of the run",
+    ]  # fmt: skip
+    for words in ("Trial", "Does it work?", "<a>", "dose & age", f"{post.rounds} rounds", "not differentially private"):
+        assert words in page.text
+    assert "certified" in page.text and str(post.settings["seed"]) in page.text
+    assert text.count("<svg") == 3 and "prefers-color-scheme: dark" in text and "@media print" in text
+    assert "#000000" not in text  # what matplotlib draws in black is in the page's own colour
+
+
+def test_a_run_that_has_not_converged_is_said_first(tmp_path):
+    site = fp.Site(fp.models.gaussian_mean(np.full((3, 1), 50.0)), name="a")
+    short = fp.sample(site, dynamics=fp.ZigZag(), reference="identity", chains=2, duration=3.0, burn_in=0.0,
+                      init=np.zeros(1), seed=1, progress=False)  # fmt: skip
+    text = short.report(tmp_path / "short.html").read_text()
+    assert 'class="verdict bad"' in text and text.index("NOT converged") < text.index("Estimates")
+
+
+def test_plots_are_arviz_plots(post):
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    for plot in (post.plot_forest, post.plot_trace, post.plot_pairs):
+        axes = np.ravel(plot())
+        assert axes.size and all(hasattr(one, "figure") for one in axes)
+    plt.close("all")
+    assert "<table" in post._repr_html_() and "converged" in post._repr_html_()
