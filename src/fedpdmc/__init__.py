@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
     from fedpdmc.dynamics import ZigZag as ZigZag
     from fedpdmc.federation.session import connect as connect
+    from fedpdmc.models.model_file.model import Model as Model
+    from fedpdmc.models.model_file.model import load_model as load_model
     from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
     from fedpdmc.privacy.ledger_identity import create_ledger as create_ledger
@@ -33,6 +35,7 @@ _HOMES = {
     "Bounds": "fedpdmc.privacy.bounds",
     "Budget": "fedpdmc.privacy.budget",
     "FactorisedBoomerang": "fedpdmc.dynamics",
+    "Model": "fedpdmc.models.model_file.model",
     "Posterior": "fedpdmc.results.posterior",
     "Redistributed": "fedpdmc.sampling.prior_shares",
     "Reference": "fedpdmc.whitening",
@@ -42,6 +45,7 @@ _HOMES = {
     "create_ledger": "fedpdmc.privacy.ledger_identity",
     "laplace": "fedpdmc.sampling.laplace_reference",
     "load": "fedpdmc.sampling.extension",
+    "load_model": "fedpdmc.models.model_file.model",
     "models": "fedpdmc.models",
     "sample": "fedpdmc.sampling.api",
     "vb": "fedpdmc.sampling.vb_reference",

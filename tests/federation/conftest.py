@@ -2,14 +2,18 @@
 
 import pytest
 from tests.federation.requests import ask, joined, opening
-from tests.federation.studies import FEW_ROUNDS, Folder
+from tests.federation.studies import FEW_ROUNDS, MODEL_ZIGZAG, ZIGZAG, Folder
 
 from fedpdmc.federation import messages
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return Folder(tmp_path_factory.mktemp("study"))
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(ZIGZAG, id="family"), pytest.param(MODEL_ZIGZAG, id="file", marks=pytest.mark.long)],
+)
+def folder(tmp_path_factory, request):
+    """A study of a family and, in long runs, the same with a model file."""
+    return Folder(tmp_path_factory.mktemp("study"), request.param)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
+from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, model_file, rows, with_model_file, write_csv
 
 import fedpdmc as fp
 from fedpdmc.certificates.keys import make_keys, read_credentials
@@ -19,6 +19,8 @@ ZIGZAG = CONTRACT.replace("[dynamics]", '[dynamics]\nkind = "ZigZag"\nexcess = 0
     'derivatives = "own"', 'derivatives = "none"'
 )
 FEW_ROUNDS = CONTRACT
+# The same studies with a model file.
+MODEL_ZIGZAG, MODEL_FEW_ROUNDS = with_model_file(ZIGZAG), with_model_file(FEW_ROUNDS)
 SUMMED = CONTRACT.replace('"south"]', '"south", "west"]').replace('derivatives = "own"', 'derivatives = "summed"')
 
 
@@ -27,8 +29,9 @@ class Folder:
 
     def __init__(self, path: Path, contract: str = ZIGZAG):
         self.path, self.contract = path, contract
-        self.study = parse_study(contract.encode())
+        self.study = parse_study(contract.encode(), model_file)
         path.mkdir(parents=True, exist_ok=True)
+        (path / "cloglog.fpm").write_text(MODEL_FILE)
         (path / "study.toml").write_text(contract)
         (path / "policy.toml").write_text(POLICY)
         for name in self.study.sites:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.federation.processes import Parties
 from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
+from tests.study.contracts import with_model_file
 
 import fedpdmc as fp
 
@@ -20,9 +21,14 @@ LONGER = (
 )
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return Folder(tmp_path, LONGER)
+@pytest.fixture(
+    params=[
+        pytest.param(LONGER, id="family"),
+        pytest.param(with_model_file(LONGER), id="file", marks=pytest.mark.long),
+    ]
+)
+def folder(tmp_path, request):
+    return Folder(tmp_path, request.param)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.federation.processes import free_port
-from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
+from tests.federation.studies import FEW_ROUNDS, MODEL_FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
 
 import fedpdmc as fp
 from fedpdmc.certificates.keys import make_keys, read_credentials, sign, signer
@@ -130,8 +130,9 @@ def eventually(ready, seconds):
 
 
 @pytest.mark.long
-def test_a_study_on_a_superlink_and_its_supernodes(tmp_path):
-    folder = Folder(tmp_path, FEW_ROUNDS)
+@pytest.mark.parametrize("contract", [FEW_ROUNDS, MODEL_FEW_ROUNDS], ids=["family", "file"])
+def test_a_study_on_a_superlink_and_its_supernodes(tmp_path, contract):
+    folder = Folder(tmp_path, contract)
     make_keys(tmp_path / "flower", folder.study.sites, hosts=["127.0.0.1"])
     folder.keys = lambda name: tmp_path / "flower" / (name if name == "coordinator" else f"sites/{name}")
     write_flower_app(tmp_path / "app")

@@ -10,7 +10,7 @@ from tests.potentials.paths import derivatives, fields
 from tests.support import LOSS_NAMES, predictor, states
 
 from fedpdmc.potentials import Quadratic, Sum, local_quadratic
-from fedpdmc.sites.opening import bucket
+from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")

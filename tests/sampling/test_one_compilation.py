@@ -7,9 +7,9 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.potentials import Program
-from fedpdmc.potentials.padding import Padded
+from fedpdmc.potentials.padding import Padded, bucket
 from fedpdmc.sampling.members import resolve_members
-from fedpdmc.sites.opening import Opening, bucket, open_site
+from fedpdmc.sites.opening import Opening, open_site
 
 COMPILED = []
 

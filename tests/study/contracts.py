@@ -1,5 +1,7 @@
 """A small contract and records for it, which many tests share."""
 
+import hashlib
+
 import numpy as np
 
 CONTRACT = """
@@ -36,12 +38,45 @@ rounds = 2000
 observed_time = 1000.0
 """
 
+# A model that is no family: illness by a complementary log-log link.
+MODEL_FILE = """fedpdmc model 1
+title Binary regression with a complementary log-log link
+predictor eta f64[]
+column y f64[] binary
+minus_log_likelihood
+%1 = sub 1.0 y : f64[]
+%2 = exp eta : f64[]
+%3 = mul %1 %2 : f64[]
+%4 = neg %2 : f64[]
+%5 = expm1 %4 : f64[]
+%6 = neg %5 : f64[]
+%7 = log %6 : f64[]
+%8 = mul y %7 : f64[]
+%9 = sub %3 %8 : f64[]
+return %9
+end
+"""
+DIGEST = hashlib.sha256(MODEL_FILE.encode()).hexdigest()
+
+
+def with_model_file(contract):
+    """The same study with the model file in place of its family."""
+    return contract.replace('family = "logistic"', f'file = "cloglog.fpm"\nsha256 = "{DIGEST}"')
+
+
+def model_file(name):
+    """The model file, as a contract's reader asks for it."""
+    assert name == "cloglog.fpm"
+    return MODEL_FILE.encode()
+
+
 POLICY = """
 least_records = 2
 most_parameters_per_record = 0.5
 largest_share = 1.0
 least_cell = 1
 families = ["logistic"]
+most_operations = 20
 derivatives = "own"
 passes = true
 most_rounds = 1000000

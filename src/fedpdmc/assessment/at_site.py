@@ -19,7 +19,7 @@ from fedpdmc.assessment.influence import pull, without
 from fedpdmc.assessment.loo import pointwise, totals
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
-from fedpdmc.study.contract import ASSESSMENTS
+from fedpdmc.study.contract_tables import ASSESSMENTS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from fedpdmc.validation import one_of, probability
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
-    from fedpdmc.study.contract import Column
+    from fedpdmc.study.column import Column
     from fedpdmc.study.tables import Sites
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedpdmc.cli import assess, audit, keys, network, privacy, report, study
+from fedpdmc.cli import assess, audit, keys, model, network, privacy, report, study
 from fedpdmc.cli.runner import CHECK_FAILED, REFUSED, command
 from fedpdmc.console.interrupts import remains
 from fedpdmc.console.wrapping import say
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(study.app, name="study")
+app.add_typer(model.app, name="model")
 app.add_typer(audit.app, name="audit")
 app.add_typer(keys.app, name="keys")
 app.add_typer(privacy.privacy_app, name="privacy")

@@ -51,7 +51,10 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
     rng = np.random.default_rng(seed)
     frame: dict[str, list] = {}
     for name, column in study.columns.items():
-        if column.type == "level":
+        if column.type == "key":
+            length = study.model.model.source.group.length if study.model and study.model.model.source.group else 1
+            frame[name] = [f"group {i // length}" for i in range(records)]
+        elif column.type == "level":
             frame[name] = rng.choice(np.asarray(column.levels), records).tolist()
         else:
             least, most = column.bounds
@@ -60,10 +63,12 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
             else:
                 values = rng.uniform(least, most, records)
             frame[name] = (np.floor(values) if column.type == "count" else values).tolist()
+    if study.model is not None and study.model.design is None:
+        return pl.DataFrame(frame)
     response = study.columns[study.design.response_name]
-    mean = 0.5 if response.type == "level" else sum(response.bounds) / 2
+    mean = sum(response.bounds) / 2
     if response.type == "level":
-        frame[response.name] = rng.choice(np.asarray(response.levels), records, p=[1 - mean, mean]).tolist()
+        pass
     elif response.type == "count":
         counts = rng.poisson(min(mean, MOST_COUNT), records)
         frame[response.name] = np.clip(counts, *response.bounds).astype(float).tolist()

@@ -9,8 +9,8 @@ changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
 with the Hessian at either end. Both hold for means over ``N(x, S Sᵀ)`` with one S, where ``E|ℓ'''| ≤ E ℓ''``. With different
 ones, of which predictors have standard deviations up to s and s', Hessians are compared alone: by
 ``e^{−|u|} ≤ ℓ''(z + u)/ℓ''(z) ≤ e^{|u|}`` one is at most ``e^D E e^{s|ε|} / E e^{−s'|ε|}`` times the other, with
-``E e^{±s|ε|} = 2 e^{s²/2} Φ(±s)``. Derivatives of invented records pass: they cannot be distinguished from those of unusual
-records.
+``E e^{±s|ε|} = 2 e^{s²/2} Φ(±s)``. Of a model of one record the bounds are enclosures over all values of the declared
+columns. Derivatives of invented records pass: they cannot be distinguished from those of unusual records.
 """
 
 from __future__ import annotations
@@ -56,11 +56,17 @@ class Plausible:
     """
 
     def __init__(self, study: Study):
-        self._study, self._largest = study, study.design.largest
+        self._study = study
+        self._told: dict[str, list[Told]] = {}
+        if study.model is not None:
+            from fedpdmc.study.derivative_bounds import DerivativeBounds
+
+            self._model = DerivativeBounds(study)
+            return
+        self._largest = study.design.largest
         response, offset = study.columns[study.design.response_name], study.options.get("offset")
         self._outcome = 1.0 if response.type == "level" else max(abs(x) for x in response.range)
         self._offset = 0.0 if offset is None else max(abs(x) for x in study.columns[offset].range)
-        self._told: dict[str, list[Told]] = {}
 
     def check(
         self,
@@ -84,7 +90,7 @@ class Plausible:
             raise BadAnswer(
                 name, f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
             )
-        if noisy or study.unknown_scale or study.family == "student_t":
+        if noisy or study.unknown_scale or study.family == "student_t" or study.model is not None:
             return
         self._convex(name, value, hessian)
         now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian)
@@ -100,6 +106,8 @@ class Plausible:
 
     def _of_one_record(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of the gradient and of the Hessian of one record at a point, or of their means."""
+        if self._study.model is not None:
+            return self._model.at(x, spread)
         study, largest, deviation = self._study, self._largest, self._deviation(spread)
         tilt = np.zeros(len(x)) if spread is None else spread[-1]
         if study.unknown_scale and spread is not None:

@@ -12,6 +12,17 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.models.family_models import beta as beta
+from fedpdmc.models.family_models import beta_binomial as beta_binomial
+from fedpdmc.models.family_models import gamma as gamma
+from fedpdmc.models.family_models import log_normal as log_normal
+from fedpdmc.models.family_models import multinomial_logit as multinomial_logit
+from fedpdmc.models.family_models import negative_binomial as negative_binomial
+from fedpdmc.models.family_models import ordered_logit as ordered_logit
+from fedpdmc.models.family_models import ordered_probit as ordered_probit
+from fedpdmc.models.family_models import piecewise_exponential as piecewise_exponential
+from fedpdmc.models.family_models import weibull as weibull
+from fedpdmc.models.family_models import zero_inflated_poisson as zero_inflated_poisson
 from fedpdmc.models.user_function import Minus, UserModel, user_model
 from fedpdmc.potentials import (
     GaussianRecords,

@@ -23,12 +23,14 @@ from fedpdmc.federation.grpc.tls import split_address
 from fedpdmc.operations.preflight import Finding, SiteCheck, Step, run_steps
 from fedpdmc.operations.systemd_unit import site_unit
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.study import Study, parse_study
+from fedpdmc.study import Study, parse_study, read_study
 from fedpdmc.study.read_data import is_database
 from fedpdmc.version import __version__
 
 FORMAT, MOST_BYTES = 1, 2**20
 CONTRACT, AUTHORITY, FACTS, README = "study.toml", "authority.pem", "bundle.json", "README.txt"
+# In a bundle whose contract names a model file.
+MODEL = "model.fpm"
 MEMBERS = {CONTRACT, AUTHORITY, FACTS, README}
 UNIT = "fedpdmc-site.service"
 INSTRUCTIONS = """\
@@ -51,18 +53,19 @@ Coordinator: {coordinator}
 
 
 class Bundle(NamedTuple):
-    """The content of a bundle: contract, authority's certificate, and the coordinator's address and name."""
+    """The content of a bundle: contract, authority's certificate, the coordinator's address and name, and a model file."""
 
     contract: bytes
     authority: bytes
     coordinator: str
     server_name: str
     version: str
+    model: bytes = b""
 
     @property
     def study(self) -> Study:
         """The parsed contract."""
-        return parse_study(self.contract)
+        return parse_study(self.contract, lambda name: self.model)
 
 
 def make_bundle(
@@ -84,7 +87,9 @@ def make_bundle(
         The name that the coordinator's certificate has.
     """
     split_address(coordinator, "coordinator")
-    bundle = Bundle(_read(study), _read(authority), coordinator, server_name, __version__)
+    named = read_study(study).model_file
+    model = b"" if named is None else _read(Path(study).parent / named)
+    bundle = Bundle(_read(study), _read(authority), coordinator, server_name, __version__, model)
     name = bundle.study.name
     text = INSTRUCTIONS.format(
         name=name, version=__version__, contract=hashlib.sha256(bundle.contract).hexdigest(),
@@ -96,6 +101,7 @@ def make_bundle(
         with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED) as file:
             for member, data in (
                 (README, text), (CONTRACT, bundle.contract), (AUTHORITY, bundle.authority), (FACTS, json.dumps(facts)),
+                *([(MODEL, bundle.model)] if bundle.model else []),
             ):  # fmt: skip
                 file.writestr(member, data)
     except FileExistsError as error:
@@ -109,11 +115,12 @@ def read_bundle(path: str | Path) -> Bundle:
     try:
         with zipfile.ZipFile(path) as file:
             infos = {info.filename: info for info in file.infolist()}
-            if set(infos) != MEMBERS or len(file.infolist()) != len(MEMBERS):
+            if set(infos) - {MODEL} != MEMBERS or len(file.infolist()) != len(infos):
                 raise InputError("bundle", f"{path} with {', '.join(sorted(infos)[:8])}", remedy)
             if any(info.file_size > MOST_BYTES for info in infos.values()):
                 raise InputError("bundle", f"{path} with a file above 1 MiB", remedy)
             contract, authority, told = (file.read(name) for name in (CONTRACT, AUTHORITY, FACTS))
+            model = file.read(MODEL) if MODEL in infos else b""
         facts = json.loads(told)
         texts = [facts[key] for key in ("coordinator", "server_name", "fedpdmc")]
         if facts["format"] != FORMAT or not all(isinstance(text, str) and text.isprintable() for text in texts):
@@ -125,7 +132,7 @@ def read_bundle(path: str | Path) -> Bundle:
         raise InputError("bundle", f"{path}: {error}", remedy) from error
     split_address(texts[0], "bundle: coordinator")
     _authority(authority)
-    return Bundle(contract, authority, *texts)
+    return Bundle(contract, authority, texts[0], texts[1], texts[2], model)
 
 
 class Joining:
@@ -164,12 +171,14 @@ class Joining:
         """Write the files that do not exist yet, including a private key; returns their names."""
         keys, made = self.folder / "keys", []
         keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path, data in ((self.folder / CONTRACT, self.bundle.contract), (keys / AUTHORITY, self.bundle.authority)):
+        given = {self.folder / CONTRACT: self.bundle.contract, keys / AUTHORITY: self.bundle.authority}
+        if self.study.model_file is not None:
+            given[self.folder / self.study.model_file] = self.bundle.model
+        for path, data in given.items():
             if path.exists() and path.read_bytes() != data:
                 raise InputError("bundle", f"a different {path.name} than {path}", "Give every study its own folder.")
         drafts = {
-            self.folder / CONTRACT: self.bundle.contract,
-            keys / AUTHORITY: self.bundle.authority,
+            **given,
             self.folder / "policy.toml": draft_policy(self.study).encode(),
             self.folder / UNIT: self.unit().encode(),
         }
@@ -230,7 +239,7 @@ def draft_policy(study: Study) -> str:
     """A policy that allows this contract and no more. The site should read it and may restrict it."""
     lines = [
         "# Generated from the contract: it allows this contract and no more. Read it; you decide what this site allows.",
-        f'families = ["{study.family}"]',
+        f'families = ["{study.family}"]' if study.model_file is None else f'models = ["{study.model_digest}"]',
         "least_records = 20",
         "most_parameters_per_record = 0.2",
         f'derivatives = "{study.derivatives}"',

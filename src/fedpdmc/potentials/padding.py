@@ -215,3 +215,14 @@ def _reserved(recipe: Recipe, places) -> list[int]:
 def _masked(value, weights, axis: int):
     """With copies of records counting nothing: finite numbers times zero."""
     return value * lax.broadcast_in_dim(lax.convert_element_type(weights, value.dtype), value.shape, (axis,))
+
+
+def bucket(n: int) -> int:
+    """The padded number of records: powers of two to 1024, then steps of an eighth of a power of two."""
+    if n <= 16:
+        return 16
+    power = 1 << (n - 1).bit_length()
+    if power <= 1024:
+        return power
+    step = power // 16
+    return -(-n // step) * step

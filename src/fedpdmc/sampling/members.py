@@ -10,9 +10,9 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic
+from fedpdmc.potentials.padding import bucket
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sites.member import Member
-from fedpdmc.sites.opening import bucket
 from fedpdmc.sites.site import Site, no_size
 
 # Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.

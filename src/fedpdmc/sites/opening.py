@@ -24,6 +24,7 @@ from fedpdmc.potentials import (
     bare,
     local_quadratic,
 )
+from fedpdmc.potentials.padding import bucket
 from fedpdmc.sites.member import Member
 from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
@@ -175,14 +176,3 @@ def _whiten(potential: P, reference: Reference, columns) -> P:
 def _padded(potential: Potential) -> Potential:
     """Records padded to a shape that other sites share."""
     return potential.padded(bucket(potential.design.shape[0])) if isinstance(potential, LinearPredictor) else potential
-
-
-def bucket(n: int) -> int:
-    """The padded number of records: powers of two to 1024, then steps of an eighth of a power of two."""
-    if n <= 16:
-        return 16
-    power = 1 << (n - 1).bit_length()
-    if power <= 1024:
-        return power
-    step = power // 16
-    return -(-n // step) * step

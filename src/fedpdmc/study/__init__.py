@@ -1,6 +1,7 @@
 """A study: the contract that coordinator and sites hold, a site's policy, and its records read as the contract says."""
 
-from fedpdmc.study.contract import Column, Study, parse_study, read_study
+from fedpdmc.study.column import Column
+from fedpdmc.study.contract import Study, parse_study, read_study
 from fedpdmc.study.formula import Design
 from fedpdmc.study.policy import Policy, read_policy
 from fedpdmc.study.read_data import read_records

@@ -21,6 +21,8 @@ POINTS = len(ONE_SHOT.steps)
 
 def _check_parameters(study: Study) -> None:
     """Check the table [coordinates]."""
+    if study.parameters and study.model is not None:
+        raise InputError("study.toml: coordinates", f"a table, with family {study.family!r}", "Leave the table out.")
     if study.parameters and study.unknown_scale:
         raise InputError("study.toml: model: scale", "no value, with a table [coordinates]", "Give a known scale.")
     for site, own in study.parameters.items():
@@ -40,7 +42,14 @@ def _check_parameters(study: Study) -> None:
 
 def check_together(study: Study) -> None:
     """Raise `InputError` for tables that contradict each other."""
-    study.design.check_response(study.family)
+    if study.model is None:
+        study.design.check_response(study.family)
+    elif study.assessment:
+        raise InputError(
+            "study.toml: releases: assessment",
+            f"{', '.join(study.assessment)}, with family {study.family!r}",
+            "It is known for linear, logistic, poisson and student_t only: leave it out.",
+        )
     _check_parameters(study)
     if study.units == "original" and study.naming is None:
         raise InputError(
@@ -128,6 +137,12 @@ def _check_private(study: Study) -> None:
         )
     if study.epsilon is None:
         return
+    if study.model is not None:
+        raise InputError(
+            "study.toml: privacy",
+            f"a budget, with family {study.family!r}",
+            "How much one record can change its gradient is not known: use linear, logistic, poisson or student_t.",
+        )
     if study.unknown_scale:
         raise InputError(
             "study.toml: model: scale",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,46 +13,17 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
+from fedpdmc.study import contract_tables as tables
+from fedpdmc.study.bound_model import BoundModel
+from fedpdmc.study.column import Column
 from fedpdmc.study.consistency import check_together
 from fedpdmc.study.formula import Design
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
 from fedpdmc.study.units import Named, OriginalUnits, original_units
-from fedpdmc.validation import check_name, one_script
+from fedpdmc.validation import check_name
 
 FORMAT = 1
-FAMILIES = ("linear", "logistic", "poisson", "student_t")
-TYPES = ("number", "count", "level")
-KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
-         "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
-# What sites may release of their derivatives, from least to most.
-DERIVATIVES = ("none", "noisy", "noisy-summed", "summed", "own")
 LOG_SIGMA = "log_sigma"
-# What sites may tell of how their records fit, after the run: see fedpdmc.assessment.
-ASSESSMENTS = ("loo", "checks", "influence")
-DEFAULT_REFRESH = {"Boomerang": 1.2}
-
-
-@dataclass(frozen=True)
-class Column:
-    """A declared column of the records.
-
-    ``number`` and ``count`` have bounds; values outside are refused. The model uses ``(f(value) − center)/scale``, where f
-    is the logarithm if ``log``. ``level`` has a list of levels, of which the first is the baseline.
-    """
-
-    name: str
-    type: str
-    levels: tuple[str, ...] = ()
-    bounds: tuple[float, float] = (0.0, 0.0)
-    center: float = 0.0
-    scale: float = 1.0
-    log: bool = False
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """The bounds after the transformation to model units."""
-        low, high = (float(np.log(x)) if self.log else x for x in self.bounds)
-        return (low - self.center) / self.scale, (high - self.center) / self.scale
 
 
 @dataclass(frozen=True)
@@ -88,6 +60,8 @@ class Study:
         Which summaries of fit sites may release after the run, of `ASSESSMENTS`.
     parameters : dict
         For sites whose records depend on some parameters only: the names of these parameters.
+    model : BoundModel or None
+        The model of one record, from a model file (``family`` is then "file") or of the standard library.
     """
 
     text: bytes
@@ -125,6 +99,7 @@ class Study:
     parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     units: str = "declared"
     assessment: tuple[str, ...] = ()
+    model: BoundModel | None = None
 
     @property
     def digest(self) -> bytes:
@@ -149,7 +124,32 @@ class Study:
     @cached_property
     def design(self) -> Design:
         """The formula over the declared columns."""
+        if self.model is not None:
+            if self.model.design is None:
+                raise InputError("study.toml: model: formula", "none", "This model has no linear predictor.")
+            return self.model.design
         return Design(self.formula, self.columns)
+
+    @property
+    def model_file(self) -> str | None:
+        """The name of the model file, if the contract has one."""
+        return None if self.model is None else self.model.file or None
+
+    @property
+    def model_digest(self) -> str | None:
+        """SHA-256 of the model file, if the contract has one."""
+        return None if self.model is None or not self.model.file else self.model.model.digest
+
+    @property
+    def used(self) -> set[str]:
+        """The declared columns that the model needs."""
+        if self.model is not None:
+            return self.model.used
+        return self.design.used | {self.options[key] for key in ("offset",) if key in self.options}
+
+    def count(self, records) -> int:
+        """Number of records; a group of rows is one."""
+        return len(records) if self.model is None else self.model.count(records)
 
     @property
     def unknown_scale(self) -> bool:
@@ -159,11 +159,15 @@ class Study:
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters' names."""
+        if self.model is not None:
+            return self.model.names
         return (*self.design.names, LOG_SIGMA) if self.unknown_scale else self.design.names
 
     @cached_property
     def naming(self) -> OriginalUnits | Named | None:
-        """The variables that are reported, with units = "original"; None where they are the parameters."""
+        """The variables that are reported, with units = "original" or a model's own; None where they are the parameters."""
+        if self.model is not None:
+            return Named(self.names, self.model.variables)
         return original_units(self) if self.units == "original" else None
 
     @property
@@ -236,6 +240,8 @@ class Study:
         """The minus log likelihood of records that `read_records` has checked, in the site's own parameters."""
         from fedpdmc import models
 
+        if self.model is not None:
+            return self.model.potential(records, self.sites[0] if site is None else site)
         X, y = self.matrix(records, site), self.design.response(records)
         if self.family == "poisson":
             name = self.options.get("offset")
@@ -257,154 +263,33 @@ class Study:
 
 
 def read_study(path: str | Path) -> Study:
-    """Read a contract from a TOML file."""
+    """Read a contract from a TOML file; a model file that it names is read from beside it."""
     with naming_file("study.toml", path):
-        return parse_study(read_bytes(path, "study"))
+        text = read_bytes(path, "study")
+        return parse_study(text, lambda name: read_bytes(Path(path).parent / name, "study.toml: model: file"))
 
 
-def parse_study(text: bytes) -> Study:
-    """Parse and check a whole contract."""
+def _no_file(name: str) -> bytes:
+    raise InputError("study.toml: model: file", repr(name), "Read the contract from the folder that has this file.")
+
+
+def parse_study(text: bytes, file: Callable[[str], bytes] = _no_file) -> Study:
+    """Parse and check a whole contract; ``file`` gives the model file of this name."""
     top = Table.parse(text, "study.toml")
     if top.whole("format") != FORMAT:
         raise InputError("study.toml: format", str(top.values["format"]), f"This version of fedpdmc reads {FORMAT}.")
     sites = tuple(check_name(site) for site in top.texts("sites"))
     fields: dict[str, Any] = {"text": text, "name": top.text("name"), "sites": sites}
     fields["missing"] = top.text("missing", "refuse", among=("refuse", "drop"))
-    fields["columns"] = _columns(top.table("columns"))
-    fields |= _model(top.table("model"), fields["columns"])
-    fields |= _prior(top.table("prior"))
-    fields |= _dynamics(top.table("dynamics", None))
-    fields |= _run(top.table("run", None))
-    fields |= _releases(top.table("releases"), top.table("limits"), fields["method"] == PRIVATE_LAPLACE)
-    fields |= _privacy(top)
-    fields["parameters"] = _parameters(top, sites)
+    fields["columns"] = tables.read_columns(top.table("columns"))
+    fields |= tables.read_likelihood(top.table("model"), fields["columns"], sites, file)
+    fields |= tables.read_prior(top.table("prior"))
+    fields |= tables.read_dynamics(top.table("dynamics", None))
+    fields |= tables.read_run(top.table("run", None))
+    fields |= tables.read_releases(top.table("releases"), top.table("limits"), fields["method"] == PRIVATE_LAPLACE)
+    fields |= tables.read_privacy(top)
+    fields["parameters"] = tables.read_parameters(top, sites)
     top.done()
     study = Study(**fields)
     check_together(study)
     return study
-
-
-def _columns(table: Table) -> dict[str, Column]:
-    columns = {}
-    for name in table.keys():
-        if not name.isidentifier() or not one_script(name):
-            raise InputError(f"{table.where}: {name}", repr(name), "Use letters of one script, digits and underscores.")
-        one = table.table(name)
-        kind = one.text("type", among=TYPES)
-        if kind == "level":
-            columns[name] = Column(name, kind, levels=one.texts("levels", least=2))
-        else:
-            bounds = one.numbers("bounds")
-            log = one.flag("log", False)
-            if not isinstance(bounds, tuple) or len(bounds) != 2 or not bounds[0] < bounds[1]:
-                raise InputError(f"{one.where}: bounds", repr(bounds), "Give [least, most].")
-            if log and bounds[0] <= 0:
-                raise InputError(f"{one.where}: bounds", repr(bounds), "A logarithm needs a positive least value.")
-            if kind == "count" and bounds[0] < 0:
-                raise InputError(f"{one.where}: bounds", repr(bounds), "Counts are zero or positive.")
-            scale = one.number("scale", 1.0, least=1e-300)
-            columns[name] = Column(name, kind, (), bounds, one.number("center", 0.0), scale, log)
-        one.done()
-    return columns
-
-
-def _model(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
-    family, options = table.text("family", among=FAMILIES), {}
-    if family == "student_t" or (family == "linear" and "scale" in table.values):
-        options["scale"] = table.number("scale", least=1e-300)
-    elif family == "linear":
-        table.number("scale", None)
-    if family == "student_t":
-        options["df"] = table.number("df", least=1e-3)
-    if family == "poisson" and (offset := table.text("offset", None)) is not None:
-        if offset not in columns or columns[offset].type == "level":
-            raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
-        options["offset"] = offset
-    formula, units = table.text("formula"), table.text("units", "declared", among=("declared", "original"))
-    table.done()
-    return {"family": family, "options": options, "formula": formula, "units": units}
-
-
-def _prior(table: Table) -> dict[str, Any]:
-    flat = table.flag("flat", False)
-    mean, scale = table.numbers("mean", 0.0), None if flat else table.numbers("scale")
-    if scale is not None and np.min(scale) <= 0:
-        raise InputError(f"{table.where}: scale", repr(scale), "Give positive standard deviations.")
-    table.done()
-    return {"prior_mean": mean, "prior_scale": scale}
-
-
-def _dynamics(table: Table) -> dict[str, Any]:
-    few = "kind" not in table.values
-    kind = table.text("kind", "Boomerang", among=tuple(KINDS))
-    rates = {}
-    for rate in KINDS[kind]:
-        default = 0.0 if rate == "excess" else DEFAULT_REFRESH.get(kind, 1.0)
-        rates[rate] = table.number(rate, default, least=0.0)
-    reference = table.text("reference", "vb" if few else "none", among=("vb", "laplace", "none"))
-    control = table.text("control", "quadratic" if few else "none", among=("none", "linear", "quadratic"))
-    chains = table.whole("chains", 64, least=1, most=2**16)
-    table.done()
-    return {"kind": kind, "rates": rates, "reference": reference, "control": control, "chains": chains}
-
-
-def _run(table: Table) -> dict[str, Any]:
-    ess, duration = (table.number(key, None, least=1e-300) for key in ("ess", "duration"))
-    if ess is not None and duration is not None:
-        raise InputError(table.where, "ess and duration", "Give one of them.")
-    burn_in = table.number("burn_in", None, least=0.0)
-    method = table.text("method", "exact", among=("exact", PRIVATE_LAPLACE))
-    table.done()
-    ess = 1000.0 if ess is None and duration is None else ess
-    return {"ess": ess, "duration": duration, "burn_in": burn_in, "method": method}
-
-
-def _releases(releases: Table, limits: Table, one_shot: bool) -> dict[str, Any]:
-    if releases.flag("arrivals", not one_shot) == one_shot:
-        found, right = ("true", "false") if one_shot else ("false", "true")
-        raise InputError(
-            f"{releases.where}: arrivals", f"{found} with this [run] method", f"Set it to {right}, or remove it."
-        )
-    derivatives, passes = releases.text("derivatives", "none", among=DERIVATIVES), releases.flag("passes", False)
-    assessment = releases.texts("assessment", ())
-    if not set(assessment) <= set(ASSESSMENTS):
-        raise releases.invalid("assessment", f"Give some of {', '.join(map(repr, ASSESSMENTS))}.")
-    releases.done()
-    found = {
-        "derivatives": derivatives,
-        "passes": passes,
-        "assessment": assessment,
-        "rounds": limits.whole("rounds", least=1, most=2**62),
-        "most_derivatives": limits.whole("derivatives", 12, least=0),
-        "most_records": limits.whole("records", 1_000_000, least=1),
-        "observed_time": limits.number("observed_time", *((1.0,) if one_shot else ()), least=1e-300),
-    }
-    limits.done()
-    return found
-
-
-def _privacy(top: Table) -> dict[str, Any]:
-    if "privacy" not in top.values:
-        return {}
-    table = top.table("privacy")
-    found = {
-        "epsilon": table.number("epsilon", least=1e-6),
-        "delta": table.number("delta", least=1e-300, most=0.5),
-        "neighbours": table.text("neighbours", "replace", among=("replace", "add-remove", "label")),
-        "excess": table.number("excess", None, least=1e-300),
-        "region": table.numbers("region", None) if "region" in table.values else None,
-        "release": table.number("release", 0.0, least=0.0, most=0.99),
-        "colluding": table.whole("colluding", None, least=0) if "colluding" in table.values else None,
-    }
-    table.done()
-    return found
-
-
-def _parameters(top: Table, sites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The table [coordinates]: parameters of sites whose records do not depend on all of them."""
-    if "coordinates" not in top.values:
-        return {}
-    table = top.table("coordinates")
-    found = {site: table.texts(site) for site in sites if site in table.values}
-    table.done()
-    return found

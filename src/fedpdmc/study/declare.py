@@ -11,7 +11,8 @@ import pandas as pd
 import polars as pl
 
 from fedpdmc.errors import InputError
-from fedpdmc.study.contract import TYPES, Column
+from fedpdmc.study.column import Column
+from fedpdmc.study.contract_tables import VALUES
 
 MOST_LEVELS = 200
 # Bounds are wider than what was seen by this share of its range, and centre and scale have this many digits.
@@ -93,8 +94,8 @@ def declare(
     if not len(seen):
         raise InputError(f"column {name!r}", "no values", "Remove it from the formula.")
     kind = told.get("type") or _kind(name, seen, role, levels, "levels" in told)
-    if kind not in TYPES:
-        raise InputError(f"columns[{name!r}]: type", repr(kind), f"Give one of {', '.join(map(repr, TYPES))}.")
+    if kind not in VALUES:
+        raise InputError(f"columns[{name!r}]: type", repr(kind), f"Give one of {', '.join(map(repr, VALUES))}.")
     if kind == "level":
         found = _levels(name, seen) if levels is None else tuple(x for x in levels if x in set(seen.cast(pl.String)))
         return Column(name, kind, levels=tuple(told.get("levels") or found))

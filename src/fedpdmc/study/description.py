@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from fedpdmc.study.units import OriginalUnits
 
 if TYPE_CHECKING:
-    from fedpdmc.study.contract import Column, Study
+    from fedpdmc.study.bound_model import BoundModel
+    from fedpdmc.study.column import Column
+    from fedpdmc.study.contract import Study
 
 DERIVATIVES = {
     "none": [],
@@ -21,7 +23,9 @@ DERIVATIVES = {
 def modelled(study: Study, prior: str | None = None) -> list[str]:
     """Family and formula, parameters, prior, and how columns enter."""
     found = [
-        f"{study.family} regression, {study.formula}",
+        f"{study.family} regression, {study.formula}"
+        if study.model is None
+        else _of_records(study.model, study.formula),
         f"parameters: {', '.join(study.names)}",
         f"prior: {_prior(study) if prior is None else prior}",
     ]
@@ -29,10 +33,19 @@ def modelled(study: Study, prior: str | None = None) -> list[str]:
     if scaled:
         undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
         found.append(f"the model takes {', '.join(scaled)}{undone}")
+    if study.model is not None:
+        return found
     response = study.columns[study.design.response_name]
     if response.type == "level":
         found.append(f"the probability of {response.name} = {response.levels[1]!r} is modelled")
     return found
+
+
+def _of_records(bound: BoundModel, formula: str) -> str:
+    """A model of one record."""
+    terms = f", {formula}" if formula else ""
+    where = f" ({bound.file}, SHA-256 {bound.model.digest})" if bound.file else ""
+    return f"{bound.model.source.title}{terms}{where}"
 
 
 def released(study: Study) -> list[str]:

@@ -13,7 +13,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.study.design_size import WHERE, check_size
 
 if TYPE_CHECKING:
-    from fedpdmc.study.contract import Column
+    from fedpdmc.study.column import Column
 
 
 class Design:
@@ -28,9 +28,11 @@ class Design:
     formula : str
         Such as ``outcome ~ treatment * age``.
     columns : dict of Column
+    intercept : bool
+        Whether the intercept is a column of the design. Without it, levels are still coded against a baseline.
     """
 
-    def __init__(self, formula: str, columns: dict[str, Column]):
+    def __init__(self, formula: str, columns: dict[str, Column], intercept: bool = True):
         self.columns = columns
         check_size(formula, {name: max(len(column.levels), 1) for name, column in columns.items()})
         try:
@@ -50,20 +52,22 @@ class Design:
             self._spec = parsed.rhs.get_model_matrix(self._template(), na_action="raise").model_spec
         except Exception as error:
             raise InputError(WHERE, repr(formula), str(error)[:200]) from error
-        self.names: tuple[str, ...] = tuple(self._spec.column_names)
+        whole = list(self._spec.column_names)
+        self._kept = [i for i, name in enumerate(whole) if intercept or name != "Intercept"]
+        self.names: tuple[str, ...] = tuple(whole[i] for i in self._kept)
         if not self.names:
             raise InputError(WHERE, repr(formula), "Give at least one term.")
 
     @property
     def largest(self) -> np.ndarray:
         """The largest absolute value of each column of the design that the declared bounds allow."""
-        out = np.ones(len(self.names))
+        out = np.ones(len(self._spec.column_names))
         for term, index in self._spec.term_indices.items():
             for factor in term.factors:
                 column = self.columns.get(factor.expr)
                 if column is not None and column.type != "level":
                     out[list(index)] *= max(abs(x) for x in column.range)
-        return out
+        return out[self._kept]
 
     @property
     def spread(self) -> np.ndarray:
@@ -96,9 +100,9 @@ class Design:
         if not len(records):
             return np.zeros((0, len(self.names)))
         found = self._spec.get_model_matrix(records, na_action="raise")
-        if tuple(found.columns) != self.names:
+        if tuple(found.columns) != tuple(self._spec.column_names):
             raise InputError(WHERE, "columns that depend on the records", "Please report this formula.")
-        return np.ascontiguousarray(found.to_numpy(), dtype=np.float64)
+        return np.ascontiguousarray(found.to_numpy()[:, self._kept], dtype=np.float64)
 
     def response(self, records: pd.DataFrame) -> np.ndarray:
         """The response as numbers; 0 and 1 for the first and second level."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from fedpdmc.certificates.keys import check_fingerprint
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.study.consistency import EXACT
-from fedpdmc.study.contract import DERIVATIVES, FAMILIES, Study
-from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
+from fedpdmc.study.contract import Study
+from fedpdmc.study.contract_tables import DERIVATIVES, FAMILIES
+from fedpdmc.study.strict_toml import REQUIRED, Table, naming_file, read_bytes
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
 MOST_CHAINS = 1024
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Policy:
         The largest distance of such a point from the prior's mean, in prior standard deviations of each parameter.
     most_parameters_per_record : float
     families : tuple of str
+        Families that are allowed by name.
+    models : tuple of str
+        SHA-256 of model files that are allowed.
+    most_operations : int
+        Any model file of at most so many operations is allowed; 0: only those listed under ``models``.
     derivatives : {"none", "noisy", "noisy-summed", "summed", "own"}
         The most that may be released of value, gradient and Hessian.
     passes : bool
@@ -87,6 +95,15 @@ class Policy:
     most_derivatives: int = 12
     farthest: float = 6.0
     most_seconds: float = 600.0
+    models: tuple[str, ...] = ()
+    most_operations: int = 0
+
+    def allows_model(self, study: Study) -> bool:
+        """Whether the family, or the model file, is one that the site allows."""
+        if study.model is None or study.model_file is None:
+            return study.family in self.families
+        model = study.model.model
+        return model.digest in self.models or model.operations <= self.most_operations
 
     def budget_terms(self, study: Study) -> dict[str, Any]:
         """The site's own terms of a budget for this study, as `Study.budget` takes them."""
@@ -102,7 +119,7 @@ class Policy:
             "POLICY_SITE": site not in study.sites,
             "POLICY_RECORDS": records < self.least_records,
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
-            "POLICY_FAMILY": study.family not in self.families,
+            "POLICY_FAMILY": not self.allows_model(study),
             "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
             "POLICY_POINTS": study.derivatives in EXACT and study.most_derivatives > self.most_derivatives,
             "POLICY_PASSES": study.passes and not self.passes,
@@ -128,7 +145,9 @@ def read_policy(path: str | Path) -> Policy:
 
 
 def _policy(table: Table) -> Policy:
-    families = table.texts("families")
+    models = table.texts("models", ())
+    most = table.whole("most_operations", 0)
+    families = table.texts("families", () if models or most else REQUIRED)
     for family in families:
         if family not in FAMILIES:
             raise table.invalid("families", f"Known families: {', '.join(FAMILIES)}.")
@@ -154,9 +173,17 @@ def _policy(table: Table) -> Policy:
         most_derivatives=table.whole("most_derivatives", 12, least=0),
         farthest=table.number("farthest", 6.0, least=0.0),
         most_seconds=table.number("most_seconds", 600.0, least=1.0),
+        models=_digests(table, models),
+        most_operations=most,
     )
     table.done()
     return policy
+
+
+def _digests(table: Table, models: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(DIGEST.fullmatch(model) for model in models):
+        raise table.invalid("models", "Give the SHA-256 of model files, 64 hexadecimal digits each.")
+    return models
 
 
 def _hours(table: Table) -> tuple[int, int] | None:

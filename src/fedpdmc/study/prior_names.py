@@ -11,7 +11,8 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.study.contract import LOG_SIGMA, Column
+from fedpdmc.study.column import Column
+from fedpdmc.study.contract import LOG_SIGMA
 from fedpdmc.study.formula import Design
 from fedpdmc.study.units import INTERCEPT
 

@@ -65,10 +65,10 @@ def is_database(source: str | Path) -> bool:
 def site_records(study: Study, site: str, source: str | Path, query: str | None = None) -> pd.DataFrame:
     """The records of a site, as `read_records` returns them, checked against the contract's limits."""
     records = read_records(study, source, query, site=site)
-    if len(records) > study.most_records:
+    if study.count(records) > study.most_records:
         raise InputError(
             f"data of site {site!r}",
-            f"{len(records):,} records",
+            f"{study.count(records):,} records",
             f"The contract allows {study.most_records:,} per site. Agree on a larger limit: [limits] records = ....",
         )
     if study.coordinates(site) is not None:
@@ -109,6 +109,8 @@ def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
             counts = records[name].value_counts()
             for level, count in counts.items():
                 _check_cell(f"level {level!r} of column {str(name)!r}", int(count), least)
+    if study.model is not None and study.model.design is None:
+        return
     matrix = study.design.matrix(records)
     for name, column in zip(study.design.names, matrix.T, strict=True):
         values, counts = np.unique(column, return_counts=True)
@@ -126,8 +128,7 @@ def _check_cell(what: str, count: int, least: int) -> None:
 
 
 def _needed(study: Study) -> list[str]:
-    used = study.design.used | {study.options[key] for key in ("offset",) if key in study.options}
-    return [name for name in study.columns if name in used]
+    return [name for name in study.columns if name in study.used]
 
 
 def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Series]:

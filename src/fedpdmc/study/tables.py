@@ -14,7 +14,9 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.sites.member import DescribedSites
 from fedpdmc.sites.site import Site
-from fedpdmc.study.contract import FAMILIES, Column, Study, parse_study
+from fedpdmc.study.column import Column
+from fedpdmc.study.contract import Study, parse_study
+from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
 from fedpdmc.study.description import modelled
 from fedpdmc.study.formula import Design, columns_of
@@ -158,7 +160,7 @@ def sites(
     -------
     Sites
     """
-    one_of("family", family, FAMILIES)
+    one_of("family", family, PREDICTOR_FAMILIES)
     parts = _by_site(table, by)
     told = dict(columns or {})
     declared = _declare(parts, formula, family, told, standardize, options)

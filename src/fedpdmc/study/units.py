@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,8 @@ import pandas as pd
 from fedpdmc.study.formula import Design
 
 if TYPE_CHECKING:
-    from fedpdmc.study.contract import Column, Study
+    from fedpdmc.study.column import Column
+    from fedpdmc.study.contract import Study
 
 # Relative error above which one design is not a linear image of the other.
 EXACT = 1e-9
@@ -21,10 +23,10 @@ INTERCEPT = "Intercept"
 
 
 class Named(NamedTuple):
-    """Parameters that are reported as they are."""
+    """Names of parameters, and what is reported of them; None: themselves."""
 
     names: tuple[str, ...]
-    constrain: None = None
+    constrain: Callable[[Any], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

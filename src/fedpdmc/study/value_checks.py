@@ -16,7 +16,8 @@ import pandas as pd
 import polars as pl
 
 from fedpdmc.errors import InputError
-from fedpdmc.study.contract import Column, Study
+from fedpdmc.study.column import Column
+from fedpdmc.study.contract import Study
 
 logger = logging.getLogger("fedpdmc.site")
 
@@ -189,6 +190,8 @@ def _column(raw: pl.Series, column: Column, present: np.ndarray) -> tuple[np.nda
             if int(row) not in told:
                 faults.append(Fault(int(row), column.name, f"{what} ({str(raw[int(row)])[:WIDTH]!r})", remedy))
 
+    if column.type == "key":
+        return np.asarray(raw.cast(pl.String).to_list(), dtype=object), faults
     if column.type == "level":
         if raw.dtype.is_float() or raw.dtype.is_nested():
             return np.zeros(len(raw)), [Fault(-1, column.name, f"type {raw.dtype}", "Give levels as text.")]

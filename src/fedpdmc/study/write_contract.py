@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedpdmc.study.contract import FORMAT, Column
+from fedpdmc.study.column import Column
+from fedpdmc.study.contract import FORMAT
 
 
 def toml_value(value: Any) -> str:

@@ -76,8 +76,8 @@ class DisclosureControl:
     """
 
     def __init__(self, study: Study, site: str, records: pd.DataFrame, potential: Potential, policy: Policy):
-        self._potential, self._policy = potential, policy
-        self._mean, self._scale, self._guess = np.asarray(study.prior_mean), study.prior_scale, study.guess
+        self._take(study, policy)
+        self._potential = potential
         self._gaussian = isinstance(potential, (Quadratic, LinearUnknownScale))
         if not self._gaussian and (not isinstance(potential, LinearPredictor) or potential.diagonal):
             raise InputError(
@@ -92,6 +92,10 @@ class DisclosureControl:
         size = np.sqrt(np.mean(self._design**2, axis=0))
         self._units = np.where(size > 0, size, 1.0)
         self._norm = np.sqrt(np.sum((self._design / self._units) ** 2, axis=1))
+
+    def _take(self, study: Study, policy: Policy) -> None:
+        self._policy = policy
+        self._mean, self._scale, self._guess = np.asarray(study.prior_mean), study.prior_scale, study.guess
 
     def check(self, x: np.ndarray, spread: np.ndarray | None, own: Place, released: list[Place]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute.

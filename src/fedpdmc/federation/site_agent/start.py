@@ -13,7 +13,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.disclosure import DisclosureControl
+from fedpdmc.federation.site_agent.model_disclosure import disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
@@ -68,7 +68,7 @@ def open_agent(
     """
     records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query)
     if policy is not None:
-        policy.check(name, study, len(records))
+        policy.check(name, study, study.count(records))
         if study.epsilon is None:
             check_cells(study, records, policy.least_cell)
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
@@ -88,7 +88,7 @@ def open_agent(
     if policy is not None and study.epsilon is None:
         region = TrustRegion(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
-        control = DisclosureControl(study, name, records, potential, policy)
+        control = disclosure_control(study, name, records, potential, policy)
     party = None
     if study.summed:
         pinned = None if policy is None else policy.certificates

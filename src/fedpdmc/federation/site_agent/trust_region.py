@@ -61,7 +61,9 @@ class TrustRegion:
                 raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
         widest = float(np.linalg.eigvalsh(scale.T @ hessian @ scale)[-1])
-        most = WIDEST_NOT_CONVEX if self._study.family == "student_t" or self._study.unknown_scale else WIDEST
+        study = self._study
+        convex = study.model is None and study.family != "student_t" and not study.unknown_scale
+        most = WIDEST if convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
             raise DisclosureRefused(

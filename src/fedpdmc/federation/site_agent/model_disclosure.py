@@ -1,0 +1,153 @@
+"""Disclosure control of exact derivatives where the model is a program of one record.
+
+A release is a sum over records of values, gradients ``g_i`` and Hessians ``H_i``, which are computed record by record. The
+measures are those of `fedpdmc.federation.site_agent.disclosure`. Hessians need not be positive: ``|H_i|``, with the absolute
+eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any combination of
+releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from fedpdmc.federation.site_agent.disclosure import (
+    CANCELLED,
+    NOTHING_NEW,
+    ROUNDING,
+    DisclosureControl,
+    DisclosureRefused,
+    Place,
+)
+from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.potentials import Potential
+from fedpdmc.potentials.gaussian_average import public_points
+from fedpdmc.study.contract import Study
+from fedpdmc.study.policy import Policy
+
+
+def disclosure_control(
+    study: Study, site: str, records: pd.DataFrame, potential: Potential | RecordModel, policy: Policy
+) -> DisclosureControl:
+    """The disclosure control for a site's model."""
+    if isinstance(potential, RecordModel):
+        return ModelDisclosure(study, potential, policy)
+    return DisclosureControl(study, site, records, potential, policy)
+
+
+class Contributions(NamedTuple):
+    """What each record adds to a release: values (n,), gradients (n, d) and Hessians (n, d, d)."""
+
+    value: np.ndarray
+    gradient: np.ndarray
+    hessian: np.ndarray
+
+
+class ModelDisclosure(DisclosureControl):
+    """Decides whether a site may release its derivatives at a point, from the contributions of single records.
+
+    Parameters
+    ----------
+    study : Study
+    model : RecordModel
+        With the site's records.
+    policy : Policy
+    """
+
+    def __init__(self, study: Study, model: RecordModel, policy: Policy):
+        self._model = model
+        self._take(study, policy)
+
+    def check(self, x: np.ndarray, spread: np.ndarray | None, own: Place, released: list[Place]) -> None:
+        """Raise `DisclosureRefused` for a point at which too few records contribute."""
+        self._check_distance(x, spread)
+        now = self._of(*own)
+        if not all(np.isfinite(part).all() for part in now):
+            raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
+        units = np.sqrt(np.mean(np.abs(np.diagonal(now.hessian, axis1=1, axis2=2)), axis=0))
+        units = np.where(units > 0, units, 1.0)
+        now = _in_units(now, units)
+        self._check_one("", now)
+        before = [_in_units(self._of(*place), units) for place in released]
+        for k, past in enumerate(before):
+            change = Contributions(*(_new(a, b) for a, b in zip(now, past, strict=True)))
+            self._check_one(f"the difference to point {k + 1}, ", change)
+        if before:
+            for part in Contributions._fields:
+                told = np.stack([getattr(one, part).reshape(len(now.value), -1) for one in [*before, now]], -1)
+                self._check_leverage(f"combinations of {part}s of {len(before) + 1} points", told, CANCELLED**2)
+
+    def _of(self, x: np.ndarray, spread: np.ndarray | None) -> Contributions:
+        about = None if spread is None else jnp.asarray(spread)
+        found = _contributions(self._model.function, jnp.asarray(x), about, self._model.data)
+        return Contributions(*map(np.asarray, found))
+
+    def _check_one(self, which: str, told: Contributions) -> None:
+        """Check one release, or one difference of two."""
+        self._check_number(f"{which}value", np.abs(told.value))
+        self._check_number(f"{which}gradient", np.sqrt(np.sum(told.gradient**2, -1)))
+        self._check_number(f"{which}Hessian", np.sqrt(np.sum(told.hessian**2, (-2, -1))))
+        self._check_leverage(f"{which}gradient", told.gradient[:, None], ROUNDING)
+        values, vectors = np.linalg.eigh(told.hessian)
+        roots = np.sqrt(np.abs(values))[:, :, None] * np.swapaxes(vectors, -1, -2)
+        self._check_leverage(f"{which}Hessian", roots, ROUNDING, squares=True)
+
+    def _check_leverage(self, what: str, rows: np.ndarray, least: float, squares: bool = False) -> None:
+        """Check the largest share of one record in any direction of the last axis of (n, r, k)."""
+        most, found = self._policy.largest_share, block_leverage(rows, least)
+        share = found if squares else 1 / (1 + math.sqrt((1 - found) / found)) if found > 0 else 0.0
+        if not share <= most:
+            raise DisclosureRefused(
+                "FEW_RECORDS",
+                f"{what}: one record has a share of {share:.3g} in some direction; the policy has largest_share = {most:g}",
+            )
+
+
+@eqx.filter_jit
+def _contributions(function: Any, x, spread, data):
+    """Values, gradients and Hessians of all records, or means as `Potential.averaged` has them; of a `RecordSum`."""
+
+    def terms(x):
+        return function.terms(x, data)
+
+    def told(x):
+        return terms(x), jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
+
+    if spread is None:
+        return told(x)
+
+    def add(total, node):
+        return tuple(a + node[1] * b for a, b in zip(total, told(x + spread @ node[0]), strict=True)), None
+
+    start = tuple(jnp.zeros(part.shape) for part in jax.eval_shape(told, x))
+    return jax.lax.scan(add, start, tuple(jnp.asarray(part) for part in public_points(x.shape[0])))[0]
+
+
+def _in_units(told: Contributions, units: np.ndarray) -> Contributions:
+    return Contributions(told.value, told.gradient / units, told.hessian / np.outer(units, units))
+
+
+def _new(now: np.ndarray, past: np.ndarray) -> np.ndarray:
+    """The difference, zero where it is a rounding error."""
+    change = now - past
+    return change if np.abs(change).sum() > NOTHING_NEW * np.abs(now).sum() else np.zeros_like(change)
+
+
+def block_leverage(rows: np.ndarray, least: float) -> float:
+    """``max_i λ_max(B^{−½} T_iᵀ T_i B^{−½})`` for blocks (n, r, k), without directions below ``least`` of the largest."""
+    size = np.sqrt(np.sum(rows**2, axis=(0, 1)))
+    rows = rows[:, :, size > 0] / size[size > 0]
+    if not rows.size:
+        return 0.0
+    flat = rows.reshape(-1, rows.shape[-1])
+    values, vectors = np.linalg.eigh(flat.T @ flat)
+    kept = values > least * values[-1]
+    whitened = rows @ (vectors[:, kept] / np.sqrt(values[kept]))
+    largest = np.linalg.norm(whitened, ord=2, axis=(1, 2))
+    return min(float(np.max(largest) ** 2), 1.0)

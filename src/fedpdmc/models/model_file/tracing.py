@@ -1,0 +1,221 @@
+"""From a Python function to a program of a model file, on the author's machine: traced by JAX, written out, translated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from fedpdmc.enclosures.control_flow import scan_lengths
+from fedpdmc.enclosures.recognised_calls import INNER, line_of, name_of_call
+from fedpdmc.errors import InputError
+from fedpdmc.models.model_file.operations import BINARY, OPERATIONS, RENAMED, UNARY, WHOLE_CALLS, NotAllowed
+from fedpdmc.models.model_file.program import Equation, Literal, Name, Operand, Program, Type
+
+# The longest loop that is written out.
+LONGEST_LOOP = 64
+# Derivatives of these functions, taken from their formula, are right.
+WRITTEN_OUT = ("relu", "silu", "logsumexp", "logcumsumexp")
+CALL = "Model(function)"
+
+
+def trace(function: Callable[..., Any], inputs: Mapping[str, Type], groups: Mapping[str, list[str]]) -> Program:
+    """The program of ``function(*mappings)``, where each mapping holds some of the inputs by name.
+
+    Parameters
+    ----------
+    function : callable
+        Returns a number, or a dict of arrays.
+    inputs : mapping
+        Types of all inputs.
+    groups : mapping
+        For each argument of the function, the names of the inputs that it holds.
+
+    Raises
+    ------
+    InputError
+        The function raises an error, or does something that a model file cannot hold; names the line.
+    """
+    names = [name for group in groups.values() for name in group]
+    labels: list[str] = []
+
+    def flat(*values):
+        known = dict(zip(names, values, strict=True))
+        found = function(*({name: known[name] for name in group} for group in groups.values()))
+        labels[:] = list(found) if isinstance(found, dict) else [""]
+        return [jnp.asarray(x) for x in (found.values() if isinstance(found, dict) else [found])]
+
+    samples = [jax.ShapeDtypeStruct(inputs[name].shape, inputs[name].dtype) for name in names]
+    try:
+        closed = jax.make_jaxpr(flat)(*samples)
+    except Exception as error:
+        raise InputError(
+            CALL,
+            f"a function that raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            "Give a JAX function f(x, row) of the declared parameters and columns of one record.",
+        ) from error
+    closed = _pruned(jax.make_jaxpr(lambda *values: _written_out(closed.jaxpr, closed.consts, values))(*samples))
+    return _Translation(closed, names).program(labels)
+
+
+def _pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Without the equations that nothing depends on; inputs stay."""
+    jaxpr, *_ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+# Written out ----------------------------------------------------------------------------------------------------------
+
+
+def _written_out(jaxpr, consts, args) -> list[Any]:
+    """Evaluate a program with the functions that it calls put in their places, and loops of fixed length unrolled."""
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        known.update(zip(equation.outvars, _one(equation, [read(atom) for atom in equation.invars]), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _one(equation, values) -> list[Any]:
+    name, params = equation.primitive.name, equation.params
+    if name in INNER:
+        return _call(equation, values)
+    if name == "scan":
+        return _loop(equation, values)
+    if name == "split":
+        ends = np.cumsum((0, *params["sizes"]))
+        cuts = zip(ends[:-1], ends[1:], strict=True)
+        return [lax.slice_in_dim(values[0], int(a), int(b), axis=params["axis"]) for a, b in cuts]
+    if name in ("copy", "copy_p", "optimization_barrier"):
+        return list(values)
+    if RENAMED.get(name, name) not in OPERATIONS:
+        raise _refused(equation, name, "it is not in the table of operations")
+    found = equation.primitive.bind(*values, **equation.params)
+    return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _call(equation, values) -> list[Any]:
+    """A function within the program: kept as a whole, or written out."""
+    name = equation.primitive.name
+    called = name_of_call(equation)
+    if called in WHOLE_CALLS:
+        return [{**UNARY, **BINARY}[called](*values)]
+    if name.startswith("custom") and called not in WRITTEN_OUT:
+        raise _refused(equation, called or "a function", "it has a derivative of its own")
+    inner = equation.params[INNER[name]]
+    jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
+    return _written_out(jaxpr, consts, values)
+
+
+def _loop(equation, values) -> list[Any]:
+    """A scan, step by step."""
+    params = equation.params
+    length, inner = params["length"], params["jaxpr"]
+    if length > LONGEST_LOOP:
+        raise _refused(equation, "scan", f"it has {length} steps, of which at most {LONGEST_LOOP} can be written out")
+    n_consts, n_carry = scan_lengths(params)
+    consts, carry = values[:n_consts], values[n_consts : n_consts + n_carry]
+    steps: dict[int, list[Any]] = {}
+    for i in range(length)[:: -1 if params["reverse"] else 1]:
+        entries = [lax.index_in_dim(x, i, keepdims=False) for x in values[n_consts + n_carry :]]
+        out = _written_out(inner.jaxpr, inner.consts, [*consts, *carry, *entries])
+        carry, steps[i] = out[:n_carry], out[n_carry:]
+    rows = [[lax.expand_dims(x, (0,)) for x in steps[i]] for i in range(length)]
+    return [*carry, *(lax.concatenate(parts, 0) for parts in zip(*rows, strict=True))]
+
+
+def _refused(equation, name: str, why: str) -> InputError:
+    line = line_of(equation)
+    where = f", in {line}" if line else ""
+    return InputError(
+        CALL, f"{name!r}{where}: {why}", "Write it with the operations that docs/model-files.md lists."
+    )  # fmt: skip
+
+
+# Translated -----------------------------------------------------------------------------------------------------------
+
+
+class _Translation:
+    """Equations of a written-out JAX program as equations of a model file, each value made once."""
+
+    def __init__(self, closed: core.ClosedJaxpr, names: list[str]):
+        self.jaxpr = closed.jaxpr
+        self.equations: list[Equation] = []
+        self.known: dict[Any, Operand] = {v: Name(n) for v, n in zip(self.jaxpr.invars, names, strict=True)}
+        self.made: dict[Equation, Name] = {}
+        for variable, value in zip(self.jaxpr.constvars, closed.consts, strict=True):
+            self.known[variable] = self._constant(value)
+
+    def program(self, labels: list[str]) -> Program:
+        """All of it."""
+        for equation in self.jaxpr.eqns:
+            self._equation(equation)
+        results = tuple(zip(labels, (self._operand(atom) for atom in self.jaxpr.outvars), strict=True))
+        return Program(tuple(self.equations), results)
+
+    def _add(self, equation: Equation) -> Name:
+        if equation not in self.made:
+            self.equations.append(equation)
+            self.made[equation] = Name(len(self.equations))
+        return self.made[equation]
+
+    def _constant(self, value: Any) -> Operand:
+        array = np.asarray(value)
+        kind = _kind(array.dtype, CALL)
+        if array.ndim == 0:
+            return Literal(array.astype(Type(kind).dtype).item())
+        values = tuple(array.astype(Type(kind).dtype).ravel().tolist())
+        return self._add(Equation("constant", (), (("values", values),), Type(kind, array.shape)))
+
+    def _operand(self, atom: Any) -> Operand:
+        return self._constant(atom.val) if isinstance(atom, core.Literal) else self.known[atom]
+
+    def _equation(self, equation) -> None:
+        own: str = equation.primitive.name
+        name: str = name_of_call(equation) if own in INNER else RENAMED.get(own, own)
+        out = equation.outvars[0].aval
+        made = Type(_kind(out.dtype, line_of(equation)), tuple(out.shape))
+        operands = tuple(self._operand(atom) for atom in equation.invars)
+        if name == "convert" and (same := self._same_kind(equation, operands[0], made)) is not None:
+            self.known[equation.outvars[0]] = same
+            return
+        operation = OPERATIONS[name]
+        try:
+            params = {} if equation.primitive.name in INNER else operation.found(equation.params)
+        except NotAllowed as error:
+            raise _refused(equation, name, str(error)) from error
+        least, most = operation.operands
+        if not least <= len(operands) <= most:
+            raise _refused(equation, name, f"it has {len(operands)} operands")
+        ordered = tuple((key, params[key]) for key in operation.params)
+        self.known[equation.outvars[0]] = self._add(Equation(name, operands, ordered, made))
+
+    def _same_kind(self, equation, operand: Operand, made: Type) -> Operand | None:
+        """The operand of a conversion that changes nothing; literals are converted here."""
+        if isinstance(operand, Literal):
+            return Literal(np.asarray(operand.value).astype(made.dtype).item())
+        return operand if _kind(equation.invars[0].aval.dtype, "") == made.kind else None
+
+
+def _kind(dtype: Any, where: str) -> str:
+    """The kind of number of a file; narrower whole numbers are taken to 64 bits."""
+    dtype = np.dtype(dtype)
+    if dtype == np.float64:
+        return "f64"
+    if dtype.kind in "iu":
+        return "i64"
+    if dtype.kind == "b":
+        return "bool"
+    raise InputError(
+        where or CALL, f"values of type {dtype}", "A model file holds 64-bit numbers: leave out conversions to others."
+    )

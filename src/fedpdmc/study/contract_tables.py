@@ -1,0 +1,170 @@
+"""The tables of a contract, each read and checked by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedpdmc.errors import InputError
+from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
+from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
+from fedpdmc.study.bound_model import FILE, read_model
+from fedpdmc.study.column import Column
+from fedpdmc.study.strict_toml import Table
+from fedpdmc.validation import one_script
+
+# Families of a linear predictor with bounds of their own; all others are models of one record.
+PREDICTOR_FAMILIES = ("linear", "logistic", "poisson", "student_t")
+FAMILIES = (*PREDICTOR_FAMILIES, *RECORD_FAMILIES)
+VALUES = ("number", "count", "level")
+TYPES = (*VALUES, "key")
+KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
+         "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
+# What sites may release of their derivatives, from least to most.
+DERIVATIVES = ("none", "noisy", "noisy-summed", "summed", "own")
+# What sites may tell of how their records fit, after the run: see fedpdmc.assessment.
+ASSESSMENTS = ("loo", "checks", "influence")
+DEFAULT_REFRESH = {"Boomerang": 1.2}
+
+
+def read_columns(table: Table) -> dict[str, Column]:
+    """The declared columns."""
+    columns = {}
+    for name in table.keys():
+        if not name.isidentifier() or not one_script(name):
+            raise InputError(f"{table.where}: {name}", repr(name), "Use letters of one script, digits and underscores.")
+        one = table.table(name)
+        kind = one.text("type", among=TYPES)
+        if kind == "key":
+            columns[name] = Column(name, kind)
+        elif kind == "level":
+            columns[name] = Column(name, kind, levels=one.texts("levels", least=2))
+        else:
+            bounds = one.numbers("bounds")
+            log = one.flag("log", False)
+            if not isinstance(bounds, tuple) or len(bounds) != 2 or not bounds[0] < bounds[1]:
+                raise InputError(f"{one.where}: bounds", repr(bounds), "Give [least, most].")
+            if log and bounds[0] <= 0:
+                raise InputError(f"{one.where}: bounds", repr(bounds), "A logarithm needs a positive least value.")
+            if kind == "count" and bounds[0] < 0:
+                raise InputError(f"{one.where}: bounds", repr(bounds), "Counts are zero or positive.")
+            scale = one.number("scale", 1.0, least=1e-300)
+            columns[name] = Column(name, kind, (), bounds, one.number("center", 0.0), scale, log)
+        one.done()
+    return columns
+
+
+def read_likelihood(
+    table: Table, columns: dict[str, Column], sites: tuple[str, ...], file: Callable[[str], bytes]
+) -> dict[str, Any]:
+    """The family or the model file, with the formula."""
+    if FILE in table.values or table.values.get("family") in RECORD_FAMILIES:
+        model = read_model(table, columns, sites, file)
+        named = table.values.get("family", FILE)
+        return {"family": named, "options": {}, "formula": table.values.get("formula", ""), "model": model}
+    family, options = table.text("family", among=FAMILIES), {}
+    if family == "student_t" or (family == "linear" and "scale" in table.values):
+        options["scale"] = table.number("scale", least=1e-300)
+    elif family == "linear":
+        table.number("scale", None)
+    if family == "student_t":
+        options["df"] = table.number("df", least=1e-3)
+    if family == "poisson" and (offset := table.text("offset", None)) is not None:
+        if offset not in columns or columns[offset].type == "level":
+            raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
+        options["offset"] = offset
+    formula, units = table.text("formula"), table.text("units", "declared", among=("declared", "original"))
+    table.done()
+    return {"family": family, "options": options, "formula": formula, "units": units}
+
+
+def read_prior(table: Table) -> dict[str, Any]:
+    """The prior."""
+    flat = table.flag("flat", False)
+    mean, scale = table.numbers("mean", 0.0), None if flat else table.numbers("scale")
+    if scale is not None and np.min(scale) <= 0:
+        raise InputError(f"{table.where}: scale", repr(scale), "Give positive standard deviations.")
+    table.done()
+    return {"prior_mean": mean, "prior_scale": scale}
+
+
+def read_dynamics(table: Table) -> dict[str, Any]:
+    """The dynamics, the reference and the number of chains."""
+    few = "kind" not in table.values
+    kind = table.text("kind", "Boomerang", among=tuple(KINDS))
+    rates = {}
+    for rate in KINDS[kind]:
+        default = 0.0 if rate == "excess" else DEFAULT_REFRESH.get(kind, 1.0)
+        rates[rate] = table.number(rate, default, least=0.0)
+    reference = table.text("reference", "vb" if few else "none", among=("vb", "laplace", "none"))
+    control = table.text("control", "quadratic" if few else "none", among=("none", "linear", "quadratic"))
+    chains = table.whole("chains", 64, least=1, most=2**16)
+    table.done()
+    return {"kind": kind, "rates": rates, "reference": reference, "control": control, "chains": chains}
+
+
+def read_run(table: Table) -> dict[str, Any]:
+    """When the run ends, and by which method."""
+    ess, duration = (table.number(key, None, least=1e-300) for key in ("ess", "duration"))
+    if ess is not None and duration is not None:
+        raise InputError(table.where, "ess and duration", "Give one of them.")
+    burn_in = table.number("burn_in", None, least=0.0)
+    method = table.text("method", "exact", among=("exact", PRIVATE_LAPLACE))
+    table.done()
+    ess = 1000.0 if ess is None and duration is None else ess
+    return {"ess": ess, "duration": duration, "burn_in": burn_in, "method": method}
+
+
+def read_releases(releases: Table, limits: Table, one_shot: bool) -> dict[str, Any]:
+    """What sites release, and how much of it."""
+    if releases.flag("arrivals", not one_shot) == one_shot:
+        found, right = ("true", "false") if one_shot else ("false", "true")
+        raise InputError(
+            f"{releases.where}: arrivals", f"{found} with this [run] method", f"Set it to {right}, or remove it."
+        )
+    derivatives, passes = releases.text("derivatives", "none", among=DERIVATIVES), releases.flag("passes", False)
+    assessment = releases.texts("assessment", ())
+    if not set(assessment) <= set(ASSESSMENTS):
+        raise releases.invalid("assessment", f"Give some of {', '.join(map(repr, ASSESSMENTS))}.")
+    releases.done()
+    found = {
+        "derivatives": derivatives,
+        "passes": passes,
+        "assessment": assessment,
+        "rounds": limits.whole("rounds", least=1, most=2**62),
+        "most_derivatives": limits.whole("derivatives", 12, least=0),
+        "most_records": limits.whole("records", 1_000_000, least=1),
+        "observed_time": limits.number("observed_time", *((1.0,) if one_shot else ()), least=1e-300),
+    }
+    limits.done()
+    return found
+
+
+def read_privacy(top: Table) -> dict[str, Any]:
+    """The privacy budget."""
+    if "privacy" not in top.values:
+        return {}
+    table = top.table("privacy")
+    found = {
+        "epsilon": table.number("epsilon", least=1e-6),
+        "delta": table.number("delta", least=1e-300, most=0.5),
+        "neighbours": table.text("neighbours", "replace", among=("replace", "add-remove", "label")),
+        "excess": table.number("excess", None, least=1e-300),
+        "region": table.numbers("region", None) if "region" in table.values else None,
+        "release": table.number("release", 0.0, least=0.0, most=0.99),
+        "colluding": table.whole("colluding", None, least=0) if "colluding" in table.values else None,
+    }
+    table.done()
+    return found
+
+
+def read_parameters(top: Table, sites: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The table [coordinates]: parameters of sites whose records do not depend on all of them."""
+    if "coordinates" not in top.values:
+        return {}
+    table = top.table("coordinates")
+    found = {site: table.texts(site) for site in sites if site in table.values}
+    table.done()
+    return found
