@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from fedpdmc.privacy.accountant import Sensitivity, best_order, renyi_limit, run_epsilon
+from fedpdmc.privacy.comparison import exact_samples, one_shot_error, plot, text, ways
 from fedpdmc.privacy.planning import (
+    HONEST,
     MIXING,
     Question,
     advice,
@@ -14,7 +16,7 @@ from fedpdmc.privacy.planning import (
     waste,
 )
 
-QUESTION = Question(100_000, 5, 6, 1.0, 1e-6, usual_sensitivity(100_000, 5, 6), 5.0)
+QUESTION = Question(100_000, 5, 6, 1.0, 1e-6, usual_sensitivity(100_000, 5, 6), 2.0)
 
 
 def test_a_choice_is_within_its_budget():
@@ -38,7 +40,7 @@ def test_the_most_samples_are_what_the_design_says():
     # For Mρ large about η/(2 M K²) effective samples for a run with ε(α) = αη, whatever ρ.
     alpha = best_order(QUESTION.epsilon, QUESTION.delta)
     eta = renyi_limit(alpha, QUESTION.epsilon, QUESTION.delta) / alpha
-    expected = eta / (2 * QUESTION.sites * QUESTION.sensitivity**2)
+    expected = HONEST * eta / (2 * QUESTION.sites * QUESTION.sensitivity**2)
     assert most_samples(QUESTION) == pytest.approx(expected, rel=0.1)
     one, more = (most_samples(QUESTION._replace(sensitivity=k)) for k in (0.01, 0.005))
     assert more == pytest.approx(4 * one, rel=0.1)
@@ -80,3 +82,31 @@ def zigzag_time(rng, rate, span=150.0, chains=1500):
 def test_the_mixing_time_of_excess_flips(rate):
     found = zigzag_time(np.random.default_rng(6), rate)
     assert MIXING[0] + MIXING[1] * rate == pytest.approx(found, rel=0.15)
+
+
+STUDY = Question(30_000, 4, 3, 4.0, 1e-5, usual_sensitivity(30_000, 4, 3), 100.0)
+
+
+def test_the_ways_are_compared_and_one_is_recommended():
+    found = {way.name: way.error for way in ways(STUDY)}
+    assert list(found) == ["secure sum", "one shot", "exact chain"]
+    # Three honest sites share the noise of one: in the sum it is 4/3 of it, where four sites of their own have 4.
+    assert found["one shot"] / found["secure sum"] == pytest.approx(3**0.5)
+    assert one_shot_error(STUDY) / one_shot_error(STUDY, 0) == pytest.approx(2.0)
+    assert found["exact chain"] ** -2 == pytest.approx(exact_samples(STUDY))
+    # What such studies were measured to have.
+    assert 13 < exact_samples(STUDY._replace(sites=2, sensitivity=0.032)) < 25
+    # With two sites there is nobody to share noise with if one may collude.
+    assert "secure sum" not in {way.name for way in ways(STUDY._replace(sites=2))}
+    assert {way.name for way in ways(STUDY._replace(sites=2), colluding=0)} == set(found)
+
+
+def test_the_words_of_the_comparison_fit_a_terminal(tmp_path):
+    said = text(STUDY, "replace")
+    assert said.startswith("Recommended: secure sum") and max(map(len, said.splitlines())) < 80
+    rows = {line.split()[0]: line.split()[1:4] for line in said.splitlines() if line[:3] in ("rep", "add", "lab")}
+    assert set(rows) == {"replace", "add-remove", "label"} and rows["label"] == rows["add-remove"] != rows["replace"]
+    assert "None is worth having" in text(STUDY._replace(sensitivity=2.0), "label")
+    assert text(STUDY._replace(sites=2), "replace").startswith("Recommended: one shot.")
+    plot(STUDY, tmp_path / "ways.png")
+    assert (tmp_path / "ways.png").stat().st_size > 1000

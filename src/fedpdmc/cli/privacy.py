@@ -3,6 +3,7 @@
 import datetime
 import math
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -112,22 +113,28 @@ def _plan(
         float | None, typer.Option(help="K_2 in posterior standard deviations. Default: estimated from the records.")
     ] = None,
     neighbours: Annotated[str, typer.Option(help="replace, add-remove or label.")] = "replace",
-    plot: Annotated[Path | None, typer.Option(help="Where to save a plot of the frontier.")] = None,
+    colluding: Annotated[
+        int, typer.Option(min=0, help="Sites that may collude with the coordinator, if sites share noise.")
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to save a plot of the frontier; one of all ways goes beside it.")
+    ] = None,
 ) -> None:
-    """What a budget buys: excess rate, observed time, horizon, rounds and effective samples."""
+    """What a budget buys: one shot, one shot on a secure sum and the exact chain, compared, with a recommendation."""
     from fedpdmc.privacy import comparison, planning
 
     usual = planning.usual_sensitivity(records, sites, dim, neighbours)
     known = usual if sensitivity is None else sensitivity
     question = planning.Question(records, sites, dim, epsilon, delta, known, ess)
-    print(comparison.text(question))
-    print(f"\nThe exact chain at its best. {planning.advice(question)}\n\n{planning.table(question)}")
+    print(comparison.text(question, neighbours, colluding))
+    print(fill(f"The exact chain, in other shapes. {planning.advice(question)}", 79, initial_indent="\n"))
+    print(f"\n{planning.table(question)}")
     if plot is None:
         return
     others = [question._replace(epsilon=factor * epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
     planning.plot(others, plot)
     methods = plot.with_stem(f"{plot.stem}-ways")
-    comparison.plot(question, methods)
+    comparison.plot(question, methods, colluding)
     print(f"\nFrontiers for epsilon up to {others[-1].epsilon:g}: {plot}; all methods: {methods}")
 
 
@@ -175,21 +182,21 @@ def _show(
         if dataset not in (None, name):
             continue
         own = [entry for entry in entries if entry.dataset == name]
-        limit = account.limit if any(entry.kind.startswith("round") for entry in own) else account.release_limit
         print(
-            f"{name}: {100 * own[-1].spent / limit:.4g} % spent of epsilon = {account.epsilon:g} at delta = "
-            f"{account.delta:g} ({account.neighbours}), in total over all studies; alpha = {account.alpha:.4g} fixed; "
+            f"{name}: {100 * own[-1].spent / account.limit:.4g} % spent of epsilon = {account.epsilon:g} at delta = "
+            f"{account.delta:g} ({account.neighbours}), in total over all studies; alpha = {account.alpha:.4g}, "
+            f"{account.bound} bound; "
             f"{sum(e.kind == 'round' for e in own)} rounds, {sum(e.kind == 'release' for e in own)} releases."
         )
     print(f"{len(entries)} entries, hash chain intact; last hash {entries[-1].hash.hex() if entries else '-'}")
 
 
 def _line(entry: "Entry", accounts) -> str:
-    from fedpdmc.privacy.accountant import running_epsilon
+    from fedpdmc.privacy.account_bounds import spent_epsilon
 
     account = accounts[entry.dataset]
     when = datetime.datetime.fromtimestamp(entry.time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-    spent = running_epsilon(account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0
+    spent = spent_epsilon(account.bound, account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0
     return (
         f"{when:<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} {entry.exposure:>10.4g} "
         f"{spent:>15.4g}"

@@ -194,12 +194,13 @@ class SiteCheck(Check):
         budget = self.study.budget(self.ledger_path, self.name, **self.policy.budget_terms(self.study))
         if budget is None:
             return "not needed: the contract has no privacy budget"
-        ledger, wanted = budget.find()
+        ledger, dataset = budget.find(), budget.account_name
         try:
-            if wanted.dataset not in ledger.datasets:
-                return f"{ledger.path}: intact; account {wanted.dataset!r} will be opened when the site starts"
-            account = ledger.account(wanted)
-            limit, spent = budget.study_limit(account), ledger.spent(wanted.dataset, budget.study)
+            if dataset not in ledger.datasets:
+                return f"{ledger.path}: intact; account {dataset!r} will be opened when the site starts"
+            account = budget.open()[1]
+            limit = budget.study_limit(account, self.study.one_shot and not self.study.release)
+            spent = ledger.spent(dataset, budget.study)
             return f"{ledger.path}: intact; this study has spent {100 * spent / limit:.3g} % of its budget"
         finally:
             ledger.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedpdmc.privacy.accountant import Sensitivity
+from fedpdmc.privacy.ledger_entries import BOUNDS
 
 
 class AccountStatus(NamedTuple):
@@ -37,8 +38,8 @@ class AccountStatus(NamedTuple):
         Observed time of this run so far.
     spent : float
         The share of the account that all studies have spent.
-    releases_only : bool
-        Whether nothing but noisy summaries was ever charged to it, and ``spent`` is a share of their own, larger limit.
+    bound : str
+        One of `BOUNDS`: what the account is kept with.
     """
 
     site: str
@@ -55,26 +56,26 @@ class AccountStatus(NamedTuple):
     remaining: float
     observed: float
     spent: float
-    releases_only: bool = False
+    bound: str = "renyi"
 
     def numbers(self) -> list[float]:
         """What a site tells when a run is opened, as numbers; a grant of zero is none."""
         granted = self.granted or (0.0, 0.0)
         account = (self.epsilon, self.delta, self.alpha, *granted, self.cap, self.excess, *self.sensitivity)
-        return [*account, float(self.releases), float(self.seeded), self.spent, float(self.releases_only)]
+        return [*account, float(self.releases), float(self.seeded), self.spent, float(BOUNDS.index(self.bound))]
 
     @classmethod
     def from_numbers(
         cls, site: str, dim: int, remaining: float, numbers: Sequence[float], observed: float = 0.0
     ) -> AccountStatus:
         """The status that a site tells; ValueError if the numbers cannot be those of an account."""
-        epsilon, delta, alpha, *granted, cap, excess, k_inf, k_1, k_2, releases, seeded, spent, only = map(
+        epsilon, delta, alpha, *granted, cap, excess, k_inf, k_1, k_2, releases, seeded, spent, bound = map(
             float, numbers
         )
-        if not (epsilon > 0 and 0 < delta < 1 < alpha):
+        if not (epsilon > 0 and 0 < delta < 1 < alpha and bound in range(len(BOUNDS))):
             raise ValueError(f"an account of epsilon {epsilon:g}, delta {delta:g}, order {alpha:g}")
         return cls(
             site, dim, epsilon, delta, alpha, (granted[0], granted[1]) if granted[0] else None, cap, excess,
             Sensitivity(k_inf, k_1, k_2), int(releases), bool(seeded), remaining, observed, spent,
-            bool(only),
+            BOUNDS[int(bound)],
         )  # fmt: skip

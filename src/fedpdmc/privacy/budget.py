@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError
-from fedpdmc.privacy.accountant import Sensitivity, best_order, renyi_limit
+from fedpdmc.privacy.account_bounds import USUAL_EXCESS, account_limit, best_bound
+from fedpdmc.privacy.accountant import Sensitivity, best_order
 from fedpdmc.privacy.bounds import Bounds
-from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 from fedpdmc.validation import positive, probability
 
-# The excess rate in units of α K: the account is then within a fifth of what a large rate would give.
-USUAL_EXCESS = 2.0
 # The least total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ, and an
 # effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for few rounds.
 TOTAL_EXCESS = 1.0
 # A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: what that adds
-# to this δ, or a larger one, is less than what `renyi_limit` is rounded down by.
+# to this δ, or a larger one, is less than what limits are rounded down by.
 LEAST_DELTA = 1e-40
 # The data set of a ledger whose owner names none: whatever its sites and columns are called, one ledger is one data set.
 DATASET = "records"
@@ -118,10 +116,18 @@ class Budget:
         """The order at which the account is kept, fixed by ε and δ alone."""
         return best_order(self.epsilon, self.delta)
 
-    @property
-    def limit(self) -> float:
-        """The Rényi divergence of that order which ε and δ allow."""
-        return renyi_limit(self.alpha, self.epsilon, self.delta)
+    def terms(self, releases_only: bool = False) -> Account:
+        """The terms on which an account is opened.
+
+        ``releases_only``: with noisy summaries, which get all of what the account allows. Their exact bound covers no
+        arrivals.
+        """
+        alpha = self.alpha
+        bound = "gaussian" if releases_only and self.granted is None and not self.release else "renyi"
+        if bound != "gaussian" and self.excess is None:
+            bound = best_bound(alpha, self.epsilon, self.delta)
+        limit = account_limit(bound, alpha, self.epsilon, self.delta)
+        return Account(self.account_name, self.epsilon, self.delta, self.neighbours, alpha, limit, bound)
 
     def excess_for(self, sensitivity: Sensitivity, sites: int = 0) -> float:
         """The excess rate in a run with this sensitivity and so many private sites; zero: their number is not known."""
@@ -132,15 +138,13 @@ class Budget:
     def study_limit(self, account: Account, releases_only: bool = False) -> float:
         """What the study may spend of an account, at the account's order.
 
-        ``releases_only``: on summaries with Gaussian noise, where nothing else was charged to the account.
+        ``releases_only``: on summaries with Gaussian noise and nothing else.
         """
-        total = account.release_limit if releases_only else account.limit
+        total = account.limit
         if self.granted is None:
             return total
         epsilon, delta = self.granted
-        limit = renyi_limit(account.alpha, epsilon, delta)
-        if releases_only:
-            limit = max(limit, gaussian_limit(account.alpha, epsilon, delta))
+        limit = account_limit("gaussian" if releases_only else account.bound, account.alpha, epsilon, delta)
         if not limit > 0:
             raise InputError(
                 "Budget(granted)",
@@ -150,20 +154,20 @@ class Budget:
             )
         return min(limit, total)
 
-    def open(self) -> tuple[Ledger, Account]:
-        """The site's ledger and its account: that of the whole ledger, or of the data set that is named."""
-        ledger, wanted = self.find()
-        return ledger, ledger.account(wanted)
+    def open(self, releases_only: bool = False) -> tuple[Ledger, Account]:
+        """The site's ledger and its account, opened on `terms` if it is not there yet."""
+        ledger = self.find()
+        return ledger, ledger.account(self.terms(releases_only))
 
-    def find(self) -> tuple[Ledger, Account]:
-        """The site's ledger and the terms of the account, which is not opened if it is not there yet."""
+    def find(self) -> Ledger:
+        """The site's ledger, of which the whole is one data set, or the one that is named."""
         ledger = Ledger.open(default_path() if self.ledger is None else self.ledger)
         others = [name for name in ledger.datasets if name != self.account_name]
         if others and DATASET in (self.account_name, *others):
             found = f"{self.dataset!r} in {ledger.path}, which keeps {', '.join(map(repr, others))}"
             remedy = "A ledger is one data set without a name, or several with names: give the name, or another ledger."
             raise InputError("Budget(dataset)", found, remedy)
-        return ledger, Account(self.account_name, self.epsilon, self.delta, self.neighbours, self.alpha, self.limit)
+        return ledger
 
 
 def default_path() -> Path:

@@ -140,12 +140,8 @@ class Ledger:
         return self._totals.get(("spent", dataset) if study is None else ("spent", dataset, study), 0.0)
 
     def remaining(self, dataset: str) -> float:
-        """What is left for arrivals."""
+        """What is left."""
         return max(0.0, self._accounts[dataset].limit - self.spent(dataset))
-
-    def releases_only(self, dataset: str) -> bool:
-        """Whether no arrival was ever charged to a data set, nor is one reserved."""
-        return not self._totals.get(("rounds", dataset), 0.0)
 
     def observed(self, dataset: str, study: str, run: str) -> float:
         """Observed time of one run, over all its messages and chains."""
@@ -169,8 +165,6 @@ class Ledger:
         added_up: list[tuple[tuple[str, ...], float]] = []
         if kind == "round":
             added_up = [(("observed", dataset, study, run), reply.exposure), (("answers", dataset, study, run), 1.0)]
-        elif kind == "round" + RESERVED:
-            added_up = [(("rounds", dataset), 1.0)]
         elif kind == "release":
             added_up = [(("releases", dataset), 1.0)]
         return new | {key: self._totals.get(key, 0.0) + more for key, more in added_up}
@@ -272,8 +266,7 @@ class Ledger:
 
     def _check_covered(self, request: Request, most: float, granted: float) -> None:
         account, spent = self._accounts[request.dataset], self.spent(request.dataset)
-        only = request.kind == "release" and self.releases_only(request.dataset)
-        limit = account.release_limit if only else account.limit
+        limit = account.limit
         if not added(spent, most) <= limit:
             raise BudgetSpent(
                 f"The privacy budget of data set {request.dataset!r} does not cover this request: epsilon="

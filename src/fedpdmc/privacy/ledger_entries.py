@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpdmc.errors import InputError, LedgerError
-from fedpdmc.privacy.gaussian_account import gaussian_limit
 
 FORMAT = 2
+# Bounds of the privacy loss that an account can be kept with.
+BOUNDS = ("renyi", "gaussian", "tail")
 # Ends the kind of an entry that charges for a reply which is still to be made.
 RESERVED = " reserved"
 DAMAGED = "it does not have the terms of an account. Restore a copy that is whole."
@@ -47,7 +48,10 @@ class Reply(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The terms on which a data set is kept: fixed when it is first used."""
+    """The terms on which a data set is kept: fixed when it is first used.
+
+    ``bound`` is one of `BOUNDS`, of which `fedpdmc.privacy.account_bounds` makes the limit.
+    """
 
     dataset: str
     epsilon: float
@@ -55,11 +59,7 @@ class Account(NamedTuple):
     neighbours: str
     alpha: float
     limit: float
-
-    @property
-    def release_limit(self) -> float:
-        """The limit while nothing but summaries with Gaussian noise has been released: their sum has an exact account."""
-        return max(self.limit, gaussian_limit(self.alpha, self.epsilon, self.delta))
+    bound: str = "renyi"
 
 
 class Entry(NamedTuple):
@@ -116,7 +116,8 @@ def account_of(entry: Entry) -> Account:
     try:
         found = Account(**json.loads(entry.detail))
         good = isinstance(found.dataset, str) and isinstance(found.neighbours, str)
-        good = good and all(isinstance(x, (int, float)) and math.isfinite(x) for x in (*found[1:3], *found[4:]))
+        good = good and all(isinstance(x, (int, float)) and math.isfinite(x) for x in (*found[1:3], *found[4:6]))
+        good = good and found.bound in BOUNDS
     except (ValueError, TypeError, RecursionError) as error:
         raise LedgerError(f"entry {entry.seq} is damaged: {DAMAGED}") from error
     if not good:

@@ -4,7 +4,7 @@ All in units of posterior standard deviations, for the Zig-Zag. With M sites eve
 ``R = M ρ``; a Gaussian coordinate then needs ``1.6 + 4 R`` units of process time for an effective sample (for large R the
 path is a diffusion with constant ``1/(2R)``). A site is observed for longer than the process runs, because it answers to the
 end of the plan whichever site has the first arrival: until its own arrival or the horizon H. Arrivals of the records
-themselves come on top; they are few with control variates.
+themselves come on top; they are few with control variates. Reference, burn-in and reserve take the share `HONEST` leaves.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 41))
 HORIZONS = (2.0, 1.0, 0.5, 0.25, 0.1)
 # Process time for an effective sample: without excess flips, and per unit of their rate.
 MIXING = (1.6, 4.0)
+# The share of the samples of its observed time that a documented run of the exact chain reaches. The reference, burn-in and
+# a reserve for path length take their parts, and a noisy control variate leaves arrivals of the records. Measured: 15.4
+# effective samples of 47 (0.33), in the mean of three runs of 2 sites of 30,000 records, d = 3, ε = 4 and δ = 1e-5, until
+# the budget was spent.
+HONEST = 0.35
 # Below so many effective samples there is nothing to report.
 LEAST_SAMPLES = 1.0
 
@@ -120,7 +125,8 @@ def choices(question: Question) -> list[Choice]:
             horizon = share / arrivals
             process = cap / waste(arrivals, horizon, question.sites)
             rounds = process * arrivals / -math.expm1(-share)
-            found.append(Choice(rho, cap, horizon, process, rounds, process / (MIXING[0] + MIXING[1] * total)))
+            samples = HONEST * process / (MIXING[0] + MIXING[1] * total)
+            found.append(Choice(rho, cap, horizon, process, rounds, samples))
     return found
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.privacy.account_bounds import account_limit, spent_epsilon
 from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import renyi_limit, running_epsilon
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.gaussian_account import gaussian_epsilon, gaussian_limit
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 
 COVERED = (
@@ -28,18 +26,14 @@ SEEDED = "a seed, for tests only: NOT private"
 def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) -> dict[str, Any]:
     """What a private site has granted and spent, for `Posterior.privacy`."""
     epsilon, delta, alpha, granted, spent = status.epsilon, status.delta, status.alpha, status.granted, status.spent
-    limit = renyi_limit(alpha, epsilon, delta)
-    if status.releases_only:
-        limit = max(limit, gaussian_limit(alpha, epsilon, delta))
-        running = gaussian_epsilon(math.sqrt(2 * spent * limit / alpha), delta)
-    else:
-        running = running_epsilon(alpha, spent * limit, delta)
+    running = spent_epsilon(status.bound, alpha, spent * account_limit(status.bound, alpha, epsilon, delta), delta)
     return {
         "epsilon": epsilon,
         "delta": delta,
         "neighbours": budget.neighbours,
         "relation": NEIGHBOURS[budget.neighbours],
         "alpha": alpha,
+        "bound": status.bound,
         "granted": None if granted is None else list(granted),
         "running_epsilon": running,
         "spent": spent,

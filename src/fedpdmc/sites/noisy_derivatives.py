@@ -142,14 +142,14 @@ def noisy_derivatives(
     ready, budget = prepared(site, x, schedule, spread), site.budget
     assert budget is not None
     own, about = ready.point, ready.spread
-    ledger, account = budget.open()
+    alone = bool(schedule.usual) and not budget.release
+    ledger, account = budget.open(releases_only=alone)
     dataset, study = budget.account_name, budget.study
     records = fingerprint(site.potential)
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
     asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, *ready.where)).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
-    # Where all that may be spent goes into releases, their exact account holds; a share leaves the rest to arrivals.
-    limit = budget.study_limit(account, not budget.release and ledger.releases_only(dataset))
+    limit = budget.study_limit(account, releases_only=alone)
     share = (budget.release or schedule.usual) * limit
     left = max(share - ledger.released(dataset, study, asked), 0.0)
     cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left
@@ -185,11 +185,9 @@ def release_status(site: Site) -> AccountStatus:
     """The account of a site that is asked for noisy derivatives alone."""
     budget = site.budget
     assert isinstance(budget, Budget)
-    ledger, account = budget.open()
+    ledger, account = budget.open(releases_only=True)
     dataset = budget.account_name
     change = derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
-    # Where a share was named, the rest is for arrivals, whose limit counts.
-    only = not budget.release and ledger.releases_only(dataset)
     return AccountStatus(
         site=site.name,
         dim=site.potential.dim,
@@ -204,8 +202,8 @@ def release_status(site: Site) -> AccountStatus:
         seeded=site.seed is not None,
         remaining=0.0,
         observed=0.0,
-        spent=ledger.spent(dataset) / (account.release_limit if only else account.limit),
-        releases_only=only,
+        spent=ledger.spent(dataset) / account.limit,
+        bound=account.bound,
     )
 
 

@@ -18,11 +18,12 @@ from fedpdmc._jax.random_streams import CHACHA_WORDS, ChainKeys
 from fedpdmc.clocks import FINE, follow
 from fedpdmc.clocks.public_proposals import Grid, first_below, time_grid
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.errors import InputError, NotFinite, PlanRefused
+from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
+from fedpdmc.privacy.account_bounds import arrival_cost, inaccuracy_cost, usual_ratio
 from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.accountant import cost_rate, up
+from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.sites.account_report import account_report
 from fedpdmc.sites.clipping import fingerprint
@@ -34,8 +35,8 @@ from fedpdmc.sites.site import Site
 logger = logging.getLogger("fedpdmc.site")
 # The largest observed time that is reported.
 LONGEST = 1e300
-# Charged for each chain of a plan and pass of its walk beyond its exposure, in units of α/(α − 1): the law of the first
-# accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass looks at no more than 33.
+# Charged for each chain of a plan and pass of its walk beyond its exposure, in units of `inaccuracy_cost`: the law of the
+# first accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass looks at no more than 33.
 SLACK = 33 * 2.0**-54
 
 
@@ -85,7 +86,8 @@ class PrivateSite:
         self.dataset = budget.account_name
         self.ledger, self.account = budget.open()
         self.granted = budget.study_limit(self.account)
-        self.cost_rate = cost_rate(self.account.alpha, self.sensitivity, self.excess)
+        self._check_bound()
+        self.cost_rate = arrival_cost(self.account.bound, self.account.alpha, self.sensitivity, self.excess)
         detail = {"excess": self.excess, "sensitivity": self.sensitivity._asdict(), "dynamics": repr(opening.dynamics)}
         records = bytes.fromhex(fingerprint(site.raw))
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
@@ -105,6 +107,24 @@ class PrivateSite:
         if not all(np.max(np.abs(np.asarray(x)), initial=0.0) <= LARGEST for x in numbers):
             raise InputError(
                 "reference", f"a number that is not below {LARGEST:g}", "Give a reference that fits the posterior."
+            )
+
+    def _check_bound(self) -> None:
+        """Refuse arrivals that the account does not cover: it was opened with a bound, and keeps it."""
+        account, ratio = self.account, self.sensitivity.k_2 / self.excess
+        if account.bound == "gaussian":
+            raise BudgetSpent(
+                f"The account of data set {self.dataset!r} was opened for released summaries alone, to which it grants "
+                "all of the budget: it covers no arrivals (code BUDGET_SPENT). To use both methods, name the share of "
+                "summaries from the start: Budget(release=0.5)."
+            )
+        if account.bound == "tail" and ratio > usual_ratio(account.alpha):
+            least = self.sensitivity.k_2 / usual_ratio(account.alpha)
+            raise InputError(
+                "Budget(excess)",
+                f"{self.excess:g}, with an account that was opened without it",
+                f"The account of data set {self.dataset!r} covers rates of at least {up(least):.6g} here: give that, or "
+                "leave it out.",
             )
 
     @property
@@ -132,6 +152,7 @@ class PrivateSite:
             remaining=min(left / self.cost_rate, LONGEST),
             observed=self.ledger.observed(self.dataset, self.budget.study, self.run),
             spent=self.ledger.spent(self.dataset) / account.limit,
+            bound=account.bound,
         )
 
     @double_precision
@@ -184,7 +205,7 @@ class PrivateSite:
         observed, alpha = float(exposure.until(time).sum()), self.account.alpha
         if observed <= 0:
             return observed, 0.0
-        slack = np.count_nonzero(exposure.horizon > 0) * passes * SLACK * alpha / (alpha - 1)
+        slack = np.count_nonzero(exposure.horizon > 0) * passes * SLACK * inaccuracy_cost(self.account.bound, alpha)
         return observed, up(observed * self.cost_rate + slack)
 
     def _key(self, key: bytes, request: Request) -> bytes:

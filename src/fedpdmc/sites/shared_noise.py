@@ -97,8 +97,8 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
     ready, budget = prepared(site, x, ONE_SHOT), site.budget
     assert budget is not None
     own, dataset, study = ready.point, budget.account_name, budget.study
-    ledger, account = budget.open()
-    limit = budget.study_limit(account, not budget.release and ledger.releases_only(dataset))
+    ledger, account = budget.open(releases_only=True)
+    limit = budget.study_limit(account, releases_only=not budget.release)
     cost = up(account.alpha / 2 * _squared_mu(site, terms.step))
     run = f"{group.run}/{site.name}"
     ledger.begin(dataset, study, run, bytes.fromhex(fingerprint(site.raw)), "{}")
@@ -108,7 +108,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
     # All steps or none: half an answer would be charged in vain.
     rest = cost * sum(ONE_SHOT.steps[terms.step :]) / ONE_SHOT.steps[terms.step]
     left = (budget.release or ONE_SHOT.usual) * limit * (1 + 1e-9) - ledger.released(dataset, study, asked)
-    if rest > left and not ledger.answered(request):
+    if rest > min(left, ledger.remaining(dataset)) and not ledger.answered(request):
         raise release_spent(site)
 
     def work(key: bytes) -> Reply:
@@ -160,7 +160,7 @@ def run_name(sites: Sequence[Site], question: bytes) -> str:
     digest = hashlib.sha256(question)
     for site in sites:
         assert site.budget is not None
-        ledger, _ = site.budget.find()
+        ledger = site.budget.find()
         records = bytes.fromhex(fingerprint(site.potential))
         digest.update(ledger.key(Request(site.budget.account_name, site.budget.study, site.name, "sum", 0, records)))
     return f"sum {digest.hexdigest()[:32]}"

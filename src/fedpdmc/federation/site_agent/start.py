@@ -97,7 +97,7 @@ def open_agent(
     try:
         if site.budget is not None:
             # An account with other terms is reported to the operator before the site joins.
-            site.budget.study_limit(site.budget.open()[1])
+            site.budget.study_limit(site.budget.open(study.one_shot)[1], study.one_shot and not study.release)
         if site.budget is not None and site.seed is not None:
             logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
             log.note("seeded for tests: NOT private")
