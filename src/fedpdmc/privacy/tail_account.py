@@ -31,6 +31,8 @@ DISCRETE, ROUNDING = 1e-9, 1e-9
 FAR = 40.0
 # Logarithm of numbers that are too large to be of use.
 LARGEST = 600.0
+# Beyond this ε the Rényi account is better by far.
+MOST = 100.0
 # Logarithms of b/a below which b is not looked for.
 LOWEST = 4.0
 
@@ -38,6 +40,8 @@ LOWEST = 4.0
 def tail_delta(epsilon: float, ratio: float, exposure: float) -> float:
     """A bound of δ at ε, rounded up: ``min_b E[(Λ − b)_+²]/(4(e^ε − b))`` for jumps of at most ``ratio``."""
     step, mean = math.log1p(ratio), exposure / ratio**2
+    if mean <= 0:
+        return 0.0
     tilted = mean * (1 + ratio) ** 2
     first = max(1, math.ceil((epsilon - LOWEST + ratio * mean) / step))
     last = max(math.ceil(tilted + FAR * math.sqrt(tilted)), first) + 400
@@ -62,6 +66,8 @@ def tail_delta(epsilon: float, ratio: float, exposure: float) -> float:
 @lru_cache(maxsize=64)
 def tail_exposure(epsilon: float, delta: float, ratio: float) -> float:
     """The largest exposure S with `tail_delta` at most δ, rounded down; zero if there is none."""
+    if epsilon > MOST:
+        return 0.0
     # Gaussian noise alone, accounted for exactly, is the least that such a process can reveal.
     low, high = 0.0, gaussian_limit(2.0, epsilon, delta)
     while high - low > 1e-9 * high:
