@@ -152,6 +152,7 @@ def test_no_message_and_no_sum_short_of_one_tells_anything(folder, tmp_path):
     assert len(entries) == 1 and '"colluding": 1' in entries[0].detail
     # The ledger keeps the masked words, not the site's own numbers.
     assert entries[0].reply == answers["north"].words.tobytes()
+    assert ask(made["north"], wire.Derive(run, 4, X, np.eye(3))).code == "NOT_IN_CONTRACT"
     # Sites asked at different points: charged, and void.
     other = [ask(agent, wire.Derive(run, 4, X + 0.1 * k)) for k, agent in enumerate(made.values())]
     void = [min(n, MODULUS - n) for n in added(*(numbers(answer) for answer in other))]

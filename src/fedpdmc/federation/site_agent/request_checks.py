@@ -141,6 +141,9 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
         raise RequestRefused("NOT_AGREED")
+    # A private answer is made of derivatives at points.
+    if study.one_shot and message.about is not None:
+        raise RequestRefused("NOT_IN_CONTRACT")
 
 
 def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
