@@ -6,6 +6,22 @@ import equinox as eqx
 from jaxtyping import Array, Bool, Float, Int
 
 
+class TurnSchedule(eqx.Module):
+    """The numbers from which a plan follows whose segments end in turns only.
+
+    Attributes
+    ----------
+    wait, number : (C,)
+        Time to the first turn, and its number: with the public key of the turns it decides the velocities after them.
+    left : (C,)
+        Time to the horizon, which may be cut by the number of segments.
+    """
+
+    wait: Float[Array, " C"]
+    number: Int[Array, " C"]
+    left: Float[Array, " C"]
+
+
 class Plan(eqx.Module):
     """The path that the coordinator intends, for every chain, in whitened coordinates.
 
@@ -21,6 +37,8 @@ class Plan(eqx.Module):
         The velocity at the start of each segment.
     share : (C, M), or (C,) as a site gets it; optional
         The sites' parts of a prior that is redistributed, for the whole plan.
+    turns : TurnSchedule, optional
+        What the segments after the first follow from, where the coordinator has no other events than turns.
     """
 
     number: Int[Array, " C"]
@@ -28,6 +46,7 @@ class Plan(eqx.Module):
     duration: Float[Array, "C S"]
     velocity: Float[Array, "C S d"]
     share: Float[Array, "C M"] | Float[Array, " C"] | None = None
+    turns: TurnSchedule | None = None
 
     @property
     def horizon(self) -> Float[Array, " C"]:

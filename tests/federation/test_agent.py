@@ -19,7 +19,7 @@ def test_a_plan_is_answered_once_and_then_from_the_log(agent):
     arrivals = messages.decode(first)
     assert isinstance(arrivals, messages.Arrivals) and arrivals.request == messages.digest(plans())
     spent = agent.observed_time
-    assert spent == pytest.approx(np.minimum(arrivals.time, 0.5).sum())
+    assert spent == pytest.approx(arrivals.observed_times(np.full(CHAINS, 0.5)).sum())
     assert agent.answer(plans()) == first
     assert agent.observed_time == spent
     assert ask(agent, plans(seed=1)).code == "SAME_ROUND_OTHER_PLAN"
@@ -85,7 +85,9 @@ def test_rounds_and_observed_time_end(tmp_path):
     assert tell(2, 0.2).code == "HORIZON_TOO_LONG"
     # So short that hardly anything can ring: what is observed is the whole horizon, 0.1 each time.
     first, second = tell(2, 0.025), tell(3, 0.025)
-    assert agent.observed_time == pytest.approx(first.time.sum() + second.time.sum()) and agent.observed_time > 0.1
+    each = np.full(CHAINS, 0.025)
+    told = first.observed_times(each).sum() + second.observed_times(each).sum()
+    assert agent.observed_time == pytest.approx(told) and agent.observed_time > 0.1
     assert tell(4, 0.12).code == "OBSERVED_TIME_SPENT"
     assert isinstance(tell(4, 1e-3), messages.Arrivals)
     assert tell(5, 1e-3).code == "TOO_MANY_ROUNDS"

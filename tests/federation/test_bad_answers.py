@@ -39,6 +39,16 @@ def rewrite(**fields):
     return change
 
 
+def everywhere(coordinate=0):
+    """An arrival at once on every chain."""
+    return rewrite(
+        time=lambda m: np.zeros(len(m.rang)),
+        rang=lambda m: np.ones(len(m.rang)),
+        coordinate=lambda m: np.full(len(m.rang), coordinate),
+        normal=lambda m: np.zeros((0, 3)),
+    )
+
+
 def opened(data, request):
     message = wire.decode(data)
     return wire.encode(wire.Opened(message.run, message.sequence, message.request))
@@ -58,10 +68,10 @@ BAD = {
     "truncated": lambda data, request: data[:-3],
     "nan": rewrite(time=lambda m: np.full_like(m.time, np.nan)),
     "late": rewrite(time=lambda m: m.time + 1e3),
-    "no coordinate": rewrite(coordinate=lambda m: m.coordinate + 7, rang=lambda m: np.ones(len(m.time))),
-    "chains": rewrite(time=lambda m: m.time[:2], rang=lambda m: m.rang[:2], coordinate=lambda m: m.coordinate[:2]),
+    "no coordinate": everywhere(coordinate=7),
+    "chains": rewrite(time=lambda m: m.time[:0], rang=lambda m: m.rang[:0], coordinate=lambda m: m.coordinate[:0]),
     "normals": rewrite(coordinate=lambda m: m.coordinate[:0], normal=lambda m: np.eye(3)[np.zeros(len(m.time), int)]),
-    "at once": rewrite(time=lambda m: 0 * m.time, rang=lambda m: np.ones(len(m.time))),
+    "at once": everywhere(),
     "other kind": lambda data, request: opened(data, request) if wire.decode(request).kind == 7 else data,
     "other round": rewrite(sequence=lambda m: m.sequence + 1),
 }

@@ -236,7 +236,7 @@ def test_normals_of_arrivals_are_no_way_around_it(tmp_path):
     free.join(messages.encode(messages.Welcome(RUN, folder.study.digest)))
     assert isinstance(opening(free, far, 0.05, *nothing), messages.Opened)
     told = planned(free, np.zeros(3))
-    rows_told = told.normal[told.rang.astype(bool)]
+    rows_told = told.arrivals()[2]
     np.testing.assert_allclose(rows_told[:, 1:] / rows_told[:, :1], [[1.0, -2.0]] * len(rows_told), rtol=1e-4)
     assert len(rows_told)
     free.log.close()

@@ -76,6 +76,13 @@ def test_a_message_above_the_limit_is_refused_whatever_it_holds():
         wire.decode(bytes(1001), 1000)
 
 
+def turning(**changes):
+    """Two plans that the site makes for itself."""
+    rows = (np.arange(2),) * 3
+    made = wire.TurnPlans(RUN, 1, *rows, arrays(2, 2), arrays(2, 2), np.full(2, 0.5), np.ones(2), DIGEST)
+    return dataclasses.replace(made, **changes)
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -101,7 +108,14 @@ def test_a_message_above_the_limit_is_refused_whatever_it_holds():
             wire.Arrivals(RUN, 1, DIGEST, np.ones(1), np.ones(1, bool), np.zeros(1, int), np.zeros((0, 2)), 1.0, -1.0),
             "account",
         ),
+        (wire.Arrivals(RUN, 1, DIGEST, np.ones(1), np.ones(2, bool), np.zeros(1, int), np.zeros((0, 2))), "rang"),
         (wire.Opened(RUN, 1, DIGEST, 1.0, -np.ones(14)), "account"),
+        (turning(wait=np.array([0.0, 1.0])), "wait"),
+        (turning(wait=np.array([0.1, 1.6])), "wait"),
+        (turning(left=-np.ones(2)), "left"),
+        (turning(chain=np.ones(2, int)), "chain"),
+        (turning(velocity=np.ones((2, 3))), "plan"),
+        (turning(turn=np.ones(1, int)), "plan"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_by_name(message, field):

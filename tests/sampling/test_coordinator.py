@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from tests.support import states
 
-from fedpdmc.dynamics import BouncyParticle, FactorisedBoomerang, ZigZag
+from fedpdmc.dynamics import QUARTER, Boomerang, BouncyParticle, FactorisedBoomerang, Turn, ZigZag
+from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.plan import Arrival
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.coordinator import JUMPED, NOTHING, REFRESHED, Coordinator, PublicKeys, State
@@ -18,6 +19,7 @@ CHAINS, DIM, SEGMENTS = 40, 2, 4
 KINDS = {
     "bouncy": BouncyParticle(refresh=0.7),
     "factorised": FactorisedBoomerang(0.7, 0.5),
+    "turning": Boomerang(),
 }
 
 
@@ -29,7 +31,8 @@ def coordinator(kind):
 def now(kind, t=2.0):
     a, v = states(0, CHAINS, DIM, KINDS[kind])
     count = jnp.full(CHAINS, 7)
-    return State(a, v, jnp.full(CHAINS, t), count, count, count, count)
+    turn = Turn(jnp.asarray(first_waits(CHAINS)), count) if KINDS[kind].turns else None
+    return State(a, v, jnp.full(CHAINS, t), count, count, count, count, None, turn)
 
 
 @eqx.filter_jit
@@ -83,7 +86,7 @@ def test_segments_are_used_from_the_first_on_and_end_in_events(kind):
     used = np.concatenate([np.zeros((CHAINS, 1), bool), over[:, :-1]], 1)
     assert not duration[used].any()
     assert {NOTHING, JUMPED} <= set(np.unique(ending))
-    assert (REFRESHED in ending) == (KINDS[kind].refresh > 0)
+    assert REFRESHED in ending
 
 
 def test_a_jump_of_the_coordinator_flips_one_coordinate():
@@ -187,3 +190,50 @@ def test_plans_reach_as_far_as_the_chains_own_events_suggest():
     np.testing.assert_array_equal(new.t, state.t + itinerary.path.horizon)
     np.testing.assert_array_equal(new.site_events, state.site_events)
     np.testing.assert_array_equal(new.planned - state.planned, np.sum(np.asarray(itinerary.plan.duration) > 0, 1))
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_turns_come_a_quarter_period_apart_whatever_happens_between_them(public):
+    chief = coordinator("turning") if public else Coordinator.of(KINDS["turning"], None, SEGMENTS)
+    state, until = now("turning"), jnp.asarray(1e6)
+    turns, numbers = [[] for _ in range(CHAINS)], [[] for _ in range(CHAINS)]
+    wait = np.asarray(state.turn.wait)
+    for step in range(6):
+        itinerary = intended(chief, state, until)
+        arrivals = silent(chief, itinerary)
+        # Some plans are cut, where nothing was planned.
+        cut = np.arange(CHAINS) % 3 == step % 3
+        times = jnp.where(cut, 0.37 * itinerary.plan.horizon, arrivals.time)
+        normal = jnp.broadcast_to(jnp.asarray([0.6, 0.8]), arrivals.mark.shape)
+        arrivals = Arrival(times, arrivals.rang | cut, normal)
+        after, _, _ = moved(chief, state, itinerary, arrivals, until)
+        ends = np.asarray(itinerary.path.begin + itinerary.path.duration)
+        for c in range(CHAINS):
+            kept = (np.asarray(itinerary.ending[c]) == REFRESHED) & (ends[c] <= float(after.t[c] - state.t[c]) + 1e-9)
+            turns[c] += list(float(state.t[c]) + ends[c][kept])
+            numbers[c].append(int(after.turn.number[c]))
+        state = after
+        assert np.all((np.asarray(state.turn.wait) > 0) & (np.asarray(state.turn.wait) <= QUARTER))
+    for c in range(CHAINS):
+        assert len(turns[c]) > 2 and numbers[c][-1] == 7 + len(turns[c])
+        np.testing.assert_allclose(turns[c], 2.0 + wait[c] + QUARTER * np.arange(len(turns[c])), atol=1e-11)
+
+
+def test_a_velocity_belongs_to_its_turn_and_not_to_the_plan():
+    chief, state, itinerary, until = plan("turning", until=1e6)
+    again = intended(chief, eqx.tree_at(lambda s: s.number, state, state.number + 5), until)
+    first = np.asarray(itinerary.ending[:, 0] == REFRESHED) & np.asarray(again.ending[:, 0] == REFRESHED)
+    assert first.sum() > 5
+    np.testing.assert_array_equal(itinerary.plan.velocity[first, 1], again.plan.velocity[first, 1])
+
+
+def test_a_turn_at_the_very_end_is_carried_out_and_its_knot_is_the_next_blocks():
+    chief, state = Coordinator.of(KINDS["turning"], None, SEGMENTS), now("turning", t=0.0)
+    state = eqx.tree_at(lambda s: s.turn.wait, state, jnp.full(CHAINS, QUARTER))
+    until = jnp.asarray(2 * QUARTER)
+    itinerary = intended(chief, state, until)
+    np.testing.assert_array_equal(np.sum(np.asarray(itinerary.ending) == REFRESHED, 1), 2)
+    after, knots, _ = moved(chief, state, itinerary, silent(chief, itinerary), until)
+    np.testing.assert_array_equal(after.turn.wait, QUARTER)
+    np.testing.assert_array_equal(after.t, until)
+    np.testing.assert_array_equal(knots.valid.sum(1), 1)

@@ -10,7 +10,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
-from fedpdmc.sampling.method import REFRESH, SECOND_RUN, choose, on_lines, usual_chains, usual_segments
+from fedpdmc.sampling.method import SECOND_RUN, choose, on_lines, usual_chains, usual_segments
 from fedpdmc.sampling.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -26,7 +26,7 @@ def default():
 
 
 def test_the_default_is_the_few_rounds_method(default):
-    assert isinstance(default.dynamics, fp.Boomerang) and default.dynamics.refresh == REFRESH
+    assert isinstance(default.dynamics, fp.Boomerang) and default.dynamics.turns
     assert (default.reference_name, default.control_name) == ("vb", "quadratic")
     assert default.few_rounds and default.whitened and default.open_dynamics and default.certified
     assert default.segments == 64 and default.names == ["x0", "x1"]

@@ -27,7 +27,7 @@ from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 
 CHAINS, MODEL, SITES = 2048, "poisson", 3
 OFTEN = fp.BouncyParticle(refresh=4.0)
-LINES, ROTATIONS = fp.BouncyParticle(refresh=0.8), fp.Boomerang(refresh=0.8)
+LINES, ROTATIONS, TURNS = fp.BouncyParticle(refresh=0.8), fp.Boomerang(refresh=0.8), fp.Boomerang()
 
 
 @eqx.filter_jit
@@ -154,10 +154,25 @@ def test_refreshment_that_depends_on_the_state_is_caught():
     assert np.min(comparison.p) < ALPHA, str(comparison)
 
 
-def centred(shift):
+def hasty(party: Party, state, until):
+    """Wrong: turn at once where the chain is far out when it plans."""
+    far = jnp.linalg.norm(state.a, axis=-1) > 1.2
+    soon = jnp.where(far, jnp.minimum(state.turn.wait, 0.1), state.turn.wait)
+    return honest(party, eqx.tree_at(lambda s: s.turn.wait, state, soon), until)
+
+
+def test_turns_at_fixed_times_pass_and_turns_that_look_at_the_state_are_caught():
+    one = centred(0.7, TURNS)
+    comparison = against_truth(looked_at(one, ends=(3.0, 6.0)))
+    assert comparison.exact, str(comparison)
+    comparison = against_truth(looked_at(one, hasty, ends=(3.0, 6.0)))
+    assert np.min(comparison.p) < ALPHA, str(comparison)
+
+
+def centred(shift, dynamics=ROTATIONS):
     """Rotations about a point that is ``shift`` standard deviations from the posterior's mean."""
     found = truth(MODEL, SITES)
-    return party(ROTATIONS, reference=fp.Reference(found.mean + shift * found.sd, np.linalg.cholesky(found.cov)))
+    return party(dynamics, reference=fp.Reference(found.mean + shift * found.sd, np.linalg.cholesky(found.cov)))
 
 
 def fickle(other: Party):

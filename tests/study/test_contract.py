@@ -23,7 +23,7 @@ def test_a_contract_says_everything():
     assert study.names == ("Intercept", "drug[T.verum]", "age")
     assert study.digest == hashlib.sha256(CONTRACT.encode()).digest()
     assert (study.kind, study.rates, study.reference, study.control) == (
-        "Boomerang", {"refresh": 1.2}, "vb", "quadratic",
+        "Boomerang", {"refresh": "quarter-turns"}, "vb", "quadratic",
     )  # fmt: skip
     prior = study.prior()
     np.testing.assert_allclose(np.asarray(prior.precision), np.eye(3) / 1.5**2)

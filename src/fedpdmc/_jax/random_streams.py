@@ -80,12 +80,15 @@ def uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, " C"], 
     def generate(keys, number, draw):
         index = (draw.astype(jnp.uint32) * jnp.uint32(count))[None] + jnp.arange(count, dtype=jnp.uint32)[:, None]
         plan = jnp.broadcast_to(number.astype(jnp.uint32)[None], index.shape)
-        high, low = threefry((keys[None, :, 0], keys[None, :, 1]), (plan, index))
-        bits = (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
-        mantissa = (bits >> 12) | jnp.uint64(0x3FF0000000000000)
-        return lax.bitcast_convert_type(mantissa, jnp.float64) - 1.0
+        return unit_interval(*threefry((keys[None, :, 0], keys[None, :, 1]), (plan, index)))
 
     return apart(generate, keys, number, draw, number=number)
+
+
+def unit_interval(high: UInt32[Array, "*shape"], low: UInt32[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Two words of random bits as a uniform in [0, 1), a multiple of 2⁻⁵²."""
+    bits = (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
+    return lax.bitcast_convert_type((bits >> 12) | ONE, jnp.float64) - 1.0
 
 
 def chacha20(key: tuple[Array, ...], counter: Array, nonce: tuple[Array, Array, Array]) -> tuple[Array, ...]:
@@ -118,7 +121,23 @@ def exponentials(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return -logarithm(1.0 - u)
 
 
-def logarithm(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def _rounded(x, zero: Array | None):
+    """The number itself; given a zero that the compiler does not know to be one, rounded before it is used.
+
+    A fused multiplication and addition rounds once instead of twice, and compilers use it where the processor has it. They
+    also add up constants that are added one after the other.
+    """
+    if zero is None:
+        return x
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint64) ^ zero, jnp.float64)
+
+
+def _product(x, y, zero: Array | None):
+    """``x y``, rounded."""
+    return _rounded(x * y, zero)
+
+
+def logarithm(x: Float[Array, "*shape"], zero: Array | None = None) -> Float[Array, "*shape"]:
     """``log x`` of positive normal numbers, to one unit in the last place, as straight-line arithmetic.
 
     The CPU compiler vectorises this, but calls a library function for each 64-bit logarithm. With ``x = 2ᵏ m``, m in
@@ -132,26 +151,36 @@ def logarithm(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     s = f / (2.0 + f)
     rest = jnp.full_like(s, LOG_SERIES[-1])
     for coefficient in LOG_SERIES[-2::-1]:
-        rest = rest * (s * s) + coefficient
-    half = 0.5 * f * f
-    return k * LN2_HIGH - ((half - (s * (half + rest * (s * s)) + k * LN2_LOW)) - f)
+        rest = _product(rest, s * s, zero) + coefficient
+    half = _product(0.5 * f, f, zero)
+    series = _product(s, half + _product(rest, s * s, zero), zero)
+    return _product(k, LN2_HIGH, zero) - ((half - (series + _product(k, LN2_LOW, zero))) - f)
 
 
-def normals(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def portable_normals(u: Float[Array, "*shape C"], number: Int[Array, " C"]) -> Float[Array, "*shape C"]:
+    """`normals` with the same bits on every machine and in every program.
+
+    IEEE 754 fixes every bit of sums, products, quotients and square roots, as long as each is rounded. That numbers of
+    plans or turns are below 2⁶² is what the compiler does not know.
+    """
+    return normals(u, number.astype(jnp.uint64) >> 62)
+
+
+def normals(u: Float[Array, "*shape"], zero: Array | None = None) -> Float[Array, "*shape"]:
     """Standard normals ``Φ⁻¹(u)``, with u moved off zero by half its spacing.
 
     Wichura's AS 241 to the last places, as straight-line arithmetic for the same reason as `logarithm`.
     """
-    q = u - 0.5 + 2.0**-53
-    middle = q * _ratio(0.180625 - q * q, MIDDLE)
-    r = jnp.sqrt(-logarithm(0.5 - jnp.abs(q)))
-    tail = jnp.sign(q) * jnp.where(r <= 5.0, _ratio(r - 1.6, TAIL), _ratio(r - 5.0, FAR_TAIL))
+    q = _rounded(_rounded(u, zero) - 0.5, zero) + 2.0**-53
+    middle = _product(q, _ratio(0.180625 - _product(q, q, zero), MIDDLE, zero), zero)
+    r = jnp.sqrt(-logarithm(0.5 - jnp.abs(q), zero))
+    tail = jnp.sign(q) * jnp.where(r <= 5.0, _ratio(r - 1.6, TAIL, zero), _ratio(r - 5.0, FAR_TAIL, zero))
     return jnp.where(jnp.abs(q) <= 0.425, middle, tail)
 
 
-def _ratio(r: Float[Array, "*shape"], coefficients) -> Float[Array, "*shape"]:
+def _ratio(r: Float[Array, "*shape"], coefficients, zero: Array | None) -> Float[Array, "*shape"]:
     """A ratio of polynomials, their coefficients in rising order."""
     above, below = (jnp.full_like(r, part[-1]) for part in coefficients)
     for p, q in zip(coefficients[0][-2::-1], coefficients[1][-2::-1], strict=True):
-        above, below = above * r + p, below * r + q
+        above, below = _product(above, r, zero) + p, _product(below, r, zero) + q
     return above / below

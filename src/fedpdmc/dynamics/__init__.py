@@ -4,9 +4,12 @@ from fedpdmc.dynamics.base import Dynamics
 from fedpdmc.dynamics.boomerang import Boomerang, FactorisedBoomerang
 from fedpdmc.dynamics.bouncy import BouncyParticle
 from fedpdmc.dynamics.flows import Flow, Line, Rotation, SegmentIntegrals
+from fedpdmc.dynamics.turns import QUARTER, QUARTER_TURNS, Turn
 from fedpdmc.dynamics.zigzag import ZigZag
 
 __all__ = [
+    "QUARTER",
+    "QUARTER_TURNS",
     "Boomerang",
     "BouncyParticle",
     "Dynamics",
@@ -15,5 +18,6 @@ __all__ = [
     "Line",
     "Rotation",
     "SegmentIntegrals",
+    "Turn",
     "ZigZag",
 ]

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import normals
 from fedpdmc.dynamics.flows import Flow
+from fedpdmc.dynamics.turns import QUARTER_TURNS
+from fedpdmc.errors import InputError
 from fedpdmc.validation import non_negative
 
 
@@ -19,19 +21,32 @@ class Dynamics(eqx.Module):
     velocity in a unit normal, which is the mark.
     """
 
-    refresh: ClassVar[float]
+    refresh: ClassVar[float | str]
     excess: ClassVar[float]
     flow: ClassVar[Flow]
     flips: ClassVar[bool]
     unit_speed: ClassVar[bool]
 
     @property
-    def rates(self) -> dict[str, float]:
-        """The rates that its constructor takes, by name."""
+    def rates(self) -> dict[str, float | str]:
+        """What its constructor takes, by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    @property
+    def turns(self) -> bool:
+        """Whether the velocity is refreshed at fixed times, a quarter period apart."""
+        return self.refresh == QUARTER_TURNS
+
+    @property
+    def refresh_rate(self) -> float:
+        """Rate of refreshments at random times."""
+        return 0.0 if isinstance(self.refresh, str) else self.refresh
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value:g}' for name, value in self.rates.items())})"
+        told = (
+            f"{name}={value!r}" if isinstance(value, str) else f"{name}={value:g}" for name, value in self.rates.items()
+        )
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def velocity(self, u: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """A draw of the velocity's stationary law from uniforms."""
@@ -47,3 +62,12 @@ class Dynamics(eqx.Module):
 def rate(name: str, value: float) -> float:
     """A rate given by the user, checked."""
     return non_negative(name, value, "Give a finite rate that is zero or positive.")
+
+
+def rate_or_turns(name: str, value: float | str) -> float | str:
+    """A rate of refreshment given by the user, or `QUARTER_TURNS`, checked."""
+    if not isinstance(value, str):
+        return rate(name, value)
+    if value != QUARTER_TURNS:
+        raise InputError(name, repr(value), f"Give {QUARTER_TURNS!r}, or a finite rate that is zero or positive.")
+    return value

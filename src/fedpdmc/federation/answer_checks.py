@@ -77,30 +77,26 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     """The arrivals of a site: times within the plan, and marks that are coordinates or unit normals."""
     horizon, dim = np.asarray(plan.duration).sum(-1), plan.start.shape[1]
     chain = np.flatnonzero(horizon > 0)
-    rang = message.rang.astype(bool)
-    if rang.shape != chain.shape:
+    if message.rang.shape != chain.shape:
         raise BadAnswer(name, "arrivals of another number of chains")
-    if flips is not None and flips != (message.coordinate.shape == chain.shape):
+    came = chain[message.rang.astype(bool)]
+    times, coordinates, normals = message.arrivals()
+    has_normals = bool(len(normals))
+    if flips is not None and len(came) and flips == has_normals:
         raise BadAnswer(name, f"{'normals' if flips else 'coordinates'}, but the dynamics have the other kind of mark")
-    if (message.time > horizon[chain] * (1 + ROUNDING)).any():
+    if (times > horizon[came] * (1 + ROUNDING)).any():
         raise BadAnswer(name, "an arrival after the end of the plan")
-    if message.normal.shape[0]:
-        if message.normal.shape[1] != dim:
+    if has_normals:
+        if normals.shape[1] != dim:
             raise BadAnswer(name, "a normal of another dimension")
-        length = np.linalg.norm(message.normal[rang], axis=1)
-        if (np.abs(length - 1) > ROUNDING).any():
+        if (np.abs(np.linalg.norm(normals, axis=1) - 1) > ROUNDING).any():
             raise BadAnswer(name, "a normal that is not of unit length")
-        mark = message.normal
-    else:
-        if ((message.coordinate[rang] < 0) | (message.coordinate[rang] >= dim)).any():
-            raise BadAnswer(name, "a mark that is not a coordinate")
-        mark = message.coordinate
+    elif ((coordinates < 0) | (coordinates >= dim)).any():
+        raise BadAnswer(name, "a mark that is not a coordinate")
+    marks = has_normals or flips is False
     # NumPy arrays, without arrivals for chains that were not asked: they are stacked over sites before JAX uses them.
-    return Arrival(*(_spread(x, chain, len(horizon)) for x in (message.time, rang, mark)))  # type: ignore[arg-type]
-
-
-def _spread(rows: np.ndarray, chain: np.ndarray, chains: int) -> np.ndarray:
-    """The rows of some chains, and zeros for the others."""
-    out = np.zeros((chains, *rows.shape[1:]), rows.dtype)
-    out[chain] = rows
-    return out
+    time, rang = np.where(horizon > 0, horizon, 0.0), np.zeros(len(horizon), bool)
+    mark = np.zeros((len(horizon), dim)) if marks else np.zeros(len(horizon), np.int64)
+    time[came], rang[came] = times, True
+    mark[came] = (normals if has_normals else coordinates) if len(came) else 0
+    return Arrival(time, rang, mark)  # type: ignore[arg-type]

@@ -102,9 +102,9 @@ class Checkpoint:
         self._files, self._states = files, self._states + 1
         (self.folder / before).unlink(missing_ok=True)
 
-    def append(self, block: Block) -> None:
+    def append(self, block: Block | Skeleton) -> None:
         """Store a block. It becomes valid with the next `write`."""
-        path = block.skeleton()
+        path = block if isinstance(block, Skeleton) else block.skeleton()
         name, span = _block(self.blocks), np.asarray([path.begin, path.end])
         (self.folder / BLOCKS).mkdir(exist_ok=True, mode=0o700)
         self._files[name] = _retrying(

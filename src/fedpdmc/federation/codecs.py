@@ -174,7 +174,7 @@ class _Array(Codec):
             raise WireError(name, f"an array of shape {heads}")
         begin = reader.take(math.prod(heads) * self.dtype.itemsize, name)
         array = np.ndarray(heads, self.dtype, reader.data, begin)
-        if self.place == REST and array.size and array.max() > 1:
+        if self.dtype.itemsize == 1 and array.size and array.max() > 1:
             raise WireError(name, "flags other than 0 and 1")
         return array
 
@@ -218,4 +218,5 @@ VectorOrMatrix = Annotated[np.ndarray, _VectorOrMatrix("<f8")]
 Stack = Annotated[np.ndarray, _Array("<f8", 3)]
 Integers = Annotated[np.ndarray, _Array("<i8", 1)]
 Flags = Annotated[np.ndarray, _Array("u1", 1)]
+Counts = Annotated[np.ndarray, _Array("<u4", 1)]
 Words = Annotated[np.ndarray, _Array("<u8", 1)]

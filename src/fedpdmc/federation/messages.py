@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from fedpdmc.federation.codecs import (
     DIGEST_BYTES,
     Blob,
     Blobs,
+    Counts,
     Digest,
     Flags,
     Integers,
@@ -27,6 +29,7 @@ from fedpdmc.federation.codecs import (
 )
 from fedpdmc.federation.message_format import Message, SiteAnswer, SiteRequest, decode, digest, encode, message
 
+QUARTER = math.pi / 2
 # The encoding is used through this module too.
 __all__ = ["Message", "SiteAnswer", "SiteRequest", "decode", "digest", "encode"]
 
@@ -115,6 +118,7 @@ class Open(SiteRequest):
     """Coordinator → site: the whitened coordinates and the site's control variate for the rest of the run.
 
     Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial at this point.
+    ``turns`` is the public key of the velocities at turns, two words; empty for dynamics without turns.
     """
 
     chains: Whole
@@ -125,10 +129,13 @@ class Open(SiteRequest):
     precision: Matrix
     linear: Vector
     point: Vector
+    turns: Counts = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint32))
 
     def check(self):
-        """Shapes of one dimension; a control variate of that dimension or an empty one."""
+        """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none."""
         dim = self.center.shape[0]
+        if len(self.turns) not in (0, 2):
+            raise WireError("turns", f"a key of {len(self.turns)} words")
         if self.scale.shape not in ((dim,), (dim, dim)):
             raise WireError("scale", f"shape {self.scale.shape} for {dim} parameters")
         if self.order > 2:
@@ -183,9 +190,43 @@ class Plans(SiteRequest):
             raise WireError("duration", "a negative duration")
 
 
+@message(18)
+class TurnPlans(SiteRequest):
+    """Coordinator → site: `Plans` whose segments end in turns, which the site makes for itself (`turn_plans`).
+
+    ``velocity`` is that of the first segment, ``wait`` the time to the first turn, ``turn`` its number, ``left`` the time to
+    the horizon. ``derived`` is a hash of the plans as the coordinator has them.
+    """
+
+    number: Counts
+    turn: Counts
+    chain: Counts
+    start: Matrix
+    velocity: Matrix
+    wait: Vector
+    left: Vector
+    derived: Digest
+
+    def check(self):
+        """One row for each chain; chains in order; positive waits, at most a quarter period; no negative times."""
+        rows = self.start.shape[0]
+        vectors = (self.number, self.turn, self.chain, self.wait, self.left)
+        if any(len(vector) != rows for vector in vectors) or self.velocity.shape != self.start.shape:
+            raise WireError("plan", "arrays with different numbers of chains")
+        if np.count_nonzero(self.chain[1:] <= self.chain[:-1]):
+            raise WireError("chain", "chains that are not in increasing order")
+        if np.count_nonzero((self.wait <= 0) | (self.wait > QUARTER)):
+            raise WireError("wait", "a turn that is not within a quarter period")
+        if np.count_nonzero(self.left < 0):
+            raise WireError("left", "a negative time")
+
+
 @message(8)
 class Arrivals(SiteAnswer):
-    """Site → coordinator: for each chain the time, whether there was an arrival, and its coordinate or unit normal.
+    """Site → coordinator: for each chain whether there was an arrival; the time of each arrival and its mark.
+
+    A mark is a coordinate or a unit normal. A site with a privacy budget has a time and a mark for every chain, so that the
+    size of its answer tells nothing; any other has them for arrivals only.
 
     ``remaining`` is the observed time that a privacy budget still covers, ``observed`` that of this run, and ``spent`` the
     share of the account that all studies have spent. ``passes`` counts the site's passes over its records in this run, if
@@ -201,14 +242,33 @@ class Arrivals(SiteAnswer):
     spent: Real = 0.0
     passes: Whole = 0
 
+    @classmethod
+    def of_chains(cls, run, sequence, request, time, rang, mark, *account, **passes) -> Arrivals:
+        """From times and marks of all chains, (C,) or (C, d): those without an arrival are left out."""
+        came = np.asarray(rang, bool)
+        coordinate, normal = (mark[came], np.zeros((0, 0))) if mark.ndim == 1 else (np.zeros(0, int), mark[came])
+        return cls(run, sequence, request, time[came], came, coordinate, normal, *account, **passes)
+
+    def observed_times(self, horizon: np.ndarray) -> np.ndarray:
+        """How long each chain was observed: to its arrival, or to the horizon."""
+        times = np.array(horizon)
+        times[self.rang.astype(bool)] = np.minimum(self.arrivals()[0], times[self.rang.astype(bool)])
+        return times
+
+    def arrivals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Times, coordinates and normals of the arrivals alone; coordinates or normals are empty."""
+        rows = self.rang.astype(bool) if len(self.time) == len(self.rang) else slice(None)
+        coordinate, normal = (mark[rows] if len(mark) else mark for mark in (self.coordinate, self.normal))
+        return self.time[rows], coordinate, normal
+
     def check(self):
-        """One coordinate or normal for every chain; no negative times and amounts."""
-        chains = self.time.shape[0]
-        if self.rang.shape != (chains,):
+        """One time and one coordinate or normal for every arrival, or for every chain; no negative times and amounts."""
+        count = len(self.time)
+        if count not in (np.count_nonzero(self.rang), len(self.rang)):
             raise WireError("rang", "a different number of chains")
         marks = (self.coordinate.shape[0], self.normal.shape[0])
-        if marks not in ((chains, 0), (0, chains)):
-            raise WireError("mark", f"{marks} coordinates and normals for {chains} chains")
+        if marks not in ((count, 0), (0, count)):
+            raise WireError("mark", f"{marks} coordinates and normals for {count} times")
         if np.count_nonzero(self.time < 0):
             raise WireError("time", "a negative time")
         if self.observed < 0 or self.spent < 0:

@@ -13,6 +13,7 @@ from fedpdmc.federation.answer_checks import check_answer, check_derivatives, re
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.transport import Request, Transport
+from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.account_status import AccountStatus
@@ -72,6 +73,8 @@ class RemoteFederation(Federation):
         self.account: dict[str, AccountStatus] = {}
         self.passes = np.zeros(len(transport.names), dtype=np.int64)
         self.flips: bool | None = None
+        # Whether the sites have the key of the turns.
+        self.turning = False
         self.private: bool | None = None
         self._early = ImmediateArrivals(transport.names)
         self.plausible: Plausible | None = None
@@ -170,12 +173,15 @@ class RemoteFederation(Federation):
         chains: int,
         segments: int,
         own_control: bool = False,
+        turns: np.ndarray | None = None,
     ) -> None:
         """Send every site the whitened coordinates and its control variate, for the rest of the run.
 
-        With ``own_control`` only the point is sent: the site uses its own Taylor polynomial at this point.
+        With ``own_control`` only the point is sent: the site uses its own Taylor polynomial at this point. ``turns`` is the
+        public key of the turns, if there are any.
         """
         requests = []
+        self.turning, key = turns is not None, np.zeros(0, np.uint32) if turns is None else turns
         for own, sequence in zip(control, self.sequence, strict=True):
             parts = (np.zeros((0, 0)), np.zeros(0), np.zeros(0))
             if own is not None and own_control:
@@ -183,8 +189,8 @@ class RemoteFederation(Federation):
             elif own is not None:
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order = 0 if own is None else own.order
-            center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
-            message = messages.Open(self.run, int(sequence) + 1, chains, segments, center, scale, order, *parts)
+            shape = (chains, segments, np.asarray(reference.center), np.asarray(reference.scale_tril), order)
+            message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key)
             requests.append(Request.of(message))
         found = self._ask(requests, messages.Opened)
         for name, message in zip(self.names, found, strict=True):
@@ -214,7 +220,7 @@ class RemoteFederation(Federation):
             if plan is not None:
                 # Sites with the same plan share one message.
                 key = id(plan), int(sequence) + 1
-                made[key] = made.get(key) or Request.of(_plans_message(self.run, key[1], plan))
+                made[key] = made.get(key) or Request.of(_plans_message(self.run, key[1], plan, self.turning))
                 requests[-1] = made[key]
         try:
             found = self._ask(requests, messages.Arrivals)
@@ -287,13 +293,14 @@ def _derive(x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.nd
     return np.array(x), np.zeros((0, 0)) if spread is None else np.array(spread)
 
 
-def _plans_message(run: bytes, sequence: int, plan: Plan) -> messages.Plans:
-    """The plans of the chains that are asked about, with as many segments as the longest needs."""
+def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool) -> messages.Plans | messages.TurnPlans:
+    """The plans of the chains that are asked about, with as many segments as the longest needs; or what they follow from."""
     number, start, duration, velocity = (np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity))
     used = duration > 0
     chain, longest = np.flatnonzero(used.any(1)), max(int(np.max(used * (1 + np.arange(used.shape[1])))), 1)
     rows = number[chain], start[chain], duration[chain, :longest], velocity[chain, :longest]
-    return messages.Plans(run, sequence, *rows, chain)
+    plans = messages.Plans(run, sequence, *rows, chain)
+    return abbreviated(run, sequence, plans, plan) if turning and plan.turns is not None else plans
 
 
 class RemoteSite(Member):

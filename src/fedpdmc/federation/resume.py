@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from fedpdmc.errors import InputError
@@ -16,11 +17,12 @@ from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
-from fedpdmc.results.skeleton import Block
+from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.sampling.blocks import Goal
+from fedpdmc.sampling.coordinator import PublicKeys
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.engines import selective_requests
-from fedpdmc.sampling.factory import coordinator, opening
+from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
 from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.method import Method, choose
 from fedpdmc.sampling.one_shot import private_laplace
@@ -41,7 +43,7 @@ class RunRecorder:
     def __init__(self, connection: Connection):
         self.connection = connection
 
-    def block(self, block: Block) -> None:
+    def block(self, block: Block | Skeleton) -> None:
         """Store a block's knots."""
         if self.connection.checkpoint is not None:
             self.connection.checkpoint.append(block)
@@ -125,8 +127,9 @@ def sample_study(
         control = [method.control.get(SUM if summed else name) for name in federation.names]
         # A site that is not always asked is sent the last velocity too, for what is not planned yet.
         segments = method.segments + selective_requests.applies(federation.columns, coordinator(method))
-        federation.open(method.reference, control, method.chains, segments, summed)
+        federation.open(method.reference, control, method.chains, segments, summed, _turn_key(method))
     elif saved is not None:
+        federation.turning = method.dynamics.turns
         _restore_accounts(connection, saved)
     sampler = Sampler(method, burn_in, keep, recorder)
     if begun and saved is not None:
@@ -136,15 +139,19 @@ def sample_study(
     else:
         sampler.check_budget(burn_in + (duration or 0.0))
         if burn_in > 0:
-            sampler.burn_in(progress)
+            sampler.burn_in(progress, duration, ess)
     connection.saved = None
-    left = None if duration is None else duration - max(sampler.engine.time, 0.0)
-    if left is not None and left <= 0:
-        return sampler.posterior()
-    post = sampler.extend(ess=ess if left is None else None, duration=left, progress=progress)
+    post = sampler.to_length(duration, ess, progress)
     if federation.plausible is not None:
         federation.plausible.check_posterior(post.mean(), np.sqrt(np.diag(post.cov())))
     return post
+
+
+def _turn_key(method: Method) -> np.ndarray | None:
+    """The public key of the turns."""
+    if not method.dynamics.turns:
+        return None
+    return np.asarray(jax.random.key_data(PublicKeys.turn_key(coordinator_key(method))), np.uint32)
 
 
 def _one_shot(connection: Connection, ess: float | None, duration: float | None) -> Posterior:

@@ -14,6 +14,7 @@ import zarr
 
 from fedpdmc import dynamics as all_dynamics
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.models.variables import StoredVariables
 from fedpdmc.results import manifest
@@ -115,7 +116,7 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
-    store = _read_store(dynamics.flow, arrays, attrs)
+    store = _read_store(dynamics, arrays, attrs)
     variables, kept = None, attrs.get("variables", [])
     if kept:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
@@ -149,9 +150,11 @@ def _store_arrays(store: Store) -> dict[str, np.ndarray]:
     }
 
 
-def _read_store(flow, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
-    begin, end = (float(x) for x in attrs["span"])
+def _read_store(dynamics: Dynamics, arrays: dict[str, np.ndarray], attrs: dict[str, Any]) -> Store:
+    (begin, end), flow = (float(x) for x in attrs["span"]), dynamics.flow
     if attrs["keep"] == "skeleton":
-        return SkeletonStore(flow, Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end))
+        origin = -float(attrs["settings"]["burn_in"]) if dynamics.turns else None
+        skeleton = Skeleton.read(arrays["offsets"], arrays["knots"], arrays["velocities"], begin, end)
+        return SkeletonStore(flow, skeleton, origin)
     moments = Moments(float(arrays["time"][0]), arrays["first"], arrays["second"], arrays["pivot"])
     return DrawStore.of(flow, moments, arrays["draws"], begin, end, float(arrays["spacing"][0]))

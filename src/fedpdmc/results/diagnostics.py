@@ -17,6 +17,8 @@ FALSE_ALARM = 1e-3
 EARLY, LATE = 0.2, 0.5
 # Chains from which their scatter gives the error of a mean over chains.
 LEAST_CHAINS = 8
+# Draws of a sequence below which the bias of an autocorrelation matters, and sequences that are left when they are joined.
+LONG, LEAST_LONG = 512, 4
 
 
 class Diagnosis(NamedTuple):
@@ -159,13 +161,30 @@ def rank_normalised(values: np.ndarray) -> np.ndarray:
 
 
 def effective_sizes(values: np.ndarray) -> np.ndarray:
-    """ArviZ's bulk ESS of each quantity of (C, n, q) draws, not above the number of draws."""
+    """ArviZ's bulk ESS of each quantity of (C, n, q) draws, not above the number of draws.
+
+    Short chains are laid end to end, group by group. An autocorrelation that is estimated within n draws is too low by
+    about ``1/n``: ArviZ takes 12 independent draws of a thousand chains for 38 % more than there are. In a sequence of
+    joined chains, which are independent, the correlation at lag t has the weight ``1 − t/n``. That is its weight in the
+    variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
+    """
     az = import_arviz()
+    values, scale = joined(values)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [float(az.ess(np.ascontiguousarray(values[..., i]))) for i in range(values.shape[-1])]
-    return np.minimum(np.nan_to_num(found, nan=0.0), float(values.shape[0] * values.shape[1]))
+        found = [scale * float(az.ess(np.ascontiguousarray(values[..., i]))) for i in range(values.shape[-1])]
+    return np.minimum(np.nan_to_num(found, nan=0.0), scale * values.shape[0] * values.shape[1])
+
+
+def joined(values: np.ndarray) -> tuple[np.ndarray, float]:
+    """Draws (C, n, q) with short chains laid end to end, and how many times as many there were."""
+    chains, n = values.shape[:2]
+    group = min(-(-LONG // max(n, 1)), chains // LEAST_LONG)
+    if group <= 1:
+        return values, 1.0
+    count = chains // group
+    return values[: count * group].reshape(count, group * n, *values.shape[2:]), chains / (count * group)
 
 
 def _chi_square(degrees: int, tail: float) -> float:

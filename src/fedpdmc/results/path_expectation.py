@@ -1,4 +1,4 @@
-"""Time averages of functions along the paths of a skeleton, by quadrature on every segment."""
+"""Averages of functions: along the paths of a skeleton, by quadrature on every segment, or over draws."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, referen
         part = np.asarray(average(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(w.ravel())))
         total = part if total is None else total + part
     return np.asarray(total) / durations.sum()
+
+
+def average(f: Callable[[Any], Any], draws: np.ndarray) -> np.ndarray:
+    """The mean of ``f`` over draws (n, d)."""
+    total = jax.jit(lambda x: jnp.sum(jax.vmap(f)(x), 0))
+    parts = np.array_split(draws, max(1, len(draws) // BATCH))
+    return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)

@@ -15,7 +15,7 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
-from fedpdmc.results.path_expectation import expectation
+from fedpdmc.results.path_expectation import average, expectation
 from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton
@@ -133,31 +133,37 @@ class Posterior:
 
     @double_precision
     def mean(self) -> np.ndarray:
-        """Exact time average of x along the paths."""
+        """The average of x: exact along the paths, or over the turns of `fedpdmc.Boomerang`, which is more precise there."""
         return np.asarray(self.reference.to_x(jnp.asarray(self.store.moments().mean())))
 
     @double_precision
     def cov(self) -> np.ndarray:
-        """Exact time average of ``(x − mean)(x − mean)ᵀ`` along the paths."""
+        """The average of ``(x − mean)(x − mean)ᵀ``, as `mean` takes it."""
         scale = np.asarray(self.reference.matrix)
         cov = scale @ self.store.moments().cov() @ scale.T
         return (cov + cov.T) / 2
 
     @double_precision
     def draws(self, n: int) -> np.ndarray:
-        """Positions equally spaced in process time over the common span of all chains, of shape (chains, n, d)."""
+        """Positions equally spaced in process time over the common span of all chains, of shape (chains, n, d).
+
+        On quarter turns they are positions at the turns of each chain, as long as it has so many. Those between turns add
+        little: they lie on the arc from one turn to the next.
+        """
         n = integer("draws(n)", n, 1, remedy="Ask for at least one draw of each chain.")
         return np.asarray(self.reference.to_x(jnp.asarray(self.store.draws(n))))
 
     @double_precision
     def expectation(self, f: Callable[[Any], Any]) -> np.ndarray:
-        """Time average of ``f(x)`` along the paths by Gauss–Legendre quadrature on every segment.
+        """The average of ``f(x)``: by Gauss–Legendre quadrature on every segment of the paths, or over the turns.
 
         Parameters
         ----------
         f : callable
             A JAX function of one parameter vector of shape (d,), of a number or an array.
         """
+        if self.store.turns:
+            return average(f, self.draws(self.store.turns).reshape(-1, len(self.names)))
         return expectation(f, self.skeleton, self.dynamics.flow, self.reference)
 
     @property
@@ -166,11 +172,13 @@ class Posterior:
         return self._variables is not None
 
     def diagnostic_draws(self) -> int:
-        """Draws of each chain for ESS: not to miss what the paths know, at most one unit apart on rotations."""
+        """Draws of each chain for ESS: at the turns, or at most one unit apart on other rotations."""
         jumps = float(np.mean(self.events)) / max(len(self.names), 1)
         most = max(1000, MOST_DIAGNOSED // self.chains)
         most = min(most, max(100, MOST_NUMBERS // (self.chains * len(self.names))))
         n = int(np.clip(2 * jumps, 100, most))
+        if self.store.turns:
+            return min(self.store.turns, most)
         if self.dynamics.flow.rotating:
             n = int(np.clip(np.ceil(DRAWS_PER_TURN * self.duration), 32, max(most, np.ceil(self.duration))))
         return min(max(n, 8), self.store.most_draws)

@@ -20,6 +20,8 @@ LONG_RUN = 128
 # Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time where there
 # are more: not more than caches hold.
 ONE_TABLE, SLAB = 12, 2**12
+# Relative change of a velocity from which on it is a jump.
+SMALL_CHANGE = 1e-9
 
 
 class Moments(NamedTuple):
@@ -196,6 +198,26 @@ class Skeleton(Knots):
         return np.repeat(np.arange(self.chains), np.diff(self.offsets))
 
     @double_precision
+    def since(self, flow: Flow, time: float) -> Skeleton:
+        """The paths from a process time within the span on; of velocities that are kept as such."""
+        owners, kept = self.owners(), self.t > time
+        last = self.offsets[:-1] + np.bincount(owners[~kept], minlength=self.chains) - 1
+        now = (jnp.asarray(x[last]) for x in (self.a, self.v, time - self.t))
+        a, v = (np.asarray(x) for x in flow.move(*now))
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners[kept], minlength=self.chains))])
+        rest = Skeleton(offsets, self.numbers[kept], self.velocities[kept], time, self.end)
+        return join([Block((a, v), [], time, self.end), rest])
+
+    @double_precision
+    def jumps(self, flow: Flow, until: float) -> Arrays:
+        """How often the velocity of each chain has changed at once up to a time: (C,)."""
+        moved = flow.move(*(jnp.asarray(x) for x in (self.a, self.v, self.durations)))[1]
+        changed = np.abs(np.asarray(moved)[:-1] - self.v[1:]).max(1) > SMALL_CHANGE * (1 + np.abs(self.v[1:]).max(1))
+        changed = np.concatenate([[False], changed])
+        changed[self.offsets[:-1]] = False
+        return np.bincount(self.owners()[changed & (self.t <= until)], minlength=self.chains)
+
+    @double_precision
     def moments(self, flow: Flow, pivot: Arrays | None = None) -> Moments:
         """Exact time integrals of position and its outer product over all segments, about a pivot (lines only) or zero."""
         pivot = np.zeros(self.a.shape[1]) if pivot is None or flow.rotating else pivot
@@ -209,16 +231,17 @@ class Skeleton(Knots):
 
     @double_precision
     def at(self, flow: Flow, times: Arrays) -> Arrays:
-        """Positions of every chain at the given times: shape (chains, n, d)."""
+        """Positions of every chain at the given times, (n,) for all of them or (chains, n): shape (chains, n, d)."""
+        times = np.broadcast_to(times, (self.chains, times.shape[-1]))
         # One sorted sequence for all chains: each chain's times are shifted beyond the previous chain's.
         stride = 2 * (self.end - self.begin) + 1
         shifted = (self.t - self.begin) + stride * self.owners()
-        wanted = (times - self.begin)[None] + stride * np.arange(self.chains)[:, None]
+        wanted = (times - self.begin) + stride * np.arange(self.chains)[:, None]
         index = np.searchsorted(shifted, wanted.ravel(), side="right") - 1
-        index = np.maximum(index, np.repeat(self.offsets[:-1], len(times)))
-        since = np.maximum(np.tile(times, self.chains) - self.t[index], 0.0)
+        index = np.maximum(index, np.repeat(self.offsets[:-1], times.shape[1]))
+        since = np.maximum(times.ravel() - self.t[index], 0.0)
         p, q = (np.asarray(x)[:, None] for x in _padded(flow.weights, since))
-        return (p * self.a[index] + q * self.velocity(index)).reshape(self.chains, len(times), self.dim)
+        return (p * self.a[index] + q * self.velocity(index)).reshape(*times.shape, self.dim)
 
 
 @dataclasses.dataclass(frozen=True)

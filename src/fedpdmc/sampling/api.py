@@ -152,8 +152,8 @@ def sample(
         sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
         sampler.check_budget(0.0 if duration is None else float(duration))
         if sampler.burn_in_time > 0:
-            sampler = sampler.burn_in(progress)
-        return sampler.extend(duration=duration, ess=ess, progress=progress)
+            sampler = sampler.burn_in(progress, duration, ess)
+        return sampler.to_length(duration, ess, progress)
 
 
 def _budgeted(sites: Any) -> bool:

@@ -6,11 +6,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedpdmc.dynamics import QUARTER, Flow
+from fedpdmc.dynamics.turns import first_waits
+from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.sampling.engines.base import BlockMemory
+from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
-FIRST_BLOCK = 10.0
+DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0
+# Effective samples of a turn on a good reference, at the least; turns of the first block, at the least.
+TURN_YIELD, LEAST_TURNS = 0.78, 8
 MOST_GROWTH = 4.0
+# The most process time that is run together with the burn-in.
+MOST_JOINED = 500.0
 # Limits of a run to an effective sample size: its blocks, and for the few-rounds method times its first block.
 MOST_BLOCKS, MOST_LENGTH = 40, 50
 # Chains wait for each other at the end of a block: few blocks, of many plans each.
@@ -58,10 +66,22 @@ def pieces(plans_per_time: float, length: float) -> int:
     return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
 
 
-def first_length(target: float, chains: int, whitened: bool) -> float:
-    """Process time of the first block of a run to an effective sample size."""
+def first_length(target: float, chains: int, whitened: bool, turns: bool = False) -> float:
+    """Process time of the first block of a run to an effective sample size: whole turns, if there are any."""
+    if turns and whitened:
+        count = np.ceil(target / (TURN_YIELD * chains))
+        return QUARTER * float(np.clip(count, LEAST_TURNS, 100 * LEAST_TURNS))
     usual = target / (USUAL_YIELD * chains) if whitened else FIRST_BLOCK
     return float(np.clip(usual, FIRST_BLOCK, 100 * FIRST_BLOCK))
+
+
+def first_block(method: Method, duration: float | None, ess: float | None) -> float:
+    """Process time of the first block: as long as it is asked for, or likely to be needed; on turns not too long."""
+    if duration is None:
+        length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns)
+    else:
+        length = float(duration)
+    return min(length, MOST_JOINED) if method.dynamics.turns else length
 
 
 def next_length(target: float, worst: float, span: float) -> tuple[float, float]:
@@ -72,3 +92,13 @@ def next_length(target: float, worst: float, span: float) -> tuple[float, float]
     """
     need = span * (1.05 * target / max(worst, 1.0) - 1.0)
     return need, float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))
+
+
+def split_burn_in(block: Block, flow: Flow) -> tuple[np.ndarray, Skeleton]:
+    """Of a block with turns that begins with the burn-in: the events of each chain in it, and the paths from time zero on.
+
+    Velocities change at events and at turns, whose number is known.
+    """
+    path = block.skeleton()
+    turns = np.floor((-block.begin - first_waits(path.chains)) / QUARTER) + 1
+    return np.maximum(path.jumps(flow, 0.0) - turns.astype(np.int64), 0), path.since(flow, 0.0)

@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, exponentials, uniforms
 from fedpdmc.clocks import Clock, Path, clock_for, follow, pick
-from fedpdmc.dynamics import Dynamics
-from fedpdmc.plan import Arrival, Plan
+from fedpdmc.dynamics import QUARTER, Dynamics, Turn
+from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
+from fedpdmc.plan import Arrival, Plan, TurnSchedule
 from fedpdmc.potentials import Potential
 from fedpdmc.sampling.prior_shares import shares
 
@@ -33,7 +34,8 @@ class State(eqx.Module):
     """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
 
     ``site_events`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
-    sites' parts of a prior that is redistributed, and None for any other.
+    sites' parts of a prior that is redistributed, and None for any other. ``turn`` is the next turn of dynamics that have
+    them.
     """
 
     a: Float[Array, "C d"]
@@ -44,19 +46,27 @@ class State(eqx.Module):
     site_events: Int[Array, " C"]
     planned: Int[Array, " C"]
     share: Float[Array, "C M"] | None = None
+    turn: Turn | None = None
 
 
 class PublicKeys(NamedTuple):
-    """The coordinator's randomness by chain: its own events, the clock of the public potential, the prior's shares."""
+    """The coordinator's randomness by chain: its events, the public potential's clock, the prior's shares, the turns."""
 
     events: ChainKeys
     clock: ChainKeys
     share: ChainKeys
+    turns: ChainKeys
 
     @classmethod
     def of(cls, key: Key[Array, ""], chains: int) -> PublicKeys:
         """All from one key."""
-        return cls(*(chain_keys(jax.random.fold_in(key, use), chains) for use in range(3)))
+        events, clock, share = (chain_keys(jax.random.fold_in(key, use), chains) for use in range(3))
+        return cls(events, clock, share, chain_keys(cls.turn_key(key), chains))
+
+    @staticmethod
+    def turn_key(key: Key[Array, ""]) -> Key[Array, ""]:
+        """The key of the turns, which sites may have too."""
+        return jax.random.fold_in(key, 3)
 
 
 class Itinerary(eqx.Module):
@@ -74,6 +84,10 @@ class Itinerary(eqx.Module):
         Whether the horizon is the end of the block.
     share : (C, M), optional
         The sites' parts of the prior from the horizon on.
+    wait : (C, S + 1), optional
+        Time to the next turn at the start of every segment, and at the horizon.
+    turns : TurnSchedule, optional
+        As `Plan` has it.
     """
 
     path: Path
@@ -82,12 +96,14 @@ class Itinerary(eqx.Module):
     end_v: Float[Array, "C d"]
     final: Bool[Array, " C"]
     share: Float[Array, "C M"] | None = None
+    wait: Float[Array, "C S_and_1"] | None = None
+    turns: TurnSchedule | None = None
 
     @property
     def plan(self) -> Plan:
         """What is sent."""
         path = self.path
-        return Plan(path.number, path.start[:, 0], path.duration, path.velocity, path.share)
+        return Plan(path.number, path.start[:, 0], path.duration, path.velocity, path.share, self.turns)
 
 
 class Knots(eqx.Module):
@@ -162,24 +178,50 @@ class Coordinator(eqx.Module):
             due, remaining = redistributed < remaining, jnp.minimum(remaining, redistributed)
             short &= ~due
 
-        def segment(carry, chance):
-            (a, v, left), (k, u, level, fresh) = carry, chance
-            public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
-            wait, ending, next_a, next_v = self._public_event(a, v, left, u, level, fresh, public)
-            left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
-            return (next_a, next_v, left_then), (v, wait, ending)
+        turns = None if state.turn is None else (state.turn.wait, jnp.zeros_like(state.turn.number))
+        velocities = None if state.turn is None else self._turn_velocities(keys, state)
 
-        (end_a, end_v, left), (velocity, duration, ending) = scan_segments(
-            segment, (state.a, state.v, remaining), self._chances(keys, state)
+        def segment(carry, chance):
+            (a, v, left, turns), (k, u, level, fresh) = carry, chance
+            public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
+            refresh = level[0] / self.dynamics.refresh_rate if self.dynamics.refresh_rate > 0 else None
+            if turns is not None and velocities is not None:
+                refresh, fresh = turns[0], pick(velocities, turns[1])
+            wait, ending, next_a, next_v = self._public_event(a, v, left, u, level, (refresh, fresh), public)
+            left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
+            after = None if turns is None else _next_turn(turns, wait, ending)
+            return (next_a, next_v, left_then, after), (v, wait, ending, None if turns is None else turns[0])
+
+        (end_a, end_v, left, turns), (velocity, duration, ending, waits) = scan_segments(
+            segment, (state.a, state.v, remaining, turns), self._chances(keys, state)
         )
+        if turns is not None:
+            waits = jnp.concatenate([waits, turns[0][:, None]], 1)
         path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity, share))
         if share is not None and fresh is not None:
             share = jnp.where((due & (left <= 0))[:, None], fresh, share)
-        return Itinerary(path, ending, end_a, end_v, (left <= 0) & ~(due | short), share)
+        final = (left <= 0) & ~(due | short)
+        return Itinerary(path, ending, end_a, end_v, final, share, waits, self.schedule(state, remaining))
+
+    def schedule(self, state: State, left: Float[Array, " C"]) -> TurnSchedule | None:
+        """What a plan follows from if the coordinator has no events of its own but turns."""
+        other = self.clock is not None or self.dynamics.excess > 0 or self.redistribution > 0
+        return None if state.turn is None or other else TurnSchedule(state.turn.wait, state.turn.number, left)
+
+    def _turn_velocities(self, keys: PublicKeys, state: State) -> Float[Array, "C S d"]:
+        """The velocities at the next turns of every chain.
+
+        They depend on the number of the turn alone. A plan that is cut before a turn keeps its velocity for the next plan,
+        which is exact: given the sequence of all of them, the path is that of clocks along a path with these jumps at
+        these times, and no clock looks ahead, since the law of an arrival before a turn does not depend on what follows it.
+        """
+        assert state.turn is not None
+        made = functools.partial(turn_velocities, count=self.segments, dim=state.a.shape[1])
+        return jnp.swapaxes(apart(made, keys.turns, state.turn.number, number=state.turn.number), 0, 1)
 
     def _chances(self, keys: PublicKeys, state: State):
         """All that is random in the segments of a plan: their numbers, uniforms, exponentials and new velocities."""
-        dim, count = state.a.shape[1] if self.dynamics.refresh > 0 else 0, self.segments
+        dim, count = state.a.shape[1] if self.dynamics.refresh_rate > 0 else 0, self.segments
         drawn = uniforms(keys.events, state.number, jnp.zeros_like(state.number), count * (4 + dim))
         drawn = drawn.reshape(count, 4 + dim, -1)
         level = apart(exponentials, drawn[:, :2], number=state.number)
@@ -193,16 +235,23 @@ class Coordinator(eqx.Module):
         u = uniforms(keys.share, state.number, jnp.zeros_like(state.number), 1 + sites)
         return exponentials(u[0]) / self.redistribution, shares(u[1:])
 
-    def _public_event(self, a, v, left, u, level, fresh, public_arrival):
-        """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it."""
-        dynamics = self.dynamics
+    def _public_event(self, a, v, left, u, level, refreshment, public_arrival):
+        """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it.
+
+        ``refreshment`` is when the velocity would be refreshed, None for never, and the velocity after it. A turn at the
+        very end of ``left`` is carried out.
+        """
+        dynamics, (refresh, fresh) = self.dynamics, refreshment
         never = jnp.full(left.shape, jnp.inf)
-        refresh = level[0] / dynamics.refresh if dynamics.refresh > 0 else never
+        refreshing, refresh = refresh is not None, never if refresh is None else refresh
         flip_rates = self._largest_excess(a, v)
         flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
         public = public_arrival(jnp.minimum(left, jnp.minimum(refresh, flip)))
         wait = jnp.minimum(jnp.minimum(refresh, flip), public.time)
-        struck, refreshed, flipped = wait < left, refresh <= wait, flip <= wait
+        refreshed, flipped = refresh <= wait, flip <= wait
+        struck = wait < left
+        if dynamics.turns:
+            struck |= refreshed & (wait <= left)
         end_a, end_v = dynamics.flow.move(a, v, jnp.minimum(wait, left))
         ending, jumped = jnp.full(left.shape, JUMPED), end_v
         if self.clock is not None:
@@ -211,7 +260,7 @@ class Coordinator(eqx.Module):
             mark = self._excess_mark(flip_rates, end_v, u[0], u[1])
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
-        if dynamics.refresh > 0:
+        if refreshing:
             jumped = jnp.where(refreshed[:, None], fresh, jumped)
             ending = jnp.where(refreshed, REFRESHED, ending)
         next_v = jnp.where(struck[:, None], jumped, end_v)
@@ -268,7 +317,7 @@ class Coordinator(eqx.Module):
         a = jnp.where(rang[:, None], a, itinerary.end_a)
         v = jnp.where(rang[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
         t = jnp.where(rang, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
-        begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < cut[:, None])
+        begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < jnp.minimum(cut, path.horizon)[:, None])
         passed = path.begin + path.duration <= cut[:, None]
         own = jnp.sum((itinerary.ending == JUMPED) & passed, -1)
         valid = jnp.concatenate([begun, (t < until)[:, None]], 1)
@@ -281,10 +330,22 @@ class Coordinator(eqx.Module):
         share = state.share
         if share is not None and itinerary.share is not None:
             share = jnp.where(rang[:, None], share, itinerary.share)
+        turn = state.turn
+        if turn is not None and itinerary.wait is not None:
+            wait = jnp.maximum(pick(itinerary.wait, segment) - offset, LEAST_WAIT)
+            passes = jnp.where(rang[:, None], jnp.arange(self.segments) < segment[:, None], True)
+            done = jnp.sum((itinerary.ending == REFRESHED) & passes, -1)
+            turn = Turn(jnp.where(rang, wait, itinerary.wait[:, -1]), turn.number + done)
         planned = state.planned + jnp.sum(path.duration > 0, -1)
         events, site_events = state.events + own + rang, state.site_events + rang
-        new = State(a, v, t, state.number + 1, events, site_events, planned, share)
+        new = State(a, v, t, state.number + 1, events, site_events, planned, share, turn)
         return where_chains(ready, new, state), knots
+
+
+def _next_turn(turns, wait, ending):
+    """Wait for the next turn, and turns so far, after a segment of length ``wait``."""
+    turned = ending == REFRESHED
+    return jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
 
 
 def where_chains(chains: Bool[Array, " C"], new, old):
@@ -300,6 +361,6 @@ def scan_segments(segment, carry, chances):
     """Run ``segment`` over what is random in each, and stack its outputs along axis 1."""
     if chances[0].shape[0] == 1:
         carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
-        return carry, tuple(x[:, None] for x in out)
+        return carry, jax.tree.map(lambda x: x[:, None], out)
     carry, out = jax.lax.scan(segment, carry, chances)
-    return carry, tuple(jnp.moveaxis(x, 0, 1) for x in out)
+    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)

@@ -16,9 +16,10 @@ from fedpdmc.results.certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
-from fedpdmc.results.skeleton import Block
+from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import ConvergenceWarning
-from fedpdmc.sampling.blocks import FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, first_length, next_length, pieces
+from fedpdmc.sampling import blocks
+from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
 from fedpdmc.sampling.cost_estimate import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.costs import GivenUp, counts
 from fedpdmc.sampling.factory import open_engine
@@ -29,7 +30,6 @@ from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import check_length
 
-DEFAULT_ESS = 1000.0
 # What ends a run for good: the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)
 
@@ -37,7 +37,7 @@ LIMITS = (BudgetSpent, LimitReached)
 class Watch(Protocol):
     """Follows a run, to keep it on disk and to say how the sites are."""
 
-    def block(self, block: Block) -> None:
+    def block(self, block: Block | Skeleton) -> None:
         """A block has been kept."""
 
     def between_blocks(self, sampler: Sampler) -> None:
@@ -81,7 +81,8 @@ class Sampler:
         self.distance = Distance(method.chains, method.dim) if method.few_rounds and self.pace is None else None
         self.estimate = CostEstimate(remedies(method))
         flow = method.dynamics.flow
-        self.store: Store = SkeletonStore(flow) if keep == "skeleton" else DrawStore(flow)
+        origin = -burn_in if method.dynamics.turns else None
+        self.store: Store = SkeletonStore(flow, origin=origin) if keep == "skeleton" else DrawStore(flow)
 
     def _longest(self) -> tuple[float, str]:
         """The process time that every site's budget still covers, and the site with the tightest one."""
@@ -113,24 +114,35 @@ class Sampler:
         )
         self._advance(span + fits, display)
 
-    def burn_in(self, progress: bool) -> Sampler:
-        """Run to process time zero and keep nothing; returns this sampler, or the one that turned out better.
+    def burn_in(self, progress: bool, duration: float | None = None, ess: float | None = None) -> Sampler:
+        """Run to process time zero and keep nothing of it; returns this sampler, or the one that turned out better.
 
         Where the user left the dynamics open, the burn-in decides: if it shows that the posterior is too far from its
         reference, another method takes its place from the start. `fedpdmc.sampling.method.on_lines` says why that is exact.
+
+        On turns the first units of time on the way to ``duration`` or ``ess`` belong to the same block: plans reach beyond
+        the burn-in, and no chain waits at its end for the slowest. What is kept has no part in the decision.
         """
+        joined = self.method.few_rounds and self.method.dynamics.turns and self.pace is None and self.keep == "skeleton"
         try:
             if self.distance is not None:
                 self.distance.deciding = self._may_switch
             with self._display(progress, "burn-in") as display:
-                self._set_goal(0.0, 1)
+                self._set_goal(blocks.first_block(self.method, duration, ess) if joined else 0.0, 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
-                self.distance.judge_burn_in(float(np.mean(self.engine.events)), self.burn_in_time)
+                self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
                 self.distance.deciding = False
         except Unsuitable as found:
-            return self._instead(str(found)).burn_in(progress)
+            return self._instead(str(found)).burn_in(progress, duration, ess)
         return self
+
+    def to_length(self, duration: float | None, ess: float | None, progress: bool) -> Posterior:
+        """What is left to ``duration`` or to ``ess`` after the first block, and the posterior."""
+        left = None if duration is None else float(duration) - max(self.engine.time, 0.0)
+        if left is not None and left <= 0:
+            return self._finished()
+        return self.extend(duration=left, ess=None if left is not None else ess, progress=progress)
 
     def _instead(self, reason: str) -> Sampler:
         """The sampler that takes this one's place; this one, which will not ask again, if there is none."""
@@ -227,8 +239,12 @@ class Sampler:
                     following._until(DEFAULT_ESS if ess is None else float(ess), display)
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.engine.time, 0.0))
-        post = following.posterior()
-        following.check_distance(min(post.ess().values()))
+        return following._finished()
+
+    def _finished(self) -> Posterior:
+        """The posterior, with what there is to say about it."""
+        post = self.posterior()
+        self.check_distance(min(post.ess().values()))
         if not post.verdict:
             warn(str(post.verdict), ConvergenceWarning)
         return post
@@ -286,8 +302,9 @@ class Sampler:
         while self.goal is not None and engine.time < self.goal.until:
             burning, plans, rounds = engine.time < 0, float(engine.plans.sum()), engine.rounds
             stop = self.goal.next_stop(engine.time, self.keep)
-            engine.advance(stop, self._forget if burning else self._keep, self._tick(display))
-            if burning:
+            keep = self._keep if not burning else self._forget if stop <= 0 else self._keep_since_zero
+            engine.advance(stop, keep, self._tick(display))
+            if stop <= 0:
                 self.burn_in_events = engine.events
             made = float(engine.plans.sum()) - max(plans, 1.0)
             self.goal = self.goal.after(made, engine.rounds - rounds, self.method.dim, engine.memory)
@@ -300,7 +317,12 @@ class Sampler:
     def _forget(self, block: Block) -> None:
         pass
 
-    def _keep(self, block: Block) -> None:
+    def _keep_since_zero(self, block: Block) -> None:
+        """Keep what comes after the burn-in."""
+        self.burn_in_events, path = blocks.split_burn_in(block, self.method.dynamics.flow)
+        self._keep(path)
+
+    def _keep(self, block: Block | Skeleton) -> None:
         self.store.append(block)
         if self.watch is not None:
             self.watch.block(block)
@@ -313,7 +335,7 @@ class Sampler:
                 f"{target:g} with keep='draws', which keeps {LEAST_DRAWS} to {MOST_DRAWS} draws of each chain",
                 "Ask for less, take more chains, or use keep='skeleton'.",
             )
-        first = first_length(target, self.method.chains, self.method.whitened)
+        first = blocks.first_block(self.method, None, target)
         begin = max(self.engine.time, 0.0)
         for _ in range(MOST_BLOCKS + 1):
             length = need = first

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.console.progress import report
-from fedpdmc.dynamics import Dynamics
+from fedpdmc.dynamics import Dynamics, Turn
+from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.coordinator import Coordinator, State
 from fedpdmc.sampling.engines.base import Engine, Federation
@@ -29,7 +30,7 @@ from fedpdmc.sites.private_site import PrivateSite
 from fedpdmc.sites.site import Site
 
 # How much wider than the reference chains set out where sites are elsewhere.
-WIDE = 2.0
+WIDE = 1.5
 
 
 def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
@@ -104,7 +105,8 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean.
 
     The reference of sites elsewhere is not taken on trust: chains set out wider than it, so that they disagree for long
-    if it is too narrow for the events of the sites.
+    if it is too narrow for the events of the sites. They do so at one distance from its centre: the farthest of many
+    chains would otherwise meet so many events that all others wait for it.
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
@@ -114,7 +116,7 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     if method.init is not None:
         a = jnp.broadcast_to(method.reference.to_a(jnp.asarray(method.init)), (chains, dim))
     elif method.whitened:
-        a = (WIDE if method.elsewhere else 1.0) * spread
+        a = _on_sphere(spread) if method.elsewhere else spread
     else:
         center = jnp.zeros(dim) if method.prior is None else jnp.asarray(prior_mean(method.prior))
         a = method.reference.to_a(center) + 0.1 * spread
@@ -122,7 +124,13 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)
         share = shares(uniforms(keys, count, count, len(method.sites)))
-    return State(a, v, jnp.full(chains, -burn_in), number, count, count, count, share)
+    turn = Turn(jnp.asarray(first_waits(chains)), count) if method.dynamics.turns else None
+    return State(a, v, jnp.full(chains, -burn_in), number, count, count, count, share, turn)
+
+
+def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:
+    """Points in the same directions at the distance of `WIDE` standard deviations in every coordinate."""
+    return WIDE * jnp.sqrt(a.shape[1]) * a / jnp.linalg.norm(a, axis=1, keepdims=True)
 
 
 @compiled

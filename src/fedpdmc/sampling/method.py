@@ -31,8 +31,6 @@ from fedpdmc.whitening import Reference
 # The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
 CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 1024
 SAMPLES_PER_CHAIN = 16
-# Refreshment that balances the mixing of coordinates and energy on the Laplace reference.
-REFRESH = 1.2
 # Segments of a plan: enough refreshments to last until a site's event where those are rare, else few. Their rate falls like
 # one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_EVENTS, SEGMENTS_MANY_EVENTS = 64, 1
@@ -150,7 +148,7 @@ def choose(settings: Settings) -> Method:
         redistribution, prior_at = wanted.prior.rate, REDISTRIBUTED
     members, prior, dim = resolve_members(wanted.sites, wanted.prior, wanted.init, wanted.names)
     open_dynamics = wanted.dynamics is None
-    dynamics = Boomerang(refresh=REFRESH) if wanted.dynamics is None else wanted.dynamics
+    dynamics = Boomerang() if wanted.dynamics is None else wanted.dynamics
     _check_members(members, prior, prior_at, wanted.bounds)
     if any(site.budget is not None for site in members):
         check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
@@ -175,7 +173,7 @@ def choose(settings: Settings) -> Method:
     if prior is not None and prior_at == "extra":
         members = (*members, Site(prior, name=PRIOR_SITE))
     public = public_potential(members, prior if prior_at == "coordinator" else None, control, found, dynamics)
-    silent = public is None and dynamics.refresh == 0 and dynamics.excess == 0
+    silent = public is None and dynamics.refresh == 0.0 and dynamics.excess == 0
     few_events = found.control is not None and control_name == "quadratic" and not silent
     return Method(
         sites=members,

@@ -54,6 +54,11 @@ class Distance:
         rounds = tick.rounds - self._began[2]
         if rounds < FEW_ROUNDS:
             return
+        if self.deciding and tick.until > 0:
+            # A block that is kept in part: only what happens in its burn-in may decide.
+            if tick.time < 0:
+                self._tell(f"a chain that is far out took {rounds} rounds of the burn-in")
+            return
         if rate > self._many:
             self._tell(f"the sites have {rate:.2g} events per unit of process time")
         elif rounds > max(MANY_ROUNDS, self._many) * length:

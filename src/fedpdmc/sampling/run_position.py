@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc.dynamics import Turn
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.coordinator import State
 from fedpdmc.sampling.laplace_reference import linear_control
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 # Choices of a method that are plain values.
 CHOICES = ("prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan")
-# What is kept of every chain; the shares of a prior only where it is redistributed.
-STATE, SHARE = ("a", "v", "t", "number", "events", "site_events", "planned"), "share"
+# What is kept of every chain; the shares of a prior only where it is redistributed, and the next turn where there are turns.
+STATE, SHARE, TURN = ("a", "v", "t", "number", "events", "site_events", "planned"), "share", ("wait", "number")
 
 
 class Position(NamedTuple):
@@ -52,6 +53,8 @@ def pack_position(position: Position) -> dict[str, np.ndarray]:
     arrays = {f"state_{name}": np.asarray(getattr(position.chains, name)) for name in STATE}
     if position.chains.share is not None:
         arrays[f"state_{SHARE}"] = np.asarray(position.chains.share)
+    if position.chains.turn is not None:
+        arrays |= {f"turn_{name}": np.asarray(getattr(position.chains.turn, name)) for name in TURN}
     counts = {name: np.asarray(getattr(position, name)) for name in Position._fields[2:]}
     return arrays | counts | {"rounds": np.asarray([position.rounds])}
 
@@ -61,7 +64,8 @@ def unpack_position(arrays: dict[str, np.ndarray]) -> Position:
     share = arrays.get(f"state_{SHARE}")
     chains = {name: jnp.asarray(arrays[f"state_{name}"]) for name in STATE}
     counts = {name: np.asarray(arrays[name]) for name in Position._fields[2:]}
-    chains = State(**chains, share=None if share is None else jnp.asarray(share))
+    turn = Turn(*(jnp.asarray(arrays[f"turn_{name}"]) for name in TURN)) if f"turn_{TURN[0]}" in arrays else None
+    chains = State(**chains, share=None if share is None else jnp.asarray(share), turn=turn)
     return Position(chains, int(arrays["rounds"][0]), **counts)
 
 

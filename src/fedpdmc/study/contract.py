@@ -74,7 +74,7 @@ class Study:
     prior_mean: float | tuple[float, ...]
     prior_scale: float | tuple[float, ...] | None
     kind: str
-    rates: dict[str, float]
+    rates: dict[str, float | str]
     reference: str
     control: str
     chains: int

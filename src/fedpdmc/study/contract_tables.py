@@ -20,13 +20,14 @@ PREDICTOR_FAMILIES = ("linear", "logistic", "poisson", "student_t")
 FAMILIES = (*PREDICTOR_FAMILIES, *RECORD_FAMILIES)
 VALUES = ("number", "count", "level")
 TYPES = (*VALUES, "key")
-KINDS = {"ZigZag": ("excess",), "BouncyParticle": ("refresh",), "Boomerang": ("refresh",),
-         "FactorisedBoomerang": ("refresh", "excess")}  # fmt: skip
+QUARTER_TURNS = "quarter-turns"
+# Dynamics, with the usual rates.
+KINDS = {"ZigZag": {"excess": 0.0}, "BouncyParticle": {"refresh": 1.0}, "Boomerang": {"refresh": QUARTER_TURNS},
+         "FactorisedBoomerang": {"refresh": 1.0, "excess": 0.0}}  # fmt: skip
 # What sites may release of their derivatives, from least to most.
 DERIVATIVES = ("none", "noisy", "noisy-summed", "summed", "own")
 # What sites may tell of how their records fit, after the run: see fedpdmc.assessment.
 ASSESSMENTS = ("loo", "checks", "influence")
-DEFAULT_REFRESH = {"Boomerang": 1.2}
 
 
 def read_columns(table: Table) -> dict[str, Column]:
@@ -94,10 +95,12 @@ def read_dynamics(table: Table) -> dict[str, Any]:
     """The dynamics, the reference and the number of chains."""
     few = "kind" not in table.values
     kind = table.text("kind", "Boomerang", among=tuple(KINDS))
-    rates = {}
-    for rate in KINDS[kind]:
-        default = 0.0 if rate == "excess" else DEFAULT_REFRESH.get(kind, 1.0)
-        rates[rate] = table.number(rate, default, least=0.0)
+    rates: dict[str, float | str] = {}
+    for rate, usual in KINDS[kind].items():
+        turning = kind.endswith("Boomerang") and rate == "refresh" and isinstance(table.values.get(rate, usual), str)
+        rates[rate] = (
+            table.text(rate, usual, among=(QUARTER_TURNS,)) if turning else table.number(rate, usual, least=0.0)
+        )
     reference = table.text("reference", "vb" if few else "none", among=("vb", "laplace", "none"))
     control = table.text("control", "quadratic" if few else "none", among=("none", "linear", "quadratic"))
     chains = table.whole("chains", 64, least=1, most=2**16)

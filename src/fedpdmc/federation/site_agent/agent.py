@@ -31,7 +31,7 @@ MOST_LOGGED, BEGINNING = 4096, 1024
 REFUSED_REQUEST = "refused request"
 
 # Requests that are part of the sequence: each is answered once.
-REQUESTS = (messages.Derive, messages.Open, messages.Plans, messages.Offer, messages.Agree)
+REQUESTS = (messages.Derive, messages.Open, messages.Plans, messages.TurnPlans, messages.Offer, messages.Agree)
 
 
 @dataclass

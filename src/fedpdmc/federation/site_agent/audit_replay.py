@@ -179,7 +179,7 @@ def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
         return None
     if isinstance(asked, (messages.Offer, messages.Agree)):
         return KEYS
-    return NO_SECRET if isinstance(asked, messages.Plans) and not secret else None
+    return NO_SECRET if isinstance(asked, (messages.Plans, messages.TurnPlans)) and not secret else None
 
 
 def _alike(data: bytes, given: Any) -> bool:
@@ -188,7 +188,7 @@ def _alike(data: bytes, given: Any) -> bool:
     if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
         told = {"spent": given.spent} if isinstance(given, messages.Arrivals) else {"account": given.account}
         made = dataclasses.replace(made, remaining=given.remaining, **told)
-    if (
+    elif (
         type(made) is type(given)
         and isinstance(made, (messages.Derivatives, messages.Masked))
         and made.noise.size

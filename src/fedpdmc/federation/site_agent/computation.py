@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,6 +30,7 @@ from fedpdmc.federation.site_agent.request_checks import (
 from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arrivals_along
+from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.schedule import ONE_SHOT, REFERENCE
@@ -75,6 +77,9 @@ class Computation:
         self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
         self._run_seed, self._control, self._region = run_seed, control, region
         self._clock, self._keys = None, None
+        # The public keys of the turns, and the last request that stood for whole plans, with those.
+        self._turn_keys = None
+        self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
         self.private: PrivateSite | None = None
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
         # The points, in the site's own parameters, and the spreads over which derivatives were released there.
@@ -84,23 +89,46 @@ class Computation:
             messages.Derive: self._derive,
             messages.Open: self._open,
             messages.Plans: self._plans,
+            messages.TurnPlans: self._plans,
             messages.Offer: self._offer,
             messages.Agree: self._agree,
         }
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
-        check(self.study, message, self.progress)
+        check(self.study, self._whole(message), self.progress)
 
     def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
         """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
-        return self._handlers[type(message)](message, asked)
+        return self._handlers[type(message)](self._whole(message), asked)
+
+    def _whole(self, message: messages.Message) -> messages.Message:
+        """The request itself; for `TurnPlans` the plans that they stand for, with the coordinator's hash."""
+        if not isinstance(message, messages.TurnPlans):
+            return message
+        if self._made is None or self._made[0] is not message:
+            shape = self.progress.shape
+            if shape is None:
+                raise RequestRefused("NOT_OPEN")
+            if self._turn_keys is None:
+                raise RequestRefused("NOT_IN_CONTRACT")
+            chains, segments, dim = shape
+            if not len(message.chain) or message.chain[-1] >= chains or message.start.shape[1] != dim:
+                raise RequestRefused("WRONG_SHAPE")
+            made = whole(message, self._turn_keys, segments)
+            if fingerprint(made.duration, made.velocity) != message.derived:
+                logger.error("the velocities at turns are not those that the coordinator has")
+                raise RequestRefused("OTHER_VELOCITIES")
+            self._made = message, made
+        return self._made[1]
 
     def record(self, message: messages.Message, given: messages.Message) -> None:
         """Update the state after a request was answered. The same live and from the log."""
-        progress = self.progress
+        progress, message = self.progress, self._whole(message)
         if isinstance(message, messages.Open):
             progress.next = np.zeros(message.chains, dtype=np.int64)
+            if len(message.turns):
+                self._turn_keys = chain_keys(jax.random.wrap_key_data(jnp.asarray(message.turns)), message.chains)
             if self.site.budget is not None:
                 # The records are used after a plan has been charged, and not before.
                 progress.shape = (message.chains, message.segments, self._private_site(message).dim)
@@ -121,7 +149,7 @@ class Computation:
             self.passes, self._rounds = given.passes, self._rounds + 1
             horizon = message.duration.sum(-1)
             progress.next[message.chain] = np.where(horizon > 0, message.number + 1, progress.next[message.chain])
-            progress.observed_time += float(np.minimum(given.time, horizon).sum())
+            progress.observed_time += float(given.observed_times(horizon).sum())
 
     def record_refusal(self, code: str) -> None:
         """Count a point that disclosure control has declined."""
@@ -247,10 +275,10 @@ class Computation:
     def _plans(self, message: messages.Plans, asked: bytes) -> messages.Arrivals:
         clock, keys, chain = self._clock, self._keys, message.chain
         assert self.progress.shape is not None
-        chains, segments, dim = self.progress.shape
+        chains, segments, _ = self.progress.shape
         plan = _all_chains(message, chains, segments)
         if self.private is not None:
-            return self._private_plans(self.private, message, Plan(*(jnp.asarray(x) for x in plan)), asked)
+            return self._private_plans(self.private, message, _as_plan(plan), asked)
         assert clock is not None and keys is not None
         if self._region is not None:
             with refusing_disclosure():
@@ -268,10 +296,8 @@ class Computation:
         time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
         if self.progress.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
             raise RequestRefused("OBSERVED_TIME_SPENT")
-        flips = clock.dynamics.flips
-        coordinate, normal = (mark, np.zeros((0, dim))) if flips else (np.zeros(0, int), mark)
         passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
-        return messages.Arrivals(message.run, message.sequence, asked, time, rang, coordinate, normal, passes=passes)
+        return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
 
     def _private_plans(
         self, private: PrivateSite, message: messages.Plans, plan: Plan, asked: bytes
@@ -284,6 +310,11 @@ class Computation:
         status, none = private.status, np.zeros((0, plan.start.shape[1]))
         account = (status.remaining, status.observed, status.spent)
         return messages.Arrivals(message.run, message.sequence, asked, time, rang, mark, none, *account)
+
+
+def _as_plan(arrays: tuple[np.ndarray, ...]) -> Plan:
+    number, start, duration, velocity = (jnp.asarray(x) for x in arrays)
+    return Plan(number, start, duration, velocity)
 
 
 def _all_chains(message: messages.Plans, chains: int, segments: int) -> tuple[np.ndarray, ...]:

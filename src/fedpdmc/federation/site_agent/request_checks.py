@@ -154,6 +154,8 @@ def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
         raise RequestRefused("ALREADY_OPEN")
     if message.center.shape != (dim,) or message.chains != study.chains:
         raise RequestRefused("WRONG_SHAPE")
+    if len(message.turns) and not study.dynamics().turns:
+        raise RequestRefused("NOT_IN_CONTRACT")
     own = bool(order) and not message.linear.size
     if message.order != order or own != bool(order and so_far.summed):
         raise RequestRefused("NOT_IN_CONTRACT")

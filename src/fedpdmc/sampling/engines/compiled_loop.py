@@ -198,7 +198,10 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
         coordinator.dynamics,
         Plan(state.number, state.a, jnp.zeros((chains, s)), jnp.zeros((chains, s, dim)), state.share),
     )
-    itinerary = Itinerary(path, jnp.zeros((chains, s), int), state.a, state.v, jnp.zeros(chains, bool), state.share)
+    none, never = jnp.zeros((chains, s), int), jnp.zeros(chains, bool)
+    wait = None if state.turn is None else jnp.zeros((chains, s + 1))
+    turns = coordinator.schedule(state, jnp.zeros(chains))
+    itinerary = Itinerary(path, none, state.a, state.v, never, state.share, wait, turns)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
     requests = None
     if selective_requests.applies([group.columns for group in groups], coordinator):
