@@ -34,8 +34,8 @@ SETTINGS = (
 def run(dim: int, sites: int, records: int, epsilon: float, seed: int) -> tuple[float, float, int]:
     """Mean effective samples of a run until its budgets are spent, what is expected without losses, and rounds."""
     import fedpdmc as fp
-    from fedpdmc.privacy import comparison
-    from fedpdmc.privacy.planning import Question
+    from fedpdmc.privacy.comparison import exact_samples
+    from fedpdmc.privacy.planning import HONEST, Question
 
     warnings.simplefilter("ignore")
     rng, members = np.random.default_rng([dim, sites, seed]), []
@@ -56,7 +56,7 @@ def run(dim: int, sites: int, records: int, epsilon: float, seed: int) -> tuple[
         )  # fmt: skip
     assert post.privacy is not None
     known = post.privacy["s0"]["sensitivity"]["k_2"]
-    planned = comparison.exact_samples(Question(records, sites, dim, epsilon, DELTA, known, 1.0)) / comparison.HONEST
+    planned = exact_samples(Question(records, sites, dim, epsilon, DELTA, known, 1.0)) / HONEST
     return float(np.mean(list(post.ess().values()))), planned, post.rounds
 
 

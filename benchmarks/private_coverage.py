@@ -45,8 +45,8 @@ def without_privacy(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return x, np.sqrt(np.diag(covariance))
 
 
-def noise(dim: int, epsilon: float, step: int, colluding: int | None) -> tuple[float, float]:
-    """Standard deviations of the noise of the summed gradient and Hessian."""
+def noise(dim: int, epsilon: float, share: float, colluding: int | None) -> tuple[float, float]:
+    """Standard deviations of the noise of the summed gradient and Hessian in a step of this share of the budget."""
     from fedpdmc.privacy.accountant import best_order
     from fedpdmc.privacy.bounds import Bounds
     from fedpdmc.privacy.gaussian_account import gaussian_limit
@@ -55,7 +55,7 @@ def noise(dim: int, epsilon: float, step: int, colluding: int | None) -> tuple[f
     from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
 
     alpha = best_order(epsilon, DELTA)
-    cost = gaussian_limit(alpha, epsilon, DELTA) * ONE_SHOT.steps[step] / sum(ONE_SHOT.steps)
+    cost = gaussian_limit(alpha, epsilon, DELTA) * share
     changes = derivative_sensitivity(Model("logistic", dim), Bounds(norm=1.0), "replace")
     parts, counts = (ONE_SHOT.gradient, 1 - ONE_SHOT.gradient), (dim, dim * (dim + 1) // 2)
     one = [
@@ -66,16 +66,17 @@ def noise(dim: int, epsilon: float, step: int, colluding: int | None) -> tuple[f
     return factor * one[0], factor * one[1]
 
 
-def answer(X, y, epsilon: float, colluding: int | None, rng: np.random.Generator) -> np.ndarray:
+def answer(
+    X, y, epsilon: float, colluding: int | None, steps: tuple[float, ...], rng: np.random.Generator
+) -> np.ndarray:
     """Draws of the noise-aware posterior."""
     from fedpdmc.privacy import noise_aware
-    from fedpdmc.privacy.schedule import ONE_SHOT
 
     dim = X.shape[1]
     known, x = noise_aware.Gaussian(np.zeros(dim), np.eye(dim)), np.zeros(dim)
     off_diagonal = np.sqrt((1 + np.eye(dim)) / 2)
-    for step in range(len(ONE_SHOT.steps)):
-        first, second = noise(dim, epsilon, step, colluding)
+    for step in steps:
+        first, second = noise(dim, epsilon, step / sum(steps), colluding)
         gradient, hessian = derivatives(X, y, x)
         error = np.triu(rng.standard_normal((dim, dim)) * second * off_diagonal)
         released = noise_aware.Release(
@@ -90,7 +91,7 @@ def answer(X, y, epsilon: float, colluding: int | None, rng: np.random.Generator
     return noise_aware.draws(released, known, DRAWS, rng)
 
 
-def study(number: int, dim: int, count: int, epsilons: tuple[float, ...]) -> list[tuple]:
+def study(number: int, dim: int, count: int, epsilons: tuple[float, ...], steps: tuple[float, ...]) -> list[tuple]:
     """One simulated study: for each way, which intervals cover, those without privacy, the width, and the error."""
     rng = np.random.default_rng([number, dim, count])
     truth = rng.standard_normal(dim)
@@ -99,15 +100,17 @@ def study(number: int, dim: int, count: int, epsilons: tuple[float, ...]) -> lis
     plain = np.abs(truth - mean) < 1.959964 * sd
     found = []
     for epsilon, colluding in itertools.product(epsilons, SHARED):
-        drawn = answer(X, y, epsilon, colluding, rng)
+        drawn = answer(X, y, epsilon, colluding, steps, rng)
         low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         covered = (low < truth) & (truth < high)
         found.append((epsilon, colluding, covered, plain, drawn.std(0) / sd, (drawn.mean(0) - mean) / sd))
     return found
 
 
-def lines(dim: int, count: int, epsilons: tuple[float, ...], studies: int, pool: ProcessPoolExecutor) -> Iterator[str]:
-    arguments = ((number, dim, count, epsilons) for number in range(studies))
+def lines(
+    dim: int, count: int, epsilons: tuple[float, ...], steps: tuple[float, ...], studies: int, pool: ProcessPoolExecutor
+) -> Iterator[str]:
+    arguments = ((number, dim, count, epsilons, steps) for number in range(studies))
     every = list(pool.map(study, *zip(*arguments, strict=True)))
     for of_one in zip(*every, strict=True):
         epsilon, colluding = of_one[0][:2]
@@ -122,6 +125,8 @@ def lines(dim: int, count: int, epsilons: tuple[float, ...], studies: int, pool:
 
 
 def main() -> None:
+    from fedpdmc.privacy.schedule import ONE_SHOT
+
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     asked = argparse.ArgumentParser(description=__doc__)
@@ -130,13 +135,14 @@ def main() -> None:
     asked.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0, 8.0])
     asked.add_argument("--studies", type=int, default=200)
     asked.add_argument("--jobs", type=int, default=os.cpu_count())
+    asked.add_argument("--steps", type=float, nargs="+", default=list(ONE_SHOT.steps))
     given = asked.parse_args()
     print("| d | records a site | ε | noise | 95 % intervals cover | without privacy | width | error | studies |")
     print("|---|---|---|---|---|---|---|---|---|")
     with ProcessPoolExecutor(given.jobs) as pool:
         for count, dim in itertools.product(given.records, given.dims):
             begun = time.monotonic()
-            for line in lines(dim, count, tuple(given.epsilons), given.studies, pool):
+            for line in lines(dim, count, tuple(given.epsilons), tuple(given.steps), given.studies, pool):
                 print(line, flush=True)
             print(f"<!-- {time.monotonic() - begun:.0f} s -->", flush=True)
 

@@ -64,17 +64,17 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
         local, study.prior(), method="private-laplace", seed=SEED, names=list(study.names), progress=False
     )
     np.testing.assert_array_equal(post.draws(50), expected.draws(50))
-    assert post.settings["exact"] is False and post.rounds == 3 and post.settings["study"] == study.name
+    assert post.settings["exact"] is False and post.rounds == 4 and post.settings["study"] == study.name
     for name, agent in asked.items():
         told, known = post.privacy[name], expected.privacy[name]
         assert {k: v for k, v in told.items() if k not in ("dataset", "run")} == {
             k: v for k, v in known.items() if k != "dataset"
         }
-        assert told["spent"] == pytest.approx(1.0, abs=1e-6) and told["releases"] == 3
+        assert told["spent"] == pytest.approx(1.0, abs=1e-6) and told["releases"] == 4
         # By the exact account, all of the budget and no more.
         assert told["running_epsilon"] == pytest.approx(200.0, rel=1e-4) and told["running_epsilon"] <= 200.0
         ledger = agent.site.budget.open()[0]
-        assert [e.kind for e in read(ledger.path) if e.kind in ("release", "round")] == ["release"] * 3
+        assert [e.kind for e in read(ledger.path) if e.kind in ("release", "round")] == ["release"] * 4
         ledger.close()
         answers = [messages.decode(e.payload) for e in read_log(tmp_path / "net" / name) if e.kind is Kind.ANSWER]
         assert {type(answer) for answer in answers} <= {messages.Derivatives, messages.Opened}
@@ -161,7 +161,7 @@ def test_sites_whose_records_depend_on_some_parameters_release_in_these_alone(tm
 @pytest.mark.filterwarnings("ignore:The noise that the privacy budgets ask for")
 def test_such_a_study_is_tried_out_and_its_log_recomputed(folder, tmp_path):
     trial = try_study(folder.study, records=20)
-    assert trial.rounds == 3 and trial.observed_time == 0.0
+    assert trial.rounds == 4 and trial.observed_time == 0.0
     made = {}
     for name in folder.study.sites:
         ledger = a_ledger(tmp_path / f"{name}.db")
@@ -170,4 +170,4 @@ def test_such_a_study_is_tried_out_and_its_log_recomputed(folder, tmp_path):
         fp.sample(connection, progress=False)
     made["north"].site.budget.open()[0].close()
     found = replay(folder.study, "north", folder.data["north"], store=tmp_path / "north", ledger=tmp_path / "north.db")
-    assert found.same == 3 and not found.different
+    assert found.same == 4 and not found.different

@@ -40,9 +40,9 @@ def test_it_is_the_default_under_budgets_and_says_what_it_is(tmp_path):
     off = (post.mean() - mean) / np.sqrt(np.diag(cov))
     assert np.all(np.abs(off) < 1.0) and np.all(np.diag(post.cov()) > 0.98 * np.diag(cov))
     assert post.settings["method"] == "private-laplace" and post.settings["exact"] is False and not post.certified
-    assert "NOT exact" in " ".join(post.summary().notes) and post.rounds == 3
+    assert "NOT exact" in " ".join(post.summary().notes) and post.rounds == 4
     for report in post.privacy.values():
-        assert report["spent"] == pytest.approx(1.0, abs=1e-6) and report["spent"] <= 1.0 and report["releases"] == 3
+        assert report["spent"] == pytest.approx(1.0, abs=1e-6) and report["spent"] <= 1.0 and report["releases"] == 4
     again = fp.sample(sites, fp.models.normal_prior(2), seed=1)
     np.testing.assert_array_equal(again.draws(100), post.draws(100))
     post.save(tmp_path / "one.zarr")

@@ -155,7 +155,7 @@ def _turn_key(method: Method) -> np.ndarray | None:
 
 
 def _one_shot(connection: Connection, ess: float | None, duration: float | None) -> Posterior:
-    """Draws from noisy derivatives at three points. Asked again, the sites tell the same at no charge."""
+    """Draws from noisy derivatives at four points. Asked again, the sites tell the same at no charge."""
     if ess is not None or duration is not None:
         raise InputError(
             "ess or duration",

@@ -75,7 +75,7 @@ def ways(question: Question, colluding: int = COLLUDING) -> list[Way]:
         Way(
             "one shot",
             one_shot_error(question),
-            'method="private-laplace": three rounds of noisy derivatives. Not exact; its intervals allow for the noise.',
+            'method="private-laplace": four rounds of noisy derivatives. Not exact; its intervals allow for the noise.',
         ),
         Way(
             "exact chain",

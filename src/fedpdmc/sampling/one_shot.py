@@ -43,7 +43,7 @@ LITTLE_LEARNT = 0.8
 def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Posterior:
     """The posterior of θ given the derivatives that private sites release with noise, all of it charged.
 
-    Each of three rounds asks every site for a noisy gradient and Hessian at one public point; the first two find the
+    Each of four rounds asks every site for a noisy gradient and Hessian at one public point; the first three find the
     point, `noise_aware.draws` are made of the last. It is not exact: the log likelihood is taken as quadratic over the
     width of the posterior, which for many records it nearly is. Sites without a budget take part without noise.
 
