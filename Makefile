@@ -8,7 +8,7 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo paper paper-page test test-long test-browser lint format docs notebooks wheel-check python-check bench soak figures clean
+.PHONY: help install demo paper paper-page test test-long test-browser lint format docs notebooks wheel-check python-check wheelhouse wheelhouse-lock bench soak load figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -25,6 +25,8 @@ help:
 	@echo "make paper-page  its figures and tables put into docs/paper.md"
 	@echo "make bench      speed and rounds against peers"
 	@echo "make soak       50,000 rounds over gRPC, the memory of every party plotted in fedpdmc-soak/"
+	@echo "make load       25 to 200 sites over gRPC on this machine: time and memory of each"
+	@echo "make wheelhouse  all wheels for an installation without a network, in wheelhouse/, checked by their SHA-256"
 	@echo "make figures    the plots of docs/figures from the last benchmark"
 	@echo "make install    only the environment, in $(VENV)"
 	@echo "make clean      remove environments, caches and run outputs"
@@ -109,6 +111,19 @@ bench: install $(RIVAL_STAMP) $(BENCH_STAMP)
 soak: install
 	$(BIN)/python -m benchmarks.soak fedpdmc-soak
 
+# About three minutes.
+load: install
+	$(BIN)/python -m benchmarks.load
+
+# For the Python that is named (PYTHON=python3.12); wheels of other versions are not looked at.
+wheelhouse:
+	set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	$(PYTHON) -m venv "$$folder/venv"; "$$folder/venv/bin/python" deploy/wheelhouse.py fill wheelhouse
+
+# After a pin has moved: the hashes of all wheels, in deploy/requirements.txt.
+wheelhouse-lock: install
+	$(BIN)/python deploy/wheelhouse.py lock
+
 paper-page: install
 	$(BIN)/python -m benchmarks.paper_page
 
@@ -116,5 +131,5 @@ figures: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.figures
 
 clean:
-	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist fedpdmc-demo fedpdmc-paper fedpdmc-soak
+	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist wheelhouse fedpdmc-demo fedpdmc-paper fedpdmc-soak
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,23 +1,26 @@
 """Fuzz every parser of the package for a while; run as a script.
 
-``python -m tests.fuzz.soak FOLDER --seconds 240 --workers 14 --seed 1`` divides the targets among processes, each of which
-fuzzes one target after the other for its share of the time. It prints the executions of every target and everything that was
-raised and is not an error of the package; FOLDER has the inputs. The exit status is the number of such places, at most 100.
+``python -m tests.fuzz.soak FOLDER --seconds 240 --workers 14 --seed 1`` divides the targets among workers. Each target is
+fuzzed in a process of its own, which is started again if an input kills it. At the end it prints the executions of every
+target and everything that was raised and is not an error of the package; FOLDER has the inputs. The exit status is the
+number of such places, at most 100.
 """
 
 import argparse
 import collections
 import json
 import logging
-import multiprocessing
+import mmap
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz.engine import Findings, Target, fuzz, keep
+from tests.fuzz.engine import MOST_BYTES, Findings, Target, Violation, fuzz, keep
 
 
 def makers() -> dict:
@@ -34,23 +37,63 @@ def make(name: str, folder: Path) -> Target:
     return makers()[name](own)
 
 
-def work(names: list[str], seconds: float, seed: int, folder: Path) -> list[Findings]:
-    """Fuzz some targets, each for the same time."""
+def work(name: str, seconds: float, seed: int, out: Path) -> None:
+    """Fuzz one target in this process; ``out`` is a file for what was found, and ``out.last`` has the last input."""
     logging.disable(logging.CRITICAL)
     # Little is left of a disk that is in memory, and none of it is worth a sync.
     scratch = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
-    found = []
+    last = Path(f"{out}.last")
+    last.write_bytes(bytes(MOST_BYTES + 8))
     try:
-        for name in names:
-            found.append(fuzz(make(name, scratch), seconds / len(names), seed))
-            keep(found[-1], folder)
-            (folder / f"{name}-{seed}-{os.getpid()}.json").write_text(
-                json.dumps(
-                    {"target": found[-1].target, "executions": found[-1].executions, "seconds": found[-1].seconds}
-                )
-            )
+        target = make(name, scratch)
+        with open(last, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+
+            def noted(data: bytes, read=target.read):
+                memory[: 8 + len(data)] = len(data).to_bytes(8, "little") + data
+                return read(data)
+
+            target.read = noted
+            found = fuzz(target, seconds, seed)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    keep(found, out.parent)
+    facts = {key: value for key, value in vars(found).items() if key != "violations"}
+    facts["violations"] = {key: [one.data.hex(), one.text] for key, one in found.violations.items()}
+    out.write_text(json.dumps(facts))
+
+
+def supervised(names: list[str], seconds: float, seed: int, folder: Path) -> list[Findings]:
+    """Fuzz some targets, each for the same time, in processes that may die."""
+    found = []
+    for name in names:
+        end = time.monotonic() + seconds / len(names)
+        while not found or found[-1].target != name:
+            out = folder / f"{name}-{seed}.json"
+            words = [
+                str(folder),
+                "--child",
+                name,
+                "--seconds",
+                str(max(end - time.monotonic(), 1.0)),
+                "--seed",
+                str(seed),
+            ]
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-m", "tests.fuzz.soak", *words], capture_output=True
+            )
+            if done.returncode == 0:
+                facts = json.loads(out.read_text())
+                pairs = facts.pop("violations").items()
+                facts["violations"] = {key: Violation(name, bytes.fromhex(a), b) for key, (a, b) in pairs}
+                found.append(Findings(**facts | {"target": name}))
+                continue
+            said, last = done.stderr.decode(errors="replace")[-1500:], Path(f"{out}.last").read_bytes()
+            death = Violation(name, last[8:][: int.from_bytes(last[:8], "little")], said)
+            found.append(Findings(f"{name} ", violations={f"the process ended with {done.returncode}": death}))
+            keep(found[-1], folder)
+            seed += 1000
+            if time.monotonic() > end:
+                break
     return found
 
 
@@ -66,7 +109,7 @@ def report(all_found: list[Findings], began: float) -> int:
     rows = collections.defaultdict(lambda: [0, 0, 0, 0.0])
     violations = {}
     for one in all_found:
-        row = rows[one.target]
+        row = rows[one.target.strip()]
         row[0], row[1], row[2] = row[0] + one.executions, row[1] + one.refused, max(row[2], one.lines)
         row[3] += one.seconds
         violations |= {f"{one.target}: {key}": value for key, value in one.violations.items()}
@@ -92,18 +135,19 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    began, names = time.monotonic(), options.only or list(makers())
-    jobs = [
-        (own, options.seconds, options.seed + place, options.folder)
-        for place, own in enumerate(shares(names, options.workers))
-    ]
-    if options.workers == 1:
-        return min(report(work(*jobs[0]), began), 100)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.workers) as pool:
-        found = [one for some in pool.starmap(work, jobs, chunksize=1) for one in some]
+    if options.child:
+        work(options.child, options.seconds, options.seed, options.folder / f"{options.child}-{options.seed}.json")
+        return 0
+    began, jobs = time.monotonic(), shares(options.only or list(makers()), options.workers)
+    with ThreadPoolExecutor(options.workers) as pool:
+        runs = [
+            pool.submit(supervised, own, options.seconds, options.seed + place, options.folder)
+            for place, own in enumerate(jobs)
+        ]
+        found = [one for run in runs for one in run.result()]
     return min(report(found, began), 100)
 
 

@@ -10,7 +10,7 @@ from tests.fuzz.engine import Target, fuzz
 from fedpdmc.errors import InputError
 
 # Files and keys only: nothing is compiled.
-QUICK = ("addresses", "bundles", "contracts", "credentials", "csv", "decoder", "formulas", "ledgers", "options", "parquet",
+QUICK = ("addresses", "bundles", "contracts", "credentials", "csv", "decoder", "formulas", "ledgers", "options",
          "policies", "queries", "seal_files", "site_secrets", "sqlite", "stall_options",
          "status_requests", "logs")  # fmt: skip
 

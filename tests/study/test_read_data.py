@@ -290,3 +290,14 @@ def test_records_with_missing_values_are_dropped_at_every_site_and_counted_once(
         fp.connect(study, data=data)
     assert "line 6, column 'age': found a value out of bounds ('10')" in str(error.value)
     assert "found a missing value in each of 1 records" in str(error.value)
+
+
+def test_a_damaged_parquet_file_is_refused_and_ends_nothing(tmp_path):
+    """At some the reader panics, at others its process ends; here it does so in another process."""
+    path = tmp_path / "north.parquet"
+    pl.DataFrame({"ill": ["no", "yes"] * 8, "drug": ["verum"] * 16, "age": [30] * 16}).write_parquet(path)
+    content = path.read_bytes()
+    for wrong in (b"", content[:-9], content[:4] + b"\xff" * 40 + content[44:]):
+        path.write_bytes(wrong)
+        with pytest.raises(InputError, match="Give a file that can be read"):
+            read_records(STUDY, path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.study.contract import Study
 from fedpdmc.study.value_checks import Fault, FaultyRecords, Origin, checked_records, faulty_sites
 
+READ_PARQUET = "import polars, sys; polars.read_parquet(sys.argv[1])"
 DATABASES = ("sqlite:", "postgresql://", "postgres://")
 
 
@@ -137,15 +140,25 @@ def _from_file(path: Path, needed: list[str], whose: str) -> Mapping[str, pl.Ser
         raise InputError(
             whose, shown(str(path)), "Give a .csv or .parquet file, sqlite:PATH or a postgresql:// address."
         )
+    if kind == ".parquet":
+        _check_parquet(path, whose)
     try:
         # Text, so that errors can show values as they were written.
         frame = pl.read_csv(path, infer_schema=False) if kind == ".csv" else pl.read_parquet(path)
         if kind == ".csv":
             _refuse_duplicate_columns(path, whose)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        # The reader of Parquet panics at some damaged files.
         raise InputError(whose, f"{path}: {str(error)[:200]}", "Give a file that can be read.") from error
     return {name: frame[name] for name in needed if name in frame.columns}
+
+
+def _check_parquet(path: Path, whose: str) -> None:
+    """Read a Parquet file in another process first: some damaged files end the process that reads them."""
+    done = subprocess.run([sys.executable, "-c", READ_PARQUET, path], stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        found = f"{path}: {lines[-1][:200] if lines else 'a file at which the reader ends'}"
+        raise InputError(whose, found, "Give a file that can be read.")
 
 
 def _refuse_duplicate_columns(path: Path, whose: str) -> None:
