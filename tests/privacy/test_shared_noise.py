@@ -209,6 +209,27 @@ def test_a_policy_decides_whom_the_site_trusts(tmp_path):
         read_policy(tmp_path / "policy.toml").check("north", parse_study(SHARED.encode()), 12)
 
 
+def test_a_site_that_is_started_again_goes_on_with_the_same_masks_and_noise(folder, tmp_path):
+    run = b"s" * 16
+    made = agents(folder, tmp_path, run)
+    first = {name: ask(agent, wire.Derive(run, 3, X)) for name, agent in made.items()}
+    north = made["north"]
+    north.log.close()
+    north.site.budget.open()[0].close()
+    made["north"] = open_agent(
+        folder.study, "north", folder.data["north"], store=tmp_path / "north", ledger=tmp_path / "north.db",
+        credentials=read_credentials(folder.keys("north")),
+    )  # fmt: skip
+    np.testing.assert_array_equal(ask(made["north"], wire.Derive(run, 3, X)).words, first["north"].words)
+    second = [ask(agent, wire.Derive(run, 4, X)) for agent in made.values()]
+    terms = ShareTerms(4, COLLUDING, 1, *second[0].noise[:2].tolist())
+    gradient, _ = from_sum(added(*map(numbers, second)), terms, 3)
+    truth = sum(true_values(agent) for agent in made.values())
+    assert np.all(np.abs(gradient - truth[:3]) < 6 * terms.total_sd[0])
+    for agent in made.values():
+        agent.log.close()
+
+
 # in one process ----------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +258,18 @@ def test_in_one_process_the_noise_of_the_sum_is_smaller(tmp_path):
     np.testing.assert_array_equal(post.draws(20), again.draws(20))
     with pytest.raises(BudgetSpent):
         fp.sample(sites, fp.models.normal_prior(2, mean=0.1), seed=1, progress=False)
+
+
+def test_sites_of_different_totals_share_the_noise_of_what_the_study_was_granted(tmp_path):
+    sites = hospitals(tmp_path, sites=3, granted=(2.0, 1e-5))
+    (tmp_path / "b").mkdir()
+    wide = hospitals(tmp_path / "b", sites=4, epsilon=9.0, granted=(2.0, 1e-5))[3]
+    post = fp.sample([*sites, wide], fp.models.normal_prior(2), seed=1, progress=False)
+    for site in (*sites, wide):
+        limit = site.budget.study_limit(site.budget.open()[1], releases_only=True)
+        assert spent(site) == pytest.approx(limit, rel=1e-6) and spent(site) <= limit
+    shares = {name: report["spent"] for name, report in post.privacy.items()}
+    assert 0 < shares["site 3"] < shares["site 0"] < 1
 
 
 def test_noise_is_never_used_in_two_sums(tmp_path):

@@ -58,4 +58,4 @@ def _against(budget: Budget) -> str:
     """Which other sites may collude with the coordinator."""
     if budget.colluding is None:
         return ALONE
-    return f", where summaries have shared noise as long as at most {budget.colluding} other sites collude"
+    return f"; where summaries have shared noise, as long as no more than {budget.colluding} of the other sites collude"
