@@ -84,6 +84,13 @@ class BoundModel:
         """What results show."""
         return Variables(self.model.source, self.layout.width, self.names)
 
+    @property
+    def reach(self) -> np.ndarray:
+        """How much a unit of each coordinate can change a predictor or a parameter: most models have exponentials of both."""
+        largest = np.zeros(0) if self.design is None else self.design.largest
+        entries = sum(one.type.size for one in self.model.source.predictors)
+        return np.append(np.tile(largest, entries), np.ones(len(self.names) - entries * len(largest)))
+
     def constants_of(self, site: str) -> dict[str, Any]:
         """The constants at a site."""
         return {name: value[site] if isinstance(value, dict) else value for name, value in self.constants.items()}

@@ -182,6 +182,8 @@ class Study:
     @property
     def reach(self) -> np.ndarray | None:
         """How much a unit of each parameter can change the logarithm of a mean or of σ; None if there is no logarithm."""
+        if self.model is not None:
+            return self.model.reach
         if self.unknown_scale:
             return np.eye(len(self.names))[-1]
         return self.design.largest if self.family == "poisson" else None
