@@ -86,7 +86,7 @@ class BoundModel:
 
     @property
     def reach(self) -> np.ndarray:
-        """How much a unit of each coordinate can change a predictor or a parameter: most models have exponentials of both."""
+        """How much a unit of each coordinate can change a predictor or a parameter: most models exponentiate both."""
         largest = np.zeros(0) if self.design is None else self.design.largest
         entries = sum(one.type.size for one in self.model.source.predictors)
         return np.append(np.tile(largest, entries), np.ones(len(self.names) - entries * len(largest)))
