@@ -20,13 +20,24 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "".join((DOCS / name).read_text() for name in ("deploy.md", "operate.md", "study-security.md"))
 
 
+def weibull():
+    """The model that the page on model files builds."""
+    text = (DOCS / "model-files.md").read_text(encoding="utf-8")
+    found = {}
+    exec(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0], found)
+    return found["model"]
+
+
+WEIBULL = weibull()
+
+
 def blocks(language):
     found = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.S | re.M)
     return [text for tag, text in found if tag == language]
 
 
 def test_the_contract_and_the_policy_can_be_used(tmp_path):
-    contract, without, privacy, policy, superlink, pinned = blocks("toml")
+    contract, without, privacy, policy, survival, allowed, superlink, pinned = blocks("toml")
     study = parse_study(contract.encode())
     assert study.names == ("Intercept", "drug[T.verum]", "age")
     other = contract.replace("[dynamics]", without.strip() + "\n#").replace('"own"', '"none"', 1)
@@ -38,6 +49,10 @@ def test_the_contract_and_the_policy_can_be_used(tmp_path):
     found = read_policy(tmp_path / "policy.toml")
     found.check("north", study, 100)
     assert set(found.certificates) == {"south"}
+    with_file = parse_study(survival.encode(), lambda name: WEIBULL.text.encode())
+    assert with_file.names[-1] == "log_shape"
+    (tmp_path / "policy.toml").write_text(allowed)
+    read_policy(tmp_path / "policy.toml").check("north", with_file, 60)
     three = contract.replace('"south"]', '"south", "west"]').replace('"own"', '"summed"', 1)
     assert parse_study(three.encode()).derivatives == "summed"
 
