@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.enclosures.by_numpy import mapped_by_numpy
 
 import fedpdmc as fp
 from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose, triangular
@@ -85,6 +86,27 @@ def test_factors_of_large_matrices_are_held_as_the_library_computes_them(conditi
     found = enclose(solved, Cell(0.0))(Series(jnp.asarray(1.0), jnp.asarray(0.0), jnp.asarray(1.0)))
     for values in (solved(jnp.asarray(1.0)), jax.jit(jax.vmap(solved))(jnp.ones(2))[0]):
         assert np.all(np.abs(values - found.value) <= found.error) and np.all(np.isfinite(found.error))
+
+
+@pytest.mark.usefixtures("double")
+def test_factors_of_a_smooth_kernel_keep_their_digits():
+    """A condition of 1e5: a recursion of intervals would lose all of them."""
+    place, scale = np.linspace(0.0, 4.0, 12), np.arange(1.0, 13.0)
+
+    def slope(length):
+        def field(x):
+            kernel = jnp.exp(-0.5 * ((place[:, None] - place) / x) ** 2) + 1e-4 * jnp.eye(12)
+            return scale @ (jnp.linalg.cholesky(kernel) @ scale)
+
+        return jax.jvp(field, (length,), (1.0,))[1]
+
+    def series(length):
+        return enclose(slope, Cell(0.0))(Series(length, jnp.asarray(0.0), jnp.asarray(1.0)))
+
+    found = mapped_by_numpy(series, np.array([0.7, 1.0]))
+    computed = jax.jit(jax.vmap(slope))(jnp.array([0.7, 1.0]))
+    assert np.all(np.abs(computed - found.value) <= found.error)
+    assert np.all(found.error < 1e-3 * np.abs(computed))
 
 
 @pytest.mark.usefixtures("double")

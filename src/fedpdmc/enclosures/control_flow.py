@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedpdmc.enclosures import triangular
 from fedpdmc.enclosures.cancelling_shifts import settled
 from fedpdmc.enclosures.domain import Domain, Form, is_point, shape_of
 from fedpdmc.enclosures.shared_rules import picked_case
-from fedpdmc.enclosures.triangular import factor_program
 
 # Evaluates a program on a domain: the interpreter's `run`.
 Run = Callable[..., list[Form]]
@@ -112,16 +112,20 @@ def _linear_solve(domain: Domain, run: Run, equation, forms) -> list[Form]:
 
 
 def _factorised(domain: Domain, run: Run, equation, forms) -> list[Form] | None:
-    """A Cholesky factor or a triangular solve by its recursion; None if the matrix is constant: there is a rule for that."""
-    name = equation.primitive.name
-    if is_point(forms[0]):
+    """A Cholesky factor or a triangular solve (`triangular`); None if the matrix is constant: there is a rule for that."""
+    name, params = equation.primitive.name, equation.params
+    matrix, *others = forms
+    if is_point(matrix):
         return None
     if domain.eager:
         raise NotImplementedError("a matrix that depends on the parameters, on balls")
-    shapes = [shape_of(form) for form in forms]
-    program = factor_program(name, equation.params, shapes)
-    closed = jax.make_jaxpr(program)(*(jax.ShapeDtypeStruct(shape, forms[0].dtype) for shape in shapes))
-    return [settled(domain, form) for form in run(domain, closed.jaxpr, closed.consts, forms)]
+    triangular.check_rows(shape_of(matrix))
+    known = domain.still(lambda middle: triangular.inverses(name, params, middle), matrix)
+    wider = domain.wider(lambda size: triangular.backward_error(name, size), matrix)
+    args = [wider, *others, *known]
+    program = triangular.factor_program(name, params, len(shape_of(matrix)))
+    closed = jax.make_jaxpr(program)(*(jax.ShapeDtypeStruct(shape_of(form), matrix.dtype) for form in args))
+    return [settled(domain, form) for form in run(domain, closed.jaxpr, closed.consts, args)]
 
 
 CONTROL: dict[str, Callable[..., list[Form] | None]] = {

@@ -150,6 +150,14 @@ class Domain(eqx.Module):
     def full(self, x: Form, like: Form) -> Form:
         """An enclosure with every part an array of the shape that ``like`` needs, as a loop carries it."""
 
+    def still(self, function: Callable, x: Form) -> list[Form]:
+        """What a function makes of the middle of a form, (value, error) for each, as enclosures that do not move."""
+        raise NotImplementedError(f"the middle of a value {self.title}")
+
+    def wider(self, function: Callable, x: Form) -> Form:
+        """The form with an error more: a function of the bound of its absolute values."""
+        raise NotImplementedError(f"a wider value {self.title}")
+
     def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
         """A value under ``stop_gradient``, split into a smooth part and a shift that may cancel; None leaves it whole.
 

@@ -137,6 +137,15 @@ class Cell(Domain):
             series.value, series.error, series.slope, series.turn, series.low, series.high
         )))  # fmt: skip
 
+    def still(self, function: Callable, x: Form) -> list[Series]:
+        """The middle is the value at the start."""
+        return [Series(value, error) for value, error in function(lifted(x).value)]
+
+    def wider(self, function: Callable, x: Form) -> Series:
+        """Of a series."""
+        w = lifted(x)
+        return Series(w.value, w.error + function(size(self, w)), w.slope, w.turn, w.low, w.high)
+
     def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
         """Of a maximum the smooth part is the mean with the weights of the softmax at the start.
 

@@ -1,8 +1,18 @@
 """Cholesky factors and triangular solves whose matrix depends on the parameters, as programs that domains can follow.
 
-Rounding. A library adds up the terms of an entry in an order of its own, from entries that it has computed before. By
-induction these lie in their enclosures, and an entry made of n terms is off by at most ``n + 2`` units of the sum of their
-sizes, whatever the order. The rules of products and sums, by which these programs are enclosed, allow for more.
+The recursions of both lose what intervals have in common: the width of an entry grows with every row, exponentially where
+rows are nearly dependent. So the matrix is first brought close to the identity. With R the inverse, computed in floating
+point and then taken as it is, of the factor ``L_0`` in the middle of the domain,
+
+    chol A = R⁻¹ chol(R A Rᵀ),        T x = b  ⇔  (R T) x = R b  with R about T_0⁻¹,
+
+and the recursions run on matrices near the identity, where they lose little. ``R⁻¹ = X ± δ``: with ``R X = I + F`` and
+``f = ‖F‖_∞ < 1`` every entry of ``(I + F)⁻¹ − I`` is at most ``f/(1 − f)``, so ``δ_ij ≤ Σ_k |X_ik| f/(1 − f)``.
+
+Rounding. What a library computes is exact for a matrix nearby, in whatever order it adds (Higham, Accuracy and stability of
+numerical algorithms, theorems 10.3 and 8.5): ``L̂ L̂ᵀ = A + Δ`` with ``|Δ_ij| ≤ γ √(a_ii a_jj)``, and ``(T + Δ) x̂ = b`` with
+``|Δ| ≤ γ |T|``, where ``γ`` is about ``n + 1`` units. The matrix is widened by more than that, so that its exact factor or
+solution and the computed one are both enclosed.
 """
 
 from __future__ import annotations
@@ -14,28 +24,89 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 
 # Of a matrix. Beyond, libraries invert blocks, which is rounded in another way.
 MOST_ROWS = 32
 
 
-def factor_program(name: str, params: dict[str, Any], shapes: list[tuple[int, ...]]) -> Callable:
-    """A program for ``cholesky`` or ``triangular_solve``, of arrays of these shapes.
+def check_rows(shape: tuple[int, ...]) -> None:
+    """Refuse a matrix that is too large.
 
     Raises
     ------
     NotImplementedError
-        If the matrix is too large.
     """
-    rows = shapes[0][-1]
-    if rows > MOST_ROWS:
+    if shape[-1] > MOST_ROWS:
         raise NotImplementedError(
-            f"a matrix of {rows} rows that depends on the parameters; up to {MOST_ROWS} are followed"
+            f"a matrix of {shape[-1]} rows that depends on the parameters; up to {MOST_ROWS} are followed"
         )
-    program = _cholesky if name == "cholesky" else lambda a, b: _solved(params, a, b)
-    for _ in shapes[0][:-2]:
-        program = jax.vmap(program)
-    return program
+
+
+def backward_error(name: str, size: Any) -> Any:
+    """How far the matrix is whose exact result a library computes, from the sizes of entries."""
+    room = (size.shape[-1] + 4) * float(jnp.finfo(size.dtype).eps)
+    if name != "cholesky":
+        return room * size
+    root = jnp.sqrt(jnp.diagonal(size, axis1=-2, axis2=-1))
+    return room * root[..., :, None] * root[..., None, :]
+
+
+def inverses(name: str, params: dict[str, Any], middle: Any) -> tuple[tuple[Any, Any], ...]:
+    """Of the matrix in the middle of a domain: R, and for a factor ``X ≈ R⁻¹``, each with its error."""
+
+    def found(a):
+        rows = a.shape[0]
+        if name == "cholesky":
+            factor, lower = jnp.linalg.cholesky(_symmetric(a), symmetrize_input=False), True
+        else:
+            factor, lower = _triangle(params, a)
+        cut = jnp.tril if lower else jnp.triu
+        inverse = cut(solve_triangular(factor, jnp.eye(rows, dtype=a.dtype), lower=lower))
+        still = (inverse, jnp.zeros_like(inverse))
+        if name != "cholesky":
+            return (still,)
+        back = jnp.tril(factor)
+        away = jnp.abs(inverse @ back - jnp.eye(rows, dtype=a.dtype))
+        away = away + (rows + 4) * jnp.finfo(a.dtype).eps * (jnp.abs(inverse) @ jnp.abs(back) + 1)
+        worst = jnp.max(jnp.sum(away, 1)) * (1 + 1e-9)
+        share = jnp.where(worst < 0.5, worst / (1 - worst), jnp.nan)
+        return still, (
+            back,
+            jnp.tril(jnp.sum(jnp.abs(back), 1, keepdims=True) * share * jnp.ones_like(back)) * (1 + 1e-9),
+        )
+
+    return _over_stacks(found, middle.ndim)(middle)
+
+
+def factor_program(name: str, params: dict[str, Any], axes: int) -> Callable:
+    """A program for ``cholesky`` or ``triangular_solve`` of the arguments and `inverses`, for stacks of so many axes."""
+    return _over_stacks(_factor if name == "cholesky" else lambda a, b, r: _solution(params, a, b, r), axes)
+
+
+def _over_stacks(function: Callable, axes: int) -> Callable:
+    for _ in range(axes - 2):
+        function = jax.vmap(function)
+    return function
+
+
+def _symmetric(a):
+    """As libraries read it: the lower half, twice."""
+    return jnp.tril(a) + jnp.tril(a, -1).T
+
+
+def _triangle(params: dict[str, Any], a) -> tuple[Any, bool]:
+    """The T of ``T x = b`` for columns x, and whether it is lower triangular; ``x A = b`` is ``Aᵀ xᵀ = bᵀ``."""
+    turned = params["transpose_a"] == params["left_side"]
+    lower = params["lower"] != turned
+    a = a.T if turned else a
+    if params["unit_diagonal"]:
+        return (jnp.tril(a, -1) if lower else jnp.triu(a, 1)) + np.eye(a.shape[0]), lower
+    return jnp.tril(a) if lower else jnp.triu(a), lower
+
+
+def _factor(a, r, x):
+    return x @ _cholesky(r @ _symmetric(a) @ r.T)
 
 
 def _cholesky(a):
@@ -53,18 +124,19 @@ def _cholesky(a):
     return lax.scan(column, jnp.zeros_like(a), given)[0]
 
 
-def _solved(params: dict[str, Any], a, b):
-    """The x with ``a x = b``, or ``x a = b``, row by row: ``x_i = (b_i − Σ_k a_ik x_k)/a_ii``."""
+def _solution(params: dict[str, Any], a, b, r):
+    t, lower = _triangle(params, a)
     if not params["left_side"]:
-        turned = {**params, "left_side": True, "transpose_a": not params["transpose_a"]}
-        return _solved(turned, a, b.T).T
-    lower = params["lower"] != params["transpose_a"]
-    a = a.T if params["transpose_a"] else a
+        return _solved(lower, r @ t, r @ b.T).T
+    return _solved(lower, r @ t, r @ b)
+
+
+def _solved(lower: bool, a, b):
+    """The x with ``a x = b``, row by row: ``x_i = (b_i − Σ_k a_ik x_k)/a_ii``."""
 
     def row(x, given):
         unit, entries, right = given
         rest = right - entries @ x
-        found = rest if params["unit_diagonal"] else rest / (unit @ entries)
-        return x + jnp.outer(unit, found), None
+        return x + jnp.outer(unit, rest / (unit @ entries)), None
 
     return lax.scan(row, jnp.zeros_like(b), (np.eye(len(a)), a, b), reverse=not lower)[0]

@@ -110,6 +110,16 @@ class Stretch(Domain):
         *parts, error = (jnp.zeros(shape, curve.dtype) if p is None else jnp.broadcast_to(p, shape) for p in parts)
         return Curve(tuple(parts), error)
 
+    def still(self, function: Callable, x: Form) -> list[Curve]:
+        """Stretch by stretch."""
+        found = jax.vmap(function, in_axes=-1, out_axes=-1)(first_of(lifted(x)))
+        return [Curve((value,), error) for value, error in found]
+
+    def wider(self, function: Callable, x: Form) -> Curve:
+        """Stretch by stretch."""
+        curve = lifted(x)
+        return Curve(curve.parts, curve.error + jax.vmap(function, in_axes=-1, out_axes=-1)(curve.size))
+
     def extreme(self, x: Form) -> tuple[Form, Form] | None:
         """The number in the middle, and the rest."""
         if not isinstance(x, Curve):

@@ -1,0 +1,82 @@
+"""Models with a Cholesky factor that depends on the parameters, and models by ``scan``: against quadrature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy import special
+from tests.statistical.checks import t_test
+
+import fedpdmc as fp
+
+PLACES = np.array([0.0, 0.4, 1.0, 1.7, 2.0])
+FIELD = np.array([0.8, 1.1, 0.2, -1.0, -0.9])
+STEPS = np.array([0.1, -0.4, 0.3, 2.6, 3.4, 2.9, 0.2])
+
+
+def gaussian_process(x, data):
+    """Values of a Gaussian process; its log length and log scale are the parameters."""
+    distance = data["place"][:, None] - data["place"]
+    kernel = jnp.exp(2 * x[1] - 0.5 * (distance / jnp.exp(x[0])) ** 2) + 0.05 * jnp.eye(len(data["place"]))
+    factor = jnp.linalg.cholesky(kernel)
+    white = jax.scipy.linalg.solve_triangular(factor, data["y"], lower=True)
+    return 0.5 * white @ white + jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+
+def hidden_markov(x, data):
+    """Two states with means 0 and exp x[1], and the logit of staying x[0], summed out from left to right."""
+    stay, leave = jax.nn.log_sigmoid(x[0]), jax.nn.log_sigmoid(-x[0])
+    moves = jnp.stack([jnp.stack([stay, leave]), jnp.stack([leave, stay])])
+    seen = -0.5 * (data["y"][:, None] - jnp.stack([jnp.zeros(()), jnp.exp(x[1])])) ** 2
+
+    def step(forward, here):
+        return special.logsumexp(forward[:, None] + moves, axis=0) + here, None
+
+    last, _ = jax.lax.scan(step, seen[0], seen[1:])
+    return -special.logsumexp(last)
+
+
+CASES = {
+    "cholesky": (gaussian_process, {"place": PLACES, "y": FIELD}),
+    "scan": (hidden_markov, {"y": STEPS}),
+}
+
+
+def quadrature(function, data):
+    """Means, squares and skews of the posterior under a standard normal prior, on a grid; about the grid's own mean."""
+    axis = np.linspace(-6.0, 6.0, 241)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    with jax.enable_x64(True):
+        data = jax.tree.map(jnp.asarray, data)
+        energy = np.asarray(jax.jit(jax.vmap(lambda x: function(x, data)))(jnp.asarray(grid)))
+    energy = energy + 0.5 * np.sum(grid**2, 1)
+    weight = np.exp(energy.min() - energy)
+    weight /= weight.sum()
+    center = weight @ grid
+    return center, weight @ features(grid, center)
+
+
+def features(draws, center):
+    u = draws - center
+    return np.concatenate([u, u**2, u**3], -1)
+
+
+def compare(post, truth):
+    center, expected = truth
+    names = [f"{power} of {name}" for power in ("mean", "square", "cube") for name in post.names]
+    return t_test(names, features(post.draws(200), center).mean(1), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_draws_have_the_moments_of_quadrature(name):
+    function, data = CASES[name]
+    post = fp.sample(
+        fp.Site(function, data=data, name="all"), fp.models.normal_prior(2), dynamics=fp.ZigZag(), reference="laplace",
+        chains=128, duration=100.0, burn_in=20.0, seed=3, progress=False,
+    )  # fmt: skip
+    assert post.certified
+    found = compare(post, quadrature(function, data))
+    assert found.exact, str(found)
+    other = compare(post, quadrature(function, {**data, "y": 0.9 * data["y"]}))
+    assert not other.exact, str(other)
