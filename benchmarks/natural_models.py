@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +39,15 @@ def main() -> None:
         print(json.dumps(alone(*options.one)))
         return
     found = []
-    tasks = [(who, name) for name in options.models or names() for who in ("ours", "nuts")]
+    chosen = options.models or names()
     with ThreadPoolExecutor(options.processes) as pool:
-        for report in pool.map(lambda task: child(*task, options.limit), tasks):
-            found.append(report)
-            print({key: value for key, value in report.items() if key != "moments"}, flush=True)
-    if options.out:
-        Path(options.out).write_text(json.dumps(found, indent=1))
+        # The package's runs are the longest: they begin first.
+        waiting = [pool.submit(child, who, name, options.limit) for who in ("ours", "nuts") for name in chosen]
+        for done in as_completed(waiting):
+            found.append(done.result())
+            print({key: value for key, value in found[-1].items() if key != "moments"}, flush=True)
+            if options.out:
+                Path(options.out).write_text(json.dumps(found, indent=1))
     print(table(found))
 
 
@@ -194,8 +196,8 @@ def table(reports: list[dict]) -> str:
     by_model: dict[str, dict] = {}
     for report in reports:
         by_model.setdefault(report["model"], {})[report["contestant"]] = report
-    for name, pair in by_model.items():
-        mine, rival = pair["ours"], pair["nuts"]
+    for name in (name for name in CASES if name in by_model):
+        mine, rival = (by_model[name].get(who, {"error": "not run"}) for who in ("ours", "nuts"))
         size = len(rival.get("moments", {}).get("mean", ()))
         theirs = f"{rival['first']:.0f}, {rival['steady']:.0f}" if "moments" in rival else rival["error"][-60:]
         if "moments" not in mine or "moments" not in rival:

@@ -167,6 +167,7 @@ class Discontinuous(NoEnclosure):
         FedPDMCError.__init__(
             self,
             f"the potential may jump at {where}: {primitive!r}, {reason}. A gradient does not show a jump, so that draws "
-            "would be wrong. Let both branches have the same value where they meet; write a limit of the support as a "
-            "change of variables (such as x = min(y) - exp(z)), a change point as a sum over its places or a smooth step.",
+            "would be wrong. Let both branches have the same value where they meet; write a limit of the support as "
+            "constraints=(A, b) of fedpdmc.sample or as a change of variables (such as x = min(y) - exp(z)), a change "
+            "point as a sum over its places or a smooth step.",
         )

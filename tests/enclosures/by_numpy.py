@@ -8,6 +8,7 @@ import numpy as np
 import scipy.special
 from jax.extend import core
 
+from fedpdmc.enclosures.control_flow import scan_lengths
 from fedpdmc.enclosures.recognised_calls import INNER
 
 
@@ -60,7 +61,7 @@ def _by_jax(primitive, values, params):
 
 
 def _scan(values, params):
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = scan_lengths(params)
     fixed, carry, series = values[:consts], values[consts : consts + carries], values[consts + carries :]
     steps, length = [], params["length"]
     for k in reversed(range(length)) if params["reverse"] else range(length):

@@ -12,6 +12,8 @@ from tests import zoo
 import fedpdmc as fp
 from fedpdmc.enclosures import check_continuity, smoothed
 from fedpdmc.errors import Discontinuous
+from fedpdmc.potentials import Program
+from fedpdmc.sites.opening import Opening, choose_clock
 
 Y = np.random.default_rng(0).normal(size=7)
 T = np.arange(7.0)
@@ -130,3 +132,23 @@ def test_a_run_is_refused_before_it_begins():
     for reference in (None, "laplace"):
         with pytest.raises(Discontinuous, match="change of variables"):
             fp.sample([site], fp.models.normal_prior(1), dynamics=fp.ZigZag(), reference=reference, duration=1.0)
+
+
+def opened(function, adaptive=True):
+    """A site of a function of one parameter, opened as a run does it."""
+    told = Opening(fp.Reference(jnp.zeros(1), jnp.ones(1)), fp.ZigZag(), adaptive=adaptive)
+    return choose_clock(fp.Site(Program(function, jnp.asarray(T), 1), name="a"), told)
+
+
+@pytest.mark.usefixtures("double")
+def test_bounds_that_are_not_proved_warn_of_a_jump():
+    with pytest.warns(UserWarning, match=r"'adaptive'.*may jump.*constraints=\(A, b\)"):
+        opened(lambda x, t: jnp.sum(jnp.where(t < x[0], 1.0, 2.0)))
+
+
+@pytest.mark.usefixtures("double")
+def test_bounds_that_are_not_proved_take_a_primitive_without_a_rule():
+    program = Program(lambda x, t: jnp.sum(jax.lax.bessel_i1e(x[0] * t)), jnp.asarray(T), 1)
+    program.check_continuity(lenient=True)
+    with pytest.raises(Discontinuous, match="bessel_i1e"):
+        program.check_continuity()

@@ -151,15 +151,17 @@ class Program(Potential):
         error = jnp.broadcast_to(found.error, shape)
         return tuple(jnp.zeros(shape) if part is None else jnp.broadcast_to(part, shape) for part in parts), error
 
-    def check_continuity(self) -> None:
+    def check_continuity(self, lenient: bool = False) -> None:
         """Show that the function has no jumps for these data, and that its gradient is its own; the rest is a quadratic.
+
+        Where ``lenient``, primitives without rules are taken for continuous.
 
         Raises
         ------
         Discontinuous
             Where that is not shown.
         """
-        check_continuity(self._likelihood, self.dim)
+        check_continuity(self._likelihood, self.dim, lenient)
 
     def check(self, rotating: bool, flips: bool) -> None:
         """Walk through the program once, without computing anything.

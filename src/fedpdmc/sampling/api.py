@@ -59,6 +59,7 @@ def sample(
     names: Sequence[str] | None = None,
     progress: bool = True,
     method: str | None = None,
+    constraints: Any = None,
 ) -> Posterior:
     """Draw from the posterior ``π(x) ∝ exp(−U_0(x) − Σ_m U_m(x))``, exactly, without pooling the sites' records.
 
@@ -102,6 +103,9 @@ def sample(
         All events, or exact moments and a bounded number of draws.
     names : sequence of str, optional
         The parameters' names.
+    constraints : pair of arrays, optional
+        ``(A, b)`` of shapes (m, d) and (m,): the posterior is limited to ``A x ≤ b``, and paths turn exactly at the limits.
+        For boxes, truncated supports and orders of parameters, with sites in this process.
     progress : bool
         Show how far it is: a bar on a terminal, one output in a notebook, elsewhere a line on standard error now and
         then while it takes long.
@@ -136,7 +140,7 @@ def sample(
     check_length(duration, ess)
     if isinstance(sites, StudyConnection):
         said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
-                "burn_in": burn_in, "init": init, "seed": seed, "names": names}  # fmt: skip
+                "burn_in": burn_in, "init": init, "seed": seed, "names": names, "constraints": constraints}  # fmt: skip
         for name, value in said.items():
             if value is not None:
                 where = "to connect()" if name == "seed" else "in the contract"
@@ -145,7 +149,7 @@ def sample(
     wanted = Settings(
         sites=sites, prior=prior, prior_at=prior_at, dynamics=dynamics, reference=reference, control=control,
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
-        names=names,
+        names=names, constraints=constraints,
     )  # fmt: skip
     with showing(progress):
         chosen = suited(choose(wanted))

@@ -19,6 +19,7 @@ from fedpdmc._jax.random_streams import ChainKeys, chain_keys, exponentials, uni
 from fedpdmc.clocks import Clock, Path, clock_for, follow, pick
 from fedpdmc.dynamics import QUARTER, Dynamics, Turn
 from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
+from fedpdmc.dynamics.walls import Walls
 from fedpdmc.plan import Arrival, Plan, TurnSchedule
 from fedpdmc.potentials import Potential
 from fedpdmc.sampling.prior_shares import shares
@@ -132,6 +133,8 @@ class Coordinator(eqx.Module):
         The rate at which the shares of the prior are renewed, where the sites hold it.
     begin : float
         The process time at which the chains set out.
+    walls : Walls, optional
+        Limits of the support, at which the path turns.
     """
 
     dynamics: Dynamics
@@ -139,6 +142,7 @@ class Coordinator(eqx.Module):
     segments: int = eqx.field(static=True)
     redistribution: float = eqx.field(default=0.0, static=True)
     begin: float | Float[Array, ""] = 0.0
+    walls: Walls | None = None
 
     @classmethod
     def of(
@@ -148,10 +152,11 @@ class Coordinator(eqx.Module):
         segments: int,
         redistribution: float = 0.0,
         begin: float = 0.0,
+        walls: Walls | None = None,
     ) -> Coordinator:
         """A coordinator for a public potential in whitened coordinates."""
         clock = None if potential is None else clock_for(potential, dynamics)
-        return cls(dynamics, clock, segments, redistribution, jnp.asarray(float(begin)))
+        return cls(dynamics, clock, segments, redistribution, jnp.asarray(float(begin)), walls)
 
     def reach(self, state: State) -> Float[Array, " C"]:
         """How far ahead a plan of several segments reaches: so far that most plans end in an event of a site.
@@ -205,7 +210,7 @@ class Coordinator(eqx.Module):
 
     def schedule(self, state: State, left: Float[Array, " C"]) -> TurnSchedule | None:
         """What a plan follows from if the coordinator has no events of its own but turns."""
-        other = self.clock is not None or self.dynamics.excess > 0 or self.redistribution > 0
+        other = self.clock is not None or self.walls is not None or self.dynamics.excess > 0 or self.redistribution > 0
         return None if state.turn is None or other else TurnSchedule(state.turn.wait, state.turn.number, left)
 
     def _turn_velocities(self, keys: PublicKeys, state: State) -> Float[Array, "C S d"]:
@@ -246,8 +251,12 @@ class Coordinator(eqx.Module):
         refreshing, refresh = refresh is not None, never if refresh is None else refresh
         flip_rates = self._largest_excess(a, v)
         flip = level[1] / jnp.sum(flip_rates, -1) if dynamics.excess > 0 else never
-        public = public_arrival(jnp.minimum(left, jnp.minimum(refresh, flip)))
-        wait = jnp.minimum(jnp.minimum(refresh, flip), public.time)
+        wall, which = never, jnp.zeros(left.shape, int)
+        if self.walls is not None:
+            wall, which = self.walls.first(dynamics, a, v)
+        own = jnp.minimum(jnp.minimum(refresh, flip), wall)
+        public = public_arrival(jnp.minimum(left, own))
+        wait = jnp.minimum(own, public.time)
         refreshed, flipped = refresh <= wait, flip <= wait
         struck = wait < left
         if dynamics.turns:
@@ -263,6 +272,9 @@ class Coordinator(eqx.Module):
         if refreshing:
             jumped = jnp.where(refreshed[:, None], fresh, jumped)
             ending = jnp.where(refreshed, REFRESHED, ending)
+        if self.walls is not None:
+            bounced, met = self.walls.bounced(dynamics, end_v, which), wall <= wait
+            jumped, ending = jnp.where(met[:, None], bounced, jumped), jnp.where(met, JUMPED, ending)
         next_v = jnp.where(struck[:, None], jumped, end_v)
         return jnp.minimum(wait, left), jnp.where(struck, ending, NOTHING), end_a, next_v
 

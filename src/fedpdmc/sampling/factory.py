@@ -15,6 +15,7 @@ from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
 from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.sampling.budget_horizon import Pace
+from fedpdmc.sampling.constraints import start_inside, walls_of
 from fedpdmc.sampling.coordinator import Coordinator, State
 from fedpdmc.sampling.engines.base import Engine, Federation
 from fedpdmc.sampling.engines.chunked import CompiledEngine
@@ -51,7 +52,8 @@ def coordinator_key(method: Method):
 
 def coordinator(method: Method, burn_in: float = 0.0) -> Coordinator:
     """The coordinator of a run."""
-    return Coordinator.of(method.dynamics, method.public, method.segments, method.redistribution, -burn_in)
+    walls = walls_of(method.constraints, method.reference)
+    return Coordinator.of(method.dynamics, method.public, method.segments, method.redistribution, -burn_in, walls)
 
 
 def federation(method: Method) -> Federation:
@@ -113,13 +115,16 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     count = jnp.zeros(chains, int)
     number = count + method.first_plan
     spread, v = _spread(method.dynamics, keys, number, dim)
-    if method.init is not None:
-        a = jnp.broadcast_to(method.reference.to_a(jnp.asarray(method.init)), (chains, dim))
+    told = method.init is not None
+    if told:
+        center = method.reference.to_a(jnp.asarray(method.init))
     elif method.whitened:
-        a = _on_sphere(spread) if method.elsewhere else spread
+        center, spread = jnp.zeros(dim), _on_sphere(spread) if method.elsewhere else spread
     else:
         center = jnp.zeros(dim) if method.prior is None else jnp.asarray(prior_mean(method.prior))
-        a = method.reference.to_a(center) + 0.1 * spread
+        center, spread = method.reference.to_a(center), 0.1 * spread
+    center = jnp.broadcast_to(center, (chains, dim))
+    a = start_inside(walls_of(method.constraints, method.reference), center, spread, told)
     share = None
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)

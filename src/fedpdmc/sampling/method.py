@@ -16,6 +16,7 @@ from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, Program, Quadratic
+from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.prior_shares import Redistributed
@@ -75,6 +76,8 @@ class Method:
         What was chosen in their place, and why.
     first_plan : int
         Number of the first plan.
+    constraints : pair of arrays, optional
+        ``(A, b)``: parameters are limited to ``A x ≤ b``.
     site_event_rate : float or None
         Events of sites that a chain meets in the long run per unit of process time, where that is known beforehand.
     """
@@ -101,6 +104,7 @@ class Method:
     chosen: str = ""
     first_plan: int = 0
     site_event_rate: float | None = None
+    constraints: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def whitened(self) -> bool:
@@ -158,6 +162,10 @@ def choose(settings: Settings) -> Method:
     names = check_names(told, dim, own)
     named = None if told is None else names
     init = check_init(wanted.init, chains, dim)
+    constraints = check_constraints(wanted.constraints, dim)
+    if constraints is not None and any(not isinstance(site, Site) or site.budget is not None for site in members):
+        remedy = "Leave them out: they are for sites in this process without a privacy budget."
+        raise InputError("constraints", "sites elsewhere or with a privacy budget", remedy)
     start = _check_functions(members, prior, init, dim)
     reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
     if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
@@ -170,6 +178,7 @@ def choose(settings: Settings) -> Method:
         check_rays(members, start, np.asarray(found.matrix))
     control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
     found, control = make_controls(members, prior, found, control_name, start, named)
+    check_centre(walls_of(constraints, found), reference_name)
     if prior is not None and prior_at == "extra":
         members = (*members, Site(prior, name=PRIOR_SITE))
     public = public_potential(members, prior if prior_at == "coordinator" else None, control, found, dynamics)
@@ -195,6 +204,7 @@ def choose(settings: Settings) -> Method:
         bounds=wanted.bounds,
         variables=variables(members, names),
         open_dynamics=open_dynamics,
+        constraints=constraints,
     )
 
 

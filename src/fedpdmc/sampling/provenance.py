@@ -31,6 +31,7 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "duration": max(engine.time, 0.0),
         "seed": method.seed,
         "bounds": method.bounds,
+        "constraints": 0 if method.constraints is None else len(method.constraints[1]),
         "sites": [site.name for site in method.sites],
         "clocks": _clocks(method, engine),
         "versions": versions(),

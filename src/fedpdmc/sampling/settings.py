@@ -45,6 +45,7 @@ class Settings:
     bounds: str = "certified"
     keep: str = "skeleton"
     names: Sequence[str] | None = None
+    constraints: Any = None
 
     def __post_init__(self):
         check_length(self.duration, self.ess)

@@ -27,7 +27,7 @@ def suited(method: Method) -> Method:
 
     That is seen before anything is drawn, and from nothing that is drawn.
     """
-    if not method.open_dynamics or not method.few_rounds:
+    if not method.open_dynamics or not method.few_rounds or method.constraints is not None:
         return method
     report("checking the tails")
     walked = any(site.name == PRIOR_SITE for site in method.sites)

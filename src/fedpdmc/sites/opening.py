@@ -10,8 +10,9 @@ import numpy as np
 
 from fedpdmc.clocks import AdaptiveClock, Choice, Clock
 from fedpdmc.clocks.choose import choose
+from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.errors import InputError
+from fedpdmc.errors import Discontinuous, InputError
 from fedpdmc.potentials import (
     ControlVariate,
     LinearPredictor,
@@ -83,8 +84,8 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     NoEnclosure
         If the site's model is a function that jumps, or that has no certified bounds.
     """
-    if isinstance(site.potential, Program) and not opening.adaptive:
-        site.potential.check_continuity()
+    if isinstance(site.potential, Program):
+        _check_continuity(site.potential, site.name, opening.adaptive)
     share = None if opening.redistributed else opening.prior_share
     potential = _remainder(_padded(site.potential), opening.control, share)
     whitened = in_coordinates(potential, site, opening)
@@ -93,6 +94,16 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     if opening.adaptive and site.model is not None:
         return Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
     return choose(whitened, opening.dynamics, _center(site, opening), site.name)
+
+
+def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
+    """Refuse a function that may jump; warn of it where nothing is promised."""
+    try:
+        program.check_continuity(lenient=adaptive)
+    except Discontinuous as error:
+        if not adaptive:
+            raise
+        warn(f"site {name!r}, bounds='adaptive': {error}")
 
 
 def _center(site: Site, opening: Opening):

@@ -38,7 +38,11 @@ MOVES = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "rev", "slice", 
 
 
 class Reader(Formulas):
-    """One reading of a program."""
+    """One reading of a program; where ``lenient``, primitives without rules are taken for continuous."""
+
+    def __init__(self, lenient: bool = False):
+        super().__init__()
+        self.lenient = lenient
 
     def run(self, jaxpr, consts, args, where: str) -> list[Value]:
         """Read a program equation by equation."""
@@ -127,7 +131,7 @@ class Reader(Formulas):
             values[1:] if name in ("gather", "dynamic_slice") else values[1:2] if name.startswith("scatter") else []
         )
         jump = name in JUMPS or any(map(depends, indices)) or (name == "sort" and len(values) > 1)
-        if jump or not (Cell.knows(name) or name in MOVED or name in CONTINUOUS):
+        if jump or not (self.lenient or Cell.knows(name) or name in MOVED or name in CONTINUOUS):
             raise Discontinuous(name, where, "of a value that depends on the parameters")
         if name == "reduce_sum":
             factors = common_factors(values[0])

@@ -20,8 +20,10 @@ from fedpdmc.enclosures.continuity.program_reader import Reader
 from fedpdmc.errors import Discontinuous
 
 
-def check_continuity(function: Callable, dim: int) -> None:
+def check_continuity(function: Callable, dim: int, lenient: bool = False) -> None:
     """Show that a function of ``dim`` parameters is continuous, and that its gradient is its own.
+
+    Where ``lenient``, primitives without rules are taken for continuous.
 
     Raises
     ------
@@ -35,11 +37,11 @@ def check_continuity(function: Callable, dim: int) -> None:
         consts = [np.asarray(const) for const in closed.consts]
         known = [const.tobytes() if const.size <= small else b"" for const in consts]
         shapes = [(const.shape, str(const.dtype)) for const in consts]
-        digest = hashlib.sha256(repr((text, shapes, known)).encode()).hexdigest()
+        digest = hashlib.sha256(repr((text, shapes, known, lenient)).encode()).hexdigest()
         if digest in _SHOWN:
             return
         try:
-            _read(closed.jaxpr, consts, small)
+            _read(closed.jaxpr, consts, small, lenient)
         except Discontinuous:
             if all(const.size <= small for const in consts):
                 raise
@@ -52,9 +54,9 @@ def check_continuity(function: Callable, dim: int) -> None:
 _SHOWN: set[str] = set()
 
 
-def _read(jaxpr, consts: list[np.ndarray], small: float) -> None:
+def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool) -> None:
     """Read a program, with arrays above this size as anything."""
-    reader = Reader()
+    reader = Reader(lenient)
     values = [const if const.size <= small else reader.fresh("data", const.shape, False) for const in consts]
     with jax.ensure_compile_time_eval():
         inputs = [reader.fresh("parameters", variable.aval.shape) for variable in jaxpr.invars]

@@ -60,10 +60,13 @@ class Decision(NamedTuple):
 
 
 def applies(columns, coordinator: Coordinator) -> bool:
-    """Whether flips are local, paths are lines, and some site is sent only its own coordinates."""
+    """Whether flips are local, paths are lines, and some site is sent only its own coordinates.
+
+    Paths that may end at a wall are not sent beyond it, where a model need not be defined.
+    """
     dynamics = coordinator.dynamics
     lines = dynamics.flips and not dynamics.flow.rotating and coordinator.redistribution == 0
-    return lines and any(own is not None for own in columns)
+    return lines and coordinator.walls is None and any(own is not None for own in columns)
 
 
 def first_request(chains: int, segments: int, own: int) -> Request:
