@@ -148,7 +148,7 @@ def test_bounds_that_are_not_proved_warn_of_a_jump():
 
 @pytest.mark.usefixtures("double")
 def test_bounds_that_are_not_proved_take_a_primitive_without_a_rule():
-    program = Program(lambda x, t: jnp.sum(jax.lax.bessel_i1e(x[0] * t)), jnp.asarray(T), 1)
+    program = Program(lambda x, t: jnp.max(jnp.linalg.eigvalsh(x[0] * jnp.outer(t, t))), jnp.asarray(T), 1)
     program.check_continuity(lenient=True)
-    with pytest.raises(Discontinuous, match="bessel_i1e"):
+    with pytest.raises(Discontinuous, match="eigh"):
         program.check_continuity()
