@@ -50,6 +50,4 @@ def test_chains_set_out_inside():
 
 def test_a_mode_outside_needs_another_reference():
     with pytest.raises(InputError, match="a mode outside the constraints"):
-        fp.sample(
-            logistic_site("ward"), fp.models.normal_prior(3), constraints=([[1.0, 0.0, 0.0]], [-50.0]), progress=False
-        )
+        fp.sample(logistic_site("ward"), fp.models.normal_prior(2), constraints=([[1.0, 0.0]], [-50.0]), progress=False)

@@ -41,12 +41,14 @@ def walls_of(constraints: tuple[np.ndarray, np.ndarray] | None, reference: Refer
     return Walls(jnp.asarray(normal / length[:, None]), jnp.asarray(limit))
 
 
-def check_centre(walls: Walls | None, name: str) -> None:
+def check_centre(walls: Walls | None, reference: Reference) -> None:
     """Refuse a reference about a mode outside: paths about it would meet the walls all the time."""
-    if walls is not None and name in ("laplace", "diagonal") and not bool(walls.inside(jnp.zeros((1, walls.dim)))[0]):
+    if walls is None or reference.control is None:
+        return
+    if not bool(walls.inside(jnp.zeros((1, walls.dim)))[0]):
         raise InputError(
             "reference",
-            f"{name!r}, about a mode outside the constraints",
+            "that of a mode outside the constraints",
             "Give a fedpdmc.Reference with its centre inside and the scale of the posterior, or reference='identity'.",
         )
 

@@ -178,7 +178,7 @@ def choose(settings: Settings) -> Method:
         check_rays(members, start, np.asarray(found.matrix))
     control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
     found, control = make_controls(members, prior, found, control_name, start, named)
-    check_centre(walls_of(constraints, found), reference_name)
+    check_centre(walls_of(constraints, found), found)
     if prior is not None and prior_at == "extra":
         members = (*members, Site(prior, name=PRIOR_SITE))
     public = public_potential(members, prior if prior_at == "coordinator" else None, control, found, dynamics)
