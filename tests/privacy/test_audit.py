@@ -22,6 +22,7 @@ from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.privacy.single_arrival import censored_horizon
+from fedpdmc.privacy.tail_account import tail_delta
 from fedpdmc.sites.exposure import Exposure
 from fedpdmc.sites.private_site import _pack, _unpack
 
@@ -44,8 +45,13 @@ DAILY = ("label", "replace, rotating")
 
 
 def account(site, cap=CAP, delta=DELTA):
-    """What the site's own sensitivity, from declared bounds, says of a run with this cap."""
-    return run_epsilon(site.sensitivity, site.excess, cap, delta)
+    """What the site's own sensitivity, from declared bounds, says of a run with this cap: the least of both accounts."""
+    k, rho = site.sensitivity.k_2, site.excess
+    low, high = 0.0, run_epsilon(site.sensitivity, rho, cap, delta)
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if tail_delta(middle, k / rho, k * k * cap / rho) <= delta else (middle, high)
+    return high
 
 
 def found(sites, case, delta=DELTA, cap=CAP, horizon=HORIZON, **options):
