@@ -55,6 +55,10 @@ class Loss(eqx.Module):
     def fifth(self, z: Values, y: Values) -> Values:
         """The same for the fifth derivative."""
 
+    @abc.abstractmethod
+    def beyond(self, order: int, z: Values, y: Values) -> Values:
+        """The same for a derivative of any order from three on; not as sharp as `fourth` and `fifth`."""
+
     def averaged(self, z: Values, deviation: Values, y: Values) -> tuple[Values, Values, Values]:
         """``E ℓ``, ``E ℓ'`` and ``E ℓ''`` over ``N(z, deviation²)``, by Gauss–Hermite quadrature.
 
@@ -108,6 +112,22 @@ class Logistic(Loss):
         """``¼ q (1−q²)(2−3q²)`` with ``q = 1−2p``, largest where ``2 − 15q² + 15q⁴ = 0``: below 0.1277."""
         return jnp.full_like(z, 0.1277)
 
+    def beyond(self, order, z, y):
+        """``2 n! λ(n+1)/π^{n+1}`` with ``n = order − 1`` and ``λ(s) = Σ (2k−1)^{−s}``.
+
+        ``p(z)`` is ½ less the sum of ``1/(z − x)`` over its poles, ``x = ±(2k−1)πi``; a term's n-th derivative is at most
+        ``n!/|x|^{n+1}`` on the real line.
+        """
+        return jnp.full_like(z, self.highest(order))
+
+    @staticmethod
+    def highest(order: int) -> float:
+        """The number of `beyond`."""
+        n = order - 1
+        # The terms left out of λ(n + 1) are less than the integral from the last one on.
+        some = sum((2 * k - 1.0) ** -(n + 1) for k in range(1, 100)) + 197.0**-n
+        return 2 * math.factorial(n) * some / math.pi ** (n + 1)
+
 
 class Poisson(Loss):
     """``ℓ = e^z − y z``: all higher derivatives are ``e^z``, at most ``e^{z+1}`` within distance one."""
@@ -142,6 +162,10 @@ class Poisson(Loss):
         return jnp.exp(z)
 
     def fifth(self, z, y):
+        """``e^{z+u} ≤ e^z e^{|u|}``."""
+        return jnp.exp(z)
+
+    def beyond(self, order, z, y):
         """``e^{z+u} ≤ e^z e^{|u|}``."""
         return jnp.exp(z)
 
@@ -191,3 +215,8 @@ class StudentT(Loss):
     def fifth(self, z, y):
         """``24 (ν+1) ν^{-5/2} / scale⁵``, likewise."""
         return jnp.broadcast_to(24 * (self.df + 1) * self.df**-2.5 / self.scale**5, z.shape)
+
+    def beyond(self, order, z, y):
+        """``(ν+1) (order−1)! / (√ν scale)^order``, likewise."""
+        size = (self.df + 1) * math.factorial(order - 1) / (jnp.sqrt(self.df) * self.scale) ** order
+        return jnp.broadcast_to(size, z.shape)

@@ -11,16 +11,19 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
+from fedpdmc.clocks.choose_dense import dense_choices
 from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
 from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.constraints import start_inside, walls_of
 from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.base import Engine, Federation
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 from fedpdmc.sampling.engines.in_process_private import GuardedFederation
+from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.method import Method
@@ -38,7 +41,9 @@ def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
     """The engine of a run, its sites opened, and how far ahead it plans where sites have a privacy budget."""
     parts = coordinator(method, burn_in), start_state(method, burn_in), coordinator_key(method)
     if not method.elsewhere and not any(site.budget is not None or site.log is not None for site in method.sites):
-        return CompiledEngine(local_federation(method), *parts), None
+        members = local_federation(method, dense=lockstep.suits(parts[0]))
+        engine = LockstepEngine if lockstep.applies(members.groups, parts[0]) else CompiledEngine
+        return engine(members, *parts), None
     members, pace = federation(method), None
     if members.accounts:
         pace = Pace(method.dynamics, method.dim, lambda: members.accounts, -burn_in)
@@ -75,13 +80,15 @@ def federation(method: Method) -> Federation:
     )
 
 
-def local_federation(method: Method, sites: Sequence[Site] | None = None) -> LocalFederation:
-    """All sites, or some of them, opened in this process."""
+def local_federation(method: Method, sites: Sequence[Site] | None = None, dense: bool = False) -> LocalFederation:
+    """All sites, or some of them, opened in this process; with dense clocks where they may have them and it pays."""
     members = method.own_sites if sites is None else sites
     openings, choices = [opening(method, site) for site in members], []
     for number, (site, told) in enumerate(zip(members, openings, strict=True), 1):
         report("compiling", number, len(members))
         choices.append(choose_clock(site, told))
+    if dense:
+        choices = dense_choices(choices, method.dynamics, method.chains) or choices
     return LocalFederation(
         [site.name for site in members],
         [choice.clock for choice in choices],

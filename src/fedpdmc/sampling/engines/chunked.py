@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Int, Key
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
@@ -19,6 +20,7 @@ from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.engines.base import BlockMemory, Engine
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation, Progress, begin, run_chunk
+from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.run_position import Position
 
 CHUNK_SECONDS = 0.25
@@ -56,24 +58,48 @@ class CompiledEngine(Engine):
         self.federation, self.coordinator = federation, coordinator
         chains, dim = state.a.shape
         self.keys = PublicKeys.of(key, chains)
-        self.progress: Progress = _begin(federation.groups, coordinator, state)
+        self._start(state)
         velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
-        row_bytes = chains * coordinator.segments * (9 + 8 * dim + velocities)
+        row_bytes = chains * self._knots_per_row * (9 + 8 * dim + velocities)
         self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
         self.limit, self._compiled = min(16, self.rows), False
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0
         # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
-        self._first_requests = self.progress.requests
-        self.selective = self._first_requests is not None
         self.asked = np.zeros((2, len(federation.names)), np.int64)
         # Passes and violations of each site before this process took the run up.
         self._before = np.zeros((2, len(federation.names)), np.int64)
 
+    @property
+    def _knots_per_row(self) -> int:
+        """Knots of a chain that an iteration may add."""
+        return self.coordinator.segments
+
+    def _start(self, state: State) -> None:
+        """Set out from a state."""
+        self.progress: Any = _begin(self.federation.groups, self.coordinator, state)
+        self._first_requests = self.progress.requests
+        self.selective = self._first_requests is not None
+
+    def _start_block(self, until: float) -> None:
+        """Nothing is kept of the sites from one block to the next, so that a run can be taken up between two of them."""
+        self.progress = dataclasses.replace(self.progress, requests=self._first_requests)
+
+    def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:
+        """Some iterations."""
+        self.progress, record, used = _run_chunk(
+            self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
+        )
+        return record, used
+
+    def _check_faults(self) -> None:
+        """Raise the first fault of any site."""
+        self.federation.faults(self.progress)
+
     @double_precision
     def restore(self, position: Position) -> None:
         """Continue from where a run was between two blocks."""
-        self.progress = _begin(self.federation.groups, self.coordinator, position.chains)
+        self._start(position.chains)
         self.rounds, self.asked = position.rounds, position.asked
         self._before = np.stack([position.passes, position.violations])
 
@@ -96,16 +122,15 @@ class CompiledEngine(Engine):
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
         """One block, all of it or nothing."""
         before, began = self.progress, self.time
-        start = (np.asarray(before.state.a), np.asarray(before.state.v))
-        # Nothing is kept of the sites from one block to the next, so that a run can be taken up between two of them.
-        self.progress = dataclasses.replace(before, requests=self._first_requests)
+        start, plans = (np.asarray(self.state.a), np.asarray(self.state.v)), self.plans
         try:
+            self._start_block(until)
             chunks, questions = self._chunks(until, began, tick)
             keep(Block(start, chunks, began, until))
         except BaseException:
             self.progress = before
             raise
-        rounds, asked = self._count(questions, self.plans - np.asarray(before.state.number))
+        rounds, asked = self._count(questions, self.plans - plans)
         self.rounds, self.asked = self.rounds + rounds, self.asked + asked
 
     def _count(self, questions: list[list[np.ndarray]], plans: np.ndarray) -> tuple[int, np.ndarray]:
@@ -127,16 +152,13 @@ class CompiledEngine(Engine):
         chunks, questions, iterations, target, first = [], [], 0, jnp.asarray(float(until)), self.plans
         while self.time < until:
             clock = time.perf_counter()
-            limit = jnp.asarray(self.limit)
-            self.progress, record, used = _run_chunk(
-                self.federation.groups, self.coordinator, self.keys, self.progress, target, limit, self.rows
-            )
+            record, used = self._run_chunk(target, jnp.asarray(self.limit))
             used = int(used)
             chunks.append(record.chunk(used))
             if (asked := record.questions(used, first)) is not None:
                 questions.append(asked)
             seconds = time.perf_counter() - clock
-            self.federation.faults(self.progress)
+            self._check_faults()
             iterations += used
             self._pace(seconds, used)
             rounds = self.rounds + int((self.plans - first).max())

@@ -1,0 +1,236 @@
+"""All sites in one process by dense clocks: every chain advances one piece of its path in every iteration.
+
+A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the records of all
+sites gives their rates along the pieces of all chains (`fedpdmc.potentials.record_curves`), and one stream of candidates
+serves the superposed clocks (`fedpdmc.clocks.dense_candidates`). The few chains whose candidates the curves do not reject
+are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the end of the block.
+
+Plans are not made here, since sites and coordinator are one program, but they are counted as `Coordinator.plan_ahead` would
+cut them: a plan ends with the event of a site, after its last segment, or where it reaches.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fedpdmc._jax.compilation import apart
+from fedpdmc._jax.random_streams import exponentials, normals, uniforms
+from fedpdmc.clocks.batching import gathered
+from fedpdmc.clocks.dense import DenseClock, decide, is_poor, second_order_candidate
+from fedpdmc.clocks.dense_candidates import DRAWN, LOOKS, Found, cells_of, first_candidate
+from fedpdmc.clocks.path import FINE
+from fedpdmc.potentials.record_curves import Curves, cosine_and_sine
+from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
+from fedpdmc.sampling.engines.event_buffer import Record
+
+# Chains whose records are passed over together in 64 bits, on a processor; on an accelerator this share of them.
+LANES, WIDE_SHARE = 8, 8
+# Uniforms of a site's candidate under a second-order bound; the number of the first draw of a block.
+UNIFORMS_IN_CELLS, FIRST = 2, 2**20
+
+
+class Step(eqx.Module):
+    """The chains between two iterations, along the last axis.
+
+    ``turn`` is the time to the next refreshment, ``draws`` the pieces of the present plan so far, ``segments`` and ``reach`` what is
+    left of it.
+    """
+
+    a: Float[Array, "d C"]
+    v: Float[Array, "d C"]
+    t: Float[Array, " C"]
+    turn: Float[Array, " C"]
+    number: Int[Array, " C"]
+    draws: Int[Array, " C"]
+    segments: Int[Array, " C"]
+    reach: Float[Array, " C"]
+    site_events: Int[Array, " C"]
+    planned: Int[Array, " C"]
+    passes: Int[Array, "M C"]
+    fault: Int[Array, "M C"]
+
+
+def suits(coordinator: Coordinator) -> bool:
+    """Whether the coordinator does nothing but refresh."""
+    return coordinator.clock is None and coordinator.redistribution == 0 and coordinator.dynamics.refresh > 0
+
+
+def applies(groups, coordinator: Coordinator) -> bool:
+    """Whether it does and all sites have dense clocks."""
+    dense = all(isinstance(group.clock, DenseClock) and group.columns is None for group in groups)
+    return dense and suits(coordinator)
+
+
+def begin_block(groups, coordinator: Coordinator, keys: PublicKeys, state: State, until, passes) -> Step:
+    """The chains at the start of a block: nothing else is kept from the one before."""
+    a, v, zero = state.a.T, state.v.T, jnp.zeros_like(state.number)
+    sites = sum(group.size for group in groups)
+    turn = _turn(coordinator, keys, state.t, state.number, jnp.full_like(zero, FIRST))
+    step = Step(
+        a, v, state.t, turn, state.number - 1, zero, zero, jnp.zeros_like(turn), state.site_events, state.planned,
+        passes, jnp.zeros((sites, zero.shape[0]), zero.dtype),
+    )  # fmt: skip
+    return _planned(coordinator, step, jnp.ones(zero.shape, bool), until)
+
+
+def run_chunk(groups, coordinator: Coordinator, keys: PublicKeys, first: Step, until, limit, rows: int):
+    """Up to ``limit`` iterations; returns the chains, the record and its number of rows."""
+    dim, chains = first.a.shape
+    empty = Record.empty(rows, chains, dim, 1, False)
+
+    def unfinished(carry):
+        now, _, row = carry
+        return (row < limit) & jnp.any(now.t < until) & ~jnp.any(now.fault != FINE)
+
+    def iteration(carry):
+        now, record, row = carry
+        new, knots = _iteration(groups, coordinator, keys, now, until)
+        return new, record.written(knots, row), row + 1
+
+    return jax.lax.while_loop(unfinished, iteration, (first, empty, jnp.array(0)))
+
+
+def state_of(step: Step) -> State:
+    """As other engines have it; the next plan's number is that after the present one."""
+    return State(step.a.T, step.v.T, step.t, step.number + 1, step.site_events, step.site_events, step.planned)
+
+
+def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until) -> tuple[Step, Knots]:
+    """One piece of every chain that is not at the end of the block."""
+    left = jnp.maximum(until - now.t, 0.0)
+    longest = functools.reduce(jnp.minimum, [jnp.min(group.clock.length) for group in groups])
+    length = jnp.minimum(jnp.minimum(now.turn, left), longest)
+    found = _found(groups, coordinator, now, length, left > 0)
+    cos, sin = cosine_and_sine(found.time)
+    a, v = now.a * cos + now.v * sin, now.v * cos - now.a * sin
+    hit = found.hit & (left > 0)
+    v, accepted, passes, fault = _served(groups, a, v, found, hit, now.passes + (left > 0), now.fault)
+    whole = ~found.hit & ~found.cut & (left > 0)
+    # Times are set, not added up, where something is due: rounding must not make a piece of no length.
+    ends, refreshed = whole & (length >= left), whole & (length >= now.turn)
+    t = jnp.where(ends, until, now.t + found.time)
+    dim = a.shape[0]
+    u = uniforms(keys.events, now.number, now.draws, dim)
+    v = jnp.where(refreshed, apart(normals, u, number=now.number), v)
+    turn = jnp.where(refreshed, _turn(coordinator, keys, t, now.number, now.draws), now.turn - found.time)
+    knots = Knots(t[:, None], a.T[:, None], v.T[:, None], ((accepted | refreshed) & ~ends)[:, None])
+    new = Step(
+        a, v, t, turn, now.number, now.draws + (left > 0), now.segments - refreshed, now.reach - found.time,
+        now.site_events + accepted, now.planned, passes, fault,
+    )  # fmt: skip
+    over = accepted | (refreshed & (new.segments <= 0)) | (new.reach <= 0)
+    return _planned(coordinator, new, over & (t < until), until), knots
+
+
+def _turn(coordinator: Coordinator, keys: PublicKeys, t, number, draws) -> Float[Array, " C"]:
+    """The time from ``t`` to the next refreshment."""
+    level = uniforms(keys.share, number, draws, 1)[0]
+    return exponentials(level) / coordinator.dynamics.refresh
+
+
+def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until) -> Step:
+    """With the count of a new plan where one begins."""
+    reach = coordinator.reach(state_of(step)) if coordinator.segments > 1 else jnp.full_like(step.t, jnp.inf)
+    ahead = jnp.minimum(reach, until - step.t)
+    count = jnp.clip(jnp.ceil(ahead * coordinator.dynamics.refresh), 1, coordinator.segments).astype(int)
+    return eqx.tree_at(
+        lambda s: (s.number, s.draws, s.segments, s.reach, s.planned),
+        step,
+        (
+            step.number + new,
+            jnp.where(new, 0, step.draws),
+            jnp.where(new, coordinator.segments, step.segments),
+            jnp.where(new, reach, step.reach),
+            step.planned + jnp.where(new, count, 0),
+        ),
+    )
+
+
+def _found(groups, coordinator: Coordinator, now: Step, length, live) -> Found:
+    """Where the pieces end: by the curves of all sites, or by second-order bounds where those are poor."""
+    parts = [group.clock.curves.along(now.a, now.v, length) for group in groups]
+    curves = Curves(*(jnp.concatenate(x) for x in zip(*parts, strict=True)))
+    u = uniforms(groups[0].keys[0], now.number, now.draws, LOOKS * DRAWN + UNIFORMS_IN_CELLS * curves.error.shape[0])
+    found = first_candidate(cells_of(curves, length), length, u)
+    poor = is_poor(curves, length) & live
+    return jax.lax.cond(
+        jnp.any(poor), lambda: _in_cells(groups, coordinator, now, length, u, poor, found), lambda: found
+    )
+
+
+def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, found: Found) -> Found:
+    """The first candidate, or the first end of a cell, of all sites by their second-order bounds, on the poor chains.
+
+    Until the first of them each site is silent, and beyond it nothing of the others is used.
+    """
+    chains, lanes = length.shape[0], lane_count(groups, length.shape[0])
+
+    def serve(carry):
+        waiting, found = carry
+        index = jnp.nonzero(waiting, size=lanes, fill_value=chains)[0]
+        a, v, remaining, some = (x.at[index].get(mode="clip") for x in (now.a.T, now.v.T, length, u.T))
+        ends, place = [], LOOKS * DRAWN
+        for group in groups:
+            own = some[:, place : place + UNIFORMS_IN_CELLS * group.size].T.reshape(group.size, UNIFORMS_IN_CELLS, -1)
+            place += UNIFORMS_IN_CELLS * group.size
+            walk = functools.partial(_cell, coordinator.dynamics, a, v, remaining)
+            ends.append(jax.lax.map(lambda site: walk(*site), (group.clock.potential, own)))  # noqa: B023
+        every = Found(*(jnp.concatenate(x) for x in zip(*ends, strict=True)))
+        first = jnp.argmin(every.time, 0)
+        best = Found(*(jnp.take_along_axis(x, first[None], 0)[0] for x in every))._replace(site=first)
+        new = Found(*(x.at[index].set(y, mode="drop") for x, y in zip(found, best, strict=True)))
+        return waiting.at[index].set(False, mode="drop"), new
+
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), serve, (poor, found))[1]
+
+
+def _cell(dynamics, a, v, remaining, potential, u) -> Found:
+    return second_order_candidate(dynamics, potential, a, v, remaining, u)
+
+
+def lane_count(groups, chains: int) -> int:
+    """How many chains are gathered at a time."""
+    wide = any(group.clock.curves.wide for group in groups)
+    return min(chains, max(LANES, chains // WIDE_SHARE) if wide else LANES)
+
+
+def _served(groups, a, v, found: Found, hit, passes, fault):
+    """Decide the candidates by the records of their sites: new velocities, who accepted, passes and faults by site."""
+    accepted, place = jnp.zeros_like(hit), 0
+    for group in groups:
+        own = hit & (found.site >= place) & (found.site < place + group.size)
+        serve = functools.partial(_serve, group, place, a, found)
+        _, v, accepted, passes, fault = jax.lax.while_loop(
+            lambda carry: jnp.any(carry[0]), serve, (own, v, accepted, passes, fault)
+        )
+        place += group.size
+    return v, accepted, passes, fault
+
+
+def _serve(group, place: int, a, found: Found, carry):
+    """Some of the chains that wait for the sites of a group."""
+    waiting, v, accepted, passes, fault = carry
+    chains = waiting.shape[0]
+    index = jnp.nonzero(waiting, size=lane_count((group,), chains), fill_value=chains)[0]
+    position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
+    some = Found(*gathered(index, tuple(found)))
+    site = jnp.clip(some.site - place, 0, group.size - 1)
+    if group.size == 1:
+        gradient = jax.tree.map(lambda x: x[0], group.clock.potential).gradients(position)
+    else:
+        potentials = jax.tree.map(lambda x: x[site], group.clock.potential)
+        gradient = jax.vmap(lambda potential, x: potential.gradients(x[None])[0])(potentials, position)
+    yes, wrong, normal = decide(gradient, velocity, some)
+    turned = jnp.where(yes[:, None], group.clock.dynamics.jump(velocity, normal), velocity)
+    return (
+        waiting.at[index].set(False, mode="drop"),
+        v.at[:, index].set(turned.T, mode="drop"),
+        accepted.at[index].set(yes, mode="drop"),
+        passes.at[place + site, index].add(1, mode="drop"),
+        fault.at[place + site, index].max(wrong.astype(fault.dtype), mode="drop"),
+    )

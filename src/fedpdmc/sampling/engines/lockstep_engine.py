@@ -1,0 +1,68 @@
+"""The engine for sites with dense clocks in this process: blocks made of compiled chunks of lockstep iterations."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.compilation import compiled
+from fedpdmc.sampling.coordinator import State
+from fedpdmc.sampling.engines import lockstep
+from fedpdmc.sampling.engines.chunked import CompiledEngine
+from fedpdmc.sampling.engines.compiled_loop import raise_faults
+
+_run_chunk = compiled(lockstep.run_chunk)
+
+
+@compiled
+def _begin_block(*args):
+    # Strong types, as the compiled chunk returns them: it is then compiled once.
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), lockstep.begin_block(*args))
+
+
+class LockstepEngine(CompiledEngine):
+    """Sites with dense clocks in this process (`lockstep`)."""
+
+    @property
+    def _knots_per_row(self) -> int:
+        return 1
+
+    def _start(self, state: State) -> None:
+        chains, sites = state.t.shape[0], len(self.federation.names)
+        self._first_requests, self.selective = None, False
+        self.progress = self._begun(state, np.inf, jnp.zeros((sites, chains), int))
+
+    def _start_block(self, until: float) -> None:
+        self.progress = self._begun(self.state, until, self.progress.passes)
+
+    def _begun(self, state: State, until: float, passes) -> lockstep.Step:
+        return _begin_block(
+            self.federation.groups, self.coordinator, self.keys, state, jnp.asarray(float(until)), passes
+        )  # fmt: skip
+
+    def _run_chunk(self, until, limit):
+        self.progress, record, used = _run_chunk(
+            self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
+        )
+        return record, used
+
+    def _check_faults(self) -> None:
+        raise_faults([self.federation.names[i] for i in self.federation.order], np.asarray(self.progress.fault))
+
+    @property
+    def state(self) -> State:
+        """Where every chain is."""
+        return lockstep.state_of(self.progress)
+
+    @property
+    def passes(self) -> np.ndarray:
+        """Passes over each site's records so far."""
+        counts = np.zeros(len(self.federation.names), np.int64)
+        counts[self.federation.order] = np.asarray(self.progress.passes).sum(1)
+        return self._before[0] + counts
+
+    @property
+    def violations(self) -> np.ndarray:
+        """None: every bound is proved."""
+        return self._before[1]
