@@ -18,15 +18,22 @@ import numpy as np
 from fedpdmc.clocks.choose import Choice, cost_of_cells
 from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.clocks.envelopes.base import usual_states
-from fedpdmc.dynamics import Dynamics
+from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
 from fedpdmc.potentials.logistic_curves import LogisticCurves, logistic_curves, logistic_terms
 from fedpdmc.potentials.record_curves import (
-    BLOCK, DEGREES, ROOM, ROUNDOFF, InterpolatedCurves, RecordCurves, blocking, count_records,
-    interpolated_curves, local_terms,
+    BLOCK,
+    DEGREES,
+    ROOM,
+    ROUNDOFF,
+    InterpolatedCurves,
+    RecordCurves,
+    blocking,
+    count_records,
+    interpolated_curves,
+    local_terms,
 )  # fmt: skip
 
-QUARTER = math.pi / 2
 NODES, PARTS = (4, 6, 8, 10, 12), (1, 2, 3, 4)
 # States and records at which the error is worked out, and states at which the rate is.
 STATES, RECORDS, RATES = 64, 1024, 16

@@ -1,13 +1,13 @@
 """Curves of logistic records with the logistic function itself at the nodes, for predictors of any size.
 
-With ``ρ'(δ) = σ(ẑ + δ) − e − s δ``, ``Δb = |ρ'(0)|``, ``Δw = |ρ''(0)|``, ``κ = sup|σ''| = 1/(6√3)`` and ``r² = α² + β²`` (see
-`fedpdmc.potentials.record_curves` for what is common), one record adds to the error at most the sum of
+With ``ρ'(δ) = σ(ẑ + δ) − e − s δ``, ``Δb = |ρ'(0)|``, ``Δw = |ρ''(0)|``, ``κ = sup|σ''| = 1/(6√3)`` and ``r² = α² + β²``
+(see `fedpdmc.potentials.record_curves` for what is common), one record adds to the error at most the sum of
 
 - *time*, ``2 (L/4)^K/K! Σ_{m=1}^{K+1} sup|ρ^{(m)}| S(K+1, m) r^m`` over ``|δ| ≤ r``, by Faà di Bruno's formula with
-  ``|δ^{(j)}| ≤ r``; S are Stirling numbers of the second kind. ``|ρ'| ≤ Δb + Δw r + ½κr²``, ``|ρ''| ≤ Δw + κr``, and for ``m ≥ 3``
-  ``|ρ^{(m)}|`` is at most ``2 (m−1)! λ(m)/π^m`` (`Logistic.beyond`). Where ``|ẑ|`` is large it is also at most
-  ``B_m σ' ≤ B_m e^{r − |ẑ|}``: ``σ^{(n)} = σ(1−σ) Σ_k (−1)^k A(n, k) σ^k (1−σ)^{n−1−k}`` with Eulerian numbers A, and B_m bounds the last sum
-  (`tail_bounds`);
+  ``|δ^{(j)}| ≤ r``; S are Stirling numbers of the second kind. ``|ρ'| ≤ Δb + Δw r + ½κr²``, ``|ρ''| ≤ Δw + κr``, and for
+  ``m ≥ 3`` ``|ρ^{(m)}|`` is at most ``2 (m−1)! λ(m)/π^m`` (`Logistic.beyond`). Where ``|ẑ|`` is large it is also at most
+  ``B_m σ' ≤ B_m e^{r − |ẑ|}``: ``σ^{(n)} = σ(1−σ) Σ_k (−1)^k A(n, k) σ^k (1−σ)^{n−1−k}`` with Eulerian numbers A, and B_m
+  bounds the last sum (`tail_bounds`);
 - *rounding*, Λ times: ``(u (c_0 + c_1 r)) r`` for ρ' (the logistic function, ``exponential`` within 10 units of roundoff,
   the differences, ẑ in 32 bits), ``γ_{b+8} (Δb + Δw r + ½κr²) r`` for products and sums, and
   ``h |ξ| (Δb + 2 Δw r + 1½ κ r²)`` for the product with the design, where h bounds the relative error of its rows.
@@ -28,7 +28,13 @@ from jaxtyping import Array, Float32
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic
 from fedpdmc.potentials.record_curves import (
-    LEBESGUE, ROOM, ROUNDOFF, SPREAD, RecordCurves, exact_rounding, packed,
+    LEBESGUE,
+    ROOM,
+    ROUNDOFF,
+    SPREAD,
+    RecordCurves,
+    exact_rounding,
+    packed,
 )  # fmt: skip
 
 KAPPA = 1 / (6 * math.sqrt(3))
@@ -90,7 +96,7 @@ def exponential(x: Float32[Array, "*shape"]) -> Float32[Array, "*shape"]:
 
 @functools.cache
 def time_coefficients(nodes: int) -> tuple[tuple[float, ...], float]:
-    """``Σ_m sup|ρ^{(m)}| S(K+1, m) r^m / r³`` without ``Δb, Δw``, and by how much it is less where σ' is: a factor of σ'."""
+    """Coefficients of ``Σ_m sup|ρ^{(m)}| S(K+1, m) r^{m−3}`` without Δb and Δw, and c: ``c σ'`` times it is a bound too."""
     stirling = np.zeros(nodes + 2)
     stirling[0] = 1.0
     for _ in range(nodes + 1):
@@ -104,9 +110,9 @@ def time_coefficients(nodes: int) -> tuple[tuple[float, ...], float]:
 
 @functools.cache
 def tail_bounds(most: int) -> tuple[float, ...]:
-    """``B_m ≥ |ℓ^{(m)}|/ℓ''`` for ``m = 3 … most``: the largest Bernstein coefficient on short intervals, in exact arithmetic.
+    """``B_m ≥ |ℓ^{(m)}|/ℓ''`` for ``m = 3 … most``: the largest Bernstein coefficient on short intervals, in exact numbers.
 
-    With ``n = m − 1``, ``σ^{(n)}/σ'`` is a polynomial of σ with the Bernstein coefficients ``(−1)^k A(n, k)/C(n−1, k)`` on [0, 1].
+    With ``n = m − 1``, ``σ^{(n)}/σ'`` is a polynomial of σ with Bernstein coefficients ``(−1)^k A(n, k)/C(n−1, k)``.
     """
     bounds = []
     for n in range(2, most):

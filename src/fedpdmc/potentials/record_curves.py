@@ -2,15 +2,16 @@
 
 On a rotation ``δ_i(t) = ξ_i·a(t) = α_i cos t + β_i sin t``: one product with the design, ``(α, β) = Ξ (a, v)``, gives every
 record at every time. The signed rate ``f(t) = d/dt R(a(t)) = Σ ρ_i'(δ_i) δ_i'`` is evaluated at the K Chebyshev nodes
-of a piece [0, L], in 32 bits, for all chains at once; P is its interpolant, and E bounds ``|f − P|`` on the piece. ``ρ_i'`` is
-replaced by its interpolant ``q_i`` at n Chebyshev nodes of ``|δ| ≤ ϱ_i = 4 |ξ_i|``, so that no loss is evaluated there.
+of a piece [0, L], in 32 bits, for all chains at once; P is its interpolant, and E bounds ``|f − P|`` on the piece.
+``ρ_i'`` is replaced by its interpolant ``q_i`` at n Chebyshev nodes of ``|δ| ≤ ϱ_i = 4 |ξ_i|``: no loss is evaluated.
 
 **The error.** With ``w = r/ϱ``, ``r² = α² + β²``, ``y = δ/ϱ``, ``ϱ q(ϱ y) = Σ c_m y^m``, one record adds at most the sum of
 
 - *space*, ``|ρ' − q| |δ'| ≤ r e^{g max(r, ϱ)} w_{n+1}/n! ϱ^n 2^{1−n} T_n(max(1, w))``: the remainder of interpolation at
   Chebyshev nodes, whose node polynomial is ``2^{1−n} T_n``; ``|ℓ^{(n+1)}(z + u)| ≤ w_{n+1} e^{g|u|}`` (`Loss.beyond`);
-- *time*, ``2 (L/4)^K/K! Σ_m |c_m|/(m+1) τ_{m+1} w^{m+1}``: ``q(δ) δ'`` is the derivative of a polynomial of ``w cos(t − θ)``, and
-  with ``cos^p = 2^{1−p} Σ_k C(p, (p−k)/2) cos k·``, ``|d^{K+1} y^p| ≤ τ_p w^p``, ``τ_p = 2^{1−p} Σ_k C(p, (p−k)/2) k^{K+1}``;
+- *time*, ``2 (L/4)^K/K! Σ_m |c_m|/(m+1) τ_{m+1} w^{m+1}``: ``q(δ) δ'`` is the derivative of a polynomial of
+  ``w cos(t − θ)``, and with ``cos^p = 2^{1−p} Σ_k C(p, (p−k)/2) cos k·``, ``|d^{K+1} y^p| ≤ τ_p w^p``,
+  ``τ_p = 2^{1−p} Σ_k C(p, (p−k)/2) k^{K+1}``;
 - *rounding*, Λ times ``γ_{b+2n+8} Σ_m |c_m| w^{m+1}`` (Horner's rule, coefficients, sums of at most b records in 32
   bits, 64 between them) and ``h Σ_m (m+1) |c_m| w^m`` (the nodes), where Λ is the Lebesgue constant of K Chebyshev nodes and
   ``h = γ_{d+6} |(a, v)| |ξ|/ϱ`` bounds the error of ``y`` and ``y'``: the product in any order of summation, the states, the
@@ -81,12 +82,12 @@ class RecordCurves(eqx.Module):
     wide: bool = eqx.field(static=True)
 
     @abc.abstractmethod
-    def _value(self, alpha, beta, cos, sin, c):
+    def _value(self, alpha, beta, cos, sin, c) -> Array:
         """What a record adds to the rate at the nodes, given ``(α, β)`` and its terms."""
 
     @abc.abstractmethod
-    def _error(self, alpha, beta, shrink, slip, c):
-        """What it adds to the error; ``shrink`` and ``slip`` are of the chains: ``2 (L/4)^K/K!`` and ``γ_{d+6} |(a, v)|``."""
+    def _error(self, alpha, beta, shrink, slip, c) -> Array:
+        """What it adds to the error; of the chains, ``shrink`` is ``2 (L/4)^K/K!`` and ``slip`` is ``γ_{d+6} |(a, v)|``."""
 
     def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> Curves:
         """The curves from ``(a, v)`` on, of stacked sites: one pass over the records for all chains."""
@@ -144,15 +145,16 @@ class RecordCurves(eqx.Module):
         product = jnp.dot(rows, both, precision="highest")
         y, speed = product[:, :chains], product[:, chains:]
         c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
-        value = self._value(y[None], speed[None], cos[:, None], sin[:, None], c)
-        return jnp.sum(value, 1), jnp.sum(self._error(y, speed, shrink, slip, c), 0)
+        # Sums of one shape over the same numbers, which the compiler makes in one pass.
+        values = [jnp.sum(self._value(y, speed, cos[k], sin[k], c), 0) for k in range(self.nodes)]
+        return jnp.stack(values), jnp.sum(self._error(y, speed, shrink, slip, c), 0)
 
 
 class InterpolatedCurves(RecordCurves):
     """Records by polynomials of their predictors: ``rows`` are ``ξ_i/ϱ_i``.
 
-    ``terms`` are ``c``, the coefficients ``k`` of space and rounding, of time, and of the product's rounding; for losses that
-    grow also ``g ϱ``.
+    ``terms`` are ``c``, the coefficients ``k`` of space and rounding, of time, and of the product's rounding; for losses
+    that grow also ``g ϱ``.
     """
 
     degree: int = eqx.field(static=True)
@@ -294,9 +296,9 @@ def packed(x: np.ndarray, shape: tuple[int, int]) -> Float32[Array, "B b m"]:
 def exact_rounding(potential: LinearPredictor) -> Float[Array, ""]:
     """Some units in the last place of all terms of ``Σ ρ' ξ·v`` in 64 bits, before they cancel."""
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
-    offset, response = np.asarray(potential.offset), np.asarray(potential.response)
-    terms = 1 + np.abs(response) + np.abs(np.asarray(potential.loss.first(offset, response)))
-    terms = terms + np.abs(np.asarray(potential.loss.second(offset, response))) * (np.abs(offset) + size)
+    offset, response, loss = potential.offset, potential.response, potential.loss
+    first, second = (np.abs(np.asarray(g(offset, response))) for g in (loss.first, loss.second))
+    terms = 1 + np.abs(response) + first + second * (np.abs(offset) + size)
     if potential.control is not None:
         point, slope, curvature = np.abs(np.asarray(potential.control))
         terms = terms + slope + curvature * (np.abs(offset) + point + size)

@@ -24,7 +24,8 @@ from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.run_position import Position
 
 CHUNK_SECONDS = 0.25
-KNOT_BYTES = 2**24
+# Of the knots of a chunk, on a processor and on an accelerator.
+KNOT_BYTES, WIDE_KNOT_BYTES = 2**24, 2**28
 MOST_ITERATIONS = 1e9
 
 _run_chunk = compiled(run_chunk)
@@ -61,7 +62,8 @@ class CompiledEngine(Engine):
         self._start(state)
         velocities = -(-dim // 8) if coordinator.dynamics.unit_speed else 8 * dim
         row_bytes = chains * self._knots_per_row * (9 + 8 * dim + velocities)
-        self.rows = int(np.clip(KNOT_BYTES // row_bytes, 4, 2**15))
+        room = KNOT_BYTES if jax.default_backend() == "cpu" else WIDE_KNOT_BYTES
+        self.rows = int(np.clip(room // row_bytes, 4, 2**15))
         self.limit, self._compiled = min(16, self.rows), False
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0

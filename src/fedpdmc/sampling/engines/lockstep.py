@@ -1,9 +1,10 @@
 """All sites in one process by dense clocks: every chain advances one piece of its path in every iteration.
 
-A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the records of all
-sites gives their rates along the pieces of all chains (`fedpdmc.potentials.record_curves`), and one stream of candidates
-serves the superposed clocks (`fedpdmc.clocks.dense_candidates`). The few chains whose candidates the curves do not reject
-are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the end of the block.
+A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the
+records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.record_curves`), and one stream
+of candidates serves the superposed clocks (`fedpdmc.clocks.dense_candidates`). The few chains whose candidates the curves
+do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the end of
+the block.
 
 Plans are not made here, since sites and coordinator are one program, but they are counted as `Coordinator.plan_ahead` would
 cut them: a plan ends with the event of a site, after its last segment, or where it reaches.
@@ -24,6 +25,8 @@ from fedpdmc.clocks.batching import gathered
 from fedpdmc.clocks.dense import DenseClock, decide, is_poor, second_order_candidate
 from fedpdmc.clocks.dense_candidates import DRAWN, LOOKS, Found, cells_of, first_candidate
 from fedpdmc.clocks.path import FINE
+from fedpdmc.dynamics import QUARTER, Turn
+from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
 from fedpdmc.potentials.record_curves import Curves, cosine_and_sine
 from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
 from fedpdmc.sampling.engines.event_buffer import Record
@@ -37,14 +40,15 @@ UNIFORMS_IN_CELLS, FIRST = 2, 2**20
 class Step(eqx.Module):
     """The chains between two iterations, along the last axis.
 
-    ``turn`` is the time to the next refreshment, ``draws`` the pieces of the present plan so far, ``segments`` and ``reach`` what is
-    left of it.
+    ``wait`` is the time to the next refreshment and ``turns`` its number where it is a turn, ``draws`` the pieces of the
+    present plan so far, ``segments`` and ``reach`` what is left of it.
     """
 
     a: Float[Array, "d C"]
     v: Float[Array, "d C"]
     t: Float[Array, " C"]
-    turn: Float[Array, " C"]
+    wait: Float[Array, " C"]
+    turns: Int[Array, " C"] | None
     number: Int[Array, " C"]
     draws: Int[Array, " C"]
     segments: Int[Array, " C"]
@@ -57,7 +61,7 @@ class Step(eqx.Module):
 
 def suits(coordinator: Coordinator) -> bool:
     """Whether the coordinator does nothing but refresh."""
-    return coordinator.clock is None and coordinator.redistribution == 0 and coordinator.dynamics.refresh > 0
+    return coordinator.clock is None and coordinator.redistribution == 0 and coordinator.dynamics.refresh != 0
 
 
 def applies(groups, coordinator: Coordinator) -> bool:
@@ -68,12 +72,15 @@ def applies(groups, coordinator: Coordinator) -> bool:
 
 def begin_block(groups, coordinator: Coordinator, keys: PublicKeys, state: State, until, passes) -> Step:
     """The chains at the start of a block: nothing else is kept from the one before."""
-    a, v, zero = state.a.T, state.v.T, jnp.zeros_like(state.number)
+    zero, turn = jnp.zeros_like(state.number), state.turn
     sites = sum(group.size for group in groups)
-    turn = _turn(coordinator, keys, state.t, state.number, jnp.full_like(zero, FIRST))
+    if turn is None:
+        wait, turns = _random_wait(coordinator, keys, state.number, jnp.full_like(zero, FIRST)), None
+    else:
+        wait, turns = turn.wait, turn.number
     step = Step(
-        a, v, state.t, turn, state.number - 1, zero, zero, jnp.zeros_like(turn), state.site_events, state.planned,
-        passes, jnp.zeros((sites, zero.shape[0]), zero.dtype),
+        state.a.T, state.v.T, state.t, wait, turns, state.number - 1, zero, zero, jnp.zeros_like(wait),
+        state.site_events, state.planned, passes, jnp.zeros((sites, zero.shape[0]), zero.dtype),
     )  # fmt: skip
     return _planned(coordinator, step, jnp.ones(zero.shape, bool), until)
 
@@ -97,47 +104,58 @@ def run_chunk(groups, coordinator: Coordinator, keys: PublicKeys, first: Step, u
 
 def state_of(step: Step) -> State:
     """As other engines have it; the next plan's number is that after the present one."""
-    return State(step.a.T, step.v.T, step.t, step.number + 1, step.site_events, step.site_events, step.planned)
+    turn = None if step.turns is None else Turn(step.wait, step.turns)
+    events = step.site_events
+    return State(step.a.T, step.v.T, step.t, step.number + 1, events, events, step.planned, turn=turn)
 
 
 def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, until) -> tuple[Step, Knots]:
     """One piece of every chain that is not at the end of the block."""
     left = jnp.maximum(until - now.t, 0.0)
     longest = functools.reduce(jnp.minimum, [jnp.min(group.clock.length) for group in groups])
-    length = jnp.minimum(jnp.minimum(now.turn, left), longest)
+    length = jnp.minimum(jnp.minimum(now.wait, left), longest)
     found = _found(groups, coordinator, now, length, left > 0)
     cos, sin = cosine_and_sine(found.time)
     a, v = now.a * cos + now.v * sin, now.v * cos - now.a * sin
-    hit = found.hit & (left > 0)
+    hit, whole = found.hit & (left > 0), ~found.hit & ~found.cut & (left > 0)
     v, accepted, passes, fault = _served(groups, a, v, found, hit, now.passes + (left > 0), now.fault)
-    whole = ~found.hit & ~found.cut & (left > 0)
     # Times are set, not added up, where something is due: rounding must not make a piece of no length.
-    ends, refreshed = whole & (length >= left), whole & (length >= now.turn)
+    ends, refreshed = whole & (length >= left), whole & (length >= now.wait)
     t = jnp.where(ends, until, now.t + found.time)
-    dim = a.shape[0]
-    u = uniforms(keys.events, now.number, now.draws, dim)
-    v = jnp.where(refreshed, apart(normals, u, number=now.number), v)
-    turn = jnp.where(refreshed, _turn(coordinator, keys, t, now.number, now.draws), now.turn - found.time)
+    fresh, again, turns = _refreshment(coordinator, keys, now, refreshed)
+    v = jnp.where(refreshed, fresh, v)
+    wait = jnp.where(refreshed, again, jnp.maximum(now.wait - found.time, LEAST_WAIT))
     knots = Knots(t[:, None], a.T[:, None], v.T[:, None], ((accepted | refreshed) & ~ends)[:, None])
     new = Step(
-        a, v, t, turn, now.number, now.draws + (left > 0), now.segments - refreshed, now.reach - found.time,
+        a, v, t, wait, turns, now.number, now.draws + (left > 0), now.segments - refreshed, now.reach - found.time,
         now.site_events + accepted, now.planned, passes, fault,
     )  # fmt: skip
     over = accepted | (refreshed & (new.segments <= 0)) | (new.reach <= 0)
     return _planned(coordinator, new, over & (t < until), until), knots
 
 
-def _turn(coordinator: Coordinator, keys: PublicKeys, t, number, draws) -> Float[Array, " C"]:
-    """The time from ``t`` to the next refreshment."""
-    level = uniforms(keys.share, number, draws, 1)[0]
-    return exponentials(level) / coordinator.dynamics.refresh
+def _refreshment(coordinator: Coordinator, keys: PublicKeys, now: Step, refreshed):
+    """The velocity after a refreshment, the time to the one that follows, and the number of the next turn."""
+    dim = now.a.shape[0]
+    if now.turns is None:
+        velocity = apart(normals, uniforms(keys.events, now.number, now.draws, dim), number=now.number)
+        return velocity, _random_wait(coordinator, keys, now.number, now.draws), None
+    made = functools.partial(turn_velocities, count=1, dim=dim)
+    velocity = apart(lambda k, n: made(k, n)[0].T, keys.turns, now.turns, number=now.turns)
+    return velocity, QUARTER, now.turns + refreshed
+
+
+def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> Float[Array, " C"]:
+    """The time to the next refreshment where they come at a rate."""
+    return exponentials(uniforms(keys.share, number, draws, 1)[0]) / coordinator.dynamics.refresh_rate
 
 
 def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until) -> Step:
     """With the count of a new plan where one begins."""
     reach = coordinator.reach(state_of(step)) if coordinator.segments > 1 else jnp.full_like(step.t, jnp.inf)
     ahead = jnp.minimum(reach, until - step.t)
-    count = jnp.clip(jnp.ceil(ahead * coordinator.dynamics.refresh), 1, coordinator.segments).astype(int)
+    rate = coordinator.dynamics.refresh_rate if step.turns is None else 1 / QUARTER
+    count = jnp.clip(jnp.ceil(ahead * rate), 1, coordinator.segments).astype(int)
     return eqx.tree_at(
         lambda s: (s.number, s.draws, s.segments, s.reach, s.planned),
         step,

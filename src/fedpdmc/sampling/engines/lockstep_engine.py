@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,13 @@ def _begin_block(*args):
 
 
 class LockstepEngine(CompiledEngine):
-    """Sites with dense clocks in this process (`lockstep`)."""
+    """Sites with dense clocks in this process (`lockstep`).
+
+    On an accelerator the next chunk is under way while the knots of the last one are copied to the host. One that begins
+    after the end of the block does nothing.
+    """
+
+    _ahead: tuple[Any, ...] | None = None
 
     @property
     def _knots_per_row(self) -> int:
@@ -34,6 +42,7 @@ class LockstepEngine(CompiledEngine):
         self.progress = self._begun(state, np.inf, jnp.zeros((sites, chains), int))
 
     def _start_block(self, until: float) -> None:
+        self._ahead = None
         self.progress = self._begun(self.state, until, self.progress.passes)
 
     def _begun(self, state: State, until: float, passes) -> lockstep.Step:
@@ -42,10 +51,14 @@ class LockstepEngine(CompiledEngine):
         )  # fmt: skip
 
     def _run_chunk(self, until, limit):
-        self.progress, record, used = _run_chunk(
-            self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
-        )
+        self.progress, record, used = self._ahead or self._dispatched(until, limit)
+        self._ahead = None if jax.default_backend() == "cpu" else self._dispatched(until, limit)
         return record, used
+
+    def _dispatched(self, until, limit):
+        return _run_chunk(
+            self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
+        )  # fmt: skip
 
     def _check_faults(self) -> None:
         raise_faults([self.federation.names[i] for i in self.federation.order], np.asarray(self.progress.fault))
