@@ -16,7 +16,7 @@ from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
 from benchmarks.tables import label, markdown, rates_table, ratios, ratios_table
 from rich.console import Console
 
-from benchmarks import any_model, few_rounds
+from benchmarks import any_model, few_rounds, grid
 
 HERE = Path(__file__).resolve().parent
 RIVAL_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
@@ -125,6 +125,18 @@ def speed(quick: bool, console: Console) -> tuple[dict, list]:
     return {"ratios": found, "medians": rows, "contestants": reports}, tables
 
 
+def over_grid(quick: bool, console: Console, device: str = "cpu") -> tuple[dict, list]:
+    """Effective samples per second over records and parameters against NUTS, on one core or on a GPU."""
+    reports = []
+    for report in grid.time_all(_by_name, quick, device):
+        reports.append(report)
+        size = f"N={report['records']}, d={report['dim']}, M={report['sites']}"
+        console.print(f"[dim]done: {size}, {report['contestant']}")
+    rows = grid.speeds(reports)
+    found = grid.ratios(rows, device)
+    return {"ratios": found, "medians": rows, "contestants": reports}, [grid.table(rows), grid.ratios_table(found)]
+
+
 def models(quick: bool, console: Console) -> tuple[dict, list]:
     """Effective samples per second on users' own functions, against pdmp-jax."""
     if not RIVAL_PYTHON.exists():
@@ -141,7 +153,7 @@ def _by_rival(script: str, options: dict) -> dict:
     return contest([str(RIVAL_PYTHON), script, *arguments(options)])
 
 
-PARTS = {"zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models}
+PARTS = {"zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models, "grid": over_grid}
 
 
 def main() -> None:
@@ -149,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works; not to be quoted")
     parser.add_argument("--only", choices=tuple(PARTS), action="append", help="one part, or several; all if not given")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="of the grid: one core, or the GPU")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of results.json and tables.md")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -158,9 +171,10 @@ def main() -> None:
     shown = []
     for name in options.only or PARTS:
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        found, tables = PARTS[name](options.quick, console)
+        gpu = name == "grid" and options.device == "gpu"
+        found, tables = over_grid(options.quick, console, "gpu") if gpu else PARTS[name](options.quick, console)
         about = {"started": started, "commit": commit(), "quick": options.quick, "machine": machine()}
-        results[name] = about | found
+        results["grid_gpu" if gpu else name] = about | found
         path.write_text(json.dumps(results, indent=1) + "\n")
         shown += tables
     console.print(*shown)

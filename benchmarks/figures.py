@@ -74,7 +74,24 @@ def speed_figure(results: dict, path: Path) -> None:
     plt.close(figure)
 
 
-FIGURES = {"rounds": rounds_figure, "speed": speed_figure}
+def grid_figure(results: dict, path: Path) -> None:
+    """Effective samples per second against records at ten parameters, and against parameters at a thousand records."""
+    rows = [row for row in results["medians"] if row["sites"] == 1]
+    figure, panels = plt.subplots(1, 2, figsize=SIZE, layout="constrained", sharey=True)
+    for axes, what, fixed, value in zip(panels, ("records", "dim"), ("dim", "records"), (10, 1000), strict=True):
+        for contestant, label in (("fedpdmc", "fedpdmc"), ("blackjax", "NUTS")):
+            here = sorted(
+                (row for row in rows if row[fixed] == value and row["contestant"] == contestant), key=lambda r: r[what]
+            )
+            axes.plot([row[what] for row in here], [row["rate"] for row in here], "o-", label=label)
+        axes.set(xlabel=f"{AXES[what]}, at {AXES[fixed].split()[1]} = {value:,}", xscale="log", yscale="log")
+    panels[0].set_ylabel("effective samples per second")
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+FIGURES = {"rounds": rounds_figure, "speed": speed_figure, "grid": grid_figure, "grid_gpu": grid_figure}
 
 
 def draw(results: dict, folder: Path) -> list[Path]:
