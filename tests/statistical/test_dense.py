@@ -15,8 +15,8 @@ import fedpdmc as fp
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import answer, choose_dense
-from fedpdmc.clocks.choose_dense import Setting, dense_clocks
+from fedpdmc.clocks import answer, choose_dense, dense_settings
+from fedpdmc.clocks.dense_settings import Setting, dense_clocks
 from fedpdmc.errors import BoundViolation
 from fedpdmc.plan import Plan
 from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
@@ -36,8 +36,8 @@ def found(model, sites):
 @pytest.fixture
 def dense(monkeypatch):
     """Every other clock is too dear."""
-    dear = choose_dense.PRICES["cpu"]._replace(time=1e15)
-    monkeypatch.setitem(choose_dense.PRICES, "cpu", dear)
+    dear = dense_settings.PRICES["cpu"]._replace(time=1e15)
+    monkeypatch.setitem(dense_settings.PRICES, "cpu", dear)
 
 
 def sampled(model, sites, duration=100.0, **settings):

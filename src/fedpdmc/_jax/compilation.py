@@ -31,7 +31,7 @@ def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"])
     it: half the speed. It does not fuse across the border of a loop, so this is a loop of one turn; that plan numbers, or
     whatever else is given in their place, are never negative is what the compiler does not know.
     """
-    if number.shape[0] < FEW_CHAINS:
+    if number.shape[0] < FEW_CHAINS or jax.default_backend() != "cpu":
         return function(*args)
     turns = jnp.where(number[0] < 0, 2, 1)
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))

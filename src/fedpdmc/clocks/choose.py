@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.clocks.base import Clock
 from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponential
+from fedpdmc.clocks.dense_settings import best_setting, dense_clocks, fits, gradient_price
 from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolynomial
 from fedpdmc.clocks.envelopes.base import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, reach_of, usual_states
 from fedpdmc.clocks.envelopes.position_polynomial import position_polynomial
@@ -50,6 +51,8 @@ CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 33.0
 # Share of a usual rate that its rounding may be; and rounding, per unit of velocity, above which a polynomial on balls is
 # not used, because what is known of rounding there is an estimate, whereas cells and polynomials of time carry a bound.
 NOISY, CLEAN = 1e-3, 1e-6
+# A dense clock is made for many chains; where their number is not known it is judged as for few, which are this much dearer.
+FEW_CHAINS, FEW_CHAINS_PRICE = 64, 4.0
 # States at which the cost of cells is found.
 TRIALS = 256
 
@@ -139,6 +142,11 @@ def _of_records(potential: Potential, dynamics: Dynamics, center) -> Iterator[Of
     if polynomial is not None:
         clock = ThinnedClock(potential, dynamics, polynomial)
         yield Offer(clock, lambda: polynomial.cost(potential, dynamics), CHEAP)
+    if not dynamics.flips and dynamics.flow.rotating and center is not None and fits(potential):
+        setting = best_setting(potential, dynamics)
+        (clock,) = dense_clocks([potential], dynamics, setting, FEW_CHAINS)
+        price = FEW_CHAINS_PRICE * setting.cost / gradient_price(potential)
+        yield Offer(clock, lambda: price, CHEAP)
     yield Offer(ThinnedClock(potential, dynamics), lambda: cost_of_cells(potential, dynamics))
 
 

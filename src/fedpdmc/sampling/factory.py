@@ -41,7 +41,9 @@ def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
     """The engine of a run, its sites opened, and how far ahead it plans where sites have a privacy budget."""
     parts = coordinator(method, burn_in), start_state(method, burn_in), coordinator_key(method)
     if not method.elsewhere and not any(site.budget is not None or site.log is not None for site in method.sites):
-        members = local_federation(method, dense=lockstep.suits(parts[0]))
+        # In lockstep all sites draw from one stream: a site that has a seed of its own draws by itself.
+        together = lockstep.suits(parts[0]) and all(site.seed is None for site in method.own_sites)
+        members = local_federation(method, dense=together)
         engine = LockstepEngine if lockstep.applies(members.groups, parts[0]) else CompiledEngine
         return engine(members, *parts), None
     members, pace = federation(method), None

@@ -44,7 +44,8 @@ class Site(Member):
         Data for a potential given as a function, a pytree of arrays (floating ones are taken to 64 bits); without them
         the function is called as ``f(x)``. None of the models of `fedpdmc.models` needs it.
     seed : int, optional
-        The site's own secret randomness. In process None derives it from the run's seed and the site's name.
+        The site's own secret randomness: it then draws the same arrivals in this process and over a network. In process None
+        derives it from the run's seed and the site's name, or from the run's seed for all sites together.
     budget : Budget, optional
         The site's privacy budget: the site then counts what it reveals, and stops before its limit.
     log : callable, optional

@@ -1,0 +1,194 @@
+"""Which dense clock: the degrees and the length of a piece with the lowest cost.
+
+One cost model in nanoseconds for each unit of process time on one chain, with prices by kind of device. It is worked out on
+states of the reference, never on the state of a chain, so it changes the work alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc.clocks.dense import DenseClock
+from fedpdmc.clocks.envelopes.base import usual_states
+from fedpdmc.dynamics import QUARTER, Dynamics
+from fedpdmc.potentials import LinearPredictor, Logistic, Potential
+from fedpdmc.potentials.logistic_curves import LogisticCurves, logistic_curves, logistic_terms
+from fedpdmc.potentials.record_curves import (
+    BLOCK,
+    DEGREES,
+    ROOM,
+    ROUNDOFF,
+    InterpolatedCurves,
+    RecordCurves,
+    blocking,
+    count_records,
+    interpolated_curves,
+    local_terms,
+)  # fmt: skip
+
+NODES, PARTS = (4, 6, 8, 10, 12), (1, 2, 3, 4)
+# States and records at which the error is worked out, and states at which the rate is.
+STATES, RECORDS, RATES = 64, 1024, 16
+
+
+class Prices(NamedTuple):
+    """Nanoseconds on one chain.
+
+    Attributes
+    ----------
+    piece : float
+        Of a piece beside its records.
+    product, node, step, logistic : float
+        Of a record on a piece: for each parameter, for each node, for each node and degree, and for each node where the
+        logistic function is evaluated.
+    record, column, gradient : float
+        Of a gradient in 64 bits: for each record, for each record and parameter, and beside them.
+    time : float
+        Of a unit of process time with any other clock, beside its gradients: plans, looks at bounds, chains that wait.
+    """
+
+    piece: float
+    product: float
+    node: float
+    step: float
+    logistic: float
+    record: float
+    column: float
+    gradient: float
+    time: float
+
+
+# Measured on one core of a server, and on an H200 with thousands of chains.
+PRICES = {
+    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 6.0, 0.35, 5000.0, 4000.0),
+    "gpu": Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5),
+}
+
+
+class Setting(NamedTuple):
+    """A degree (zero: the logistic function itself), nodes, parts of a quarter turn, and nanoseconds per unit of time."""
+
+    degree: int
+    nodes: int
+    parts: int
+    cost: float
+
+
+def prices() -> Prices:
+    """Of the device that JAX uses."""
+    return PRICES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+
+
+def gradient_price(potential: LinearPredictor) -> float:
+    """Nanoseconds of a gradient."""
+    own = prices()
+    records, dim = potential.design.shape
+    return own.gradient + records * (own.record + own.column * dim)
+
+
+def fits(potential: Potential) -> TypeGuard[LinearPredictor]:
+    """Whether there is a dense clock of it."""
+    return isinstance(potential, LinearPredictor) and not potential.diagonal and bool(np.any(potential.design))
+
+
+def pooled(potentials: Sequence[LinearPredictor]) -> LinearPredictor:
+    """All records as one potential, to judge by."""
+
+    def joined(name: str, axis: int):
+        parts = [np.asarray(getattr(potential, name)) for potential in potentials]
+        return jnp.asarray(np.concatenate(parts, axis))
+
+    control = None if potentials[0].control is None else joined("control", 1)
+    return LinearPredictor(
+        joined("design", 0), joined("offset", 0), joined("response", 0), potentials[0].loss, control
+    )  # fmt: skip
+
+
+def dense_clocks(
+    potentials: Sequence[LinearPredictor], dynamics: Dynamics, setting: Setting, chains: int
+) -> list[DenseClock]:
+    """The clocks of a setting; those of potentials of one shape have one shape."""
+    wide, counts = jax.default_backend() != "cpu", {}
+    for potential in potentials:
+        shape = potential.design.shape
+        counts[shape] = max(counts.get(shape, 0), count_records(potential))
+    made = []
+    for potential in potentials:
+        blocks = blocking(counts[potential.design.shape], wide, chains)
+        if setting.degree:
+            curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, blocks, wide)
+        else:
+            curves = logistic_curves(potential, setting.nodes, blocks, wide)
+        made.append(DenseClock(potential, dynamics, curves, jnp.asarray(QUARTER / setting.parts)))
+    return made
+
+
+def best_setting(potential: LinearPredictor, dynamics: Dynamics) -> Setting:
+    """The cheapest: a degree more costs time on every piece, a degree less costs candidates that the records decide."""
+    a, v = usual_states(dynamics, potential.dim, STATES)
+    rate = _mean_rate(potential, a[:RATES], v[:RATES])
+    records, dim = count_records(potential), potential.dim
+    own, gradient, best = prices(), gradient_price(potential), None
+    kinds = [*DEGREES, 0] if isinstance(potential.loss, Logistic) else list(DEGREES)
+    for degree in kinds:
+        each = own.logistic if degree == 0 else own.node + own.step * degree
+        for nodes in NODES:
+            errors = _usual_errors(potential, degree, nodes, np.asarray(a), np.asarray(v), records)
+            piece = own.piece + records * (own.product * dim + each * nodes)
+            for parts in PARTS:
+                error = errors[0] + errors[1] * parts ** -float(nodes)
+                pieces = parts / QUARTER + rate + 1.5 * error
+                cost = float(np.mean(pieces * piece + (rate + error) * gradient))
+                if best is None or cost < best.cost:
+                    best = Setting(degree, nodes, parts, cost)
+    assert best is not None
+    return best
+
+
+def _mean_rate(potential: LinearPredictor, a, v) -> float:
+    """Of events, where the posterior is the reference."""
+    rates = [_rate(potential, a[i : i + 1], v[i : i + 1]) for i in range(a.shape[0])]
+    return float(np.mean(np.maximum(np.concatenate(rates), 0.0)))
+
+
+@eqx.filter_jit
+def _rate(potential: LinearPredictor, a, v):
+    return jnp.sum(potential.gradients(a) * v, -1)
+
+
+def _usual_errors(
+    potential: LinearPredictor, degree: int, nodes: int, a, v, records: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """By state, the error of a quarter turn without that in time, and that in time; from some of the records."""
+    size = np.linalg.norm(np.asarray(potential.design), axis=1)
+    own = np.flatnonzero(size > 0)
+    own = own[:: max(1, len(own) // RECORDS)]
+    zero = jnp.zeros((1, 1, 1), jnp.float32)
+    if degree:
+        local = local_terms(potential, degree, nodes, BLOCK, own)
+        rows, terms = local.design, local.terms
+        curves: RecordCurves = InterpolatedCurves(
+            zero, zero, jnp.zeros(()), nodes, True, degree, potential.loss.growth > 0
+        )
+    else:
+        rows, terms = logistic_terms(potential, own)
+        curves = LogisticCurves(zero, zero, jnp.zeros(()), nodes, True, BLOCK)
+    alpha, beta, c = (np.asarray(x, np.float32) for x in (rows @ a.T, rows @ v.T, terms))
+    slip = (ROOM * (a.shape[1] + 6) * ROUNDOFF * np.sqrt((a**2 + v**2).sum(1))).astype(np.float32)
+    shrink = np.float32(ROOM * 2 / math.factorial(nodes) * (QUARTER / 4) ** nodes)
+    columns = [c[:, k : k + 1] for k in range(c.shape[1])]
+    with np.errstate(over="ignore"):
+        still, whole = (np.asarray(_total(curves, alpha, beta, np.float32(x), slip, columns)) for x in (0.0, shrink))
+    scale = records / len(own)
+    return scale * np.minimum(still, 1e6), scale * np.minimum(np.maximum(whole - still, 0.0), 1e6)
+
+
+def _total(curves: RecordCurves, alpha, beta, shrink, slip, columns):
+    return jnp.sum(curves._error(alpha, beta, shrink, slip, columns), 0)
