@@ -15,7 +15,7 @@ LEAST_CHAINS = 32
 def dense_choices(usual: Sequence[Choice], dynamics: Dynamics, chains: int) -> list[Choice] | None:
     """Dense clocks for all sites of a process, with one setting, where they cost less; None where not."""
     potentials = [potential for choice in usual if fits(potential := choice.clock.potential)]
-    if dynamics.flips or not dynamics.flow.rotating or chains < LEAST_CHAINS or len(potentials) < len(usual):
+    if dynamics.flips or not dynamics.flow.rotating or len(potentials) < len(usual):
         return None
     setting = best_setting(pooled(potentials), dynamics)
     units, others = [gradient_price(potential) for potential in potentials], [_cost(x, dynamics) for x in usual]

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
-from fedpdmc.clocks.choose_dense import dense_choices
+from fedpdmc.clocks.choose_dense import LEAST_CHAINS, dense_choices
 from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
 from fedpdmc.dynamics.turns import first_waits
@@ -42,9 +42,10 @@ def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
     parts = coordinator(method, burn_in), start_state(method, burn_in), coordinator_key(method)
     if not method.elsewhere and not any(site.budget is not None or site.log is not None for site in method.sites):
         # In lockstep all sites draw from one stream: a site that has a seed of its own draws by itself.
-        together = lockstep.suits(parts[0]) and all(site.seed is None for site in method.own_sites)
+        together = method.chains >= LEAST_CHAINS and all(site.seed is None for site in method.own_sites)
+        together = together and lockstep.suits(parts[0])
         members = local_federation(method, dense=together)
-        engine = LockstepEngine if lockstep.applies(members.groups, parts[0]) else CompiledEngine
+        engine = LockstepEngine if together and lockstep.applies(members.groups) else CompiledEngine
         return engine(members, *parts), None
     members, pace = federation(method), None
     if members.accounts:

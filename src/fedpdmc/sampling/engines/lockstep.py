@@ -64,25 +64,28 @@ def suits(coordinator: Coordinator) -> bool:
     return coordinator.clock is None and coordinator.redistribution == 0 and coordinator.dynamics.refresh != 0
 
 
-def applies(groups, coordinator: Coordinator) -> bool:
-    """Whether it does and all sites have dense clocks."""
-    dense = all(isinstance(group.clock, DenseClock) and group.columns is None for group in groups)
-    return dense and suits(coordinator)
+def applies(groups) -> bool:
+    """Whether all sites have dense clocks, of pieces of one length."""
+    return all(isinstance(group.clock, DenseClock) and group.columns is None for group in groups)
 
 
-def begin_block(groups, coordinator: Coordinator, keys: PublicKeys, state: State, until, passes) -> Step:
-    """The chains at the start of a block: nothing else is kept from the one before."""
+def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State, passes) -> Step:
+    """The chains between two blocks: nothing else is kept from one to the next."""
     zero, turn = jnp.zeros_like(state.number), state.turn
     sites = sum(group.size for group in groups)
     if turn is None:
         wait, turns = _random_wait(coordinator, keys, state.number, jnp.full_like(zero, FIRST)), None
     else:
         wait, turns = turn.wait, turn.number
-    step = Step(
+    return Step(
         state.a.T, state.v.T, state.t, wait, turns, state.number - 1, zero, zero, jnp.zeros_like(wait),
         state.site_events, state.planned, passes, jnp.zeros((sites, zero.shape[0]), zero.dtype),
     )  # fmt: skip
-    return _planned(coordinator, step, jnp.ones(zero.shape, bool), until)
+
+
+def begin_block(coordinator: Coordinator, rest: Step, until) -> Step:
+    """With the first plan of a block."""
+    return _planned(coordinator, rest, jnp.ones(rest.t.shape, bool), until)
 
 
 def run_chunk(groups, coordinator: Coordinator, keys: PublicKeys, first: Step, until, limit, rows: int):

@@ -17,10 +17,13 @@ from fedpdmc.sampling.engines.compiled_loop import raise_faults
 _run_chunk = compiled(lockstep.run_chunk)
 
 
+_begin_block = compiled(lockstep.begin_block)
+
+
 @compiled
-def _begin_block(*args):
+def _at_rest(*args):
     # Strong types, as the compiled chunk returns them: it is then compiled once.
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), lockstep.begin_block(*args))
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), lockstep.at_rest(*args))
 
 
 class LockstepEngine(CompiledEngine):
@@ -39,16 +42,15 @@ class LockstepEngine(CompiledEngine):
     def _start(self, state: State) -> None:
         chains, sites = state.t.shape[0], len(self.federation.names)
         self._first_requests, self.selective = None, False
-        self.progress = self._begun(state, np.inf, jnp.zeros((sites, chains), int))
+        self.progress = self._at_rest(state, jnp.zeros((sites, chains), int))
 
     def _start_block(self, until: float) -> None:
         self._ahead = None
-        self.progress = self._begun(self.state, until, self.progress.passes)
+        rest = self._at_rest(self.state, self.progress.passes)
+        self.progress = _begin_block(self.coordinator, rest, jnp.asarray(float(until)))
 
-    def _begun(self, state: State, until: float, passes) -> lockstep.Step:
-        return _begin_block(
-            self.federation.groups, self.coordinator, self.keys, state, jnp.asarray(float(until)), passes
-        )  # fmt: skip
+    def _at_rest(self, state: State, passes) -> lockstep.Step:
+        return _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
 
     def _run_chunk(self, until, limit):
         self.progress, record, used = self._ahead or self._dispatched(until, limit)

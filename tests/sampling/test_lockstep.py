@@ -1,0 +1,106 @@
+"""The lockstep engine keeps the promises of every engine: whole blocks, the same bits after a pause, counts that add up."""
+
+import numpy as np
+import pytest
+from tests.support import hospitals, logistic_site, prior
+
+import fedpdmc as fp
+from fedpdmc.clocks import dense_settings
+from fedpdmc.clocks.dense import DenseClock
+from fedpdmc.sampling.engines import lockstep, lockstep_engine
+from fedpdmc.sampling.engines.chunked import CompiledEngine
+from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
+
+CHAINS = 32
+RUN = {"chains": CHAINS, "burn_in": 1.0, "seed": 5, "progress": False, "reference": "laplace", "control": "quadratic"}
+
+
+@pytest.fixture(autouse=True)
+def dense(monkeypatch):
+    """Every other clock is too dear."""
+    dear = dense_settings.PRICES["cpu"]._replace(time=1e15)
+    monkeypatch.setitem(dense_settings.PRICES, "cpu", dear)
+
+
+def run(duration=6.0, sites=None, **options):
+    return fp.sample(sites or hospitals(), prior(), dynamics=fp.Boomerang(), duration=duration, **RUN | options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_says_what_it_did():
+    post = run()
+    engine = post._run.engine
+    assert (
+        isinstance(engine, LockstepEngine) and post.certified and all(entry["certified"] for entry in post.certificate)
+    )
+    assert all(entry["clock"] == "DenseClock" for entry in post.settings["clocks"])
+    assert np.all(post.violations == 0) and np.all(np.asarray(engine.state.t) == 6.0)
+    # Every chain turns four times at least in seven units of time, and every piece is a pass of both sites.
+    assert np.all(post.gradient_evaluations >= 4 * CHAINS) and post.rounds >= 1
+    knots = post.skeleton.offsets[1:] - post.skeleton.offsets[:-1]
+    assert np.all(knots >= 4) and np.sum(knots) >= np.sum(post.events)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_that_was_kept_on_disk_goes_on_to_the_same_bits(tmp_path):
+    first = run()
+    first.save(tmp_path / "run.zarr")
+    here = first.extend(duration=4.0, progress=False)
+    there = fp.load(tmp_path / "run.zarr").extend(duration=4.0, sites=hospitals(), prior=prior(), progress=False)
+    np.testing.assert_array_equal(here.skeleton.a, there.skeleton.a)
+    np.testing.assert_array_equal(here.gradient_evaluations, there.gradient_evaluations)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_how_chunks_are_cut_changes_no_bit(monkeypatch):
+    whole = run()
+    monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
+    np.testing.assert_array_equal(whole.skeleton.a, run().skeleton.a)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_chunks_that_run_ahead_change_no_bit(monkeypatch):
+    whole = run()
+    monkeypatch.setattr(lockstep_engine.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(dense_settings.jax, "default_backend", lambda: "cpu", raising=True)
+    ahead = run()
+    np.testing.assert_array_equal(whole.skeleton.a, ahead.skeleton.a)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_error_leaves_the_run_where_it_was(monkeypatch):
+    post = run()
+    engine, before = post._run.engine, np.asarray(post._run.engine.state.a)
+
+    def stop(tick):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.advance(engine.time + 5.0, lambda block: None, stop)
+    np.testing.assert_array_equal(engine.state.a, before)
+    assert engine.time == 6.0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sites_with_seeds_of_their_own_draw_by_themselves():
+    sites = [logistic_site("north", 12, seed=3)]
+    seeded = fp.Site(sites[0].potential, name="north", seed=7)
+    assert isinstance(run(sites=sites, duration=2.0)._run.engine, LockstepEngine)
+    assert type(run(sites=[seeded], duration=2.0)._run.engine) is CompiledEngine
+    few = run(sites=sites, duration=2.0, chains=4)
+    assert type(few._run.engine) is CompiledEngine
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_chains_far_out_are_walked_by_second_order_bounds():
+    post = run(sites=[logistic_site("north", 12, seed=3)], duration=3.0, burn_in=0.0, init=np.full((CHAINS, 2), 40.0))
+    clock = next(iter(post._run.engine.federation.clocks.values()))
+    assert isinstance(clock, DenseClock) and np.all(post.events > 0)
+    assert np.all(np.isfinite(post.skeleton.a))
+
+
+def test_lanes_are_few_on_a_processor():
+    group = type("Group", (), {"clock": type("Clock", (), {"curves": type("Curves", (), {"wide": False})})})
+    assert lockstep.lane_count((group,), 4096) == lockstep.LANES
+    group.clock.curves.wide = True
+    assert lockstep.lane_count((group,), 4096) == 512
