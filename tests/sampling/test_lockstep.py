@@ -7,6 +7,8 @@ from tests.support import hospitals, logistic_site, prior
 import fedpdmc as fp
 from fedpdmc.clocks import dense_settings
 from fedpdmc.clocks.dense import DenseClock
+from fedpdmc.dynamics.walls import Walls
+from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines import lockstep, lockstep_engine
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
@@ -89,6 +91,15 @@ def test_sites_with_seeds_of_their_own_draw_by_themselves():
     assert type(run(sites=[seeded], duration=2.0)._run.engine) is CompiledEngine
     few = run(sites=sites, duration=2.0, chains=4)
     assert type(few._run.engine) is CompiledEngine
+
+
+def test_a_coordinator_with_events_of_its_own_does_not_suit():
+    boomerang = fp.Boomerang()
+    walls = Walls(np.eye(2), np.ones(2))
+    assert lockstep.suits(Coordinator(boomerang, None, 4))
+    assert not lockstep.suits(Coordinator(boomerang, None, 4, walls=walls))
+    assert not lockstep.suits(Coordinator(boomerang, None, 4, redistribution=1.0))
+    assert not lockstep.suits(Coordinator(fp.Boomerang(refresh=0.0), None, 4))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -61,7 +61,8 @@ class Step(eqx.Module):
 
 def suits(coordinator: Coordinator) -> bool:
     """Whether the coordinator does nothing but refresh."""
-    return coordinator.clock is None and coordinator.redistribution == 0 and coordinator.dynamics.refresh != 0
+    alone = coordinator.clock is None and coordinator.walls is None and coordinator.redistribution == 0
+    return alone and coordinator.dynamics.refresh != 0
 
 
 def applies(groups) -> bool:
