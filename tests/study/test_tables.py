@@ -128,6 +128,26 @@ def test_a_run_reports_original_units():
         assert abs(summary.loc[name, "mean"] - expected) < 0.3 * summary.loc[name, "sd"]
 
 
+@pytest.mark.parametrize(
+    ("family", "formula", "options", "last"),
+    [
+        ("weibull", "days ~ age", {"died": "died"}, "log_shape"),
+        ("negative_binomial", "falls ~ drug + age", {}, "log_concentration"),
+        ("piecewise_exponential", "days ~ age", {"cuts": [10.0, 20.0]}, "log_hazard[2]"),
+        ("ordered_logit", "grade ~ age", {}, None),
+        ("multinomial_logit", "grade ~ age", {}, None),
+        ("gamma", "days ~ drug", {}, "log_shape"),
+    ],
+)
+def test_families_of_the_standard_library(family, formula, options, last, tmp_path):
+    found = sites(table(), by="centre", formula=formula, family=family, **options)
+    assert last is None or found.names[-1] == last
+    assert read_study(found.write(tmp_path / "study.toml")).names == found.names
+    assert np.isfinite(value(found[0].sized(len(found.names)), np.full(len(found.names), 0.01)))
+    scale = dict(zip(found.names, found.study.prior_scale, strict=True))
+    assert scale.get("Intercept", 5.0) == 5.0 and all(np.isfinite(x) for x in scale.values())
+
+
 @pytest.mark.parametrize("formula", ["died ~ 0 + age", "died ~ drug:age"])
 def test_centring_that_cannot_be_undone_is_not_done(formula):
     found = sites(table(), by="centre", formula=formula, family="logistic")

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
+from fedpdmc.errors import InputError
+from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -28,6 +31,10 @@ class Outcome:
     """
 
     def __init__(self, study: Study, draws: np.ndarray):
+        if study.family not in PREDICTOR_FAMILIES:
+            raise InputError(
+                "sites", f"a study of family {study.family!r}", f"Assessments know {', '.join(PREDICTOR_FAMILIES)}."
+            )
         self.study, self.draws = study, np.asarray(draws, float)
         self.coefficients = self.draws[:, : len(study.design.names)]
         sigma = np.exp(self.draws[:, -1]) if study.unknown_scale else study.options.get("scale", 1.0)

@@ -17,6 +17,8 @@ from fedpdmc.study.contract_tables import VALUES
 MOST_LEVELS = 200
 # Bounds are wider than what was seen by this share of its range, and centre and scale have this many digits.
 WIDER, DIGITS = 0.25, 2
+# Roles of numbers above zero and below this.
+INSIDE = {"positive": np.inf, "unit": 1.0}
 KEYS = ("type", "levels", "bounds", "center", "scale", "log")
 GIVE = "Give a pandas or polars data frame or an Arrow table, or a dict of them by site."
 
@@ -80,7 +82,7 @@ def declare(
         Of all sites.
     told : mapping
         What the user declares; it goes before what the values show.
-    role : {"covariate", "level", "count", "number"}
+    role : {"covariate", "level", "count", "number", "positive", "unit"}
         What the model needs it to be.
     levels : tuple of str or None
         The categories of a categorical column.
@@ -105,7 +107,10 @@ def declare(
         raise InputError(
             f"column {name!r}", f"the value {numbers.min():g} with log = True", "Logarithms need values above 0."
         )
-    bounds = told.get("bounds") or _bounds(numbers, kind, log)
+    if role in INSIDE and not (numbers.min() > 0 and numbers.max() < INSIDE[role]):
+        found = f"values from {numbers.min():g} to {numbers.max():g}"
+        raise InputError(f"column {name!r}", found, f"Give values above 0 and below {INSIDE[role]:g}.")
+    bounds = told.get("bounds") or _bounds(numbers, kind, log or role in INSIDE, INSIDE.get(role, np.inf))
     used = np.log(numbers) if log else numbers
     center, scale = (0.0, 1.0) if kind == "count" and role == "count" or not standardize else _standard(used)
     return Column(
@@ -117,8 +122,8 @@ def declare(
 def _kind(name: str, seen: pl.Series, role: str, levels: tuple[str, ...] | None, named: bool) -> str:
     if role == "level" or levels is not None or named:
         return "level"
-    if role in ("count", "number"):
-        return role
+    if role != "covariate":
+        return "count" if role == "count" else "number"
     return "level" if seen.dtype == pl.String and not _all_numbers(seen) else "number"
 
 
@@ -155,11 +160,16 @@ def _numbers(name: str, seen: pl.Series) -> np.ndarray:
     return numbers
 
 
-def _bounds(numbers: np.ndarray, kind: str, log: bool) -> tuple[float, float]:
-    """What was seen and a quarter of its range more, rounded outwards; values that are never negative stay so."""
+def _bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf) -> tuple[float, float]:
+    """What was seen and a quarter of its range more, rounded outwards; values that are never negative stay so.
+
+    Of positive numbers below ``most`` the bounds are inside these limits too.
+    """
     low, high = float(numbers.min()), float(numbers.max())
-    if log:
-        return _outward(low / 2, -1), _outward(2 * high, 1)
+    if positive:
+        return _outward(low / 2, -1), _outward(2 * high, 1) if np.isinf(most) else most - _outward(
+            (most - high) / 2, -1
+        )
     more = WIDER * (high - low) or max(abs(high), 1.0)
     least = _outward(low - more, -1)
     least = max(least, 0.0) if low >= 0 else least

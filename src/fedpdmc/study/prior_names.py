@@ -24,8 +24,8 @@ GIVE = "Give 'normal(mean, sd)', 'student_t(df, mean, scale)' or 'flat'."
 PREDICTOR_SD = {"logistic": float(np.pi / np.sqrt(3)), "poisson": 1.0}
 # Of a column of a level, which is 0 or 1.
 LEVEL_SD = 0.5
-# The intercept is where the covariates are average; log σ is that of a standardised response.
-INTERCEPT_SD, LOG_SIGMA_SD = 5.0, 2.0
+# The intercept is where the covariates are average; others are log σ of a standardised response, a log shape, and the like.
+INTERCEPT_SD, AUXILIARY_SD = 5.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Prior:
 
 def prior_by_name(
     told: str | Mapping[str, str] | None,
+    names: tuple[str, ...],
     design: Design,
     columns: Mapping[str, Column],
     family: str,
-    unknown_scale: bool,
 ) -> Prior:
     """The prior that was named, or the default.
 
@@ -88,8 +88,7 @@ def prior_by_name(
     for each of p terms in units of its column's standard deviation (1 for a standardised column, ½ for a level), with τ the
     standard deviation of the error. The prior's R² is about one half whatever p is.
     """
-    names = (*design.names, LOG_SIGMA) if unknown_scale else design.names
-    mean, scale, df = _default(design, columns, family, unknown_scale)
+    mean, scale, df = _default(names, design, columns, family)
     if told is None:
         return Prior(mean, scale, df, "weakly informative (all terms together explain about half of the variation)")
     if isinstance(told, str):
@@ -99,27 +98,39 @@ def prior_by_name(
         raise InputError("prior", f"a prior of {stray[0]!r}", f"The parameters are {', '.join(names)}; or {OTHERS!r}.")
     for i, name in enumerate(names):
         words = told.get(name, told.get(OTHERS))
-        # Said for all, it is the coefficients' prior: not that of log σ.
-        if words is None or (name not in told and name == LOG_SIGMA):
+        # Said for all, it is the coefficients' prior: not that of other parameters, such as log σ.
+        if words is None or (name not in told and _term(name, design) is None):
             continue
         mean[i], scale[i], df[i] = _parsed(name, words)
     return Prior(mean, scale, df, ", ".join(f"{name}: {words}" for name, words in told.items()))
 
 
-def _default(design: Design, columns: Mapping[str, Column], family: str, unknown_scale: bool):
-    response = columns[design.response_name]
+def _default(names: tuple[str, ...], design: Design, columns: Mapping[str, Column], family: str):
     spread = PREDICTOR_SD.get(family, 1.0)
-    if family in ("linear", "student_t") and not unknown_scale:
+    if family in ("linear", "student_t") and LOG_SIGMA not in names:
         # The response has its own units: a fifth of the range that is allowed.
-        low, high = response.range
+        low, high = columns[design.response_name].range
         spread = (high - low) / 5
     terms = max(sum(name != INTERCEPT for name in design.names), 1)
-    scale = spread / np.sqrt(terms) / design.spread
-    if INTERCEPT in design.names:
-        scale[design.names.index(INTERCEPT)] = INTERCEPT_SD * spread
-    if unknown_scale:
-        scale = np.append(scale, LOG_SIGMA_SD)
+    own = spread / np.sqrt(terms) / design.spread
+    scale = np.full(len(names), AUXILIARY_SD)
+    for i, name in enumerate(names):
+        term = _term(name, design)
+        if term is not None:
+            scale[i] = INTERCEPT_SD * spread if design.names[term] == INTERCEPT else own[term]
     return np.zeros(len(scale)), scale, np.full(len(scale), np.inf)
+
+
+def _term(name: str, design: Design) -> int | None:
+    """Which term of the formula a parameter is the coefficient of; families of several predictors name them ``B: age``."""
+    for i, term in enumerate(design.names):
+        if (
+            name == term
+            or name.endswith((f" {term}", f".{term}", f"[{term}]", f":{term}"))
+            and name not in design.names
+        ):
+            return i
+    return None
 
 
 def _parsed(name: str, words: str) -> tuple[float, float, float]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import polars as pl
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
+from fedpdmc.models.families import family as record_family
 from fedpdmc.sites.member import DescribedSites
 from fedpdmc.sites.site import Site
 from fedpdmc.study.column import Column
@@ -28,6 +30,9 @@ from fedpdmc.validation import one_of
 
 # What the response of a family is; a number of any other.
 RESPONSES = {"logistic": "level", "poisson": "count"}
+# What a column of a family of the standard library is, by what the family takes.
+ROLES = {"binary": "level", "index": "level", "count": "count", "real": "number", "positive": "positive",
+         "nonnegative": "number", "unit": "unit"}  # fmt: skip
 # What a contract allows unless it is changed.
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
@@ -136,7 +141,8 @@ def sites(
     formula : str
         Such as ``"died ~ hmo * white + age"``: columns and their interactions.
     family : str
-        As in a contract.
+        As in a contract: ``"logistic"``, ``"poisson"``, ``"linear"``, ``"student_t"``, or one of the standard library, such
+        as ``"weibull"`` or ``"negative_binomial"``.
     by : str, optional
         The column of the sites' names, for one table.
     prior : str or mapping, optional
@@ -148,33 +154,69 @@ def sites(
         "ward": {"levels": ["A", "B"]}}``. Keys: type, levels, bounds, center, scale, log. The first level is the baseline.
     standardize : bool
         Centre and scale covariates that are numbers (not those of zeros and ones), and the response of a linear regression
-        with unknown scale. Results are reported in the original units either way.
+        with unknown scale. Results are reported in the original units either way. Families of the standard library take
+        columns as they are.
     missing : {"refuse", "drop"}
         What to do with a record with a missing value.
     name : str
         The study's name.
     **options
-        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm).
+        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm); the table's columns
+        for those of the family that are not the response, such as ``died="status"``; constants, such as ``cuts=[1.0, 2.0]``.
 
     Returns
     -------
     Sites
     """
-    one_of("family", family, PREDICTOR_FAMILIES)
+    one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES))
     parts = _by_site(table, by)
-    told = dict(columns or {})
-    declared = _declare(parts, formula, family, told, standardize, options)
-    tables = {"model": {"family": family, "formula": formula, "units": "original", **options}}
-    design = Design(formula, declared)
-    unknown_scale = family == "linear" and "scale" not in options
-    rule = prior_by_name(prior, design, declared, family, unknown_scale)
-    tables |= {
-        "prior": rule.table(),
-        "releases": {"derivatives": "summed" if len(parts) >= 3 else "own"},
-        "limits": LIMITS,
-    }
-    study = parse_study(contract_text(name, list(parts), declared, missing, tables))
+    used = _uses(formula, family, options)
+    declared = _declare(parts, formula, used, dict(columns or {}), standardize and family in PREDICTOR_FAMILIES)
+    model: dict[str, Any] = {"family": family, "formula": formula}
+    tables = {"model": model}
+    if family in PREDICTOR_FAMILIES:
+        model |= {"units": "original"} | options
+    else:
+        taken = {key: value for key, value in options.items() if isinstance(value, str)}
+        tables |= {"model.columns": taken, "model.constants": {k: v for k, v in options.items() if k not in taken}}
+    tables |= {"releases": {"derivatives": "summed" if len(parts) >= 3 else "own"}, "limits": LIMITS}
+    # The parameters of some families follow from the levels of the response.
+    names = parse_study(contract_text(name, list(parts), declared, missing, tables | {"prior": {"flat": True}})).names
+    rule = prior_by_name(prior, names, Design(formula, declared), declared, family)
+    study = parse_study(contract_text(name, list(parts), declared, missing, tables | {"prior": rule.table()}))
     return Sites(study, _records(study, parts), rule)
+
+
+class _Uses(NamedTuple):
+    """The columns that a model uses: the response, its other own columns with their roles, and which may be moved."""
+
+    response: str
+    roles: dict[str, str]
+    covariates: list[str]
+    offset: str | None
+    standard_response: bool
+
+    @property
+    def columns(self) -> list[str]:
+        offset = [] if self.offset is None else [self.offset]
+        return list(dict.fromkeys([*self.roles, *self.covariates, *offset]))
+
+
+def _uses(formula: str, family: str, options: Mapping[str, Any]) -> _Uses:
+    response, covariates = columns_of(formula)
+    if family in PREDICTOR_FAMILIES:
+        roles = {response: RESPONSES.get(family, "number")}
+        offset = options.get("offset")
+        return _Uses(response, roles, covariates, offset, family == "linear" and "scale" not in options)
+    sizes = {}
+    if RECORD_FAMILIES[family].levels:
+        sizes["levels"] = 3
+    if RECORD_FAMILIES[family].pieces:
+        sizes["pieces"] = 2
+    first, *others = record_family(family, **sizes).source.columns
+    roles = {response: ROLES[first.domain]}
+    roles |= {str(options.get(column.name, column.name)): ROLES[column.domain] for column in others}
+    return _Uses(response, roles, covariates, None, False)
 
 
 def _by_site(table: Any, by: str | None) -> dict[str, Any]:
@@ -196,17 +238,10 @@ def _by_site(table: Any, by: str | None) -> dict[str, Any]:
 
 
 def _declare(
-    parts: Mapping[str, Any],
-    formula: str,
-    family: str,
-    told: Mapping[str, Mapping[str, Any]],
-    standardize: bool,
-    options: Mapping[str, Any],
+    parts: Mapping[str, Any], formula: str, uses: _Uses, told: Mapping[str, Mapping[str, Any]], standardize: bool
 ) -> dict[str, Column]:
     """Declarations of all columns that the model uses, from all sites' values."""
-    response, covariates = columns_of(formula)
-    offset = options.get("offset")
-    used: list[str] = list(dict.fromkeys([response, *covariates, *([str(offset)] if offset else [])]))
+    used = uses.columns
     stray = sorted(set(told) - set(used))
     if stray:
         raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(used)}.")
@@ -223,22 +258,21 @@ def _declare(
     def all_declared(standard: bool) -> dict[str, Column]:
         found = {}
         for column in used:
-            role = RESPONSES.get(family, "number") if column == response else "covariate"
-            moved = standard and column != offset and not _zero_one(whole[column])
-            if column == response:
-                moved = standard and family == "linear" and "scale" not in options
-            extra = {"log": True} if column == offset else {}
-            found[column] = declare(
-                column, whole[column], extra | dict(told.get(column, {})), role, levels[column], moved
-            )
+            moved = standard and column != uses.offset and not _zero_one(whole[column])
+            if column in uses.roles:
+                moved = standard and column == uses.response and uses.standard_response
+            own = ({"log": True} if column == uses.offset else {}) | dict(told.get(column, {}))
+            role = uses.roles.get(column, "covariate")
+            found[column] = declare(column, whole[column], own, role, levels[column], moved)
         return found
 
     found = all_declared(standardize)
-    if design_map(formula, found) is None or (
-        found[response].center and "Intercept" not in Design(formula, found).names
-    ):
+    if not standardize:
+        return found
+    no_intercept = "Intercept" not in Design(formula, found).names
+    if design_map(formula, found) is None or (found[uses.response].center and no_intercept):
         # Centring cannot be undone, as of an interaction without its main effects: the numbers stay as they are.
-        found = all_declared(False)
+        return all_declared(False)
     return found
 
 
