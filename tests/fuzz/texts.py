@@ -12,13 +12,15 @@ import polars as pl
 from tests.federation.studies import SUMMED, ZIGZAG
 from tests.federation.test_private_studies import PRIVATE
 from tests.fuzz.engine import Target
-from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
+from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, rows, write_csv
 
 from fedpdmc.certificates import keys
 from fedpdmc.certificates.requests import request_certificate, sign_request
 from fedpdmc.cli.study import _by_site, _seed
 from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_address
+from fedpdmc.models.families import family
+from fedpdmc.models.model_file.model import Model
 from fedpdmc.operations import bundle
 from fedpdmc.study import parse_study, read_policy
 from fedpdmc.study.formula import Design
@@ -30,6 +32,13 @@ TOML = tuple(
     b' "count" "level" "number" "noisy" "summed" method = "private-laplace" epsilon = 1.0 delta = 1e-6 region = 2.0'
     b' hours = [20,6] [certificates] least_pinned = 3 total_epsilon = 1.0 total_delta = 1e-6'.split(b" ")
 )  # fmt: skip
+FAMILY_FILES = (("weibull", {}), ("ordered_logit", {"levels": 3}), ("piecewise_exponential", {"pieces": 3}))
+OPERATIONS_AND_TYPES = tuple(
+    b"%1 %2 = : f64[] i64[] bool[] f64[3] f64[2,3] axes=[0] axis=0 return end variables parameter column constant "
+    b"group predictor exp dot reduce_sum gather slice broadcast iota cumsum 1.0 -inf nan 99999 positive index".split(
+        b" "
+    )
+)
 FORMULAS = tuple(
     b"~ + - * : ** ^ ( ) . 0 1 2 22 I( log( C( poly( bs( `age` {age} drug ill age | / %in% a[0] \\ # @".split()
 )
@@ -47,6 +56,17 @@ def contracts(folder: Path) -> Target:
     some = '\n[coordinates]\nnorth = ["Intercept", "age"]\n'
     samples = [CONTRACT, ZIGZAG, SUMMED, PRIVATE, linear, ZIGZAG + some]
     return Target("contract", [one.encode() for one in samples], read, TOML + FORMULAS)
+
+
+def model_files(folder: Path) -> Target:
+    """A model file: what is accepted is its own usual text."""
+
+    def read(data: bytes):
+        if Model.parse(data).text.encode() != data:
+            raise AssertionError("a text that is not its own")
+
+    samples = [MODEL_FILE, *(family(name, **sizes).text for name, sizes in FAMILY_FILES)]
+    return Target("model file", [one.encode() for one in samples], read, OPERATIONS_AND_TYPES)
 
 
 def policies(folder: Path) -> Target:
@@ -309,6 +329,7 @@ def status_requests(folder: Path) -> Target:
 
 TARGETS = (
     contracts,
+    model_files,
     policies,
     formulas,
     csv,

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.scipy.special import betaln, gammaln, log_ndtr, logsumexp, xlogy
+from scipy import stats
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
@@ -264,3 +267,46 @@ def test_a_reviewer_reads_formulas_columns_and_values():
     assert f"{1.5 - np.log(1.5):.6g}" in text
     jumps = fp.Model(lambda x, row: jnp.floor(x["a"]), parameters=["a"], columns={"t": "real"})
     assert "refuses this model" in jumps.review()
+
+
+def robust(X, y):
+    """Regression with Student-t noise of unknown scale."""
+    beta = numpyro.sample("beta", dist.Normal(0, 2).expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("obs", dist.StudentT(4.0, X @ beta, scale), obs=y)
+
+
+@double_precision
+def test_a_numpyro_model_is_its_density_with_names_prior_and_constraints():
+    built = fp.Model.from_numpyro(robust, {"X": {"one": "real", "age": "real"}, "y": "real"})
+    rng = np.random.default_rng(1)
+    X, y = np.c_[np.ones(7), rng.normal(size=7)], rng.normal(size=7)
+    records = built.of({"one": X[:, 0], "age": X[:, 1], "y": y})
+    assert records.names == ("beta[0]", "beta[1]", "scale_unconstrained")
+    x = jnp.array([0.3, -0.4, 0.2])
+    scale = np.exp(0.2)
+    right = -stats.t.logpdf(y, 4, X @ [0.3, -0.4], scale).sum()
+    np.testing.assert_allclose(records.function(x, records.data), right, rtol=1e-12)
+    prior = -stats.norm.logpdf([0.3, -0.4], 0, 2).sum() - stats.halfnorm.logpdf(scale, 0, 2) - 0.2
+    np.testing.assert_allclose(built.prior()(x), prior, rtol=1e-12)
+    found = records.constrain(x)
+    np.testing.assert_allclose(found["scale"], scale)
+    np.testing.assert_allclose(found["beta"], [0.3, -0.4])
+
+
+def one_for_each(y):
+    with numpyro.plate("records", y.shape[0]):
+        own = numpyro.sample("own", dist.Normal())
+        numpyro.sample("obs", dist.Normal(own, 1.0), obs=y)
+
+
+def together(y):
+    mean = numpyro.sample("mean", dist.Normal())
+    numpyro.sample("obs", dist.MultivariateNormal(jnp.full(y.shape, mean), 0.5 + 0.5 * jnp.eye(y.shape[0])), obs=y)
+
+
+@pytest.mark.parametrize(("function", "words"), [(one_for_each, "for each record"), (together, "not the sum of both")])
+def test_a_numpyro_model_whose_records_are_not_independent_is_refused(function, words):
+    with pytest.raises(InputError, match=words):
+        fp.Model.from_numpyro(function, {"y": "real"})

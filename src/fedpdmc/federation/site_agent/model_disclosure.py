@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.disclosure import (
     CANCELLED,
     NOTHING_NEW,
@@ -70,8 +71,7 @@ class ModelDisclosure(DisclosureControl):
         now = self._of(*own)
         if not all(np.isfinite(part).all() for part in now):
             raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
-        units = np.sqrt(np.mean(np.abs(np.diagonal(now.hessian, axis1=1, axis2=2)), axis=0))
-        units = np.where(units > 0, units, 1.0)
+        units = _units(now)
         now = _in_units(now, units)
         self._check_one("", now)
         before = [_in_units(self._of(*place), units) for place in released]
@@ -82,6 +82,25 @@ class ModelDisclosure(DisclosureControl):
             for part in Contributions._fields:
                 told = np.stack([getattr(one, part).reshape(len(now.value), -1) for one in [*before, now]], -1)
                 self._check_leverage(f"combinations of {part}s of {len(before) + 1} points", told, CANCELLED**2)
+
+    def check_start(self) -> None:
+        """Refuse a model to which few records contribute at the prior's mean, for studies that release no derivatives.
+
+        Raises
+        ------
+        InputError
+        """
+        dim = self._model.dim
+        assert dim is not None
+        told = self._of(np.broadcast_to(self._mean, (dim,)), None)
+        try:
+            self._check_one("at the prior's mean, ", _in_units(told, _units(told)))
+        except DisclosureRefused as refused:
+            raise InputError(
+                "policy",
+                str(refused),
+                "Read the model (fedpdmc model show). If it is right, lower least_records or raise largest_share.",
+            ) from refused
 
     def _of(self, x: np.ndarray, spread: np.ndarray | None) -> Contributions:
         about = None if spread is None else jnp.asarray(spread)
@@ -127,6 +146,12 @@ def _contributions(function: Any, x, spread, data):
 
     start = tuple(jnp.zeros(part.shape) for part in jax.eval_shape(told, x))
     return jax.lax.scan(add, start, tuple(jnp.asarray(part) for part in public_points(x.shape[0])))[0]
+
+
+def _units(told: Contributions) -> np.ndarray:
+    """Of each coordinate, by the curvature of a record."""
+    units = np.sqrt(np.mean(np.abs(np.diagonal(told.hessian, axis1=1, axis2=2)), axis=0))
+    return np.where(units > 0, units, 1.0)
 
 
 def _in_units(told: Contributions, units: np.ndarray) -> Contributions:

@@ -13,11 +13,12 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.model_disclosure import disclosure_control
+from fedpdmc.federation.site_agent.model_disclosure import ModelDisclosure, disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS
+from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.sites.site import Site
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.consistency import EXACT
@@ -89,6 +90,8 @@ def open_agent(
         region = TrustRegion(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
         control = disclosure_control(study, name, records, potential, policy)
+    elif policy is not None and study.epsilon is None and isinstance(potential, RecordModel):
+        ModelDisclosure(study, potential, policy).check_start()
     party = None
     if study.summed:
         pinned = None if policy is None else policy.certificates

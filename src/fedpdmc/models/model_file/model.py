@@ -99,6 +99,27 @@ class Model:
         self._take(render(inputs._replace(likelihood=likelihood, **parts)).encode(), CALL)
 
     @classmethod
+    @double_precision
+    def from_numpyro(cls, model: Callable, columns: Mapping[str, Any], title: str = "a NumPyro model") -> Model:
+        """A model file from a NumPyro model of independent records.
+
+        The model is called as ``model(**arrays)`` with arrays of one record: its observed sites give minus the log
+        likelihood, its latent variables the parameters with their prior (`prior`), and results show them constrained.
+
+        Parameters
+        ----------
+        model : callable
+            Takes arrays with the records along the first axis, by keyword, and has them in a plate of that length. Latent
+            variables are outside the plate.
+        columns : mapping
+            What each array can be, as `Model` takes it; for a matrix a mapping from the names of its columns to that.
+        title : str
+        """
+        from fedpdmc.models.model_file.from_numpyro import parts_of
+
+        return cls(title=title, **parts_of(model, columns))
+
+    @classmethod
     def parse(cls, text: bytes, where: str = "model file") -> Model:
         """Read and check the text of a model file."""
         model = cls.__new__(cls)

@@ -92,16 +92,42 @@ def _one(equation, values) -> list[Any]:
         return _call(equation, values)
     if name == "scan":
         return _loop(equation, values)
-    if name == "split":
-        ends = np.cumsum((0, *params["sizes"]))
-        cuts = zip(ends[:-1], ends[1:], strict=True)
-        return [lax.slice_in_dim(values[0], int(a), int(b), axis=params["axis"]) for a, b in cuts]
+    if name in ARRANGED:
+        return ARRANGED[name](params, values)
     if name in ("copy", "copy_p", "optimization_barrier"):
         return list(values)
     if RENAMED.get(name, name) not in OPERATIONS:
         raise _refused(equation, name, "it is not in the table of operations")
     found = equation.primitive.bind(*values, **equation.params)
     return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _split(params, values) -> list[Any]:
+    ends = np.cumsum((0, *params["sizes"]))
+    cuts = zip(ends[:-1], ends[1:], strict=True)
+    return [lax.slice_in_dim(values[0], int(a), int(b), axis=params["axis"]) for a, b in cuts]
+
+
+def _stack(params, values) -> list[Any]:
+    axis = params["axis"]
+    return [lax.concatenate([lax.expand_dims(value, (axis,)) for value in values], axis)]
+
+
+def _unstack(params, values) -> list[Any]:
+    axis = params["axis"]
+    count = values[0].shape[axis]
+    return [lax.index_in_dim(values[0], i, axis, keepdims=False) for i in range(count)]
+
+
+def _tile(params, values) -> list[Any]:
+    found = values[0]
+    for axis, times in enumerate(params["reps"]):
+        found = lax.concatenate([found] * times, axis) if times > 1 else found
+    return [found]
+
+
+# Operations that only arrange entries, written with slices and concatenations.
+ARRANGED = {"split": _split, "stack": _stack, "unstack": _unstack, "tile": _tile}
 
 
 def _call(equation, values) -> list[Any]:

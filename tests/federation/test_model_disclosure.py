@@ -1,0 +1,95 @@
+"""A model that is written to ask about one record, and measures of what each record adds to a release of any model."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from tests.federation.test_disclosure import CAREFUL, OWN, Guarded, code, derive
+from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.federation.plausibility import Plausible
+from fedpdmc.federation.site_agent.disclosure import largest_leverage
+from fedpdmc.federation.site_agent.model_disclosure import block_leverage
+from fedpdmc.study import parse_study
+
+# Whether someone of a given age is ill moves a parameter of its own.
+SNOOP = """fedpdmc model 1
+title Binary regression with an effect of one age
+parameter other f64[]
+predictor eta f64[]
+column y f64[] binary
+column age f64[] real
+minus_log_likelihood
+%1 = sub age 1.5 : f64[]
+%2 = abs %1 : f64[]
+%3 = lt %2 0.04 : bool[]
+%4 = convert %3 : f64[]
+%5 = mul other %4 : f64[]
+%6 = add eta %5 : f64[]
+%7 = logaddexp %6 0.0 : f64[]
+%8 = mul y %6 : f64[]
+%9 = sub %7 %8 : f64[]
+return %9
+end
+"""
+
+
+class Study(Guarded):
+    """A guarded study with a model file."""
+
+    def __init__(self, path, text, contract=OWN, policy=CAREFUL):
+        super().__init__(path)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        contract = with_model_file(contract).replace(DIGEST, digest)
+        self.study = parse_study(contract.encode(), lambda name: text.encode())
+        (path / "policy.toml").write_text(policy)
+
+
+def test_a_model_that_singles_out_a_record_is_refused_and_an_honest_one_is_not(tmp_path, caplog):
+    drug = OWN.replace("ill ~ drug + age", "ill ~ drug")
+    folder = Study(tmp_path / "snoop", SNOOP, drug, CAREFUL.replace("least_records = 20", "least_records = 2"))
+    # One person of 65 among many of other ages.
+    lines = [f"{'yes' if k % 3 else 'no'},{'verum' if k % 2 else 'placebo'},{40 + k % 20},A" for k in range(99)]
+    (folder.path / "north.csv").write_text("\n".join(["ill,drug,age,ward", *lines, "yes,verum,65,A"]) + "\n")
+    agent = folder.agent("north", tmp_path / "store")
+    assert code(derive(agent, np.zeros(3))) == "FEW_RECORDS"
+    assert "one record has a share of 1 in some direction" in caplog.text
+    agent.log.close()
+    # Without derivatives the site does not start: arrivals would tell of that record too.
+    contract = drug.replace("[dynamics]", '[dynamics]\nkind = "ZigZag"').replace(
+        'derivatives = "own"', 'derivatives = "none"'
+    )
+    quiet = Study(tmp_path / "quiet", SNOOP, contract)
+    (quiet.path / "north.csv").write_text((folder.path / "north.csv").read_text())
+    with pytest.raises(InputError, match="effective records contribute.*Read the model"):
+        quiet.agent("north", tmp_path / "third")
+    honest = Study(tmp_path / "honest", MODEL_FILE)
+    agent = honest.agent("north", tmp_path / "other")
+    assert code(derive(agent, np.zeros(3))) is None
+    # A second point so close to the first that only rounding is new, and one far out.
+    assert code(derive(agent, [0.0, 0.0, 15.1])) == "TOO_FAR"
+    agent.log.close()
+
+
+def test_blocks_of_one_row_have_the_leverage_of_rows():
+    rows = np.random.default_rng(0).normal(size=(30, 3))
+    assert np.isclose(block_leverage(rows[:, None], 1e-12), largest_leverage(rows))
+    # A record that is alone in a direction has all of it, by whatever basis.
+    rows[0] = 0
+    alone = np.concatenate([rows, np.eye(30, 1)], 1)[:, None]
+    assert np.isclose(block_leverage(alone, 1e-12), 1.0)
+
+
+@pytest.mark.parametrize("x", [np.zeros(3), np.array([0.3, -0.8, 0.4])])
+@double_precision
+def test_no_record_has_more_than_the_bound_that_the_contract_gives(x, tmp_path):
+    """Gradient and Hessian of each record are below what the coordinator allows for one, but not far."""
+    folder = Study(tmp_path, MODEL_FILE)
+    slope, curvature = Plausible(folder.study)._of_one_record(x)
+    control = folder.agent("north", tmp_path / "store").computation._control
+    told = control._of(x, None)
+    assert np.all(np.abs(told.gradient) <= slope) and np.all(np.abs(told.hessian) <= curvature)
+    assert np.all(np.isfinite(slope)) and np.all(np.isfinite(curvature))
+    assert np.all(slope < 1000 * np.abs(told.gradient).max(0))
