@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.load [--sites 25 50 100 200] [--rounds 40]``. The coordinator is one process. The sites are agents of
 the package, each with its own records, store, keys, certificate and connection, as threads of further processes, 25 in
-each. A round is a whole one: the plan is encoded, sent, checked against the contract, walked on the site's records and logged, and the arrivals
-are checked. The last lines say whether time and memory grow linearly: what a site adds among many is compared with what it
-adds among few.
+each. A round is a whole one: the plan is encoded, sent, checked against the contract, walked on the site's records and
+logged, and the arrivals are checked. The last lines say whether time and memory grow linearly: what a site adds among many
+is compared with what it adds among few.
 """
 
 from __future__ import annotations

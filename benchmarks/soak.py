@@ -44,6 +44,7 @@ observed_time = 1e12
 POLICY = """
 families = ["logistic"]
 least_records = 1
+least_without_budget = 0
 most_parameters_per_record = 1.0
 most_rounds = 1000000000
 most_observed_time = 1e12

@@ -56,6 +56,7 @@ def test_derivatives_that_no_records_have_stop_the_run_by_name(tmp_path, change,
 
 LOOSE = """
 least_records = 2
+least_without_budget = 0
 most_parameters_per_record = 0.5
 families = ["logistic"]
 derivatives = "own"

@@ -72,6 +72,7 @@ def model_file(name):
 
 POLICY = """
 least_records = 2
+least_without_budget = 0
 most_parameters_per_record = 0.5
 largest_share = 1.0
 least_cell = 1

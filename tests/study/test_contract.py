@@ -96,6 +96,7 @@ def test_the_design_follows_from_the_contract_and_not_from_the_records():
         ("1e6", "999.0", 12, "POLICY_TIME"),
         ("least_records = 2", "least_records = 5\nlargest_epsilon = 1.0", 12, "POLICY_EPSILON"),
         ("least_records = 2", "least_records = 5\nmost_chains = 3", 12, "POLICY_CHAINS"),
+        ("least_without_budget = 0", "", 49, "POLICY_WITHOUT_BUDGET"),
         ("least_records = 2", "least_records = 5\nleast_sites = 3", 12, "POLICY_SITES"),
     ],
 )

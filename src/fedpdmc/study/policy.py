@@ -16,7 +16,12 @@ from fedpdmc.study.contract_tables import DERIVATIVES, FAMILIES
 from fedpdmc.study.strict_toml import REQUIRED, Table, naming_file, read_bytes
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
+UNPROTECTED = (
+    "A coordinator can reconstruct most of so few records from what an honest run without a privacy budget tells. Agree on "
+    "a contract with [privacy], or lower least_without_budget in the site's policy.toml."
+)
 MOST_CHAINS = 1024
+LEAST_WITHOUT_BUDGET = 50
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -70,6 +75,9 @@ class Policy:
         Where noise is shared with other sites, the smallest number of colluding sites that a contract must allow for.
     hours : (int, int) or None
         The hours of the day, by the site's clock, between which it answers; None: always.
+    least_without_budget : int
+        The smallest number of records with which the site takes part in a contract without a privacy budget. Arrivals are
+        not noisy, and from those of an honest run most of a few dozen records can be reconstructed.
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
     """
@@ -95,6 +103,7 @@ class Policy:
     most_derivatives: int = 12
     farthest: float = 6.0
     most_seconds: float = 600.0
+    least_without_budget: int = LEAST_WITHOUT_BUDGET
     models: tuple[str, ...] = ()
     most_operations: int = 0
 
@@ -118,6 +127,7 @@ class Policy:
         faults = {
             "POLICY_SITE": site not in study.sites,
             "POLICY_RECORDS": records < self.least_records,
+            "POLICY_WITHOUT_BUDGET": study.epsilon is None and records < self.least_without_budget,
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
             "POLICY_FAMILY": not self.allows_model(study),
             "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
@@ -135,7 +145,7 @@ class Policy:
         }
         for code, broken in faults.items():
             if broken:
-                raise Refused(site, code, CHECK)
+                raise Refused(site, code, UNPROTECTED if code == "POLICY_WITHOUT_BUDGET" else CHECK)
 
 
 def read_policy(path: str | Path) -> Policy:
@@ -173,6 +183,7 @@ def _policy(table: Table) -> Policy:
         most_derivatives=table.whole("most_derivatives", 12, least=0),
         farthest=table.number("farthest", 6.0, least=0.0),
         most_seconds=table.number("most_seconds", 600.0, least=1.0),
+        least_without_budget=table.whole("least_without_budget", LEAST_WITHOUT_BUDGET),
         models=_digests(table, models),
         most_operations=most,
     )
