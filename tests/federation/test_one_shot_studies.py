@@ -65,6 +65,8 @@ def test_over_tls_as_in_process_and_charged_at_the_site(folder, tmp_path):
     )
     np.testing.assert_array_equal(post.draws(50), expected.draws(50))
     assert post.settings["exact"] is False and post.rounds == 4 and post.settings["study"] == study.name
+    # What it would cost to be exact, from the contract alone as from the sites.
+    assert "effective samples of the exact" in post.settings["chosen"] == expected.settings["chosen"]
     for name, agent in asked.items():
         told, known = post.privacy[name], expected.privacy[name]
         assert {k: v for k, v in told.items() if k not in ("dataset", "run")} == {

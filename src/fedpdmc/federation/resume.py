@@ -25,7 +25,7 @@ from fedpdmc.sampling.engines import selective_requests
 from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
 from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.method import Method, choose
-from fedpdmc.sampling.one_shot import private_laplace
+from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Settings
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
@@ -168,11 +168,25 @@ def _one_shot(connection: Connection, ess: float | None, duration: float | None)
     recorder = RunRecorder(connection)
     post.privacy, post.settings = recorder.privacy(), post.settings | recorder.facts()
     post.settings["sites"] = list(federation.names)
+    scale = np.linalg.cholesky(post.cov())
+    post.settings["chosen"] += exact_words(
+        min(
+            exact_cost(
+                study.declared_model(site), study.budget(site=site), _own_rows(study, site, scale), len(study.sites)
+            )
+            for site in study.sites
+        )
+    )
     if study.derivatives == "noisy-summed":
         post.settings["chosen"] += f" {shared_words(len(study.sites), study.colluding or 0)}"
         post.rounds += AGREEMENT
     post.bytes, post.messages = np.array(federation.bytes), 2 * np.array(federation.sequence)
     return post
+
+
+def _own_rows(study: Study, site: str, scale: np.ndarray) -> np.ndarray:
+    own = study.coordinates(site)
+    return scale if own is None else scale[own]
 
 
 def _members(connection: Connection) -> list[RemoteSite]:

@@ -14,14 +14,13 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
-from fedpdmc.privacy.accountant import Sensitivity
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.comparison import exact_samples
 from fedpdmc.privacy.noise_aware import Gaussian, Release
 from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.privacy.planning import Question
 from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
-from fedpdmc.privacy.sensitivity import derivative_sensitivity, sensitivity
+from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
 from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments
@@ -167,10 +166,8 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
         "derivatives is integrated over."
     )
     if known:
-        exact = min(_exact_samples(site, scale, len(members)) for site in known)
-        what += (
-            f" The same budgets would buy about {exact:.2g} effective samples of the exact posterior "
-            "(dynamics=fedpdmc.FactorisedBoomerang())."
+        what += exact_words(
+            min(exact_cost(model_of(s.potential), s.budget, _rows(s, scale), len(members)) for s in known)
         )
     if sharing := [site for site in known if site.shares_noise]:
         assert sharing[0].budget is not None
@@ -193,14 +190,27 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
     }
 
 
-def _exact_samples(site: Site, scale: np.ndarray, sites: int) -> float:
-    """What the site's budget would buy of the exact chain, in the coordinates of this posterior."""
-    budget = site.budget
-    assert isinstance(budget, Budget)
-    rows = scale if site.coordinates is None else scale[site.coordinates]
-    known: Sensitivity = sensitivity(model_of(site.potential), budget.bounds, budget.neighbours, rows)
+def _rows(site: Any, scale: np.ndarray) -> np.ndarray:
+    """The scale of the parameters that a site's records depend on."""
+    return scale if site.coordinates is None else scale[site.coordinates]
+
+
+def exact_cost(model: Model, budget: Any, rows: np.ndarray, sites: int) -> float:
+    """Effective samples of the exact chain that a site's budget would buy, in the coordinates of a posterior.
+
+    ``rows`` are those of the posterior's scale matrix for the parameters that the site's records depend on.
+    """
+    known = sensitivity(model, budget.bounds, budget.neighbours, rows)
     granted = budget.granted or (budget.epsilon, budget.delta)
-    return exact_samples(Question(site.records, sites, scale.shape[0], granted[0], granted[1], known.k_2, 1.0))
+    return exact_samples(Question(0, sites, rows.shape[1], granted[0], granted[1], known.k_2, 1.0))
+
+
+def exact_words(samples: float) -> str:
+    """What it would cost to be exact, as a sentence."""
+    return (
+        f" The same budgets would buy about {samples:.2g} effective samples of the exact posterior "
+        "(dynamics=fedpdmc.FactorisedBoomerang())."
+    )
 
 
 def _posterior(

@@ -226,6 +226,14 @@ class Study:
         agreed["colluding"] = self.colluding
         return Budget(**agreed | terms)
 
+    def declared_model(self, site: str):
+        """What the sensitivity of a site's records depends on, all of it public."""
+        from fedpdmc.privacy.sensitivity import Model
+
+        own = self.coordinates(site)
+        dim, scale = len(self.names) if own is None else len(own), float(self.options.get("scale", 1.0))
+        return Model(self.family, dim, weight=scale**-2.0, df=float(self.options.get("df", 1.0)), scale=scale)
+
     def dynamics(self):
         """The dynamics with their rates."""
         import fedpdmc.dynamics
