@@ -124,6 +124,22 @@ def test_released_references_are_noisy_charged_and_refused_when_spent(tmp_path):
     assert ledger.spent("north") == pytest.approx(0.6 * account.limit) and ledger.releases("north") == 8
 
 
+def test_the_last_noisy_step_can_be_an_average_at_the_same_price(tmp_path):
+    spent = {}
+    for name, make in (("laplace", fp.laplace), ("vb", fp.vb)):
+        sites = two_sites(tmp_path / name, release=0.4, n=400, epsilon=20.0)
+        found = make(sites, prior())
+        assert found.name == name and found.rounds == 4
+        ledger, _ = sites[0].budget.open()
+        spent[name] = ledger.spent("north"), ledger.releases("north"), found
+    assert spent["vb"][:2] == pytest.approx(spent["laplace"][:2])
+    assert spent["vb"][2].control["north"].spread is not None and spent["laplace"][2].control["north"].spread is None
+    # Asked again it is told again, at no charge.
+    again = fp.vb(sites, prior())
+    np.testing.assert_array_equal(again.center, spent["vb"][2].center)
+    assert ledger.releases("north") == 4
+
+
 def test_a_release_that_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
     sites = two_sites(tmp_path, release=0.4, n=400, epsilon=20.0)
     real, asked = noisy_derivatives.derivatives, []

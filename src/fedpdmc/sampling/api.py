@@ -74,13 +74,15 @@ def sample(
         Who walks with the prior: the coordinator in its plans, the sites in proportion to their records, or an extra
         site. The posterior is the same. `Redistributed` has a place of its own.
     dynamics : Dynamics, optional
-        None: the few-rounds method, `Boomerang` on the Laplace reference with quadratic control variates; or, if the
+        None: the few-rounds method, `Boomerang` on the reference "vb" with quadratic control variates; or, if the
         posterior is too far from that, as its tails or the burn-in show, `ZigZag` on the same reference
         (``settings["chosen"]`` says why).
-    reference : Reference, "laplace", "diagonal" or "identity", optional
-        Whitened coordinates: of the Laplace approximation, of its standard deviations alone, or none. None: "laplace"; with
-        flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget "identity",
-        since the others are made of the sites' derivatives.
+    reference : Reference, "vb", "laplace", "diagonal" or "identity", optional
+        Whitened coordinates: of a Gaussian with nearly the posterior's mean and covariance (`fedpdmc.vb`), of the Laplace
+        approximation, of its standard deviations alone, or none. None: "vb" with rotating dynamics, "laplace" with straight
+        ones; with flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget
+        "identity", since the others are made of the sites' derivatives. ``settings["reference"]`` and
+        ``settings["reference_why"]`` say what was used.
     control : {"none", "linear", "quadratic"}, optional
         Public quadratics moved from the sites to the coordinator. None: where the reference was made of the sites'
         derivatives, "quadratic" with rotating dynamics and "linear" with straight ones; else "none".

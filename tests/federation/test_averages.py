@@ -1,0 +1,200 @@
+"""Averaged derivatives over a network: who may ask for which, and what a coordinator or a site cannot do with them."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.federation.studies import SUMMED, Folder
+from tests.federation.test_disclosure import OWN, RUN, Guarded, code
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import BadAnswer
+from fedpdmc.federation import messages
+from fedpdmc.federation.plausibility import Plausible
+from fedpdmc.federation.site_agent.audit_replay import replay
+from fedpdmc.potentials import Logistic, Poisson
+from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
+from fedpdmc.sites.site import derivatives
+
+X, SPREAD = np.array([0.1, -0.2, 0.3]), 0.2 * np.array([[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [0.1, 0.2, 0.7]])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    return Guarded(tmp_path_factory.mktemp("averages"))
+
+
+@pytest.fixture
+def agent(guarded, tmp_path):
+    agent = guarded.agent("north", tmp_path / "store")
+    yield agent
+    agent.log.close()
+
+
+def derive(agent, x, spread=None):
+    about = np.zeros((0, 0)) if spread is None else np.asarray(spread, float)
+    message = messages.Derive(RUN, agent.log.answers + 1, np.asarray(x, float), about)
+    return messages.decode(agent.answer(messages.encode(message)))
+
+
+def opening(agent, center, scale, precision, linear, point):
+    chains = agent.computation.study.chains
+    parts = (RUN, agent.log.answers + 1, chains, 4, center, scale, 2, precision, linear, point)
+    return messages.decode(agent.answer(messages.encode(messages.Open(*parts))))
+
+
+@double_precision
+def own(agent, x, spread):
+    return derivatives(agent.site, x, spread)
+
+
+def quadratic_at(agent, x, spread):
+    """Reference and control variate of averaged derivatives at a point, of this site alone and a standard normal prior."""
+    _, gradient, hessian = own(agent, x, spread)
+    scale = np.linalg.cholesky(np.linalg.inv(hessian + np.eye(3)))
+    return np.array(x), scale, hessian, gradient - hessian @ x
+
+
+def test_averages_are_rounded_once_and_exact_when_asked_again(agent):
+    value, gradient, hessian = own(agent, X, SPREAD)
+    first, second = derive(agent, X, SPREAD), derive(agent, X, SPREAD)
+    assert not np.array_equal(first.hessian, hessian)
+    np.testing.assert_allclose(first.hessian, hessian, rtol=1e-2)
+    np.testing.assert_array_equal(second.hessian, hessian)
+    np.testing.assert_array_equal(second.gradient, gradient)
+    assert second.value == value
+    # Nothing after the exact ones.
+    assert code(derive(agent, X, 0.9 * SPREAD)) == "TOO_MANY_DERIVATIVES"
+
+
+def test_the_same_point_with_another_spread_is_another_point(agent):
+    derive(agent, X)
+    for spread in (SPREAD, 1.1 * SPREAD, None):
+        exact = own(agent, X, spread)[2]
+        assert not np.array_equal(derive(agent, X, spread).hessian, exact)
+
+
+def test_a_contract_without_averages_refuses_them(tmp_path):
+    plain = Guarded(
+        tmp_path / "plain", OWN.replace("[dynamics]", '[dynamics]\nreference = "laplace"\ncontrol = "quadratic"')
+    )
+    agent = plain.agent("north", tmp_path / "store")
+    assert code(derive(agent, X, SPREAD)) == "NOT_IN_CONTRACT"
+    assert code(derive(agent, X)) is None
+    agent.log.close()
+
+
+def test_averages_of_few_records_are_refused(guarded, agent, tmp_path):
+    """Far out, with a narrow Gaussian, as few records contribute to a mean as to a value; a wide one is too far."""
+    far = np.array([-8.0, 8.0, -8.0])
+    assert code(derive(agent, far, 1e-3 * np.eye(3))) in ("FEW_RECORDS", "TOO_FAR")
+    assert code(derive(agent, X, 1e3 * np.eye(3))) == "TOO_FAR"
+    # A Gaussian that is wide in one direction alone.
+    assert code(derive(agent, X, np.diag([1e-3, 40.0, 1e-3]))) == "TOO_FAR"
+
+
+def test_the_contributions_that_are_checked_are_those_of_the_release(guarded, tmp_path):
+    agent = guarded.agent("north", tmp_path / "store")
+    control = agent.computation._control
+    terms = double_precision(control._terms)(X, SPREAD)
+    value, gradient, hessian = own(agent, X, SPREAD)
+    assert terms.value.sum() == pytest.approx(value, rel=1e-10)
+    np.testing.assert_allclose(terms.slope @ control._design, gradient, rtol=1e-10)
+    np.testing.assert_allclose((control._design * terms.curvature[:, None]).T @ control._design, hessian, rtol=1e-10)
+    agent.log.close()
+
+
+def test_only_the_control_variate_of_the_last_average_opens_a_run(guarded, tmp_path):
+    for name, change, found in (
+        ("as released", 1.0, None), ("of another spread", 1.3, "NOT_TOLD"), ("at the point", 0.0, "NOT_TOLD")
+    ):  # fmt: skip
+        agent = guarded.agent("north", tmp_path / name)
+        derive(agent, X, SPREAD), derive(agent, X, SPREAD)
+        center, scale, _, _ = quadratic_at(agent, X, SPREAD)
+        _, _, precision, linear = quadratic_at(agent, X, change * SPREAD)
+        answer = opening(agent, center, scale, precision, linear, X)
+        assert code(answer) == found, name
+        agent.log.close()
+
+
+def test_a_restarted_site_and_a_replay_remember_the_spread(guarded, tmp_path):
+    agent = guarded.agent("north", tmp_path / "store")
+    derive(agent, X, SPREAD), derive(agent, X, SPREAD)
+    agent.log.close()
+    again = guarded.agent("north", tmp_path / "store")
+    assert code(opening(again, *quadratic_at(again, X, SPREAD), X)) is None
+    scale, precision, linear = quadratic_at(again, X, SPREAD)[1:]
+    message = messages.Open(RUN, 3, again.computation.study.chains, 4, X, scale, 2, precision, linear, X)
+    expected = double_precision(again.computation._opening)(message).control
+    np.testing.assert_array_equal(expected.spread, SPREAD)
+    again.log.close()
+    found = replay(guarded.study, "north", guarded.data["north"], store=tmp_path / "store")
+    assert found.same == 3 and not found.different
+
+
+def test_secure_sums_of_averages_give_each_site_the_part_that_the_sum_has(tmp_path):
+    folder = Folder(tmp_path / "study", SUMMED)
+    agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
+    for agent in agents.values():
+        agent.join(messages.encode(messages.Welcome(RUN, folder.study.digest)))
+    offered = tuple(agent.answer(messages.encode(messages.Offer(RUN, 1))) for agent in agents.values())
+    for agent in agents.values():
+        agent.answer(messages.encode(messages.Agree(RUN, 2, offered)))
+        for sequence in (3, 4):
+            agent.answer(messages.encode(messages.Derive(RUN, sequence, X, SPREAD)))
+    empty = np.zeros((0, 0)), np.zeros(0)
+    message = messages.Open(RUN, 5, folder.study.chains, 4, X, SPREAD, 2, *empty, X)
+    parts = [double_precision(agent.computation._opening)(message).control for agent in agents.values()]
+    total = sum(np.asarray(part.quadratic.precision) for part in parts)
+    exact = sum(own(agent, X, SPREAD)[2] for agent in agents.values())
+    plain = sum(own(agent, X, None)[2] for agent in agents.values())
+    np.testing.assert_allclose(total, exact, rtol=1e-9, atol=1e-9)
+    assert np.max(np.abs(total - plain)) > 1e-3
+    for agent in agents.values():
+        agent.log.close()
+
+
+def test_means_that_contradict_derivatives_at_points_are_named(guarded, agent):
+    checks = Plausible(guarded.study)
+    checks.check("north", X, *own(agent, X, None))
+    checks.check("north", X, *own(agent, X, SPREAD), spread=SPREAD)
+    checks.check("north", X + 0.1, *own(agent, X + 0.1, SPREAD), spread=SPREAD)
+    value, gradient, hessian = own(agent, X, 0.8 * SPREAD)
+    with pytest.raises(BadAnswer, match="contradict each other"):
+        checks.check("north", X, value, gradient, 200 * hessian, spread=0.8 * SPREAD)
+    value, gradient, hessian = own(agent, X, SPREAD)
+    with pytest.raises(BadAnswer, match="contradict each other"):
+        checks.check("north", X + 0.1, value, gradient + 30, hessian, spread=SPREAD)
+
+
+@double_precision
+def test_one_record_changes_a_mean_by_no_more_than_its_bound():
+    """The sensitivity of averaged derivatives, attacked with corners of the domain; for Poisson it grows with the spread."""
+    box, region = [1.0, 0.7, 1.3], [0.5, 0.5, 0.5]
+    bounds = Bounds(box=box, outcome=(0, 4), region=region, most_records=10)
+    rng, rows = np.random.default_rng(0), np.array(np.meshgrid(*([-b, b] for b in box))).reshape(3, -1).T
+    for name, loss in (("poisson", Poisson()), ("logistic", Logistic())):
+        model = Model(name, 3)
+        factor = averaged_sensitivity(model, bounds, SPREAD)
+        limits = [factor * k for k in derivative_sensitivity(model, bounds, "add-remove")]
+        worst = np.zeros(2)
+        for x in [np.asarray(region) * s for s in np.sign(rng.normal(size=(16, 3)))]:
+            for y in (0.0, 4.0 if name == "poisson" else 1.0):
+                deviation = np.linalg.norm(rows @ SPREAD, axis=1)
+                z = jnp.asarray(rows @ x)
+                _, first, second = loss.averaged(z, jnp.asarray(deviation), jnp.full(8, y))
+                size = np.linalg.norm(rows, axis=1)
+                worst = np.maximum(worst, [np.max(np.abs(first) * size), np.max(np.abs(second) * size**2)])
+        assert np.all(worst <= np.asarray(limits) * (1 + 1e-9)), name
+        if name == "poisson":
+            assert factor > 1.01 and worst[1] > derivative_sensitivity(model, bounds, "add-remove")[1]
+
+
+def test_a_message_with_a_spread_of_another_size_is_refused():
+    with pytest.raises(Exception, match="spread"):
+        messages.decode(messages.encode(messages.Derive(RUN, 1, X, np.eye(2))))
+    found = messages.decode(messages.encode(messages.Derive(RUN, 1, X, SPREAD)))
+    np.testing.assert_array_equal(found.about, SPREAD)
+    assert dataclasses.replace(found, spread=np.zeros((0, 0))).about is None
