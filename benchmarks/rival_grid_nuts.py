@@ -44,13 +44,16 @@ def measure(X: np.ndarray, y: np.ndarray, chains: int, size: float, options: arg
 
         return jax.lax.scan(body, state, jax.random.split(key, count))
 
-    def density(x):
-        z = records @ x
-        return jnp.sum(responses * z - jax.nn.softplus(z)) - 0.5 * jnp.sum(x**2)
+    def first(x, records, responses):
+        def log_density(x):
+            z = records @ x
+            return jnp.sum(responses * z - jax.nn.softplus(z)) - 0.5 * jnp.sum(x**2)
+
+        return blackjax.nuts.init(x, log_density)
 
     clock = time.perf_counter()
     compiled = jax.jit(run, static_argnums=5)
-    state = jax.jit(jax.vmap(lambda x: blackjax.nuts.init(x, density)))(starts)
+    state = jax.jit(jax.vmap(first, (0, None, None)))(starts, records, responses)
     args = (records, responses, metric)
     state, _ = jax.block_until_ready(compiled(state, jax.random.key(1), *args, PROBE))
     ready = time.perf_counter() - clock

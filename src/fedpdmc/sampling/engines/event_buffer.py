@@ -13,6 +13,8 @@ from fedpdmc.sampling.coordinator import Knots
 
 # A record is kept as it is if at least this share of it is knots.
 LEAST_FILLED = 0.5
+# A record is cut after a multiple of so many rows: every length of its own is a program of its own.
+ROWS_TOGETHER = 16
 
 
 class Record(eqx.Module):
@@ -59,6 +61,14 @@ class Record(eqx.Module):
             return None
         asked = np.asarray(self.asked)[:, :, :rows]
         return [(site - first[:, None])[site >= 0] for site in asked]
+
+    def trimmed(self, rows: int) -> Record:
+        """Not many more than the first rows: what is copied from an accelerator to the host."""
+        kept = -(-rows // ROWS_TOGETHER) * ROWS_TOGETHER
+        if kept >= self.valid.shape[1]:
+            return self
+        numbers, velocities, valid = (x[:, :kept] for x in (self.numbers, self.velocities, self.valid))
+        return Record(numbers, velocities, valid, None if self.asked is None else self.asked[:, :, :kept])
 
     def chunk(self, rows: int) -> Chunk:
         """The first rows as arrays of the skeleton."""

@@ -54,8 +54,10 @@ class LockstepEngine(CompiledEngine):
 
     def _run_chunk(self, until, limit):
         self.progress, record, used = self._ahead or self._dispatched(until, limit)
-        self._ahead = None if jax.default_backend() == "cpu" else self._dispatched(until, limit)
-        return record, used
+        if jax.default_backend() == "cpu":
+            return record, used
+        self._ahead = self._dispatched(until, limit)
+        return record.trimmed(int(used)), used
 
     def _dispatched(self, until, limit):
         return _run_chunk(
