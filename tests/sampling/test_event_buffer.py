@@ -51,3 +51,11 @@ def test_rounds_are_written_row_by_row(dim, signs):
     assert chunk.packed is signs and chunk.valid.all()
     for kept, made in ((chunk.t, t), (chunk.a, a), (chunk.v, v)):
         np.testing.assert_array_equal(kept, np.swapaxes(made, 0, 1).reshape(kept.shape))
+
+
+@pytest.mark.parametrize("rows", [0, 3, 16, 17, ROWS])
+def test_a_record_that_was_cut_on_the_device_has_the_same_knots(rows):
+    whole = record(1.0)
+    cut = whole.trimmed(rows)
+    assert cut.valid.shape[1] < rows + 16 or cut is whole
+    np.testing.assert_array_equal(cut.chunk(rows).numbers, whole.chunk(rows).numbers)

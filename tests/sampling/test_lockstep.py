@@ -9,7 +9,7 @@ from fedpdmc.clocks import dense_settings
 from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.dynamics.walls import Walls
 from fedpdmc.sampling.coordinator import Coordinator
-from fedpdmc.sampling.engines import lockstep, lockstep_engine
+from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
 
@@ -63,9 +63,10 @@ def test_how_chunks_are_cut_changes_no_bit(monkeypatch):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_chunks_that_run_ahead_change_no_bit(monkeypatch):
     whole = run()
-    monkeypatch.setattr(lockstep_engine.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(dense_settings.jax, "default_backend", lambda: "cpu", raising=True)
+    monkeypatch.setattr(LockstepEngine, "_runs_ahead", True)
+    monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
     ahead = run()
+    assert ahead._run.engine._ahead is not None
     np.testing.assert_array_equal(whole.skeleton.a, ahead.skeleton.a)
 
 

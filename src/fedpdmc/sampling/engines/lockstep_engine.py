@@ -36,6 +36,10 @@ class LockstepEngine(CompiledEngine):
     _ahead: tuple[Any, ...] | None = None
 
     @property
+    def _runs_ahead(self) -> bool:
+        return jax.default_backend() != "cpu"
+
+    @property
     def _knots_per_row(self) -> int:
         return 1
 
@@ -54,7 +58,7 @@ class LockstepEngine(CompiledEngine):
 
     def _run_chunk(self, until, limit):
         self.progress, record, used = self._ahead or self._dispatched(until, limit)
-        if jax.default_backend() == "cpu":
+        if not self._runs_ahead:
             return record, used
         self._ahead = self._dispatched(until, limit)
         return record.trimmed(int(used)), used
