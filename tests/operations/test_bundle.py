@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.federation.studies import Folder
-from tests.study.contracts import rows, write_csv
+from tests.federation.studies import MODEL_ZIGZAG, Folder
+from tests.study.contracts import DIGEST, MODEL_FILE, rows, write_csv
 from typer.testing import CliRunner
 
 from fedpdmc.certificates.requests import sign_request
@@ -152,3 +152,19 @@ def test_the_unit_in_the_docs_is_the_one_that_is_written():
     shown = re.search(r"^```ini\n(.*?)^```", page, re.S | re.M)[1].split("\n", 1)[1].replace(" \\\n   ", "")
     command = re.search(r"^ExecStart=(.*)$", shown, re.M)[1].split()
     assert site_unit("fedpdmc", Path("/srv/study"), command, [Path("/srv/study")]) == shown
+
+
+def test_a_model_file_travels_in_the_bundle_and_a_changed_one_is_refused(tmp_path):
+    study = Folder(tmp_path / "study", MODEL_ZIGZAG)
+    path = make_bundle(
+        study.path / "study.toml", study.keys("coordinator") / "authority.pem", "127.0.0.1:4433", tmp_path / "b.zip"
+    )
+    found = read_bundle(path)
+    assert found.model.decode() == MODEL_FILE and found.study.model_digest == DIGEST
+    joining = Joining(found, "north", study.path / "north.csv", tmp_path / "site")
+    joining.write()
+    assert (tmp_path / "site" / "cloglog.fpm").read_text() == MODEL_FILE
+    assert f'models = ["{DIGEST}"]' in (tmp_path / "site" / "policy.toml").read_text()
+    changed = found._replace(model=MODEL_FILE.replace("sub 1.0 y", "sub 2.0 y").encode())
+    with pytest.raises(InputError, match="sha256"):
+        Joining(changed, "north", study.path / "north.csv", tmp_path / "other")

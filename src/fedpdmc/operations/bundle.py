@@ -44,7 +44,7 @@ An invitation to take part in the study "{name}" with fedpdmc {version}.
      authority's certificate         {authority}
    and the SHA-256 of your key, which step 2 prints.
 4. Send keys/request.pem to them. Put the certificate.pem that you receive into study/keys.
-5. Read study.toml and policy.toml. You decide what your site allows.
+5. Read study.toml and policy.toml, and a model file if there is one (fedpdmc model show). You decide what your site allows.
 6. Run the command of step 2 again. It checks everything, without joining.
 7. Run study/fedpdmc-site.service, or the command in it.
 
