@@ -103,3 +103,23 @@ def check_name(name: str) -> str:
             "site name", repr(name), "This name is reserved for the coordinator. Give the site another one."
         )
     return name
+
+
+def finite_array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np.ndarray:
+    """A finite float64 array of the right rank, or an error that says where it goes wrong."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}."
+        ) from error
+    ranks = (ndim,) if isinstance(ndim, int) else ndim
+    if array.ndim not in ranks:
+        raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        where = tuple(int(i) for i in bad[0])
+        raise InputError(
+            name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
+        )
+    return array

@@ -5,6 +5,7 @@ from fedpdmc.clocks.choose import Choice, clock_for
 from fedpdmc.clocks.closed_form import AffineClock
 from fedpdmc.clocks.interval_thinning import IntervalClock
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, follow, pick
+from fedpdmc.clocks.private_latents import LatentClock
 from fedpdmc.clocks.segment_bounds import SegmentClock
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.clocks.uncertified import AdaptiveClock
@@ -19,6 +20,7 @@ __all__ = [
     "Choice",
     "Clock",
     "IntervalClock",
+    "LatentClock",
     "Path",
     "SegmentClock",
     "ThinnedClock",

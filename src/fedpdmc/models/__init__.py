@@ -23,6 +23,8 @@ from fedpdmc.models.family_models import ordered_probit as ordered_probit
 from fedpdmc.models.family_models import piecewise_exponential as piecewise_exponential
 from fedpdmc.models.family_models import weibull as weibull
 from fedpdmc.models.family_models import zero_inflated_poisson as zero_inflated_poisson
+from fedpdmc.models.random_effects import effects_prior as effects_prior
+from fedpdmc.models.random_effects import random_effects as random_effects
 from fedpdmc.models.user_function import Minus, UserModel, user_model
 from fedpdmc.potentials import (
     GaussianRecords,
@@ -34,35 +36,15 @@ from fedpdmc.potentials import (
     Quadratic,
     StudentT,
 )
-from fedpdmc.validation import integer, positive
+from fedpdmc.validation import finite_array, integer, positive
 
 # Residuals for each parameter from which their scale is told, and how far from one it must be to be spoken of.
 LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
 
 
-def _array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str) -> np.ndarray:
-    """A finite float64 array of the right rank, or an error that says where it goes wrong."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            name, f"{type(value).__name__} that is not numeric", f"Give an array of shape {shape}."
-        ) from error
-    ranks = (ndim,) if isinstance(ndim, int) else ndim
-    if array.ndim not in ranks:
-        raise InputError(name, f"shape {array.shape}", f"Give an array of shape {shape}.")
-    bad = np.argwhere(~np.isfinite(array))
-    if len(bad):
-        where = tuple(int(i) for i in bad[0])
-        raise InputError(
-            name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
-        )
-    return array
-
-
 def _design(X: Any, y: Any, call: str) -> tuple[np.ndarray, np.ndarray]:
-    design = _array(f"{call}(X)", X, 2, "(n, d)")
-    response = _array(f"{call}(y)", y, 1, "(n,)")
+    design = finite_array(f"{call}(X)", X, 2, "(n, d)")
+    response = finite_array(f"{call}(y)", y, 1, "(n,)")
     if design.shape[1] == 0:
         raise InputError(f"{call}(X)", f"shape {design.shape}", "Give at least one column.")
     if design.shape[0] != response.shape[0]:
@@ -104,12 +86,12 @@ def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None
     dim = integer("normal_prior(dim)", dim, 1, remedy="Give the number of parameters, an integer of at least 1.")
     if cov is not None and precision is not None:
         raise InputError("normal_prior(cov, precision)", "both", "Give one of them.")
-    center = _array("normal_prior(mean)", mean, (0, 1), f"() or ({dim},)")
+    center = finite_array("normal_prior(mean)", mean, (0, 1), f"() or ({dim},)")
     if center.ndim and center.shape != (dim,):
         raise InputError("normal_prior(mean)", f"shape {center.shape}", f"Give a number or an array of shape ({dim},).")
     center = np.broadcast_to(center, (dim,))
     if cov is None and precision is None:
-        sd = _array("normal_prior(scale)", scale, (0, 1), f"() or ({dim},)")
+        sd = finite_array("normal_prior(scale)", scale, (0, 1), f"() or ({dim},)")
         if sd.ndim and sd.shape != (dim,):
             raise InputError(
                 "normal_prior(scale)", f"shape {sd.shape}", f"Give a number or an array of shape ({dim},)."
@@ -125,7 +107,7 @@ def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None
 
 
 def _positive_definite(name: str, value: Any, dim: int) -> np.ndarray:
-    matrix = _array(name, value, 2, f"({dim}, {dim})")
+    matrix = finite_array(name, value, 2, f"({dim}, {dim})")
     if matrix.shape != (dim, dim):
         raise InputError(name, f"shape {matrix.shape}", f"Give an array of shape ({dim}, {dim}).")
     if not np.allclose(matrix, matrix.T, rtol=1e-10, atol=0):
@@ -147,11 +129,11 @@ def grid_prior(shape: tuple[int, int], alpha: float, beta: float) -> Quadratic:
     alpha, beta : float
         ``beta > 0``, and ``alpha`` small enough for a positive definite precision (below ¼ for any grid).
     """
-    size = _array("grid_prior(shape)", shape, (0, 1), "(2,)")
+    size = finite_array("grid_prior(shape)", shape, (0, 1), "(2,)")
     if size.shape != (2,) or np.any(size < 1) or np.any(size != np.round(size)):
         raise InputError("grid_prior(shape)", repr(shape), "Give (rows, columns), whole numbers of at least one.")
     rows, columns = (int(n) for n in size)
-    coupling = float(_array("grid_prior(alpha)", alpha, 0, "()"))
+    coupling = float(finite_array("grid_prior(alpha)", alpha, 0, "()"))
     index = np.arange(rows * columns).reshape(rows, columns)
     adjacency = np.zeros((rows * columns, rows * columns))
     for one, other in ((index[:, :-1], index[:, 1:]), (index[:-1], index[1:])):
@@ -174,10 +156,10 @@ def gaussian_mean(y: Any, scale: Any = 1.0) -> Potential:
     y : array of shape (n, d)
     scale : float or array of shape (d,)
     """
-    records = _array("gaussian_mean(y)", y, 2, "(n, d)")
+    records = finite_array("gaussian_mean(y)", y, 2, "(n, d)")
     if records.shape[1] == 0:
         raise InputError("gaussian_mean(y)", f"shape {records.shape}", "Give at least one column.")
-    sd = _array("gaussian_mean(scale)", scale, (0, 1), "() or (d,)")
+    sd = finite_array("gaussian_mean(scale)", scale, (0, 1), "() or (d,)")
     if sd.ndim and sd.shape != (records.shape[1],):
         raise InputError("gaussian_mean(scale)", f"shape {sd.shape}", f"Give a number or shape ({records.shape[1]},).")
     if np.any(sd <= 0):
@@ -230,7 +212,7 @@ def poisson(X: Any, y: Any, offset: Any = None) -> Potential:
     """Poisson regression ``y_i ~ Poisson(e^{ξ_i·x + offset_i})``."""
     design, response = _design(X, y, "poisson")
     if offset is not None:
-        offset = _array("poisson(offset)", offset, 1, "(n,)")
+        offset = finite_array("poisson(offset)", offset, 1, "(n,)")
         if offset.shape != response.shape:
             raise InputError(
                 "poisson(offset)", f"shape {offset.shape}", f"Give one for each record: shape {response.shape}."
@@ -280,7 +262,7 @@ def ar1_student_t(series: Any, df: float, scale: float = 1.0) -> Potential:
     series : array of shape (N, K+1)
         N trajectories, each with its starting value first.
     """
-    paths = _array("ar1_student_t(series)", series, 2, "(N, K+1)")
+    paths = finite_array("ar1_student_t(series)", series, 2, "(N, K+1)")
     if paths.shape[1] < 2:
         raise InputError("ar1_student_t(series)", f"shape {paths.shape}", "Give at least two points in each series.")
     before, after = paths[:, :-1].ravel(), paths[:, 1:].ravel()
@@ -300,7 +282,7 @@ def log_gaussian_cox(counts: Any) -> Potential:
     counts : array of any shape
         Counts of the cells, flattened in C order; give `Site` the cells' ``coordinates`` in the same order.
     """
-    cells = _array("log_gaussian_cox(counts)", counts, (1, 2), "(cells,) or (rows, columns)").ravel()
+    cells = finite_array("log_gaussian_cox(counts)", counts, (1, 2), "(cells,) or (rows, columns)").ravel()
     if not cells.size:
         raise InputError("log_gaussian_cox(counts)", "no cells", "Give at least one cell.")
     return _predictor(np.ones(cells.size), _counts("log_gaussian_cox(counts)", cells), Poisson())

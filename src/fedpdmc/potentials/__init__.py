@@ -11,9 +11,11 @@ from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
 from fedpdmc.potentials.control_variate import ControlVariate, local_quadratic
 from fedpdmc.potentials.cubic_remainder import CubicRemainder, beside_taylor, cubic_remainder
 from fedpdmc.potentials.jax_function import Program
+from fedpdmc.potentials.latent import LatentPotential
 from fedpdmc.potentials.linear_predictor import LinearPredictor, records_of
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic, bare
+from fedpdmc.potentials.random_effects import RandomEffects
 from fedpdmc.potentials.redistributed_prior import Shared
 from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 
@@ -22,6 +24,7 @@ __all__ = [
     "CubicRemainder",
     "Field",
     "GaussianRecords",
+    "LatentPotential",
     "LinearPredictor",
     "LinearUnknownScale",
     "Logistic",
@@ -32,6 +35,7 @@ __all__ = [
     "Potential",
     "Program",
     "Quadratic",
+    "RandomEffects",
     "RateBound",
     "Shared",
     "StudentT",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,6 +13,8 @@ from jaxtyping import Array, Float
 
 from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.whitening import Reference
+
+P = TypeVar("P", bound="Potential")
 
 # On a rotating path the remainder terms are bounded on pieces of at most this length (radians).
 ROTATION_REACH = 0.25
@@ -114,6 +116,10 @@ class Potential(eqx.Module):
         """Signed rates of flips and their slopes at the start of a line, with the chains along the last axis."""
         field = self.field(False, True, a.T, v.T)
         return v * field.gradient.T, v * field.slope.T
+
+    def stripped(self: P) -> P:
+        """Without what it remembers besides its numbers: potentials that are equal then share compiled code."""
+        return self
 
     def affine(self, rotating: bool) -> bool:
         """Whether ``field`` is exact for all times (``curve`` zero, ``reach`` infinite)."""

@@ -74,6 +74,10 @@ class Quadratic(Potential):
         """``U(x) + ½ tr(Sᵀ P S)``; gradient and Hessian as at the mean."""
         return self.value(x) + 0.5 * jnp.sum(spread * (self.precision @ spread)), self.gradient(x), self.precision
 
+    def stripped(self):
+        """Without its records."""
+        return dataclasses.replace(self, source=None, records=0)
+
     def scaled(self, factor: float) -> Quadratic:
         """``factor · U``."""
         return Quadratic(factor * self.precision, factor * self.linear)
@@ -138,5 +142,5 @@ P = TypeVar("P", bound=Potential)
 
 
 def bare(potential: P) -> P:
-    """Without the records that a quadratic remembers, for which the compiler would start anew."""
-    return dataclasses.replace(potential, source=None, records=0) if isinstance(potential, Quadratic) else potential
+    """Without what a potential remembers besides its numbers, for which the compiler would start anew."""
+    return potential.stripped()

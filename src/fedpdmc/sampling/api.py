@@ -11,6 +11,7 @@ from fedpdmc.console.interrupts import deferred
 from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.models.random_effects import SpreadPrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior
@@ -42,7 +43,7 @@ class StudyConnection(abc.ABC):
 @double_precision
 def sample(
     sites: Sequence[Site] | Site | StudyConnection,
-    prior: Quadratic | Redistributed | Callable | None = None,
+    prior: Quadratic | SpreadPrior | Redistributed | Callable | None = None,
     *,
     prior_at: str = "coordinator",
     dynamics: Dynamics | None = None,
@@ -67,7 +68,7 @@ def sample(
     ----------
     sites : sequence of Site, or Connection
         The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
-    prior : Quadratic, Redistributed or callable, optional
+    prior : Quadratic, SpreadPrior, Redistributed or callable, optional
         From `fedpdmc.models`; None: that of `fedpdmc.sites`, or flat. A JAX function of the parameters, minus the log
         density of any prior, is walked by a site of its own, ``"prior"``.
     prior_at : {"coordinator", "sites", "extra"}

@@ -23,6 +23,8 @@ MOST_JOINED = 500.0
 MOST_BLOCKS, MOST_LENGTH = 40, 50
 # Chains wait for each other at the end of a block: few blocks, of many plans each.
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
+# Blocks at least where sites have private latents, which they write down at the ends of blocks.
+LATENT_BLOCKS = 4
 
 
 class Goal(NamedTuple):
@@ -61,9 +63,10 @@ class Goal(NamedTuple):
         return self._replace(step=self.step * float(np.clip(memory.most / made, 0.25, 4.0)))
 
 
-def pieces(plans_per_time: float, length: float) -> int:
+def pieces(method: Method, plans_per_time: float, length: float) -> int:
     """Blocks of a process time in which a chain makes so many plans per unit of time."""
-    return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
+    least = LATENT_BLOCKS if length > 0 and any(site.latents for site in method.sites) else 1
+    return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, least, MOST_PIECES))
 
 
 def first_length(target: float, chains: int, whitened: bool, turns: bool = False) -> float:

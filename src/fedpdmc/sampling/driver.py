@@ -19,7 +19,7 @@ from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling import blocks
-from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
+from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length
 from fedpdmc.sampling.cost_estimate import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.costs import GivenUp, counts
 from fedpdmc.sampling.factory import open_engine
@@ -29,6 +29,7 @@ from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import check_length
+from fedpdmc.sites.latent_posterior import hand_over
 
 # What ends a run for good: the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)
@@ -128,7 +129,8 @@ class Sampler:
             if self.distance is not None:
                 self.distance.deciding = self._may_switch
             with self._display(progress, "burn-in") as display:
-                self._set_goal(blocks.first_block(self.method, duration, ess) if joined else 0.0, 1)
+                first = blocks.first_block(self.method, duration, ess) if joined else 0.0
+                self._set_goal(first, blocks.pieces(self.method, 0.0, first))
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
@@ -195,9 +197,9 @@ class Sampler:
 
     @double_precision
     def state(self) -> RunState | None:
-        """All that it takes to go on with the same sites and prior; None where sites elsewhere keep a part of it."""
+        """All that it takes to go on with the same sites and prior; None where sites keep a part of it."""
         method = self.method
-        if method.elsewhere:
+        if method.elsewhere or any(site.latents for site in method.sites):
             return None
         if self._identity is None:
             self._identity = identify(method.own_sites, method.prior, method.redistribution)
@@ -243,6 +245,7 @@ class Sampler:
 
     def _finished(self) -> Posterior:
         """The posterior, with what there is to say about it."""
+        hand_over(self.method.own_sites, self.method.reference, self.engine.latents)
         post = self.posterior()
         self.check_distance(min(post.ess().values()))
         if not post.verdict:
@@ -286,7 +289,7 @@ class Sampler:
     def _advance(self, until: float, display: Display) -> None:
         plans = self.engine.plans.mean() - self.method.first_plan
         rate = plans / max(self.burn_in_time + self.engine.time, 1e-9)
-        self._set_goal(until, pieces(rate, until - self.engine.time))
+        self._set_goal(until, blocks.pieces(self.method, rate, until - self.engine.time))
         self._reach_goal(display)
 
     def _set_goal(self, until: float, count: int) -> None:

@@ -206,8 +206,12 @@ def linear_control(reference: Reference) -> dict[str, ControlVariate]:
 
 
 def prior_mean(prior: Quadratic) -> np.ndarray:
-    """``−P⁻¹ h``."""
-    return -np.linalg.solve(np.asarray(prior.precision), np.asarray(prior.linear))
+    """``−P⁻¹ h``; zero along directions that another part of the prior holds."""
+    precision, linear = np.asarray(prior.precision), np.asarray(prior.linear)
+    try:
+        return -np.linalg.solve(precision, linear)
+    except np.linalg.LinAlgError:
+        return -np.linalg.lstsq(precision, linear, rcond=None)[0]
 
 
 def _ask(sites, prior, x, spread, traffic) -> Point:

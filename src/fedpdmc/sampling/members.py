@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.models.random_effects import SpreadPrior
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.potentials.padding import bucket
@@ -41,6 +42,10 @@ def check_sites(sites: Any) -> tuple[Member, ...]:
     return members
 
 
+def _is_function(prior: Any) -> bool:
+    return callable(prior) and not isinstance(prior, (Potential, Redistributed))
+
+
 def check_prior(prior: Any) -> Quadratic | None:
     """None, or a prior from `fedpdmc.models`, also where it is redistributed."""
     prior = prior.prior if isinstance(prior, Redistributed) else prior
@@ -62,12 +67,13 @@ def resolve_members(
     ``init`` or from ``names``.
     """
     members = check_sites(sites)
-    if isinstance(prior, UserModel) or (callable(prior) and not isinstance(prior, (Potential, Redistributed))):
+    if isinstance(prior, (SpreadPrior, UserModel)) or _is_function(prior):
         if any(site.name == PRIOR_SITE for site in members):
             raise InputError(
                 "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."
             )
-        members, prior = (*members, Site(prior, name=PRIOR_SITE)), None
+        walked, prior = (prior.spreads, prior.normal) if isinstance(prior, SpreadPrior) else (prior, None)
+        members = (*members, Site(walked, name=PRIOR_SITE))
     prior = check_prior(prior)
     unknown = [site for site in members if isinstance(site, Site) and site.known_dim is None]
     if unknown:

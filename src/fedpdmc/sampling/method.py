@@ -18,6 +18,7 @@ from fedpdmc.models.variables import Variables, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, Program, Quadratic
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
+from fedpdmc.sampling.latent_checks import check_latents
 from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.public_potential import public_potential
@@ -154,6 +155,7 @@ def choose(settings: Settings) -> Method:
     open_dynamics = wanted.dynamics is None
     dynamics = Boomerang() if wanted.dynamics is None else wanted.dynamics
     _check_members(members, prior, prior_at, wanted.bounds)
+    check_latents(members, prior, dynamics)
     if any(site.budget is not None for site in members):
         check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
     chains = usual_chains(open_dynamics, wanted.ess) if wanted.chains is None else int(wanted.chains)
@@ -203,7 +205,8 @@ def choose(settings: Settings) -> Method:
         redistribution=redistribution,
         bounds=wanted.bounds,
         variables=variables(members, names),
-        open_dynamics=open_dynamics,
+        # Private latents move with rotations alone.
+        open_dynamics=open_dynamics and not any(site.latents for site in members),
         constraints=constraints,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.models.random_effects import SpreadPrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sites.member import Member
@@ -31,7 +32,7 @@ class Settings:
     """
 
     sites: Sequence[Member] | Member
-    prior: Quadratic | Redistributed | Callable | None = None
+    prior: Quadratic | SpreadPrior | Redistributed | Callable | None = None
     prior_at: str = "coordinator"
     dynamics: Dynamics | None = None
     reference: Reference | str | None = None

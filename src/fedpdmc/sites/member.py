@@ -32,6 +32,8 @@ class Member(abc.ABC):
     naming : object or None
         Names of its parameters (``names``) and the function from them to the variables that are reported (``constrain``), in
         place of those of its model.
+    latents : int
+        Private latents of a site in this process.
     federation : Federation or None
         The federation through which a site elsewhere is asked; None for a site in this process.
     """
@@ -45,6 +47,7 @@ class Member(abc.ABC):
     log: Any = None
     bounds: Any = None
     naming: Any = None
+    latents: int = 0
     federation: Any = None
 
     @property

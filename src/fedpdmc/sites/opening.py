@@ -8,13 +8,14 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.clocks import AdaptiveClock, Choice, Clock
+from fedpdmc.clocks import AdaptiveClock, Choice, Clock, LatentClock
 from fedpdmc.clocks.choose import choose
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import Discontinuous, InputError
 from fedpdmc.potentials import (
     ControlVariate,
+    LatentPotential,
     LinearPredictor,
     LinearUnknownScale,
     Potential,
@@ -25,6 +26,7 @@ from fedpdmc.potentials import (
     bare,
     local_quadratic,
 )
+from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.sites.member import Member
 from fedpdmc.sites.site import Site
@@ -84,6 +86,8 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     NoEnclosure
         If the site's model is a function that jumps, or that has no certified bounds.
     """
+    if isinstance(site.potential, LatentPotential):
+        return Choice(_latent_clock(site, site.potential, opening), "private latents", {})
     if isinstance(site.potential, Program):
         _check_continuity(site.potential, site.name, opening.adaptive)
     share = None if opening.redistributed else opening.prior_share
@@ -104,6 +108,20 @@ def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
         if not adaptive:
             raise
         warn(f"site {name!r}, bounds='adaptive': {error}")
+
+
+def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> LatentClock:
+    """The clock of a site with private latents."""
+    dynamics, reference = opening.dynamics, opening.reference
+    if dynamics.flips or not dynamics.flow.rotating:
+        raise InputError("dynamics", repr(dynamics), NEEDS_ROTATION)
+    rows, center = reference.matrix, reference.center
+    if site.coordinates is not None:
+        rows, center = rows[site.coordinates], center[site.coordinates]
+    control = None if opening.control is None else opening.control.quadratic
+    if opening.prior_share is not None:
+        raise InputError("prior_at", "'sites' with private latents", "Use prior_at='coordinator' or 'extra'.")
+    return LatentClock(potential.opened(center, rows, control), dynamics)
 
 
 def _center(site: Site, opening: Opening):

@@ -17,14 +17,20 @@ from fedpdmc._jax.compilation_cache import use_compilation_cache
 from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import Potential, bare
+from fedpdmc.potentials import LatentPotential, Potential, bare
 from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.sites.clipping import hold_to_bounds
+from fedpdmc.sites.latent_draws import LatentPosterior
 from fedpdmc.sites.member import Member
 from fedpdmc.validation import optional_seed
 
 use_compilation_cache()
+
+NO_LATENT_BUDGET = (
+    "No budget can be kept: an arrival depends on the whole private history of the latents, whose law changes with a record "
+    "too, so that the sensitivity at fixed latents does not bound what an arrival reveals. Leave out one of them."
+)
 
 
 class Site(Member):
@@ -91,6 +97,8 @@ class Site(Member):
             raise InputError("Site(budget)", repr(budget), "Give a fedpdmc.Budget, or None.")
         if log is not None and not callable(log):
             raise InputError("Site(log)", repr(log), "Give a function of a plan and an arrival, or None.")
+        if budget is not None and isinstance(potential, LatentPotential):
+            raise InputError("Site(budget)", "a model with private latents", NO_LATENT_BUDGET)
         seed = optional_seed("Site(seed)", seed)
         if budget is not None and seed is not None and not budget.seeded_for_tests:
             warnings.warn(
@@ -104,6 +112,7 @@ class Site(Member):
         self.log = log
         self.model = None if isinstance(potential, Potential) else _model(potential, data, budget)
         self._potential: Potential | None = None
+        self._drawn: LatentPosterior | None = None
         if isinstance(potential, Potential):
             self.raw = potential
             self._potential = potential if budget is None else hold_to_bounds(potential, budget)
@@ -162,6 +171,25 @@ class Site(Member):
     def shares_noise(self) -> bool:
         """Whether its noise is shared with other sites, and only their sum is revealed."""
         return self.budget is not None and self.budget.colluding is not None
+
+    @property
+    def latents(self) -> int:  # type: ignore[override]
+        """Private latents."""
+        return self._potential.latents if isinstance(self._potential, LatentPotential) else 0
+
+    def latent_posterior(self) -> LatentPosterior:
+        """The site's own effects, drawn with the shared parameters: nobody else has them.
+
+        Raises
+        ------
+        InputError
+            If the model has no private latents, or nothing has been sampled.
+        """
+        if not self.latents:
+            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+        if self._drawn is None:
+            raise InputError(f"site {self.name!r}", "no draws of its latents", "Call fedpdmc.sample first.")
+        return self._drawn
 
     @property
     def noisy(self) -> bool:

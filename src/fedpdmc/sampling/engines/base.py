@@ -113,6 +113,9 @@ class Engine(abc.ABC):
         Of each site: exchanges that it took part in, and plans of single chains that it was sent.
     selective : bool
         Whether only the sites are asked whose last arrival does not stand (`selective_requests`).
+    latents : tuple
+        For sites in this process with private latents, at the end of every block after the burn-in: the process time, the
+        positions and each site's latents. They go to the sites, and nowhere else.
     sites_remember : bool
         Whether sites keep what they have answered. Then a block that was interrupted is finished as it was planned before
         anything else, a run cannot begin anew, and only the last of several copies can go on.
@@ -124,6 +127,7 @@ class Engine(abc.ABC):
     rounds: int
     asked: np.ndarray
     selective: bool
+    latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
     sites_remember: ClassVar[bool]
     memory: ClassVar[BlockMemory]
 

@@ -69,6 +69,8 @@ class CompiledEngine(Engine):
         self.rounds = 0
         # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
         self.asked = np.zeros((2, len(federation.names)), np.int64)
+        # Of each site its private latents at the ends of blocks, with the process time and the chains' positions.
+        self.latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
         # Passes and violations of each site before this process took the run up.
         self._before = np.zeros((2, len(federation.names)), np.int64)
 
@@ -132,6 +134,8 @@ class CompiledEngine(Engine):
         except BaseException:
             self.progress = before
             raise
+        if until > 0 and (found := self.federation.latents(self.progress)):
+            self.latents += ((float(until), np.asarray(self.progress.state.a), found),)
         rounds, asked = self._count(questions, self.plans - plans)
         self.rounds, self.asked = self.rounds + rounds, self.asked + asked
 

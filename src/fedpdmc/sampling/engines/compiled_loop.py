@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, Path, Walk, answer, follow, holding
+from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, LatentClock, Path, Walk, answer, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State, where_chains
@@ -152,6 +152,15 @@ class LocalFederation(Federation):
         """How often each site saw a rate above a bound that is not certified, summed over chains."""
         return self._by_site(progress, lambda clock, state: clock.violations(state))
 
+    def latents(self, progress: Progress) -> dict[str, np.ndarray]:
+        """The private latents of each site that has them, where the chains are: of shape (chains, k)."""
+        found = {}
+        for group, walk in zip(self.groups, progress.walks, strict=True):
+            if isinstance(group.clock, LatentClock):
+                for place, z in zip(np.asarray(group.place), _latents(group, progress.state.a, walk), strict=True):
+                    found[self._names[place]] = np.asarray(z)
+        return found
+
     def _by_site(self, progress: Progress, count) -> np.ndarray:
         counts = np.concatenate(
             [
@@ -173,6 +182,11 @@ def raise_faults(names, faults: np.ndarray) -> None:
 
 
 _answer = compiled(answer)
+
+
+@compiled
+def _latents(group: Group, a, walks):
+    return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
 
 
 def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
@@ -270,6 +284,7 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
         sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))
     ready = now.open & done
     state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
+    now = eqx.tree_at(lambda n: n.walks, now, _settled(groups, now, state.t - now.state.t, ready))
     new = (ready | ~now.open) & (state.t < until)
     itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)
     if kept is None:
@@ -284,6 +299,18 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     ]
     broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
     return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, requests), knots, asked
+
+
+def _settled(groups, now: Progress, elapsed, ready) -> tuple:
+    """Private latents go back to where their site was when the plan was cut."""
+
+    def one(clock: LatentClock, keys, walk):
+        return clock.settle(walk, now.itinerary.path, elapsed, ready, keys)
+
+    return tuple(
+        group.each(one, walk) if isinstance(group.clock, LatentClock) else walk
+        for group, walk in zip(groups, now.walks, strict=True)
+    )
 
 
 def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):

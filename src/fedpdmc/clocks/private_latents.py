@@ -1,0 +1,307 @@
+"""The clock of a site with private latents: arrivals along a plan, and silent events that nobody hears of.
+
+The state is (θ, v) on the plan and ζ at the site. Two things happen at the site:
+
+- *arrivals*, at the rate ``(v·∇_a R(a, ζ))₊``, with the unit normal of ``∇_a R`` as mark;
+- *silent events*, at a constant rate κ: ζ is moved by a kernel that leaves ``π(ζ | θ)`` invariant.
+
+**Invariance.** With ``π ∝ exp(−q − R_1 − … − R_M − ½Σ…)`` and v standard normal, flow and reflections of v on the shares of
+``∇_a`` of each factor leave ``π ⊗ N(0, I)`` invariant for every fixed ζ, since ``Σ_m v·∇_a R_m + …`` is the derivative along
+the flow and each reflection cancels its own share. A silent event leaves π invariant by itself, and its rate depends on
+nothing. So the sum of generators does.
+
+**Going back.** Given the plan, a site's clocks are independent of all others, so that it walks to its own first arrival,
+silent events included. If another site's arrival cuts the plan at τ, what was walked beyond τ did not happen. τ is a
+stopping time: the site goes on from its own state at τ with fresh randomness. `LatentClock.settle` does this: it repeats the
+silent events of the plan up to τ, whose times and chances are functions of (chain, plan number, event); nothing else of the
+walk is kept. A kernel at the start of every plan, or a state taken from the plan's start or from the walk's end, would be
+wrong: where plans begin depends on arrivals.
+"""
+
+from __future__ import annotations
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from fedpdmc._jax.random_streams import ChainKeys, exponentials, normals, uniforms
+from fedpdmc.clocks.base import Clock, keep_done, unit
+from fedpdmc.clocks.batching import served
+from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged
+from fedpdmc.dynamics import Dynamics
+from fedpdmc.potentials.informed_map import CHEBYSHEV, POINTS
+from fedpdmc.potentials.latent import PrivateRemainder, RateCell
+
+# Rate of silent events.
+SILENT = 1.0
+# Parts of a cell with a bound of their own, and candidates that a step looks at.
+PARTS, CANDIDATES = 8, 6
+# Apart from the keys of arrivals: those of silent events and of the first latents.
+SILENT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x7F4A7C15)
+
+
+class LatentWalk(eqx.Module):
+    """A walk with private latents.
+
+    Attributes
+    ----------
+    walk : Walk
+    settled : (C, k)
+        The latents at the start of the plan: all that is kept of the past. NaN before the first plan.
+    zeta : (C, k)
+        Where the walk stands.
+    silent : (C,)
+        Time, since the plan's start, of the next silent event.
+    count : (C,)
+        Silent events of this plan so far.
+    new : (C,)
+        Whether the plan has not been looked at yet.
+    waiting, due : (C,)
+        Whether the exact rate is due at the candidate where the walk stands, or a silent event is.
+    threshold, ceiling, least, most : (C,)
+        Of the candidate: the level that the rate must exceed, its bound, and the polynomial's squeeze.
+    """
+
+    walk: Walk
+    settled: Float[Array, "C k"]
+    zeta: Float[Array, "C k"]
+    silent: Float[Array, " C"]
+    count: Int[Array, " C"]
+    new: Bool[Array, " C"]
+    waiting: Bool[Array, " C"]
+    due: Bool[Array, " C"]
+    threshold: Float[Array, " C"]
+    ceiling: Float[Array, " C"]
+    least: Float[Array, " C"]
+    most: Float[Array, " C"]
+
+
+class LatentClock(Clock[LatentWalk]):
+    """Arrivals of a potential with private latents, under certified bounds.
+
+    Parameters
+    ----------
+    potential : PrivateRemainder
+    dynamics : Dynamics
+        A rotation with reflections.
+    silent_rate : float
+        κ.
+    """
+
+    potential: PrivateRemainder
+    dynamics: Dynamics
+    silent_rate: float = eqx.field(default=SILENT, static=True)
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return type(self).__name__
+
+    @property
+    def domain(self) -> str:
+        """How event times are drawn, in words."""
+        return "polynomials of time, bounded through complex times; private latents"
+
+    def idle(self, chains):
+        """A walk that waits; its latents are drawn at the first plan."""
+        zeta = jnp.full((chains, self.potential.latents), jnp.nan)
+        walk = Walk.idle(self.dynamics, chains, self.dim)
+        zeros, no = jnp.zeros(chains), jnp.zeros(chains, bool)
+        return LatentWalk(walk, zeta, zeta, zeros, jnp.zeros(chains, int), no, no, no, zeros, zeros, zeros, zeros)
+
+    def restart(self, state, new, path):
+        """Start on new plans, from the settled latents."""
+        return eqx.tree_at(lambda s: (s.walk, s.new), state, (state.walk.restart(new, path), state.new | new))
+
+    def _begun(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
+        """On new plans: the settled latents, or standard normal ones before the first, and the first silent event."""
+        first = jnp.isnan(state.settled[:, 0])
+        fresh = jax.lax.cond(
+            jnp.any(first & state.new), lambda: self._first(path, keys), lambda: jnp.zeros_like(state.settled)
+        )
+        settled = jnp.where((first & state.new)[:, None], fresh, state.settled)
+        zero = jnp.zeros_like(state.count)
+        wait = self._wait(path, keys, zero)
+        new, no = state.new, jnp.zeros_like(state.new)
+        return eqx.tree_at(
+            lambda s: (s.settled, s.zeta, s.silent, s.count, s.new, s.waiting, s.due),
+            state,
+            (
+                settled,
+                jnp.where(new[:, None], settled, state.zeta),
+                jnp.where(new, wait, state.silent),
+                jnp.where(new, 0, state.count),
+                no,
+                state.waiting & ~new,
+                state.due & ~new,
+            ),
+        )
+
+    def _first(self, path: Path, keys: ChainKeys) -> Float[Array, "C k"]:
+        zero = jnp.zeros_like(path.number)
+        return normals(uniforms(keys ^ FIRST_KEY, path.number, zero, self.potential.latents)).T
+
+    def _wait(self, path: Path, keys: ChainKeys, count: Int[Array, " C"]) -> Float[Array, " C"]:
+        u = uniforms(keys ^ SILENT_KEY, path.number, count, self.potential.chances + 1)[0]
+        return exponentials(u) / self.silent_rate
+
+    def _moved(self, a, zeta, path: Path, keys: ChainKeys, count: Int[Array, " C"]):
+        """The latents after this silent event of the plan."""
+        u = uniforms(keys ^ SILENT_KEY, path.number, count, self.potential.chances + 1)
+        return self.potential.kernel(a, zeta, u[1:])
+
+    def settle(
+        self, state: LatentWalk, path: Path, elapsed: Float[Array, " C"], which: Bool[Array, " C"], keys: ChainKeys
+    ) -> LatentWalk:
+        """The latents at time ``elapsed`` of a plan, on some chains: the walk's silent events up to there, again."""
+
+        def due(carry):
+            _, silent, _ = carry
+            return jnp.any(which & (silent < elapsed))
+
+        def event(carry):
+            zeta, silent, count = carry
+            happens = which & (silent < elapsed)
+            at = jnp.clip(silent, 0.0, path.horizon)
+            segment = jnp.sum(path.begin <= at[:, None], -1) - 1
+            a, _ = path.state(self.dynamics, segment, at - path.at(path.begin, segment))
+            moved = self._moved(a, zeta, path, keys, count)
+            zeta = jnp.where(happens[:, None], moved, zeta)
+            count = count + happens
+            return zeta, jnp.where(happens, silent + self._wait(path, keys, count), silent), count
+
+        zero = jnp.zeros_like(state.count)
+        start = (state.settled, self._wait(path, keys, zero), zero)
+        zeta, _, _ = jax.lax.while_loop(due, event, start)
+        return eqx.tree_at(lambda s: s.settled, state, jnp.where(which[:, None], zeta, state.settled))
+
+    def step(self, state, path, keys):
+        """One cell of the path on every chain; arrivals and silent events are worked out where enough chains wait."""
+        state = self._begun(state, path, keys)
+        state = keep_done(state.walk.done | state.waiting | state.due, state, self._cell(state, path, keys))
+        own = (path, keys)
+        state = served(self.walk, state, own, lambda now: now.waiting, self._decided)
+        return served(self.walk, state, own, lambda now: now.due, self._silenced)
+
+    def _cell(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
+        """Bound the rate on a cell and go to the first candidate, to the silent event, or to the cell's end."""
+        walk = state.walk
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        now = path.at(path.begin, walk.segment) + walk.offset
+        remaining = path.at(path.duration, walk.segment) - walk.offset
+        before = jnp.maximum(state.silent - now, 0.0)
+        room = jnp.minimum(remaining, before)
+        cell = self.potential.cell(a, v, state.zeta, room)
+        u = uniforms(keys, path.number, walk.draws, 2 * CANDIDATES)
+        since, threshold, ceiling, hit, whole = _candidate(cell, u)
+        known = _polynomial(cell, since)
+        finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values), 0) | (room <= 0)
+        ends = whole & (cell.length >= remaining)
+        segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
+        moved = walk.moved(path, segment, offset, over, walk.mark, jnp.where(finite, FINE, NOT_FINITE))
+        moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + POINTS)
+        due = whole & (cell.length >= before) & ~over
+        return eqx.tree_at(
+            lambda s: (s.walk, s.waiting, s.due, s.threshold, s.ceiling, s.least, s.most),
+            state,
+            (moved, hit & ~over & finite, due, threshold, ceiling, known - cell.error, known + cell.error),
+        )
+
+    def _decided(self, state: LatentWalk, own: tuple[Path, ChainKeys]) -> LatentWalk:
+        """The exact rate at candidates."""
+        walk, (path, _) = state.walk, own
+        a, v = path.state(self.dynamics, walk.segment, walk.offset)
+        gradient = self.potential.gradients(a, state.zeta)
+        rate = jnp.sum(gradient * v, -1)
+        accepted, fault = judged(
+            state.threshold, rate, state.ceiling, jnp.isfinite(rate), (state.least, state.most)
+        )  # fmt: skip
+        decided = walk.decided(path, accepted, fault, unit(gradient))
+        new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
+        return keep_done(~state.waiting, state, new)
+
+    def _silenced(self, state: LatentWalk, own: tuple[Path, ChainKeys]) -> LatentWalk:
+        """Apply silent events."""
+        path, keys = own
+        a, _ = path.state(self.dynamics, state.walk.segment, state.walk.offset)
+        zeta = self._moved(a, state.zeta, path, keys, state.count)
+        count = state.count + 1
+        silent = state.silent + self._wait(path, keys, count)
+        new = eqx.tree_at(
+            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, count, jnp.zeros_like(state.due))
+        )
+        return keep_done(~state.due, state, new)
+
+
+def _chebyshev_matrix() -> np.ndarray:
+    """From values at the Chebyshev points to coefficients."""
+    degrees = np.arange(POINTS)
+    matrix = 2 / POINTS * np.cos(degrees[:, None] * np.arccos(CHEBYSHEV)[None])
+    matrix[0] /= 2
+    return matrix
+
+
+def _bernstein_matrix() -> np.ndarray:
+    """From coefficients to Bernstein coefficients on each of the equal parts of the cell, of shape (parts, n, n)."""
+    degree = POINTS - 1
+    nodes = np.linspace(0, 1, POINTS)
+    basis = np.stack(
+        [math.comb(degree, k) * nodes**k * (1 - nodes) ** (degree - k) for k in range(POINTS)], 1
+    )  # fmt: skip
+    parts = []
+    for part in range(PARTS):
+        x = -1 + 2 * (part + nodes) / PARTS
+        chebyshev = np.cos(np.arange(POINTS)[None] * np.arccos(np.clip(x, -1, 1))[:, None])
+        parts.append(np.linalg.solve(basis, chebyshev))
+    return np.stack(parts)
+
+
+COEFFICIENTS, BERNSTEIN = _chebyshev_matrix(), _bernstein_matrix()
+
+
+def _polynomial(cell: RateCell, since: Float[Array, " C"]) -> Float[Array, " C"]:
+    """The polynomial at a time of the cell, by Clenshaw's recurrence."""
+    coefficients = jnp.asarray(COEFFICIENTS) @ cell.values
+    x = jnp.where(cell.length > 0, 2 * since / jnp.where(cell.length > 0, cell.length, 1.0) - 1, 0.0)
+    after, here = jnp.zeros_like(x), jnp.zeros_like(x)
+    for row in coefficients[:0:-1]:
+        here, after = 2 * x * here - after + row, here
+    return x * here - after + coefficients[0]
+
+
+def _candidate(cell: RateCell, u: Float[Array, "n C"]):
+    """The first candidate that the polynomial does not surely reject: time, threshold, ceiling, and whether there is one.
+
+    Last, whether the cell was passed without one.
+
+    On each part of the cell ``p + error`` is at most the largest Bernstein coefficient plus the error. Candidates come at
+    that rate, constant on a part. Those with a threshold above ``p + error`` are rejected at once. After `CANDIDATES` of
+    them the cell ends at the last.
+    """
+    corners = jnp.einsum("pij,jc->pic", jnp.asarray(BERNSTEIN), jnp.asarray(COEFFICIENTS) @ cell.values)
+    ceilings = jnp.maximum(jnp.max(corners, 1) + cell.error, 0.0)
+    part = cell.length / PARTS
+    hazard = jnp.concatenate([jnp.zeros((1, part.shape[0])), jnp.cumsum(ceilings * part, 0)])
+
+    def look(carry, chance):
+        since, level, threshold, ceiling, hit, going = carry
+        target = level + exponentials(chance[0])
+        inside = target < hazard[-1]
+        place = jnp.clip(jnp.sum(hazard[1:] <= target, 0), 0, PARTS - 1)
+        top = jnp.take_along_axis(ceilings, place[None], 0)[0]
+        begun = jnp.take_along_axis(hazard, place[None], 0)[0]
+        at = place * part + (target - begun) / jnp.where(top > 0, top, 1.0)
+        at = jnp.where(inside, jnp.minimum(at, cell.length), cell.length)
+        bar = chance[1] * top
+        rejected = bar > _polynomial(cell, at) + cell.error
+        found = (at, target, bar, top, inside & ~rejected, inside & rejected)
+        return tuple(jnp.where(going, new, old) for new, old in zip(found, carry, strict=True)), None
+
+    zeros, yes = jnp.zeros_like(part), jnp.ones(part.shape, bool)
+    chances = u.reshape(CANDIDATES, 2, -1)
+    (since, _, threshold, ceiling, hit, going), _ = jax.lax.scan(look, (zeros, zeros, zeros, zeros, ~yes, yes), chances)
+    return since, threshold, ceiling, hit, ~going & ~hit

@@ -1,0 +1,223 @@
+"""Records in groups with effects of a learned spread, and priors of their spreads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Quadratic, RandomEffects
+from fedpdmc.potentials.grouped_families import (
+    Family,
+    GaussianFamily,
+    LogisticFamily,
+    NegativeBinomialFamily,
+    PoissonFamily,
+    StudentTFamily,
+)
+from fedpdmc.potentials.padding import bucket
+from fedpdmc.validation import finite_array, one_of, positive
+
+FAMILIES = ("logistic", "poisson", "linear", "negative_binomial", "student_t")
+SPREADS = ("half-normal", "exponential", "half-Cauchy")
+CALL = "random_effects"
+
+
+@double_precision
+def random_effects(
+    X: Any,
+    y: Any,
+    groups: Any = None,
+    *,
+    family: str = "logistic",
+    effects: Any = None,
+    offset: Any = None,
+    size: float | None = None,
+    df: float | None = None,
+    scale: float | None = None,
+    names: Any = None,
+) -> RandomEffects:
+    """A regression with effects of groups that stay at the site: ``η_i = ξ_i·β + w_i·z_g(i)``, ``z_g ~ N(0, Σ)``.
+
+    The shared parameters are β, ``log σ`` (linear), the log spreads of the effects and, for two effects, ``atanh`` of their
+    correlation. The effects z are private latents: the coordinator never sees them, and they cost no message.
+
+    Parameters
+    ----------
+    X : array of shape (n, p)
+        Fixed effects; give a column of ones for the mean of the effects.
+    y : array of shape (n,)
+    groups : array of shape (n,), optional
+        The group of each record, of any type; None: the whole site is one group.
+    family : {"logistic", "poisson", "linear", "negative_binomial", "student_t"}
+    effects : array of shape (n, 1) or (n, 2), optional
+        Covariates of the effects; None: an intercept. A column of ones and a dose give ``(1 + dose | group)``.
+    offset : array of shape (n,), optional
+        Added to the predictor.
+    size, df, scale : float
+        Known: the size of a negative binomial, degrees of freedom and scale of Student-t.
+    names : sequence of str, optional
+        Of the columns of X.
+
+    Raises
+    ------
+    InputError
+        At missing values, an empty group, or records that cannot tell effects from noise.
+    """
+    one_of(f"{CALL}(family)", family, FAMILIES)
+    design = finite_array(f"{CALL}(X)", X, 2, "(n, p)")
+    response = finite_array(f"{CALL}(y)", y, 1, "(n,)")
+    n, p = design.shape
+    if not n or len(response) != n:
+        raise InputError(f"{CALL}(y)", f"{len(response)} responses for {n} rows of X", "Give one for each row of X.")
+    _check_response(family, response)
+    shift = np.zeros(n) if offset is None else finite_array(f"{CALL}(offset)", offset, 1, "(n,)")
+    slopes = np.ones((n, 1)) if effects is None else finite_array(f"{CALL}(effects)", effects, 2, "(n, r)")
+    if slopes.shape[0] != n or slopes.shape[1] not in (1, 2) or shift.shape != (n,):
+        raise InputError(
+            f"{CALL}(effects)", f"shape {slopes.shape}", f"Give one or two columns of {n} rows, and an offset of {n}."
+        )
+    labels, index = _groups(groups, n)
+    _check_groups(family, np.bincount(index, minlength=len(labels)))
+    order = np.argsort(index, kind="stable")
+    columns = [f"x{i}" for i in range(p)] if names is None else [str(name) for name in names]
+    if len(columns) != p:
+        raise InputError(f"{CALL}(names)", f"{len(columns)} names", f"Give one for each of {p} columns of X.")
+    own = _family(family, size, df, scale)
+    return _padded(
+        design[order], slopes[order], response[order], shift[order], index[order], labels, own,
+        (*columns, *_effect_names(own, slopes.shape[1])),
+    )  # fmt: skip
+
+
+def _effect_names(family: Family, r: int) -> tuple[str, ...]:
+    spreads = ("log_sd",) if r == 1 else ("log_sd[0]", "log_sd[1]", "atanh_correlation")
+    return (*(("log_sigma",) if family.scaled else ()), *spreads)
+
+
+def _padded(design, slopes, response, shift, index, labels, family, names) -> RandomEffects:
+    """Records and groups padded to sizes that sites share, so that they are compiled once."""
+    n, groups = len(response), len(labels)
+    more, room = bucket(n) - n, 1 << (groups - 1).bit_length()
+
+    def filled(x):
+        return jnp.asarray(np.concatenate([x, np.zeros((more, *x.shape[1:]), x.dtype)]))
+
+    weight = np.concatenate([np.ones(n), np.zeros(more)])
+    last = np.concatenate([index, np.full(more, room - 1, index.dtype)])
+    return RandomEffects(
+        filled(design), filled(slopes), filled(response), filled(shift), jnp.asarray(weight), jnp.asarray(last),
+        jnp.asarray((np.arange(room) < groups).astype(float)), family, slopes.shape[1] == 2, n, groups, names, labels,
+    )  # fmt: skip
+
+
+def _groups(groups: Any, n: int) -> tuple[tuple[str, ...], np.ndarray]:
+    """The groups' names and each record's group."""
+    if groups is None:
+        return ("",), np.zeros(n, int)
+    unused = [str(c) for c in getattr(getattr(groups, "cat", None), "categories", []) if c not in set(groups)]
+    if unused:
+        raise InputError(
+            f"{CALL}(groups)", f"a group {unused[0]!r} without records", "Drop unused categories: nothing tells of it."
+        )
+    values = np.asarray(groups)
+    if values.shape != (n,):
+        raise InputError(f"{CALL}(groups)", f"shape {values.shape}", f"Give one group for each of {n} records.")
+    if any(value is None or value != value for value in values.tolist()):
+        raise InputError(f"{CALL}(groups)", "a missing group", "Drop the record, or give it a group of its own.")
+    found, index = np.unique(values.astype(str), return_inverse=True)
+    return tuple(found.tolist()), index.reshape(-1)
+
+
+def _check_groups(family: str, sizes: np.ndarray) -> None:
+    if family == "linear" and sizes.max() == 1 and len(sizes) > 1:
+        raise InputError(
+            f"{CALL}(groups)",
+            "one record in every group",
+            "Effects cannot be told from noise then: leave them out, or use groups of several records.",
+        )
+
+
+def _check_response(family: str, response: np.ndarray) -> None:
+    if family == "logistic" and not np.all((response == 0) | (response == 1)):
+        raise InputError(f"{CALL}(y)", f"{response[(response != 0) & (response != 1)][0]}", "Give labels 0 and 1.")
+    counts = family in ("poisson", "negative_binomial")
+    if counts and not np.all((response >= 0) & (response == np.round(response))):
+        raise InputError(f"{CALL}(y)", "a response that is no count", "Give integers that are zero or positive.")
+
+
+def _family(family: str, size, df, scale) -> Family:
+    known = {"negative_binomial": ("size",), "student_t": ("df", "scale")}.get(family, ())
+    for name, value in (("size", size), ("df", df), ("scale", scale)):
+        if (value is not None) != (name in known):
+            verb = "Give it" if name in known else "Leave it out"
+            raise InputError(f"{CALL}({name})", repr(value), f"{verb} with family={family!r}.")
+    if family == "negative_binomial":
+        return NegativeBinomialFamily(jnp.asarray(positive(f"{CALL}(size)", size)))
+    if family == "student_t":
+        return StudentTFamily(positive(f"{CALL}(df)", df), positive(f"{CALL}(scale)", scale))
+    return {"logistic": LogisticFamily, "poisson": PoissonFamily, "linear": GaussianFamily}[family]()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SpreadPrior:
+    """A Gaussian prior of some coordinates, and of log spreads a prior that the site ``"prior"`` walks with."""
+
+    normal: Quadratic
+    spreads: LinearPredictor
+
+
+@double_precision
+def effects_prior(
+    model: RandomEffects,
+    *,
+    scale: Any = 10.0,
+    spread: str = "half-normal",
+    spread_scale: float = 1.0,
+    correlation_scale: float = 0.5,
+) -> SpreadPrior:
+    """A prior for `random_effects`: normal coefficients, and a proper prior of every spread (and of σ).
+
+    With ``ρ = log τ`` and the Jacobian, minus the log density of the spread is
+
+    - half-normal(s): ``½e^{2ρ − 2 log s} − ρ``, a Poisson record ``e^η − ½η`` of ``η = 2ρ − 2 log s − log 2``;
+    - exponential of mean s: ``e^{ρ − log s} − ρ``, a Poisson record ``e^η − η``;
+    - half-Cauchy(s): ``log(1 + e^{2ρ − 2 log s}) − ρ``, a logistic record ``log(1 + e^η) − ½η``.
+
+    Parameters
+    ----------
+    model : RandomEffects
+        Of any site: it says which parameters there are.
+    scale : float or array of shape (p,)
+        Standard deviations of the coefficients.
+    spread : {"half-normal", "exponential", "half-Cauchy"}
+    spread_scale : float
+        s above.
+    correlation_scale : float
+        ``atanh`` of the correlation is normal with this standard deviation.
+    """
+    one_of("effects_prior(spread)", spread, SPREADS)
+    s = positive("effects_prior(spread_scale)", spread_scale)
+    p, r, dim = model.design.shape[1], model.effects.shape[1], model.dim
+    widths = finite_array("effects_prior(scale)", np.broadcast_to(np.asarray(scale, float), (p,)), 1, "(p,)")
+    if np.any(widths <= 0):
+        raise InputError("effects_prior(scale)", repr(scale), "Give positive standard deviations.")
+    precision = np.zeros(dim)
+    precision[:p] = widths**-2.0
+    if model.correlated:
+        precision[-1] = positive("effects_prior(correlation_scale)", correlation_scale) ** -2.0
+    spreads = np.arange(p, p + model.family.scaled + r)
+    factor = 1.0 if spread == "exponential" else 2.0
+    design = np.zeros((len(spreads), dim))
+    design[np.arange(len(spreads)), spreads] = factor
+    shift = -factor * math.log(s) - (math.log(2.0) if spread == "half-normal" else 0.0)
+    loss = Logistic() if spread == "half-Cauchy" else Poisson()
+    records = LinearPredictor.from_records(
+        jnp.asarray(design), jnp.full(len(spreads), 1 / factor), loss, jnp.full(len(spreads), shift)
+    )
+    return SpreadPrior(Quadratic(jnp.asarray(np.diag(precision)), jnp.zeros(dim)), records)

@@ -1,0 +1,195 @@
+"""Families of records with a grouped effect: a loss of the predictor, and how large its slope is off the real line.
+
+`fedpdmc.clocks.private_latents` bounds rates through complex times. A family says in which strip ``|Im η| ≤ strip`` its loss
+is analytic, and bounds ``|∂ℓ/∂η|`` and ``|∂ℓ/∂s|`` there.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# For ``|Im η| ≤ STRIP < π``: ``|1 + e^{−x−iy}|``, the distance of a point at the angle ``π − y`` from 1, is at least
+# ``sin STRIP``, and so is ``|e^{x} + e^{−iy}|``. So ``|σ(η)| ≤ SIGMOID min(1, e^{Re η})``.
+STRIP = 2.6
+SIGMOID = 1 / math.sin(STRIP)
+
+Records = Float[Array, "*batch"]
+
+
+class Family(eqx.Module):
+    """The loss ``ℓ(η; y, s)`` of one record; ``s`` is the log scale, a parameter where ``scaled``."""
+
+    scaled: ClassVar[bool] = False
+
+    @property
+    def strip(self) -> float:
+        """The loss is analytic, and the bounds hold, for ``|Im η|`` up to this."""
+        return math.inf
+
+    @property
+    def stride(self) -> float:
+        """The longest step towards a mode."""
+        return 1.5
+
+    @abc.abstractmethod
+    def value(self, eta: Records, y: Records, s: Records) -> Records:
+        """``ℓ``."""
+
+    @abc.abstractmethod
+    def slope(self, eta: Records, y: Records, s: Records) -> Records:
+        """``∂ℓ/∂η``."""
+
+    def scale_slope(self, eta: Records, y: Records, s: Records) -> Records:
+        """``∂ℓ/∂s``."""
+        return jnp.zeros_like(eta)
+
+    @abc.abstractmethod
+    def largest(
+        self, stats: Float[Array, "3 G"], reach: Float[Array, "G C"], low: Float[Array, " C"]
+    ) -> tuple[Float[Array, "G C"], Float[Array, "G C"]]:
+        """Bounds of ``|∂ℓ/∂η|`` and ``|∂ℓ/∂s|`` over the records of a group.
+
+        Parameters
+        ----------
+        stats : (3, G)
+            Of each group the largest ``|y − o|``, ``o`` and ``|y|``, with ``o`` the predictor at the reference.
+        reach : (G, C)
+            A bound of ``|η − o|``.
+        low : (C,)
+            A lower bound of ``Re s``.
+        """
+
+
+def _flat(reach, value):
+    return jnp.broadcast_to(jnp.asarray(value), reach.shape)
+
+
+class LogisticFamily(Family):
+    """``log(1 + e^η) − yη``; ``|σ(η)|`` and ``|σ(−η)|`` are at most `SIGMOID` for ``|Im η| ≤ STRIP``."""
+
+    @property
+    def strip(self) -> float:
+        """Short of the pole at ``iπ``."""
+        return STRIP
+
+    def value(self, eta, y, s):
+        """``softplus(η) − yη``."""
+        return jax.nn.softplus(eta) - y * eta
+
+    def slope(self, eta, y, s):
+        """``σ(η) − y``."""
+        return 1 / (1 + jnp.exp(-eta)) - y
+
+    def largest(self, stats, reach, low):
+        """``|σ(η)|`` or ``|σ(−η)|``: y is 0 or 1."""
+        return _flat(reach, SIGMOID), _flat(reach, 0.0)
+
+
+class PoissonFamily(Family):
+    """``e^η − yη``, entire: ``|e^η − y| ≤ e^{Re η} + y``."""
+
+    def value(self, eta, y, s):
+        """``e^η − yη``."""
+        return jnp.exp(eta) - y * eta
+
+    def slope(self, eta, y, s):
+        """``e^η − y``."""
+        return jnp.exp(eta) - y
+
+    def largest(self, stats, reach, low):
+        """``e^{o + reach} + y``."""
+        return jnp.exp(stats[1][:, None] + reach) + stats[2][:, None], _flat(reach, 0.0)
+
+
+class NegativeBinomialFamily(Family):
+    """Counts of mean ``μ = e^η`` and variance ``μ + μ²/size``: ``(y + size) log(1 + e^{η − log size}) − yη``."""
+
+    size: Float[Array, ""]
+
+    @property
+    def strip(self) -> float:
+        """As for the logistic loss."""
+        return STRIP
+
+    def value(self, eta, y, s):
+        """The loss up to a constant."""
+        return (y + self.size) * jax.nn.softplus(eta - jnp.log(self.size)) - y * eta
+
+    def slope(self, eta, y, s):
+        """``(y + size) σ(η − log size) − y``."""
+        return (y + self.size) / (1 + self.size * jnp.exp(-eta)) - y
+
+    def largest(self, stats, reach, low):
+        """``(y + size) |σ| + y``."""
+        most = SIGMOID * (stats[2] + self.size) + stats[2]
+        return jnp.broadcast_to(most[:, None], reach.shape), _flat(reach, 0.0)
+
+
+class GaussianFamily(Family):
+    """``½ e^{−2s}(η − y)² + s``, entire."""
+
+    scaled = True
+
+    @property
+    def stride(self) -> float:
+        """Newton needs one step."""
+        return math.inf
+
+    def value(self, eta, y, s):
+        """``½ e^{−2s}(η − y)² + s``."""
+        return 0.5 * jnp.exp(-2 * s) * (eta - y) ** 2 + s
+
+    def slope(self, eta, y, s):
+        """``e^{−2s}(η − y)``."""
+        return jnp.exp(-2 * s) * (eta - y)
+
+    def scale_slope(self, eta, y, s):
+        """``1 − e^{−2s}(η − y)²``."""
+        return 1 - jnp.exp(-2 * s) * (eta - y) ** 2
+
+    def largest(self, stats, reach, low):
+        """``|η − y| ≤ |y − o| + reach``."""
+        far, weight = stats[0][:, None] + reach, jnp.exp(-2 * low)
+        return weight * far, 1 + weight * far**2
+
+
+class StudentTFamily(Family):
+    """``½(ν + 1) log(1 + ((y − η)/scale)²/ν)`` with both known.
+
+    With ``q = √ν scale`` and ``w = η − y``, ``|Im w| ≤ q/2``: ``|q² + w²| ≥ ¾q² + (Re w)²`` and ``|w| ≤ |Re w| + q/2``, so
+    ``|w/(q² + w²)| ≤ 1/(√3 q) + 2/(3q)``.
+    """
+
+    df: float = eqx.field(static=True)
+    scale: float = eqx.field(static=True)
+
+    @property
+    def strip(self) -> float:
+        """Half way to the poles at ``y ± i√ν scale``."""
+        return 0.5 * math.sqrt(self.df) * self.scale
+
+    @property
+    def stride(self) -> float:
+        """About where the loss turns concave."""
+        return self.scale
+
+    def value(self, eta, y, s):
+        """The loss up to a constant."""
+        return 0.5 * (self.df + 1) * jnp.log1p(((eta - y) / self.scale) ** 2 / self.df)
+
+    def slope(self, eta, y, s):
+        """``(ν + 1) w/(q² + w²)``."""
+        w = eta - y
+        return (self.df + 1) * w / (self.df * self.scale**2 + w * w)
+
+    def largest(self, stats, reach, low):
+        """The bound above."""
+        q = math.sqrt(self.df) * self.scale
+        return _flat(reach, (self.df + 1) * (1 / (math.sqrt(3) * q) + 2 / (3 * q))), _flat(reach, 0.0)

@@ -1,0 +1,339 @@
+"""The private map of grouped effects, and the rates of arrivals along a path with certified bounds.
+
+Given θ, an effect whose records carry a Gaussian pseudo-likelihood of precision h and centre m(θ), and whose spread is τ, is
+Gaussian with mean ``σ(u) m`` and variance ``σ(u)/h``, where ``u = 2 log τ + log h`` and ``σ`` is the logistic function. The
+map ``z = σ(u) m(θ) + √(σ(u)/h) ζ`` makes it standard normal in ζ: centred for ``h → ∞``, non-centred for ``h → 0``. h, m and
+``∂m/∂θ`` are chosen so that mean, variance and the slope of the mean are those of the true conditional at the reference.
+
+**Bounds.** Let ``f(t) = R(a(t), ζ)`` with ζ at rest on a rotation, ``a(t) = a cos t + v sin t``, ``r² = |a|² + |v|²``. For
+``t = x + iy``: ``a(t) = cosh y a(x) + i sinh y v(x)``, so that for any linear form l, and ``|y| ≤ b``,
+
+    |l·a(t)|, |l·a'(t)| ≤ |l| r cosh b,        |Im l·a(t)| ≤ |l| r sinh b.
+
+Predictors, ``log τ`` and m are linear forms. On ``|Im u| ≤ y < π``: ``|σ(u)| ≤ min(1, e^{Re u})``, over ``sin y`` where
+``y > π/2``, and ``σ' = σ(u)σ(−u)``. This bounds ``|z|, |z'|, |Im z|``, with them ``|Im η|`` (which must stay in the family's
+strip) and ``|f'(t)| ≤ B`` in the strip ``|Im t| ≤ b``, all by sums over groups. On a cell of half-length L the interpolant p
+of ``f'`` at n Chebyshev points then has (Trefethen, *Approximation Theory and Practice*, theorem 8.2)
+
+    |f' − p| ≤ 4 B ϱ^{1−n}/(ϱ − 1),        b = L (ϱ − 1/ϱ)/2.
+
+B enters by its n-th root only: crude sums over groups cost little.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fedpdmc._jax.random_streams import logarithm, normals
+from fedpdmc.potentials.grouped_families import STRIP, Family
+from fedpdmc.potentials.latent import PrivateRemainder, RateCell, rotated
+from fedpdmc.potentials.quadratic import Quadratic
+
+if TYPE_CHECKING:
+    from fedpdmc.potentials.random_effects import RandomEffects
+
+# Points of a cell, the error of its polynomial, strips that are tried as shares of the widest, and the widest.
+POINTS, ERROR, SHARES, WIDEST = 8, 0.01, (1.1, 0.9, 0.7, 0.3, 0.01), 2.5
+# Of B, for rounding.
+ROUNDING = 1e-11
+# The least information of records on an effect, relative to its prior's.
+LEAST_INFORMATION = 1e-6
+# The kernel proposes from the prior with this probability, else from a standard normal.
+FROM_PRIOR = 0.1
+CHEBYSHEV = np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
+
+
+class Conditional(NamedTuple):
+    """Mean, its slope in θ, and variance of each effect given θ."""
+
+    mean: Float[Array, "G r"]
+    slope: Float[Array, "G r d"]
+    variance: Float[Array, "G r"]
+
+
+class InformedRemainder(PrivateRemainder):
+    """``R(a, ζ)`` of grouped records under the informed map.
+
+    Attributes
+    ----------
+    design, offset : (N, d), (N,)
+        The predictor without the effects is ``offset + design a``.
+    spread, log_spread : (r, d), (r,)
+        ``log τ = log_spread + spread a``; likewise ``scale`` and ``turn`` for ``log σ`` and ``φ``, each (d,) with its value.
+    slope, center, information : (G, r, d), (G, r), (G, r)
+        ``m = center + slope a`` and h.
+    counts, stats, widest, most : (G,), (3, G), (G,), (G, r)
+        Of the bounds: records, `Family.largest`, the largest ``|design_i|`` and ``|w_i|`` of a group.
+    """
+
+    design: Float[Array, "N d"]
+    offset: Float[Array, " N"]
+    effects: Float[Array, "N r"]
+    response: Float[Array, " N"]
+    weight: Float[Array, " N"]
+    index: Int[Array, " N"]
+    present: Float[Array, " G"]
+    spread: Float[Array, "r d"]
+    log_spread: Float[Array, " r"]
+    scale: tuple[Float[Array, " d"], Float[Array, ""]]
+    turn: tuple[Float[Array, " d"], Float[Array, ""]]
+    slope: Float[Array, "G r d"]
+    center: Float[Array, "G r"]
+    information: Float[Array, "G r"]
+    control: Quadratic
+    counts: Float[Array, " G"]
+    stats: Float[Array, "3 G"]
+    widest: Float[Array, " G"]
+    most: Float[Array, "G r"]
+    family: Family
+
+    @classmethod
+    def of(
+        cls, model: RandomEffects, at: Float[Array, " d"], rows: Float[Array, "d e"], control, known: Conditional
+    ) -> InformedRemainder:
+        """In coordinates ``θ = at + rows a``."""
+        p, r, dim = model.design.shape[1], model.effects.shape[1], at.shape[0]
+        scaled = int(model.family.scaled)
+        beta, s, rho, phi = model.split(at)
+        first = p + scaled
+        information = jnp.maximum(1 / known.variance - jnp.exp(-2 * rho), LEAST_INFORMATION * jnp.exp(-2 * rho))
+        share = jax.nn.sigmoid(2 * rho + jnp.log(information))
+        center = known.mean / share
+        # ∂(σ(u) m)/∂θ is the slope of the mean; σ(u) itself has slope 2 σ(u)σ(−u) in its own log τ.
+        own = jnp.zeros((r, dim)).at[jnp.arange(r), first + jnp.arange(r)].set(1.0)
+        slope = known.slope / share[..., None] - (2 * (1 - share) * center)[..., None] * own
+        design, offset = model.design @ rows[:p], model.offset + model.design @ beta
+        control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
+        precision = rows.T @ control.precision @ rows
+        whole = Quadratic(precision, rows.T @ (control.precision @ at + control.linear))
+
+        def largest(values):
+            held = jnp.where(model.weight.reshape(-1, *[1] * (values.ndim - 1)) > 0, values, 0.0)
+            return jnp.maximum(jax.ops.segment_max(held, model.index, model.present.shape[0]), 0.0)
+
+        tops = jnp.where(model.weight > 0, offset, -jnp.inf)
+        top = jax.ops.segment_max(tops, model.index, model.present.shape[0])
+        top = jnp.where(jnp.isfinite(top), top, 0.0)
+        stats = jnp.stack([largest(jnp.abs(model.response - offset)), top, largest(jnp.abs(model.response))])
+        none = jnp.zeros(rows.shape[1])
+        return cls(
+            design, offset, model.effects, model.response, model.weight, model.index, model.present,
+            rows[first : first + r], rho, (rows[p] if scaled else none, s), (rows[-1] if model.correlated else none, phi),
+            jnp.einsum("grd,de->gre", slope, rows), center, information, whole,
+            model.summed(model.weight), stats, largest(jnp.linalg.norm(design, axis=1)), largest(jnp.abs(model.effects)),
+            model.family,
+        )  # fmt: skip
+
+    @property
+    def dim(self) -> int:
+        """Number of whitened coordinates."""
+        return self.design.shape[1]
+
+    @property
+    def latents(self) -> int:
+        """Private numbers, padding included."""
+        return self.present.shape[0] * self.effects.shape[1]
+
+    def _columns(self, zeta):
+        return zeta.T.reshape(*self.center.shape, zeta.shape[0])
+
+    def _mapped(self, a, zeta):
+        """Effects, ``e = z/τ``, log spreads and φ: ``e = √σ(−u) (√(hσ(u)) m + ζ)``, since ``σ(u)e^{−u} = σ(−u)``."""
+        rho = self.log_spread[:, None] + self.spread @ a
+        h = self.information[..., None]
+        u = 2 * rho + jnp.log(h)
+        up, down = 1 / (1 + jnp.exp(-u)), 1 / (1 + jnp.exp(u))
+        m = self.center[..., None] + jnp.einsum("grd,dc->grc", self.slope, a)
+        z = up * m + jnp.sqrt(up / h) * zeta
+        e = jnp.sqrt(down) * (jnp.sqrt(h * up) * m + zeta)
+        return z, e, rho, up, self.turn[1] + self.turn[0] @ a
+
+    def _effects(self, a, zeta):
+        """Effects, and the energy of their prior less the map's log determinant, summed over groups."""
+        z, e, rho, up, phi = self._mapped(a, zeta)
+        energy = 0.5 * jnp.sum(e * e, 1) + jnp.sum(rho - 0.5 * jnp.log(up), 1)
+        if e.shape[1] == 2:
+            c, s = jnp.cosh(phi), jnp.sinh(phi)
+            energy = energy + 0.5 * s * s * jnp.sum(e * e, 1) - s * c * e[:, 0] * e[:, 1] - jnp.log(c)
+        return z, jnp.sum(self.present[:, None] * energy, 0)
+
+    def _predictor(self, a, z):
+        return self.offset[:, None] + self.design @ a + jnp.sum(self.effects[..., None] * z[self.index], 1)
+
+    def _log_scale(self, a):
+        return self.scale[1] + self.scale[0] @ a
+
+    def rates(self, a, v, zeta):
+        """``v·∇_a R``, forward; of columns ``a``, ``v`` of shape (d, C) and ``zeta`` (G, r, C), complex ones too."""
+        (z, _), (dz, energy) = jax.jvp(lambda x: self._effects(x, zeta), (a,), (v,))
+        s, y = self._log_scale(a), self.response[:, None]
+        eta = self._predictor(a, z)
+        speed = self.design @ v + jnp.sum(self.effects[..., None] * dz[self.index], 1)
+        total = self.weight @ (self.family.slope(eta, y, s) * speed)
+        if self.family.scaled:
+            total = total + (self.weight @ self.family.scale_slope(eta, y, s)) * (self.scale[0] @ v)
+        quadratic = jnp.sum(v * (self.control.precision @ a + self.control.linear[:, None]), 0)
+        return total + energy - quadratic
+
+    def gradients(self, a, zeta):  # type: ignore[override]
+        """``∇_a R``, backward."""
+        columns, a = self._columns(zeta), a.T
+        (z, _), back = jax.vjp(lambda x: self._effects(x, columns), a)
+        s, y = self._log_scale(a), self.response[:, None]
+        eta = self._predictor(a, z)
+        slope = self.weight[:, None] * self.family.slope(eta, y, s)
+        groups = self.present.shape[0]
+        dz = jax.ops.segment_sum(
+            slope[:, None] * self.effects[..., None], self.index, groups, indices_are_sorted=True
+        )  # fmt: skip
+        (through,) = back((dz, jnp.ones(a.shape[1])))
+        total = self.design.T @ slope + through - self.control.precision @ a - self.control.linear[:, None]
+        if self.family.scaled:
+            total = total + self.scale[0][:, None] * (self.weight @ self.family.scale_slope(eta, y, s))
+        return total.T
+
+    def cell(self, a, v, zeta, room):
+        """By interpolation, on a cell as long as the error allows."""
+        a, v, columns = a.T, v.T, self._columns(zeta)
+        length, error = self._reach(a, v, columns, room)
+        half = 0.5 * length
+
+        def at(point):
+            return self.rates(*rotated(a, v, half * (1 + point)), columns)
+
+        return RateCell(length, jax.lax.map(at, jnp.asarray(CHEBYSHEV)), error)
+
+    def _reach(self, a, v, zeta, room):
+        """The longest cell, and the certified error of its polynomial."""
+        norm = jnp.sqrt(jnp.sum(a * a + v * v, 0))
+        tilt = jnp.max(jnp.linalg.norm(self.spread, axis=1)) * 2
+        turning = jnp.linalg.norm(self.turn[0]) * 2
+        tilt = jnp.maximum(tilt, turning * (2 * STRIP / math.pi))
+        size = jnp.abs(zeta)
+        # Where the strip would end if what grows with it grew like ``sinh b`` from one on.
+        _, leaning = self._strip(norm, size, jnp.ones_like(norm))
+        least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
+        widest = jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(norm * tilt, 1e-12)))
+        widest = jnp.minimum(WIDEST, widest)
+
+        def attempt(share):
+            b = jnp.minimum(share * widest, WIDEST)
+            most, fits = self.largest(norm, size, b)
+            needed = 1 + (4 * most / ERROR) ** (1 / POINTS)
+            return jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0), most
+
+        lengths, largest = jax.lax.map(attempt, jnp.asarray(SHARES))
+        best = jnp.argmax(lengths, 0)
+        length, most = (jnp.take_along_axis(x, best[None], 0)[0] for x in (lengths, largest))
+        return jnp.minimum(length, room), ERROR + ROUNDING * most
+
+    def largest(self, norm, size, b):
+        """A bound of ``|f'|`` in the strip ``|Im t| ≤ b``, and whether the strip is free of poles; by chain."""
+        grow, tilt = norm * jnp.cosh(b), norm * jnp.sinh(b)
+        (fast, up, down, m, ms), leaning = self._strip(norm, size, b)
+        h = self.information[..., None]
+        root = jnp.sqrt(up / h)
+        z = up * m + root * size
+        dz = up * down * fast * m + up * ms + 0.5 * root * down * fast * size
+        e = jnp.sqrt(down) * (jnp.sqrt(h * up) * m + size)
+        de = 0.5 * up * fast * e + jnp.sqrt(down * h * up) * (0.5 * down * fast * m + ms)
+        prior = jnp.sum(e * de + 0.5 * fast * up, 1)
+        if e.shape[1] == 2:
+            prior = prior + self._correlation(e, de, grow)
+        wide, most = self.widest[:, None], self.most[..., None]
+        eta, speed = wide * grow + jnp.sum(most * z, 1), wide * grow + jnp.sum(most * dz, 1)
+        steep = jnp.linalg.norm(self.scale[0]) * grow
+        first, second = self.family.largest(self.stats, eta, self.scale[1] - steep)
+        total = self.counts[:, None] * (first * speed + second * steep) + self.present[:, None] * prior
+        quadratic = grow * (jnp.linalg.norm(self.control.precision) * grow + jnp.linalg.norm(self.control.linear))
+        length = jnp.max(jnp.linalg.norm(self.spread, axis=1))
+        fits = (leaning <= self.family.strip) & (2 * length * tilt <= STRIP)
+        fits &= jnp.linalg.norm(self.turn[0]) * tilt <= math.pi / 4
+        bound = jnp.sum(total, 0) + quadratic
+        return bound, fits & jnp.isfinite(bound)
+
+    def _strip(self, norm, size, b):
+        """Bounds of ``|u'|, |σ(u)|, |σ(−u)|, |m|, |m'|`` in the strip ``|Im t| ≤ b``, and of ``|Im η|`` over all records."""
+        grow, tilt = norm * jnp.cosh(b), norm * jnp.sinh(b)
+        length, h = jnp.linalg.norm(self.spread, axis=1)[:, None], self.information[..., None]
+        fast, leaning = 2 * length * grow, 2 * length * tilt
+        middle = 2 * self.log_spread[:, None] + jnp.log(h)
+        pole = 1 / jnp.sin(jnp.clip(leaning, math.pi / 2, STRIP))
+        up = pole * jnp.exp(jnp.minimum(middle + fast, 0.0))
+        down = pole * jnp.exp(jnp.minimum(fast - middle, 0.0))
+        # The argument of ``1 + e^{−u}`` grows with ``e^{−Re u}``.
+        far = jnp.exp(jnp.minimum(fast - middle, 50.0))
+        turned = jnp.arctan2(far * jnp.sin(leaning), 1 + far * jnp.cos(leaning))
+        slope = jnp.linalg.norm(self.slope, axis=-1)[..., None]
+        m = jnp.abs(self.center)[..., None] + slope * grow
+        # |Im σ(x + iy)| = e^{−x} sin y/(1 + 2 e^{−x} cos y + e^{−2x}) is largest at x = 0.
+        aside = jnp.minimum(
+            0.5 * jnp.tan(jnp.minimum(leaning, STRIP) / 2), up * jnp.sin(jnp.minimum(turned, math.pi / 2))
+        )
+        off = aside * m + up * slope * tilt + jnp.sqrt(up / h) * jnp.sin(jnp.minimum(turned / 2, math.pi / 2)) * size
+        eta = self.widest[:, None] * tilt + jnp.sum(self.most[..., None] * off, 1)
+        return (fast, up, down, m, slope * grow), jnp.max(eta, 0)
+
+    def _correlation(self, e, de, grow):
+        """``|d/dt|`` of ``½ sinh²φ |e|² − sinh φ cosh φ e₁e₂ − log cosh φ``, with ``|tanh φ| ≤ 1`` for ``|Im φ| ≤ π/4``."""
+        turning = jnp.linalg.norm(self.turn[0]) * grow
+        top = jnp.cosh(jnp.abs(self.turn[1]) + turning) ** 2
+        one, other, d1, d2 = e[:, 0], e[:, 1], de[:, 0], de[:, 1]
+        square = one**2 + other**2
+        own = top * (turning * square + one * d1 + other * d2)
+        return own + top * (2 * turning * one * other + d1 * other + one * d2) + turning
+
+    @property
+    def chances(self) -> int:
+        """For each group a choice, a decision and its effects."""
+        return self.present.shape[0] * (2 + self.effects.shape[1])
+
+    def kernel(self, a, zeta, u):
+        """Independence Metropolis, group by group.
+
+        A group's proposal is a mixture of the standard normal in ζ and the effects' prior without correlation; for a bounded
+        likelihood the second keeps the weight of independent effects bounded, so that no group is stuck for long.
+        """
+        groups, r = self.center.shape
+        chosen, decided, drawn = u[:groups], u[groups : 2 * groups], u[2 * groups :]
+        old, a = self._columns(zeta), a.T
+        standard = normals(drawn).reshape(groups, r, -1)
+        shift, wide = self._prior_in_zeta(a)
+        new = jnp.where((chosen < FROM_PRIOR)[:, None], wide * standard - shift, standard)
+        change = self._weights(a, new, shift, wide) - self._weights(a, old, shift, wide)
+        accepted = logarithm(1 - decided) < change
+        return jnp.where(accepted[:, None], new, old).reshape(groups * r, -1).T
+
+    def _prior_in_zeta(self, a):
+        """``z = τ ε`` in ζ: ``ζ = √(h/σ(u)) (τ ε − σ(u) m) = ε/√σ(−u) − √(hσ(u)) m``."""
+        zero = jnp.zeros((*self.center.shape, a.shape[1]))
+        _, at_zero, rho, _, _ = self._mapped(a, zero)
+        wide = jnp.sqrt(1 + self.information[..., None] * jnp.exp(2 * rho))
+        return at_zero * wide, wide
+
+    def _weights(self, a, zeta, shift, wide):
+        """Log of target over proposal, by group."""
+        z, e, _, _, phi = self._mapped(a, zeta)
+        energy = 0.5 * jnp.sum(e * e, 1)
+        if e.shape[1] == 2:
+            c, s = jnp.cosh(phi), jnp.sinh(phi)
+            energy = energy + 0.5 * s * s * jnp.sum(e * e, 1) - s * c * e[:, 0] * e[:, 1]
+        loss = self.family.value(self._predictor(a, z), self.response[:, None], self._log_scale(a))
+        groups = self.present.shape[0]
+        energy = energy + jax.ops.segment_sum(
+            self.weight[:, None] * loss, self.index, groups, indices_are_sorted=True
+        )  # fmt: skip
+        near = math.log(1 - FROM_PRIOR) - 0.5 * jnp.sum(zeta**2, 1)
+        far = math.log(FROM_PRIOR) - jnp.sum(0.5 * ((zeta + shift) / wide) ** 2 + jnp.log(wide), 1)
+        return -energy - jnp.logaddexp(near, far)
+
+    def to_z(self, a, zeta):
+        """The effects."""
+        z = self._mapped(a.T, self._columns(zeta))[0]
+        return z.reshape(-1, z.shape[-1]).T

@@ -1,0 +1,117 @@
+"""Potentials with private latents: ``U(θ, z)``, of which only θ is shared."""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from fedpdmc.errors import InputError
+from fedpdmc.potentials.base import Potential
+from fedpdmc.potentials.quadratic import Quadratic
+
+NEEDS_ROTATION = (
+    "Private latents move with the few-rounds method only: leave dynamics out, or give fedpdmc.Boomerang()."
+)
+
+
+class RateCell(NamedTuple):
+    """The signed rate ``r(s)`` of arrivals on a cell ``[0, length]`` of the path, with the private latents at rest.
+
+    Attributes
+    ----------
+    length : (C,)
+    values : (n, C)
+        A polynomial p of degree n − 1 by its values at the Chebyshev points of the cell.
+    error : (C,)
+        ``|r(s) − p(s)| ≤ error`` on the cell.
+    """
+
+    length: Float[Array, " C"]
+    values: Float[Array, "n C"]
+    error: Float[Array, " C"]
+
+
+class LatentPotential(Potential):
+    """``U(θ, z)``; as a function of θ alone, `value` is the Laplace or quadrature marginal ``−log ∫ e^{−U(θ, z)} dz``.
+
+    The marginal's gradient and Hessian, of size d, are what a site releases to make a reference. They need not be exact for
+    the sampler to be: they decide how few arrivals there are.
+    """
+
+    @property
+    @abc.abstractmethod
+    def latents(self) -> int:
+        """How many private numbers there are."""
+
+    @abc.abstractmethod
+    def opened(
+        self, center: Float[Array, " d"], rows: Float[Array, "d e"], control: Quadratic | None
+    ) -> PrivateRemainder:
+        """The remainder ``R(a, ζ)`` with ``θ = center + rows a``; ``control`` is a quadratic of θ."""
+
+    def whiten(self, reference, columns):
+        """Refused: `opened` puts it into a run's coordinates."""
+        raise InputError("control", "a site with private latents", NEEDS_ROTATION)
+
+    def field(self, rotating, flips, a, v):
+        """Refused: its bounds depend on the latents."""
+        raise InputError("dynamics", "a site with private latents", NEEDS_ROTATION)
+
+
+class PrivateRemainder(Potential):
+    """``R(a, ζ) = U(θ, T_θ(ζ)) − log|∂T_θ/∂ζ| − q(θ)`` with ``θ = c + S a``: what a site with private latents walks with.
+
+    The map ``z = T_θ(ζ)`` is the site's own. For any map that is smooth and one-to-one in ζ, the density of ``(a, ζ)`` is
+    ``exp(−R − q)`` and that of ``(θ, z)`` is unchanged; the better ζ | θ is standard normal for every θ, the less
+    ``∇_a R`` depends on ζ, and the fewer arrivals there are.
+    """
+
+    @property
+    @abc.abstractmethod
+    def latents(self) -> int:
+        """How many private numbers there are."""
+
+    @abc.abstractmethod
+    def gradients(self, a: Float[Array, "C d"], zeta: Float[Array, "C k"]) -> Float[Array, "C d"]:  # type: ignore[override]
+        """``∇_a R``."""
+
+    @abc.abstractmethod
+    def cell(
+        self, a: Float[Array, "C d"], v: Float[Array, "C d"], zeta: Float[Array, "C k"], room: Float[Array, " C"]
+    ) -> RateCell:
+        """``v(s)·∇_a R(a(s), ζ)`` along the rotation from ``(a, v)``, on a cell no longer than ``room``."""
+
+    @property
+    @abc.abstractmethod
+    def chances(self) -> int:
+        """Uniforms that one application of the kernel takes."""
+
+    @abc.abstractmethod
+    def kernel(
+        self, a: Float[Array, "C d"], zeta: Float[Array, "C k"], u: Float[Array, "n C"]
+    ) -> Float[Array, "C k"]:  # fmt: skip
+        """New latents from a kernel that leaves ``π(ζ | θ) ∝ exp(−R(a, ζ))`` invariant."""
+
+    @abc.abstractmethod
+    def to_z(self, a: Float[Array, "C d"], zeta: Float[Array, "C k"]) -> Float[Array, "C k"]:
+        """``T_θ(ζ)``."""
+
+    def value(self, x):
+        """Refused: it is a function of the latents too."""
+        raise InputError("sites", "private latents left out", "Use a clock of private latents.")
+
+    def whiten(self, reference, columns):
+        """It is in a run's coordinates already."""
+        return self
+
+    def field(self, rotating, flips, a, v):
+        """Refused: its bounds depend on the latents."""
+        raise InputError("dynamics", "a site with private latents", NEEDS_ROTATION)
+
+
+def rotated(a, v, s):
+    """Position and velocity at angle ``s`` (C,), chains in the last axis."""
+    return a * jnp.cos(s) + v * jnp.sin(s), v * jnp.cos(s) - a * jnp.sin(s)

@@ -1,0 +1,174 @@
+"""Runs with private latents: joint moments against quadrature, wrong ways to go back, bits, and bad input."""
+
+import functools
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedpdmc as fp
+from fedpdmc.clocks import LatentClock
+from fedpdmc.errors import InputError
+from fedpdmc.sites import opening
+
+CHAINS, LENGTH = 512, 30.0
+
+
+@functools.cache
+def records():
+    """Counts of six small groups at three sites: few records, and a posterior that is skewed in the log spread."""
+    rng, out = np.random.default_rng(3), []
+    for site in range(3):
+        group = np.repeat([0, 1], [2, 3])
+        y = rng.poisson(np.exp(0.3 + 0.8 * rng.normal(size=2)[group])).astype(float)
+        out.append((np.ones((5, 1)), y, np.array([f"{site}{g}" for g in group])))
+    return out
+
+
+def sites():
+    return [
+        fp.Site(fp.models.random_effects(X, y, g, family="poisson"), name=f"s{m}")
+        for m, (X, y, g) in enumerate(records())
+    ]
+
+
+def prior(spread="half-normal"):
+    return fp.models.effects_prior(sites()[0].potential, scale=1.0, spread=spread)  # type: ignore[arg-type]
+
+
+@functools.cache
+def moments():
+    """By quadrature: of mean and log spread, of each effect, and of their products."""
+    mean, spread = np.meshgrid(np.linspace(-3, 4, 141), np.linspace(-8, 2.5, 211), indexing="ij")
+    log_density = -0.5 * mean**2 - (0.5 * np.exp(2 * spread) - spread)
+    unit = np.linspace(-8, 8, 321)
+    weight, given = np.exp(-0.5 * unit**2), {}
+    effect = np.exp(spread)[..., None] * unit
+    for _, y, group in records():
+        for label in np.unique(group):
+            log_like = sum(
+                one * (mean[..., None] + effect) - np.exp(mean[..., None] + effect) for one in y[group == label]
+            )
+            top = log_like.max(-1, keepdims=True)
+            like = np.exp(log_like - top) * weight
+            log_density = log_density + np.log(like.sum(-1)) + top[..., 0]
+            given[label] = [(like * effect**k).sum(-1) / like.sum(-1) for k in (1, 2)]
+    p = np.exp(log_density - log_density.max())
+    p /= p.sum()
+    out = {"m": mean, "s": spread, "mm": mean**2, "ss": spread**2, "ms": mean * spread, "sss": spread**3}
+    for label, (one, two) in given.items():
+        out |= {f"z{label}": one, f"zz{label}": two, f"zm{label}": one * mean, f"zs{label}": one * spread}
+    return {name: float((p * value).sum()) for name, value in out.items()}
+
+
+def worst_deviation(seed, pieces=1):
+    """The largest deviation of any moment from quadrature, in standard errors over chains."""
+    owners = sites()
+    post = fp.sample(owners, prior(), chains=CHAINS, duration=LENGTH, burn_in=8, seed=seed, progress=False)
+    m, s = np.moveaxis(post.draws(60), -1, 0)
+    found = {"m": m, "s": s, "mm": m**2, "ss": s**2, "ms": m * s, "sss": s**3}
+    for site in owners:
+        own = site.latent_posterior()
+        for k, label in enumerate(own.names):
+            z, (m, s) = own.z[..., k], np.moveaxis(own.theta, -1, 0)
+            found |= {f"z{label}": z, f"zz{label}": z * z, f"zm{label}": z * m, f"zs{label}": z * s}
+    exact, worst = moments(), 0.0
+    for name, values in found.items():
+        means = values.reshape(CHAINS, -1).mean(1)
+        worst = max(worst, abs(means.mean() - exact[name]) / (means.std(ddof=1) / np.sqrt(CHAINS)))
+    return worst
+
+
+@pytest.mark.long
+def test_joint_moments_of_parameters_and_effects():
+    assert worst_deviation(5) < 4
+
+
+class NoGoingBack(LatentClock):
+    """Wrong: goes on from where the walk ended, beyond the cut."""
+
+    def settle(self, state, path, elapsed, which, keys):
+        """The latents of the walk."""
+        return eqx.tree_at(lambda s: s.settled, state, jnp.where(which[:, None], state.zeta, state.settled))
+
+
+class BackToTheStart(LatentClock):
+    """Wrong: what happened before the cut is lost."""
+
+    def settle(self, state, path, elapsed, which, keys):
+        """The latents at the plan's start."""
+        return state
+
+
+class KernelAtEveryPlan(LatentClock):
+    """Wrong: a free move at the cut, whose time depends on the state."""
+
+    def settle(self, state, path, elapsed, which, keys):
+        """The right latents, moved once more."""
+        right = super().settle(state, path, elapsed, which, keys)
+        segment = jnp.sum(path.begin <= elapsed[:, None], -1) - 1
+        a, _ = path.state(self.dynamics, segment, elapsed - path.at(path.begin, segment))
+        moved = self._moved(a, right.settled, path, keys, jnp.full_like(state.count, 2**20))
+        return eqx.tree_at(lambda s: s.settled, right, jnp.where(which[:, None], moved, right.settled))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", [NoGoingBack, BackToTheStart, KernelAtEveryPlan])
+def test_wrong_ways_to_go_back_are_caught(wrong, monkeypatch):
+    monkeypatch.setattr(opening, "LatentClock", wrong)
+    assert worst_deviation(5) > 5
+
+
+def test_a_run_repeats_itself_and_leaves_effects_with_their_sites():
+    owners = sites()
+    one = fp.sample(owners, prior(), chains=16, duration=3.0, burn_in=1.0, seed=2, progress=False)
+    own = owners[0].latent_posterior()
+    assert own.names == ("00", "01")
+    assert own.z.shape == (16, 4, 2)
+    assert list(own.summary().index) == ["00", "01"]
+    two = fp.sample(sites(), prior(), chains=16, duration=3.0, burn_in=1.0, seed=2, progress=False)
+    np.testing.assert_array_equal(one.draws(5), two.draws(5))
+    assert one.certified
+    assert one.names == ["x0", "log_sd"]
+    assert "sd" in one.variables(2)
+    longer = one.extend(duration=1.0, progress=False)
+    assert longer.draws(2).shape == (16, 2, 2)
+    assert owners[0].latent_posterior().z.shape == (16, 8, 2)
+
+
+X, Y, G = np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 0.0]), np.array(["a", "a", "b", "b"])
+
+
+def _model(**options):
+    return fp.models.random_effects(X, Y, G, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: fp.models.random_effects(X, Y, ["a", "a", None, "b"]), "a missing group"),
+        (lambda: fp.models.random_effects(X, Y, pd.Series(pd.Categorical(G, ["a", "b", "c"]))), "'c' without records"),
+        (lambda: fp.models.random_effects(X, Y, range(4), family="linear"), "one record in every group"),
+        (lambda: fp.models.random_effects(X, 2 * Y, G), "Give labels 0 and 1"),
+        (lambda: fp.models.random_effects(X, Y - 2, G, family="poisson"), "no count"),
+        (lambda: _model(size=2.0), "size"),
+        (lambda: _model(family="student_t"), "df"),
+        (lambda: _model(effects=np.ones((4, 3))), "one or two columns"),
+        (lambda: fp.models.effects_prior(_model(), spread="flat"), "half-normal"),
+        (lambda: fp.models.effects_prior(_model(), spread_scale=np.inf), "spread_scale"),
+        (lambda: fp.Site(_model(), name="s", budget=_budget()), "private history"),
+        (lambda: fp.Site(_model(), name="s").latent_posterior(), "fedpdmc.sample first"),
+        (lambda: fp.sample([fp.Site(_model(), name=n) for n in "st"], fp.models.normal_prior(2)), "which site 's' has too"),
+        (lambda: fp.sample([fp.Site(_model(), name="s")]), "improper"),
+        (lambda: fp.sample([fp.Site(_model(), name="s")], fp.models.normal_prior(2), dynamics=fp.ZigZag()), "Boomerang"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told(call, told):
+    with pytest.raises(InputError, match=told):
+        call()
+
+
+def _budget():
+    return fp.Budget(epsilon=1.0, delta=1e-5, bounds=fp.Bounds(norm=1.0))
