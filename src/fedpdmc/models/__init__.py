@@ -23,8 +23,8 @@ from fedpdmc.models.family_models import ordered_probit as ordered_probit
 from fedpdmc.models.family_models import piecewise_exponential as piecewise_exponential
 from fedpdmc.models.family_models import weibull as weibull
 from fedpdmc.models.family_models import zero_inflated_poisson as zero_inflated_poisson
-from fedpdmc.models.random_effects import effects_prior as effects_prior
-from fedpdmc.models.random_effects import random_effects as random_effects
+from fedpdmc.models.grouped import effects_prior as effects_prior
+from fedpdmc.models.grouped import random_effects as random_effects
 from fedpdmc.models.user_function import Minus, UserModel, user_model
 from fedpdmc.potentials import (
     GaussianRecords,

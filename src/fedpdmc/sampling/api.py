@@ -11,7 +11,7 @@ from fedpdmc.console.interrupts import deferred
 from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.models.random_effects import SpreadPrior
+from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior

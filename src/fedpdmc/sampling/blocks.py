@@ -63,10 +63,14 @@ class Goal(NamedTuple):
         return self._replace(step=self.step * float(np.clip(memory.most / made, 0.25, 4.0)))
 
 
-def pieces(method: Method, plans_per_time: float, length: float) -> int:
+def pieces(plans_per_time: float, length: float) -> int:
     """Blocks of a process time in which a chain makes so many plans per unit of time."""
-    least = LATENT_BLOCKS if length > 0 and any(site.latents for site in method.sites) else 1
-    return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, least, MOST_PIECES))
+    return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
+
+
+def fewest(method: Method) -> int:
+    """The least number of blocks: not too few where sites write down private latents at their ends."""
+    return LATENT_BLOCKS if any(site.latents for site in method.sites) else 1
 
 
 def first_length(target: float, chains: int, whitened: bool, turns: bool = False) -> float:

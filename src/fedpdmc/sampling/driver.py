@@ -19,7 +19,7 @@ from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling import blocks
-from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length
+from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
 from fedpdmc.sampling.cost_estimate import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.costs import GivenUp, counts
 from fedpdmc.sampling.factory import open_engine
@@ -130,7 +130,7 @@ class Sampler:
                 self.distance.deciding = self._may_switch
             with self._display(progress, "burn-in") as display:
                 first = blocks.first_block(self.method, duration, ess) if joined else 0.0
-                self._set_goal(first, blocks.pieces(self.method, 0.0, first))
+                self._set_goal(first, blocks.fewest(self.method) if joined else 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
@@ -289,7 +289,7 @@ class Sampler:
     def _advance(self, until: float, display: Display) -> None:
         plans = self.engine.plans.mean() - self.method.first_plan
         rate = plans / max(self.burn_in_time + self.engine.time, 1e-9)
-        self._set_goal(until, blocks.pieces(self.method, rate, until - self.engine.time))
+        self._set_goal(until, max(blocks.fewest(self.method), pieces(rate, until - self.engine.time)))
         self._reach_goal(display)
 
     def _set_goal(self, until: float, count: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
-from fedpdmc.models.random_effects import SpreadPrior
+from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.potentials.padding import bucket

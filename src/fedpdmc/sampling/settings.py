@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
-from fedpdmc.models.random_effects import SpreadPrior
+from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sites.member import Member

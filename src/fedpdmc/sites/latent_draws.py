@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +33,9 @@ class LatentPosterior:
     names: tuple[str, ...]
 
     def summary(self) -> pd.DataFrame:
-        """Mean, standard deviation and quantiles of each latent."""
+        """Mean, standard deviation and quantiles of each latent, as a table of pandas."""
+        import pandas as pd
+
         flat = self.z.reshape(-1, self.z.shape[-1])
         table = {"mean": flat.mean(0), "sd": flat.std(0, ddof=1)}
         table |= {f"{100 * q:g}%": np.quantile(flat, q, axis=0) for q in (0.025, 0.5, 0.975)}

@@ -154,7 +154,9 @@ class LocalFederation(Federation):
 
     def latents(self, progress: Progress) -> dict[str, np.ndarray]:
         """The private latents of each site that has them, where the chains are: of shape (chains, k)."""
-        found = {}
+        found: dict[str, np.ndarray] = {}
+        if not any(isinstance(clock, LatentClock) for clock in self._clocks):
+            return found
         for group, walk in zip(self.groups, progress.walks, strict=True):
             if isinstance(group.clock, LatentClock):
                 for place, z in zip(np.asarray(group.place), _latents(group, progress.state.a, walk), strict=True):
