@@ -30,7 +30,8 @@ def test_the_default_is_the_few_rounds_method(default):
     assert (default.reference_name, default.control_name) == ("vb", "quadratic")
     assert default.few_rounds and default.whitened and default.open_dynamics and default.certified
     assert default.segments == 64 and default.names == ["x0", "x1"]
-    assert default.burn_in(None, None) == default.burn_in(None, 1000.0) == 5.0 and default.burn_in(2, None) == 2.0
+    assert default.burn_in(None, None) == default.burn_in(None, 1000.0) == np.pi and default.burn_in(2, None) == 2.0
+    assert default.replace(dynamics=fp.Boomerang(1.2)).burn_in(None, None) == 5.0
 
 
 @pytest.mark.parametrize(

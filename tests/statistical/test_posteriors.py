@@ -11,7 +11,7 @@ DYNAMICS = {
     "zigzag": fp.ZigZag(),
     "zigzag-excess": fp.ZigZag(excess=0.5),
     "bouncy": fp.BouncyParticle(refresh=0.8),
-    "boomerang": fp.Boomerang(refresh=1.0),
+    "boomerang": fp.Boomerang(),
     "factorised": fp.FactorisedBoomerang(refresh=1.0, excess=0.3),
 }
 # Long enough for about a thousand effective samples.

@@ -27,6 +27,15 @@ class GivenUp(NamedTuple):
         return cls(0, 0, 0, np.zeros(sites, np.int64))
 
 
+def turn_bytes(plans: int, sent: int, flips: bool) -> tuple[int, int]:
+    """Size of plans whose segments a site makes for itself, and of their arrivals at most.
+
+    Of each plan: the chain, its number and that of the next turn, four bytes each; the start, the velocity, the time to the
+    turn and to the horizon.
+    """
+    return plans * (12 + 8 * (2 * sent + 2)), plans * (8 + 1 + 8 * (1 if flips else sent))
+
+
 def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool = False) -> tuple[int, int]:
     """Size of plans and of their arrivals as raw buffers, for a site that is sent ``sent`` coordinates.
 
@@ -63,6 +72,8 @@ def _bytes(method: Method, engine: Engine, given_up: GivenUp, site: Member, plan
     made = (method.reference.bytes or {}).get(site.name, 0)
     if given_up.plans:
         made += sum(message_bytes(given_up.plans, given_up.segments, sent, False, share))
+    if engine.coordinator.schedule(engine.state, engine.state.t) is not None and columns is None:
+        return made + sum(turn_bytes(plans, sent, method.dynamics.flips))
     # Sites that are not always asked are sent the last velocity too, for what is not planned yet.
     segments = plans * (method.segments + 1) if engine.selective else int(engine.planned.sum())
     return made + sum(message_bytes(plans, segments, sent, method.dynamics.flips, share))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.dynamics import Boomerang, Dynamics, ZigZag
+from fedpdmc.dynamics import QUARTER, Boomerang, Dynamics, ZigZag
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.user_function import check_start
@@ -40,8 +40,9 @@ SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
 REDISTRIBUTED = "redistributed"
 # Number of the first plan of a run after a burn-in that was given up: beyond any that it may have used.
 SECOND_RUN = 2**30
-# The usual burn-in on a whitened reference, and of a run to an effective sample size on any other.
-WHITENED_BURN_IN, BURN_IN = 5.0, 10.0
+# The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. With turns, chains that set
+# out from the reference need two: after them the means are off by less than 0.015 standard deviations on skewed posteriors.
+WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +142,7 @@ class Method:
         if wanted is not None:
             return float(wanted)
         if self.whitened:
-            return WHITENED_BURN_IN
+            return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)
 
 
