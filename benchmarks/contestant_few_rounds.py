@@ -18,7 +18,7 @@ import problems
 from effective import effective_sizes
 from pinning import pin_to_one_core
 
-# Process time between the draws that are judged, in whitened coordinates.
+# Process time between the draws that are judged, in whitened coordinates, where there are no turns.
 SPACING = 0.5
 FIRST_BLOCK = 5.0
 
@@ -55,7 +55,7 @@ def count_rounds(problem: problems.Problem, options: argparse.Namespace) -> dict
     )
     seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
     spacing = SPACING if options.method == "default" else problem.spacing
-    sizes = effective_sizes(post.draws(int(np.ceil(post.duration / spacing))))
+    sizes = effective_sizes(post.draws(post.store.turns or int(np.ceil(post.duration / spacing))))
     report = {
         "chains": post.chains,
         "process_time": post.duration,
@@ -104,11 +104,12 @@ def time_runs(problem: problems.Problem, options: argparse.Namespace) -> dict:
 
 
 def _time_once(first, duration: float) -> dict:
-    skipped = int(round(first.duration / SPACING))
     clocks = [(time.perf_counter(), time.process_time())]
     post = first.extend(duration=duration, progress=False)
     clocks.append((time.perf_counter(), time.process_time()))
-    draws = post.draws(skipped + int(round(duration / SPACING)))[:, skipped:]
+    # Draws at turns, where there are turns; those of the first block are not counted.
+    count = post.store.turns or int(round(post.duration / SPACING))
+    draws = post.draws(count)[:, int(np.ceil(count * first.duration / post.duration)) :]
     clocks.append((time.perf_counter(), time.process_time()))
     sizes = effective_sizes(draws)
     made, judged = (tuple(b - a for a, b in zip(clocks[0], clocks[k], strict=True)) for k in (1, 2))

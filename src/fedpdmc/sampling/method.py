@@ -40,8 +40,8 @@ SEGMENTS_PER_ROOT_RECORD, MOST_SEGMENTS, MOST_PLANNED = 1.5, 512, 4096
 REDISTRIBUTED = "redistributed"
 # Number of the first plan of a run after a burn-in that was given up: beyond any that it may have used.
 SECOND_RUN = 2**30
-# The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. With turns, chains that set
-# out from the reference need two: after them the means are off by less than 0.015 standard deviations on skewed posteriors.
+# The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. Two turns are enough from
+# the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 
 
