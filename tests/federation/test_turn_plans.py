@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.federation.requests import CHAINS, DIM, RUN, ask, joined, opening
 from tests.federation.studies import SEED, SITE_SEED, same_bits
 
 import fedpdmc as fp
@@ -43,6 +44,8 @@ def test_every_plan_is_a_few_numbers_and_whole_plans_have_the_same_bits(run, few
     made = [messages.decode(data) for data in sent]
     plans = [message for message in made if isinstance(message, messages.TurnPlans)]
     assert len(plans) > 2 and not any(isinstance(message, messages.Plans) for message in made)
+    # A round is an exchange: all that is sent but the opening.
+    assert post.rounds == len(sent) - 1
     (opening,) = (message for message in made if isinstance(message, messages.Open))
     assert len(opening.turns) == 2
     # A row: the state, five numbers, of which three have four bytes.
@@ -98,6 +101,17 @@ def test_other_velocities_are_refused_by_name_and_nothing_is_answered(run, few_r
     assert told(left=message.left * 0.5) == "OTHER_VELOCITIES"
     assert told(chain=message.chain + 4) == "WRONG_SHAPE"
     assert isinstance(told(), messages.Arrivals)
+    agent.log.close()
+
+
+def test_dynamics_without_turns_take_no_key_and_no_such_plans(zigzag, tmp_path):
+    agent = joined(zigzag, tmp_path / "store")
+    assert ask(agent, opening(turns=np.arange(2))).code == "NOT_IN_CONTRACT"
+    rows, vectors = (np.arange(CHAINS),) * 3, (np.full(CHAINS, 0.5),) * 2
+    plans = messages.TurnPlans(RUN, 2, *rows, *(np.zeros((CHAINS, DIM)),) * 2, *vectors, bytes(32))
+    assert ask(agent, messages.encode(dataclasses.replace(plans, sequence=1))).code == "NOT_OPEN"
+    assert isinstance(ask(agent, opening()), messages.Opened)
+    assert ask(agent, messages.encode(plans)).code == "NOT_IN_CONTRACT"
     agent.log.close()
 
 
