@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling.coordinator import State
 from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.chunked import CompiledEngine
@@ -72,6 +73,7 @@ class LockstepEngine(CompiledEngine):
         raise_faults([self.federation.names[i] for i in self.federation.order], np.asarray(self.progress.fault))
 
     @property
+    @double_precision
     def state(self) -> State:
         """Where every chain is."""
         return lockstep.state_of(self.progress)
