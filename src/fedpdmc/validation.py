@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -59,6 +60,14 @@ def optional_seed(argument: str, value: Any) -> int | None:
     if value is None:
         return None
     return integer(argument, value, 0, MOST_SEED, "Give an integer from 0 to 2**63 − 1, or None.")
+
+
+def require_posix(what: str) -> None:
+    """Refuse what needs the file locks, descriptors and signals of POSIX."""
+    if sys.platform == "win32":
+        raise InputError(
+            "platform", "Windows", f"{what} needs Linux or macOS: use WSL 2 or a container on this machine."
+        )
 
 
 def has_fields(record: Any, fields: Mapping[str, type | tuple[type, ...]]) -> bool:

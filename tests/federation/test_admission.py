@@ -11,6 +11,7 @@ import time
 
 import grpc
 import pytest
+from tests.certificates.lists import write_list
 from tests.federation.callers import dated, hello, says
 from tests.federation.studies import same_bits
 
@@ -103,7 +104,10 @@ def test_a_certificate_of_a_site_outside_the_study_is_not_enough(folder, waiting
     assert answer.code == "UNKNOWN_SITE"
 
 
-def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp_path, expected, caplog, monkeypatch):
+@pytest.mark.parametrize("way", ["fingerprint", "list"])
+def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(
+    folder, tmp_path, expected, caplog, monkeypatch, way
+):
     """Shut out in the middle of a run: the run waits, refuses the old certificate, and goes on with a new one."""
     monkeypatch.setattr(fedpdmc.certificates.keys, "SECONDS", 0.0)
     shutil.copytree(folder.path / "keys", tmp_path / "keys")
@@ -115,7 +119,10 @@ def test_a_revoked_certificate_is_refused_and_its_open_stream_closed(folder, tmp
     def shut_out(data):
         rounds.append(data)
         if len(rounds) == 9:
-            revoke(place, [fingerprint(old.certificate)])
+            if way == "list":
+                write_list(place, tmp_path / "keys" / "authority", [old.certificate])
+            else:
+                revoke(place, [fingerprint(old.certificate)])
         return answer(data)
 
     south.answer = shut_out

@@ -365,3 +365,11 @@ def test_a_kill_or_a_failing_disk_while_a_new_file_is_begun_loses_nothing(tmp_pa
         assert [log.read_answer(k) for k in range(log.answers)] == [b"answer %d " % k * 10 for k in range(log.answers)]
         assert sum(entry.kind is Kind.ANSWER for entry in read_log(tmp_path / call)) == log.answers
         log.close()
+
+
+def test_on_windows_it_is_said_that_a_site_cannot_work_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpdmc.validation.sys.platform", "win32")
+    with pytest.raises(InputError, match="Windows.*WSL 2"):
+        AuditLog(tmp_path)
+    with pytest.raises(InputError, match="Windows.*WSL 2"):
+        fedpdmc.connect("study.toml", listen="127.0.0.1:0")

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedpdmc.certificates.crl import CRL, RevocationList
 from fedpdmc.errors import InputError
 from fedpdmc.validation import COORDINATOR, check_name
 
@@ -40,15 +41,18 @@ SECONDS = 1.0
 
 @dataclass
 class Revocations:
-    """The certificates that a party has revoked: a file of fingerprints in its folder, read again every second.
+    """The certificates that a party or the authority has revoked, read again every second.
 
     Parameters
     ----------
     path : path
-        Need not exist. If it is deleted, its last content stays in force.
+        The party's file of fingerprints. Need not exist. If it is deleted, its last content stays in force.
+    issued : RevocationList, optional
+        The authority's list.
     """
 
     path: Path
+    issued: RevocationList | None = field(default=None, compare=False)
     _read: float = field(default=-math.inf, compare=False, repr=False)
     _known: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -59,7 +63,11 @@ class Revocations:
                 text = self.path.read_bytes().decode("utf-8", "replace")
                 lines = (line.split("#")[0].strip() for line in text.splitlines())
                 self._known = frozenset(check_fingerprint(line) for line in lines if line)
+            if self.issued is not None:
+                self.issued.refresh()
             self._read = now
+        if self.issued is not None and certificate in self.issued:
+            return True
         return bool(self._known) and fingerprint(certificate) in self._known
 
 
@@ -146,7 +154,8 @@ def read_credentials(folder: str | Path) -> Credentials:
             )
         if os.name == "posix" and (folder / "key.pem").stat().st_mode & 0o077:
             logger.warning("%s is readable by other users: run chmod 600 on it", folder / "key.pem")
-        return Credentials(key, certificate, authority, Revocations(folder / REVOKED), folder)
+        revoked = Revocations(folder / REVOKED, RevocationList(folder / CRL, authority))
+        return Credentials(key, certificate, authority, revoked, folder)
     except OSError as error:
         raise InputError(
             "keys",

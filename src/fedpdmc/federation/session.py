@@ -23,7 +23,7 @@ from fedpdmc.federation.transport import Transport
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.api import StudyConnection
-from fedpdmc.validation import has_fields, optional_seed
+from fedpdmc.validation import has_fields, optional_seed, require_posix
 
 INTERRUPTED = (
     "before the first block of samples was complete. With a store, connect and sample again to resume; without one a new "
@@ -176,6 +176,8 @@ def connect(
     """
     if (listen is None) == (data is None):
         raise InputError("connect", "both or neither of listen and data", "Give one of them.")
+    if listen is not None:
+        require_posix("A coordinator")
     study = _contract(study)
     records = None if data is None else _records(study, data)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,6 +22,11 @@ from pathlib import Path
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent import audit_files
 from fedpdmc.federation.site_agent.audit_files import CURRENT, DRAFT, HEAD, SEGMENT, TITLE, Entry, Kind, closed_name
+from fedpdmc.validation import require_posix
+
+with contextlib.suppress(ImportError):
+    # Not on Windows, where `require_posix` says so.
+    import fcntl
 
 logger = logging.getLogger("fedpdmc.site")
 OFFSET = struct.Struct("<Q")
@@ -45,6 +49,7 @@ class AuditLog:
     """
 
     def __init__(self, folder: str | Path):
+        require_posix("A site's log")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = self.folder / CURRENT
