@@ -83,7 +83,7 @@ def run(out: Path, *, seed: int, check: bool) -> bool:
 
 
 def _summarise_federated(post, names: tuple[str, ...]) -> Summary:
-    """Moments are exact integrals along the paths; quantiles come from draws."""
+    """Moments are averages of the posterior itself; quantiles come from draws."""
     ess = post.ess()
     # Second moments mix no faster than the energy.
     worst = np.array([min(ess[name], ess["energy"]) for name in names])
