@@ -156,8 +156,8 @@ def test_ess_is_reached_at_the_end_of_a_whole_block():
     assert min(post.ess().values()) >= 60.0
     path = post.skeleton
     assert path.end == post.duration == post.settings["duration"]
-    # The first block is as long as the usual yield suggests, and the run of that length is the same run.
-    assert post.duration >= 60.0 / (0.2 * 4)
+    # A unit of time yields 2/π effective samples at best.
+    assert post.duration >= 60.0 / (0.64 * 4)
     np.testing.assert_allclose(np.add.reduceat(path.durations, path.offsets[:-1]), post.duration)
 
 
