@@ -186,10 +186,13 @@ def _of_program(program: Program, dynamics: Dynamics, center, site: str) -> Iter
 
 
 def _check_noise(program: Program, site: str) -> None:
-    """Refuse a function whose rates are computed with an error that is not small against them."""
-    if program.noise is None or program.usual is None or not np.isfinite(program.noise):
+    """Refuse a function whose rates are computed with an error that is not small against them where chains usually are.
+
+    Elsewhere the error is in the bounds: it costs candidates, and no bound that is not finite is used.
+    """
+    if program.typical_noise is None or program.usual is None or np.isnan(program.typical_noise):
         return
-    share = float(program.noise) / max(1.0, float(program.usual))
+    share = float(program.typical_noise) / max(1.0, float(program.usual))
     if share > NOISY:
         raise InputError(
             f"sites ({site!r})",

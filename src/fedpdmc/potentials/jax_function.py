@@ -58,6 +58,8 @@ class Program(Potential):
         What `paced` found: the usual length of a cell at unit speed, the first guess of it everywhere.
     noise : array, optional
         What `paced` found of the rounding of a rate, per unit of velocity and of ``1 + |a|``.
+    typical_noise : array, optional
+        The same at the middle one of its points, and without room.
     usual : array, optional
         What `paced` found of the size of a rate, in the same units.
     records : int
@@ -72,6 +74,7 @@ class Program(Potential):
     control: Quadratic | None = None
     pace: Float[Array, ""] | None = None
     noise: Float[Array, ""] | None = None
+    typical_noise: Float[Array, ""] | None = None
     usual: Float[Array, ""] | None = None
     records: int = eqx.field(default=0, static=True)
 
@@ -206,8 +209,8 @@ class Program(Potential):
 
         lengths, errors, rates = jax.vmap(best)(a, v)
         pace, noise = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0), NOISE * jnp.nanmax(errors)
-        noise, usual = jnp.nan_to_num(noise, nan=jnp.inf), jnp.nan_to_num(jnp.nanmedian(rates))
-        return dataclasses.replace(self, pace=pace, noise=noise, usual=usual)
+        noise, usual = jnp.nan_to_num(noise, nan=jnp.inf, posinf=jnp.inf), jnp.nan_to_num(jnp.nanmedian(rates))
+        return dataclasses.replace(self, pace=pace, noise=noise, typical_noise=jnp.nanmedian(errors), usual=usual)
 
     def field(self, rotating, flips, a, v):
         """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""
