@@ -89,7 +89,7 @@ def mixed_sites(
     for column in needed:
         if column not in table.columns:
             raise InputError("formula", f"column {column!r}", f"The table has {', '.join(map(str, table.columns))}.")
-        if table[column].isna().any():
+        if bool(np.any(pd.isna(table[column].to_numpy()))):
             raise InputError(f"column {column!r}", "a missing value", "Drop the record, or impute it.")
     try:
         both: Any = Formula(parsed.fixed).get_model_matrix(table, na_action="raise")  # pyright: ignore[reportAbstractUsage]
