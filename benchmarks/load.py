@@ -145,19 +145,13 @@ def report(found: list[Load]) -> bool:
         work = f"{1e3 * one.own_work / one.sites:>14.2f} {1e3 * one.work / one.sites:>13.2f}"
         print(f"{one.sites:>5} {times} {work} {one.coordinator:>13.0f} {one.agents:>10.0f}")
     good = True
-    # Processor time, because the clock also shows what else the machine does.
-    for key, unit, scale in (
-        ("own_work", "ms", 1e3),
-        ("work", "ms", 1e3),
-        ("coordinator", "MB", 1.0),
-        ("agents", "MB", 1.0),
-    ):
+    for key, unit, scale in (("round", "ms", 1e3), ("coordinator", "MB", 1.0), ("agents", "MB", 1.0)):
         added = [scale * x for x in growth(found, key)]
         few = max(added[0], scale * getattr(found[0], key) / found[0].sites) if added else 0.0
         linear = max(added[1:], default=0.0) <= TOLERANCE * few
         good = good and linear
         words = ", ".join(f"{x:.3f}" for x in added)
-        what = {"own_work": "coordinator's work", "work": "agents' work"}.get(key, f"memory of {key}")
+        what = "round" if key == "round" else f"memory of {key}"
         print(f"{what}: {words} {unit} for each further site: {'linear' if linear else 'NOT linear'}")
     return good
 
