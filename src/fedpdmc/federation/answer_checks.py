@@ -89,7 +89,8 @@ def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool 
     if has_normals:
         if normals.shape[1] != dim:
             raise BadAnswer(name, "a normal of another dimension")
-        if (np.abs(np.linalg.norm(normals, axis=1) - 1) > ROUNDING).any():
+        # Entries first: the square of a huge one would overflow.
+        if (np.abs(normals) > 2).any() or (np.abs(np.linalg.norm(normals, axis=1) - 1) > ROUNDING).any():
             raise BadAnswer(name, "a normal that is not of unit length")
     elif ((coordinates < 0) | (coordinates >= dim)).any():
         raise BadAnswer(name, "a mark that is not a coordinate")
