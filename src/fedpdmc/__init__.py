@@ -9,11 +9,16 @@ from fedpdmc.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedpdmc import models as models
+    from fedpdmc.assessment.predict import effects as effects
+    from fedpdmc.assessment.predict import predict as predict
+    from fedpdmc.assessment.whole import assess as assess
+    from fedpdmc.assessment.whole import compare as compare
     from fedpdmc.dynamics import Boomerang as Boomerang
     from fedpdmc.dynamics import BouncyParticle as BouncyParticle
     from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
     from fedpdmc.dynamics import ZigZag as ZigZag
     from fedpdmc.federation.session import connect as connect
+    from fedpdmc.members.site import Site as Site
     from fedpdmc.models.model_file.model import Model as Model
     from fedpdmc.models.model_file.model import load_model as load_model
     from fedpdmc.privacy.bounds import Bounds as Bounds
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from fedpdmc.sampling.laplace_reference import laplace as laplace
     from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
     from fedpdmc.sampling.vb_reference import vb as vb
-    from fedpdmc.sites.site import Site as Site
+    from fedpdmc.study.tables import sites as sites
     from fedpdmc.whitening import Reference as Reference
 
 # The public names and where they live. They are loaded on first use, so that the command line starts without JAX.
@@ -39,15 +44,20 @@ _HOMES = {
     "Posterior": "fedpdmc.results.posterior",
     "Redistributed": "fedpdmc.sampling.prior_shares",
     "Reference": "fedpdmc.whitening",
-    "Site": "fedpdmc.sites.site",
+    "Site": "fedpdmc.members.site",
     "ZigZag": "fedpdmc.dynamics",
+    "assess": "fedpdmc.assessment.whole",
+    "compare": "fedpdmc.assessment.whole",
     "connect": "fedpdmc.federation.session",
     "create_ledger": "fedpdmc.privacy.ledger_identity",
+    "effects": "fedpdmc.assessment.predict",
     "laplace": "fedpdmc.sampling.laplace_reference",
     "load": "fedpdmc.sampling.extension",
     "load_model": "fedpdmc.models.model_file.model",
     "models": "fedpdmc.models",
+    "predict": "fedpdmc.assessment.predict",
     "sample": "fedpdmc.sampling.api",
+    "sites": "fedpdmc.study.tables",
     "vb": "fedpdmc.sampling.vb_reference",
 }
 

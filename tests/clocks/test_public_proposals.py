@@ -7,9 +7,9 @@ from scipy import stats
 import fedpdmc as fp
 from fedpdmc.clocks import follow
 from fedpdmc.clocks.public_proposals import BITS, Grid, count_thresholds, first_below, tile_points, time_grid
+from fedpdmc.members.private_site import chain_secrets
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic
-from fedpdmc.sites.private_site import chain_secrets
 
 CHAINS, RHO, DIM = 1500, 0.8, 3
 PASSES = np.int64(1 << 20)

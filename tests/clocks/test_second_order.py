@@ -12,8 +12,8 @@ import fedpdmc as fp
 from fedpdmc.clocks import SegmentClock
 from fedpdmc.clocks.envelopes.second_order import certified, signed_rates, taylor
 from fedpdmc.clocks.thinning import cell_length
+from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.potentials import LinearPredictor, Logistic, Quadratic, Sum
-from fedpdmc.sites.opening import Opening, open_site
 
 pytestmark = pytest.mark.usefixtures("double")
 

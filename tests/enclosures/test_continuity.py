@@ -12,8 +12,8 @@ from tests import zoo
 import fedpdmc as fp
 from fedpdmc.enclosures import check_continuity, smoothed
 from fedpdmc.errors import Discontinuous
+from fedpdmc.members.opening import Opening, choose_clock
 from fedpdmc.potentials import Program
-from fedpdmc.sites.opening import Opening, choose_clock
 
 Y = np.random.default_rng(0).normal(size=7)
 T = np.arange(7.0)

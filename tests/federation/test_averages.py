@@ -13,10 +13,10 @@ from fedpdmc.errors import BadAnswer
 from fedpdmc.federation import messages
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.site_agent.audit_replay import replay
+from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
-from fedpdmc.sites.site import derivatives
 
 X, SPREAD = np.array([0.1, -0.2, 0.3]), 0.2 * np.array([[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [0.1, 0.2, 0.7]])
 

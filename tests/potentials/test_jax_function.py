@@ -15,10 +15,10 @@ from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.envelopes.second_order import look
 from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, Smooth
+from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
 from fedpdmc.potentials.jax_function import _look
-from fedpdmc.sites.opening import Opening, open_site
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -17,10 +17,10 @@ from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.exposure import Exposure
+from fedpdmc.members.opening import Opening
+from fedpdmc.members.private_site import PrivateSite, _pack, _unpack
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.sites.exposure import Exposure
-from fedpdmc.sites.opening import Opening
-from fedpdmc.sites.private_site import PrivateSite, _pack, _unpack
 
 # Passes of a walk: more than any here takes.
 PASSES = 1 << 24

@@ -5,9 +5,9 @@ import numpy as np
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.opening import Opening
+from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.plan import Plan
-from fedpdmc.sites.opening import Opening
-from fedpdmc.sites.private_site import PrivateSite
 
 
 def records(name="north", n=40, d=2):

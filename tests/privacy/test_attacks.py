@@ -15,10 +15,10 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.errors import InputError, LedgerError, PlanRefused
 from fedpdmc.federation import messages
+from fedpdmc.members.opening import less_public
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import FAULT, read
 from fedpdmc.privacy.ledger_identity import head_path
-from fedpdmc.sites.opening import less_public
 
 FAMILIES = ("logistic", "poisson", "linear", "student_t")
 KINDS = ("ZigZag", "FactorisedBoomerang")
@@ -122,7 +122,7 @@ def test_an_opening_is_no_oracle(tmp_path, monkeypatch, family, kind, relation, 
         raise AssertionError("the records were touched")
 
     with monkeypatch.context() as guarded:
-        guarded.setattr("fedpdmc.sites.private_site.less_public", touched)
+        guarded.setattr("fedpdmc.members.private_site.less_public", touched)
         answers = [site.open(**OPENINGS[name]) for site in sites]
     assert answers[0][0] == answers[1][0]
     if not isinstance(answers[0][1], messages.Refusal):
@@ -140,7 +140,7 @@ def test_any_exception_of_a_walk_is_one_charged_fault(tmp_path, monkeypatch):
     def broken(*arguments):
         raise np.linalg.LinAlgError("eigenvalues did not converge")
 
-    monkeypatch.setattr("fedpdmc.sites.private_site.less_public", broken)
+    monkeypatch.setattr("fedpdmc.members.private_site.less_public", broken)
     answer = site.plans((0.0, 0.0), (1.0, 1.0), 0.1)[1]
     assert answer.code == "NOT_FINITE" and site.spent > 0
     assert [entry.reply for entry in read(site.ledger)][-1] == FAULT

@@ -19,12 +19,12 @@ from tests.privacy.support import a_plan
 
 import fedpdmc as fp
 from fedpdmc.clocks.public_proposals import time_grid
+from fedpdmc.members.exposure import Exposure
+from fedpdmc.members.private_site import _pack, _unpack
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.privacy.single_arrival import censored_horizon
 from fedpdmc.privacy.tail_account import tail_delta
-from fedpdmc.sites.exposure import Exposure
-from fedpdmc.sites.private_site import _pack, _unpack
 
 KAPPA, RHO, CAP, DELTA, HORIZON = 1.0, 2.0, 0.5, 1e-2, 0.2
 BOOMERANG = fp.FactorisedBoomerang()

@@ -4,8 +4,8 @@ from tests.privacy.support import private_site, records
 
 import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent, InputError
+from fedpdmc.members import noisy_derivatives
 from fedpdmc.privacy.ledger import read
-from fedpdmc.sites import noisy_derivatives
 
 # In coordinates of scale 0.3 one record changes a rate by at most 0.6.
 SCALE = fp.Reference(np.zeros(2), np.full(2, 0.3))

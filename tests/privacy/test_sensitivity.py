@@ -6,9 +6,9 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.public_proposals import SLOWEST, time_grid
 from fedpdmc.errors import InputError
+from fedpdmc.members.clipping import model_of
 from fedpdmc.privacy.rounding import limits
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
-from fedpdmc.sites.clipping import model_of
 
 D, BOX, RANGE, REGION = 3, np.array([1.0, 0.5, 2.0]), (-1.0, 3.0), np.array([2.0, 1.0, 1.5])
 BOUNDS = fp.Bounds(box=BOX, outcome=RANGE, region=REGION, offset=(0.0, 0.7))

@@ -15,14 +15,14 @@ from fedpdmc.federation import masking
 from fedpdmc.federation import messages as wire
 from fedpdmc.federation.site_agent.audit_replay import KEYS, replay
 from fedpdmc.federation.site_agent.start import open_agent
+from fedpdmc.members.shared_noise import run_name
+from fedpdmc.members.site import derivatives
 from fedpdmc.privacy.gaussian_account import gaussian_delta, gaussian_epsilon
 from fedpdmc.privacy.gaussian_mechanism import triangle
 from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.privacy.noise_shares import MODULUS, ShareTerms, from_sum, noisy_share, share, shared_words
 from fedpdmc.privacy.schedule import ONE_SHOT
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity
-from fedpdmc.sites.shared_noise import run_name
-from fedpdmc.sites.site import derivatives
 from fedpdmc.study import parse_study, read_policy
 
 EPSILON, DELTA, COLLUDING = 2.0, 1e-6, 1

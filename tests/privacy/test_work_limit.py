@@ -10,12 +10,12 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks import follow, public_proposals
 from fedpdmc.clocks.envelopes import second_order
 from fedpdmc.errors import InputError
+from fedpdmc.members.clipping import hold_to_bounds, model_of
+from fedpdmc.members.private_site import chain_secrets
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
 from fedpdmc.privacy import work_limit
 from fedpdmc.privacy.work_limit import cells, most_passes, steepness
-from fedpdmc.sites.clipping import hold_to_bounds, model_of
-from fedpdmc.sites.private_site import chain_secrets
 
 N, DIM, RHO, CHAINS = 50, 3, 0.4, 64
 FAMILIES = {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedpdmc as fp
+from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import Padded, bucket
 from fedpdmc.sampling.members import resolve_members
-from fedpdmc.sites.opening import Opening, open_site
 
 COMPILED = []
 

@@ -9,9 +9,9 @@ from tests.support import hospitals, logistic_site, prior, short_run
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import ImproperPosterior
+from fedpdmc.members.site import own_part
 from fedpdmc.sampling.site_event_rate import site_event_rate
 from fedpdmc.sampling.vb_reference import SETTLED
-from fedpdmc.sites.site import own_part
 
 
 def distance(reference, found):

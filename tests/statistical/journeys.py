@@ -11,9 +11,9 @@ import numpy as np
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.opening import Opening, local_columns, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
-from fedpdmc.sites.opening import Opening, local_columns, open_site
 
 CHAINS = 16_384
 PIECES, NODES = 16, 3

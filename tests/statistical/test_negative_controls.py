@@ -12,8 +12,8 @@ from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, SOME_DYNAMICS, o
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation
+from fedpdmc.members.opening import Opening
 from fedpdmc.potentials import Field, LinearPredictor, Poisson, Potential
-from fedpdmc.sites.opening import Opening
 
 
 class Scaled(Potential):

@@ -10,9 +10,9 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.clocks import LatentClock
 from fedpdmc.errors import InputError
+from fedpdmc.members import opening
 from fedpdmc.potentials import RandomEffects
 from fedpdmc.potentials.informed_map import Conditional
-from fedpdmc.sites import opening
 
 CHAINS, LENGTH = 512, 30.0
 

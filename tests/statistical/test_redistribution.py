@@ -13,11 +13,11 @@ from tests.statistical.test_posteriors import DURATION, DYNAMICS
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
-from fedpdmc.sites.opening import Opening, open_site
 
 EVERYDAY = ("zigzag", "boomerang")
 

@@ -11,9 +11,9 @@ from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.opening import Opening, choose_clock
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling.driver import Sampler
-from fedpdmc.sites.opening import Opening, choose_clock
 
 SITES = 3
 

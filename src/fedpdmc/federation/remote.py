@@ -14,14 +14,14 @@ from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
+from fedpdmc.members.member import Member
+from fedpdmc.members.noisy_derivatives import Noisy, release_point
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.noise_shares import ShareTerms, from_sum
 from fedpdmc.sampling.engines.base import Federation
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.noisy_derivatives import Noisy, release_point
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
+from fedpdmc.members.account_report import account_report
+from fedpdmc.members.opening import local_columns
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.results.manifest import RESTORE
@@ -29,8 +31,6 @@ from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Settings
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
-from fedpdmc.sites.account_report import account_report
-from fedpdmc.sites.opening import local_columns
 from fedpdmc.whitening import VB, Reference
 
 if TYPE_CHECKING:

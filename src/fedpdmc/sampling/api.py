@@ -11,6 +11,8 @@ from fedpdmc.console.interrupts import deferred
 from fedpdmc.console.progress import showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.members.member import DescribedSites
+from fedpdmc.members.site import Site
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
@@ -21,8 +23,6 @@ from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.settings import Settings, check_length
 from fedpdmc.sampling.site_event_rate import suited
-from fedpdmc.sites.member import DescribedSites
-from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 ANEW = (

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent
+from fedpdmc.members.exposure import usual_speed
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.coordinator import State
-from fedpdmc.sites.exposure import usual_speed
 
 # What a budget must cover beyond the process time itself: on rotations the path length is random.
 LEAST_SLACK, LEAST_SLACK_ROTATING = 0.05, 0.25

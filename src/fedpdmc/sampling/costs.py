@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpdmc.members.member import Member
+from fedpdmc.members.opening import local_columns
 from fedpdmc.sampling.engines.base import Engine
 from fedpdmc.sampling.factory import opening
 from fedpdmc.sampling.method import Method
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.opening import local_columns
 
 
 class GivenUp(NamedTuple):

@@ -12,6 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Display, Tick
 from fedpdmc.console.warnings import warn
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
+from fedpdmc.members.latent_posterior import hand_over
 from fedpdmc.results.certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
@@ -29,7 +30,6 @@ from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import check_length
-from fedpdmc.sites.latent_posterior import hand_over
 
 # What ends a run for good: the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)

@@ -15,6 +15,10 @@ from fedpdmc.clocks.choose_dense import LEAST_CHAINS, dense_choices
 from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
 from fedpdmc.dynamics.turns import first_waits
+from fedpdmc.members.member import Member
+from fedpdmc.members.opening import Opening, choose_clock, local_columns
+from fedpdmc.members.private_site import PrivateSite
+from fedpdmc.members.site import Site
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.constraints import start_inside, walls_of
 from fedpdmc.sampling.coordinator import Coordinator, State
@@ -28,10 +32,6 @@ from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.prior_shares import shares
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.opening import Opening, choose_clock, local_columns
-from fedpdmc.sites.private_site import PrivateSite
-from fedpdmc.sites.site import Site
 
 # How much wider than the reference chains set out where sites are elsewhere.
 WIDE = 1.5

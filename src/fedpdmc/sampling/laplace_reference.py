@@ -11,6 +11,9 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
+from fedpdmc.members.member import Member
+from fedpdmc.members.noisy_derivatives import noisy_laplace
+from fedpdmc.members.site import Site, own_part
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
@@ -27,9 +30,6 @@ from fedpdmc.sampling.mode_search import (
     singular,
 )
 from fedpdmc.sampling.sign_check import check_signs
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.noisy_derivatives import noisy_laplace
-from fedpdmc.sites.site import Site, own_part
 from fedpdmc.whitening import LAPLACE, Reference
 
 # Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).

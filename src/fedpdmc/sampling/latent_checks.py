@@ -8,11 +8,11 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.members.member import Member
+from fedpdmc.members.site import Site
 from fedpdmc.potentials import Quadratic, RandomEffects
 from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.sampling.members import PRIOR_SITE
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.site import Site
 
 
 def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:

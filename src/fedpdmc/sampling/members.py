@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.members.member import Member
+from fedpdmc.members.site import Site, no_size
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.sampling.prior_shares import Redistributed
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.site import Site, no_size
 
 # Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.
 CHEAP, BURDEN = 256, 8

@@ -12,6 +12,9 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.dynamics import QUARTER, Boomerang, Dynamics, ZigZag
 from fedpdmc.errors import InputError, NoEnclosure
+from fedpdmc.members.member import Member
+from fedpdmc.members.private_site import check_dynamics
+from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
@@ -25,9 +28,6 @@ from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
 from fedpdmc.sampling.settings import Settings, check_init, check_names
 from fedpdmc.sampling.sign_check import check_rays
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.private_site import check_dynamics
-from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.

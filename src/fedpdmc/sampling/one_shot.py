@@ -11,6 +11,11 @@ import numpy as np
 
 from fedpdmc.dynamics import Boomerang
 from fedpdmc.errors import InputError
+from fedpdmc.members.account_report import account_report
+from fedpdmc.members.clipping import model_of
+from fedpdmc.members.noisy_derivatives import Noisy, noisy_derivatives, release_point, release_status
+from fedpdmc.members.shared_noise import summed_derivatives
+from fedpdmc.members.site import Site
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
@@ -27,11 +32,6 @@ from fedpdmc.results.skeleton import Moments
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.members import resolve_members
 from fedpdmc.sampling.settings import check_names
-from fedpdmc.sites.account_report import account_report
-from fedpdmc.sites.clipping import model_of
-from fedpdmc.sites.noisy_derivatives import Noisy, noisy_derivatives, release_point, release_status
-from fedpdmc.sites.shared_noise import summed_derivatives
-from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 CHAINS, DRAWS = 4, 2500

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.members.member import Member
+from fedpdmc.members.opening import whiten
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.opening import whiten
 from fedpdmc.whitening import Reference
 
 # What is left of a sum relative to its largest term when it is rounding only.

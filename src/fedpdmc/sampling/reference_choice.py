@@ -11,11 +11,11 @@ import numpy as np
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import ImproperPosterior, ModeNotFound, NoMode, NotFinite
+from fedpdmc.members.member import Member
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.laplace_reference import laplace, linear_control
 from fedpdmc.sampling.settings import check_reference
 from fedpdmc.sampling.vb_reference import vb
-from fedpdmc.sites.member import Member
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
 

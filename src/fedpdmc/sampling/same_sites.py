@@ -16,14 +16,14 @@ import jax
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.members.clipping import fingerprint as records_fingerprint
+from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged, program_digest
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.ledger_entries import Request
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.prior_shares import Redistributed
-from fedpdmc.sites.clipping import fingerprint as records_fingerprint
-from fedpdmc.sites.site import Site
 
 AS_BEFORE = "Give the sites that sample() was given"
 

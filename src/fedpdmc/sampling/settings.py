@@ -11,10 +11,10 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.members.member import Member
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
-from fedpdmc.sites.member import Member
 from fedpdmc.validation import integer, non_negative, one_of, optional_seed, positive
 from fedpdmc.whitening import Reference
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
+from fedpdmc.members.site import Site
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.members import PRIOR_SITE
 from fedpdmc.sampling.method import Method, on_lines
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
-from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 # Pairs of opposite rays, distances on each, and the farthest in standard deviations.

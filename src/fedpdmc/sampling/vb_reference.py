@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.member import Member
+from fedpdmc.members.noisy_derivatives import noisy_laplace
 from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.noisy_derivatives import noisy_laplace
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
 # The search for the mode is left for averages when its next step is shorter than this many standard deviations. An averaged

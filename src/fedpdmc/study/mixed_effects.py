@@ -11,8 +11,8 @@ from formulaic import Formula
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.members.site import Site
 from fedpdmc.models.grouped import SpreadPrior, effects_prior, random_effects
-from fedpdmc.sites.site import Site
 
 TERM = re.compile(r"\(\s*([^()|]*?)\s*\|\s*(\w+)\s*\)")
 NAME = re.compile(r"\w+")

@@ -12,10 +12,10 @@ import polars as pl
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.members.member import DescribedSites
+from fedpdmc.members.site import Site
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.families import family as record_family
-from fedpdmc.sites.member import DescribedSites
-from fedpdmc.sites.site import Site
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES

@@ -31,14 +31,14 @@ from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumPart
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.federation.turn_plans import fingerprint, whole
+from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_status
+from fedpdmc.members.opening import Opening, open_site
+from fedpdmc.members.private_site import PrivateSite
+from fedpdmc.members.shared_noise import Group, share_terms, shared_derivatives
+from fedpdmc.members.site import Site, derivatives, own_part
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.schedule import ONE_SHOT, REFERENCE
-from fedpdmc.sites.noisy_derivatives import noisy_derivatives, release_status
-from fedpdmc.sites.opening import Opening, open_site
-from fedpdmc.sites.private_site import PrivateSite
-from fedpdmc.sites.shared_noise import Group, share_terms, shared_derivatives
-from fedpdmc.sites.site import Site, derivatives, own_part
 from fedpdmc.study import Study
 from fedpdmc.whitening import Reference
 

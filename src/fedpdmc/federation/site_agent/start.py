@@ -18,8 +18,8 @@ from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_s
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.site_agent.walks import MOST_SECONDS
+from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
-from fedpdmc.sites.site import Site
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.read_data import check_cells, site_records

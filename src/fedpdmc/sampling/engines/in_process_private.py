@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.clocks import Clock
+from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
-from fedpdmc.sites.private_site import PrivateSite
 
 Log = Callable[[Plan, Arrival], None]
 

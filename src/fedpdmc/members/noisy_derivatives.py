@@ -11,6 +11,8 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
+from fedpdmc.members.clipping import fingerprint, model_of
+from fedpdmc.members.site import Site, derivatives, own_part
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import Sensitivity, up
@@ -21,8 +23,6 @@ from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
 from fedpdmc.privacy.schedule import REFERENCE, Schedule
 from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
-from fedpdmc.sites.clipping import fingerprint, model_of
-from fedpdmc.sites.site import Site, derivatives, own_part
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
 logger = logging.getLogger("fedpdmc.site")

@@ -15,14 +15,14 @@ from jaxtyping import Array, Key
 
 from fedpdmc._jax.compilation_cache import use_compilation_cache
 from fedpdmc.errors import InputError, PrivacyError
+from fedpdmc.members.clipping import hold_to_bounds
+from fedpdmc.members.latent_draws import LatentPosterior
+from fedpdmc.members.member import Member
 from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import LatentPotential, Potential, bare
 from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.sites.clipping import hold_to_bounds
-from fedpdmc.sites.latent_draws import LatentPosterior
-from fedpdmc.sites.member import Member
 from fedpdmc.validation import optional_seed
 
 use_compilation_cache()

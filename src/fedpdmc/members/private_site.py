@@ -19,18 +19,18 @@ from fedpdmc.clocks import FINE, follow
 from fedpdmc.clocks.public_proposals import Grid, first_below, time_grid
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
+from fedpdmc.members.account_report import account_report
+from fedpdmc.members.clipping import fingerprint
+from fedpdmc.members.exposure import Exposure
+from fedpdmc.members.opening import Opening, less_public, local_columns
+from fedpdmc.members.plan_limits import LARGEST, PlanArrays, PlanLimits
+from fedpdmc.members.site import Site
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential
 from fedpdmc.privacy.account_bounds import arrival_cost, inaccuracy_cost, usual_ratio
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
-from fedpdmc.sites.account_report import account_report
-from fedpdmc.sites.clipping import fingerprint
-from fedpdmc.sites.exposure import Exposure
-from fedpdmc.sites.opening import Opening, less_public, local_columns
-from fedpdmc.sites.plan_limits import LARGEST, PlanArrays, PlanLimits
-from fedpdmc.sites.site import Site
 
 logger = logging.getLogger("fedpdmc.site")
 # The largest observed time that is reported.
@@ -173,7 +173,9 @@ class PrivateSite:
 
         def work(key: bytes) -> Reply:
             try:
-                time, rang, mark = self._walk(Plan(*(jnp.asarray(x) for x in own)), self._key(key, request), passes)
+                number, start, duration, velocity = (jnp.asarray(x) for x in own)
+                walked = Plan(number, start, duration, velocity)
+                time, rang, mark = self._walk(walked, self._key(key, request), passes)
             except Exception:
                 # Whether a walk fails may depend on the records, and no charge bounds what that reveals: it is told as one
                 # code, charged as a whole plan, and ends the run.

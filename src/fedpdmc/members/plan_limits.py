@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpdmc.errors import PlanRefused
+from fedpdmc.members.clipping import model_of
+from fedpdmc.members.opening import Opening, local_columns, whitened_control
+from fedpdmc.members.site import Site
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.rounding import COX_REGION, Limits, limits
 from fedpdmc.privacy.sensitivity import sensitivity
 from fedpdmc.privacy.work_limit import MOST_CELLS, cells, most_passes, steepness
-from fedpdmc.sites.clipping import model_of
-from fedpdmc.sites.opening import Opening, local_columns, whitened_control
-from fedpdmc.sites.site import Site
 
 # The largest number of a plan, and its largest speed.
 LARGEST, FASTEST = 1e15, 1e6

@@ -12,14 +12,14 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.members.clipping import fingerprint
+from fedpdmc.members.noisy_derivatives import Noisy, checked_content, prepared, release_key, release_spent
+from fedpdmc.members.site import Site, derivatives
 from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.privacy.noise_shares import MODULUS, ShareTerms, check_honest, from_sum, noisy_share, share
 from fedpdmc.privacy.schedule import ONE_SHOT
-from fedpdmc.sites.clipping import fingerprint
-from fedpdmc.sites.noisy_derivatives import Noisy, checked_content, prepared, release_key, release_spent
-from fedpdmc.sites.site import Site, derivatives
 
 logger = logging.getLogger("fedpdmc.site")
 # Bytes of a number modulo 2¹²⁸.

@@ -13,6 +13,8 @@ from fedpdmc.clocks.choose import choose
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import Discontinuous, InputError
+from fedpdmc.members.member import Member
+from fedpdmc.members.site import Site
 from fedpdmc.potentials import (
     ControlVariate,
     LatentPotential,
@@ -28,8 +30,6 @@ from fedpdmc.potentials import (
 )
 from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
-from fedpdmc.sites.member import Member
-from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 # Relative difference of two quadratics that are the same but for rounding.

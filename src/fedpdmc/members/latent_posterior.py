@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.members.latent_draws import LatentPosterior
+from fedpdmc.members.site import Site
 from fedpdmc.potentials import RandomEffects
-from fedpdmc.sites.latent_draws import LatentPosterior
-from fedpdmc.sites.site import Site
 from fedpdmc.whitening import Reference
 
 
