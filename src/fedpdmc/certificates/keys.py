@@ -168,8 +168,9 @@ def _belong(key: bytes, certificate: bytes) -> bool:
     """Whether a certificate belongs to this key."""
     try:
         public = serialization.load_pem_private_key(key, None).public_key()
+        certificate_name(certificate)
         return public == x509.load_pem_x509_certificate(certificate).public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
         raise InputError(
             "keys", str(error), "Give key.pem and certificate.pem as PEM, the key without a password."
         ) from error
@@ -265,7 +266,8 @@ def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certi
         try:
             key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
             certificate = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
-        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            certificate_name((folder / "certificate.pem").read_bytes())
+        except (OSError, ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
             raise InputError("keys", f"the authority in {folder}: {error}", made) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise InputError("keys", f"{folder / 'key.pem'}, which is not a P-256 key", made)
