@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedpdmc.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from fedpdmc import assessment as assessment
     from fedpdmc import models as models
-    from fedpdmc.assessment.predict import effects as effects
-    from fedpdmc.assessment.predict import predict as predict
-    from fedpdmc.assessment.whole import assess as assess
-    from fedpdmc.assessment.whole import compare as compare
     from fedpdmc.dynamics import Boomerang as Boomerang
     from fedpdmc.dynamics import BouncyParticle as BouncyParticle
     from fedpdmc.dynamics import FactorisedBoomerang as FactorisedBoomerang
@@ -20,7 +17,6 @@ if TYPE_CHECKING:
     from fedpdmc.federation.session import connect as connect
     from fedpdmc.members.site import Site as Site
     from fedpdmc.models.model_file.model import Model as Model
-    from fedpdmc.models.model_file.model import load_model as load_model
     from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
     from fedpdmc.privacy.ledger_identity import create_ledger as create_ledger
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
     from fedpdmc.sampling.extension import load as load
     from fedpdmc.sampling.laplace_reference import laplace as laplace
     from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
-    from fedpdmc.sampling.vb_reference import vb as vb
     from fedpdmc.study.tables import sites as sites
     from fedpdmc.whitening import Reference as Reference
 
@@ -46,19 +41,14 @@ _HOMES = {
     "Reference": "fedpdmc.whitening",
     "Site": "fedpdmc.members.site",
     "ZigZag": "fedpdmc.dynamics",
-    "assess": "fedpdmc.assessment.whole",
-    "compare": "fedpdmc.assessment.whole",
+    "assessment": "fedpdmc.assessment",
     "connect": "fedpdmc.federation.session",
     "create_ledger": "fedpdmc.privacy.ledger_identity",
-    "effects": "fedpdmc.assessment.predict",
     "laplace": "fedpdmc.sampling.laplace_reference",
     "load": "fedpdmc.sampling.extension",
-    "load_model": "fedpdmc.models.model_file.model",
     "models": "fedpdmc.models",
-    "predict": "fedpdmc.assessment.predict",
     "sample": "fedpdmc.sampling.api",
     "sites": "fedpdmc.study.tables",
-    "vb": "fedpdmc.sampling.vb_reference",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -22,7 +22,7 @@ class Reference(eqx.Module):
     scale_tril : array of shape (d, d), or (d,) for a diagonal one
         The matrix ``S``; ``S Sᵀ`` plays the part of a covariance.
     control : dict, optional
-        The sites' public quadratics by name, as `fedpdmc.laplace` and `fedpdmc.vb` make them.
+        The sites' public quadratics by name, as `fedpdmc.laplace` and `fedpdmc.sampling.vb_reference` make them.
     rounds : int
         Serial exchanges with the sites that its making took.
     bytes : dict, optional

@@ -29,7 +29,7 @@ def test_build_and_show(tmp_path):
     source, out = tmp_path / "line.py", tmp_path / "line.fpm"
     source.write_text(SOURCE)
     said = call("model", "build", source, "--out", out)
-    model = fp.load_model(out)
+    model = fp.Model.load(out)
     assert model.digest in said.replace("\n", " ") and out.read_text() == model.text
     shown = call("model", "show", out)
     assert "A line" in shown and "y (): column, real" in shown and "cannot read a file" in shown

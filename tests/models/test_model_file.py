@@ -212,7 +212,7 @@ def test_bytes_are_refused(data):
 
 
 def test_records_are_checked(tmp_path):
-    built = fp.load_model(model(CASES["index"]).save(tmp_path / "m.fpm"))
+    built = fp.Model.load(model(CASES["index"]).save(tmp_path / "m.fpm"))
     good = {"t": [1.0, 2.0], "k": [0, 2], "y": [3, 4]}
     assert built.of(good).records == 2
     for name, values, words in (("t", [1.0, 0.0], "positive"), ("k", [0, 3], "0 to 2"), ("y", [0.5, 1], "whole")):

@@ -6,6 +6,7 @@ import fedpdmc as fp
 from fedpdmc.errors import BudgetSpent, InputError
 from fedpdmc.members import noisy_derivatives
 from fedpdmc.privacy.ledger import read
+from fedpdmc.sampling.vb_reference import vb
 
 # In coordinates of scale 0.3 one record changes a rate by at most 0.6.
 SCALE = fp.Reference(np.zeros(2), np.full(2, 0.3))
@@ -126,7 +127,7 @@ def test_released_references_are_noisy_charged_and_refused_when_spent(tmp_path):
 
 def test_the_last_noisy_step_can_be_an_average_at_the_same_price(tmp_path):
     spent = {}
-    for name, make in (("laplace", fp.laplace), ("vb", fp.vb)):
+    for name, make in (("laplace", fp.laplace), ("vb", vb)):
         sites = two_sites(tmp_path / name, release=0.4, n=400, epsilon=20.0)
         found = make(sites, prior())
         assert found.name == name and found.rounds == 4
@@ -135,7 +136,7 @@ def test_the_last_noisy_step_can_be_an_average_at_the_same_price(tmp_path):
     assert spent["vb"][:2] == pytest.approx(spent["laplace"][:2])
     assert spent["vb"][2].control["north"].spread is not None and spent["laplace"][2].control["north"].spread is None
     # Asked again it is told again, at no charge.
-    again = fp.vb(sites, prior())
+    again = vb(sites, prior())
     np.testing.assert_array_equal(again.center, spent["vb"][2].center)
     assert ledger.releases("north") == 4
 

@@ -12,6 +12,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.results import skeleton
 from fedpdmc.sampling import blocks, driver
 from fedpdmc.sampling.engines import chunked
+from fedpdmc.sampling.vb_reference import vb
 
 RUN = {"dynamics": ZIGZAG, "burn_in": 1.0}
 
@@ -206,7 +207,7 @@ def test_the_prior_can_be_an_extra_site():
 
 
 def test_a_reference_of_ones_own_can_be_given():
-    made = fp.vb(hospitals(), prior())
+    made = vb(hospitals(), prior())
     by_hand, by_name = short_run(reference=made), default_run()
     np.testing.assert_array_equal(by_hand.skeleton.t, by_name.skeleton.t)
     assert by_hand.rounds == by_name.rounds

@@ -11,7 +11,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import ImproperPosterior
 from fedpdmc.members.site import own_part
 from fedpdmc.sampling.site_event_rate import site_event_rate
-from fedpdmc.sampling.vb_reference import SETTLED
+from fedpdmc.sampling.vb_reference import SETTLED, vb
 
 
 def distance(reference, found):
@@ -24,14 +24,14 @@ def distance(reference, found):
 def test_its_centre_is_nearer_to_the_mean_than_the_mode_is(model):
     federation, found = target(model, 3), truth(model, 3)
     assert distance(fp.laplace(federation.sites(), federation.prior()), found) > 0.2
-    assert distance(fp.vb(federation.sites(), federation.prior()), found) < 0.1
+    assert distance(vb(federation.sites(), federation.prior()), found) < 0.1
 
 
 @double_precision
 @pytest.mark.parametrize("model", ["logistic", "poisson", "student_t"])
 def test_over_it_the_mean_gradient_is_zero_and_the_mean_hessian_its_precision(model):
     federation = target(model, 3)
-    found, prior = fp.vb(federation.sites(), federation.prior()), federation.prior()
+    found, prior = vb(federation.sites(), federation.prior()), federation.prior()
     mean, spread = np.asarray(found.center), np.asarray(found.scale_tril)
     parts = [site.derivatives(mean, spread) for site in federation.sites()]
     gradient = np.asarray(prior.gradient(jnp.asarray(mean))) + sum(part[1] for part in parts)
@@ -50,7 +50,7 @@ def test_it_takes_events_off_the_sites_and_no_more_rounds():
     X, y = records(200, 6)
     sites = [fp.Site(fp.models.logistic(X[k::2], y[k::2]), name=f"site{k}") for k in range(2)]
     normal, rates = fp.models.normal_prior(6), {}
-    for make in (fp.laplace, fp.vb):
+    for make in (fp.laplace, vb):
         found = make(sites, normal)
         rates[found.name] = site_event_rate(tuple(sites), normal, found.control, found), found.rounds
     assert rates["vb"][0] < 0.8 * rates["laplace"][0]
@@ -58,11 +58,11 @@ def test_it_takes_events_off_the_sites_and_no_more_rounds():
 
 
 def test_the_control_variates_are_the_means_of_the_last_round():
-    sites, found = hospitals(), fp.vb(hospitals(), prior())
+    sites, found = hospitals(), vb(hospitals(), prior())
     asked = []
     for site in sites:
         site.derivatives = lambda x, spread=None, ask=site.derivatives: asked.append((x, spread)) or ask(x, spread)
-    fp.vb(sites, prior())
+    vb(sites, prior())
     x, spread = asked[-1]
     assert spread is not None
     for site in hospitals():
@@ -74,7 +74,7 @@ def test_the_control_variates_are_the_means_of_the_last_round():
 
 
 def test_what_is_left_of_the_summed_quadratics_and_the_prior_is_the_reference():
-    found, normal = fp.vb(hospitals(), prior()), prior()
+    found, normal = vb(hospitals(), prior()), prior()
     precision = np.asarray(normal.precision) + sum(np.asarray(c.quadratic.precision) for c in found.control.values())
     linear = np.asarray(normal.linear) + sum(np.asarray(c.quadratic.linear) for c in found.control.values())
     scale = np.asarray(found.scale_tril)
@@ -86,7 +86,7 @@ def test_of_a_gaussian_it_is_the_posterior():
     rng = np.random.default_rng(3)
     X = rng.normal(size=(20, 2))
     sites = [fp.Site(fp.models.linear(X, X @ [1.0, 2.0] + rng.normal(size=20), scale=1.5), name="one")]
-    mean, mode = fp.vb(sites, prior()), fp.laplace(sites, prior())
+    mean, mode = vb(sites, prior()), fp.laplace(sites, prior())
     np.testing.assert_allclose(mean.center, mode.center, rtol=1e-9)
     np.testing.assert_allclose(mean.scale_tril, mode.scale_tril, rtol=1e-9, atol=1e-12)
 
@@ -100,7 +100,7 @@ def test_functions_are_averaged_over_points_that_every_site_has():
 
     written = [fp.Site(loss, data=(X[k::2], y[k::2]), name=f"site{k}") for k in range(2)]
     built_in = [fp.Site(fp.models.logistic(X[k::2], y[k::2]), name=f"site{k}") for k in range(2)]
-    one, other = fp.vb(written, prior()), fp.vb(built_in, prior())
+    one, other = vb(written, prior()), vb(built_in, prior())
     assert one.name == other.name == "vb"
     np.testing.assert_allclose(one.center, other.center, atol=1e-4)
     np.testing.assert_allclose(one.scale_tril, other.scale_tril, atol=1e-4)
@@ -115,14 +115,14 @@ def test_a_site_with_some_coordinates_averages_over_their_covariance():
     X, y = records(25, 3)
     part = fp.Site(fp.models.logistic(X[:, [1]], y), name="part", coordinates=[1])
     sites = [part, fp.Site(fp.models.logistic(X, y), name="all")]
-    found = fp.vb(sites, fp.models.normal_prior(3))
+    found = vb(sites, fp.models.normal_prior(3))
     assert found.name == "vb" and found.control["part"].point.shape == (1,)
 
 
 def test_where_averages_cannot_be_used_it_is_the_laplace_reference():
     site = fp.Site(lambda x: -0.1 * jnp.log(1 - x[0] ** 2), name="bounded")
     normal = fp.models.normal_prior(1, mean=0.2, scale=5.0)
-    found, mode = fp.vb([site], normal), fp.laplace([site], normal)
+    found, mode = vb([site], normal), fp.laplace([site], normal)
     assert found.name == "laplace" and "could not be used" in found.why
     np.testing.assert_allclose(found.center, mode.center, atol=1e-4)
     np.testing.assert_allclose(found.scale_tril, mode.scale_tril, rtol=1e-3)
@@ -132,8 +132,8 @@ def test_a_flat_prior_is_checked_as_before():
     X = np.linspace(-1, 1, 20)[:, None]
     separable = fp.Site(fp.models.logistic(X, (X[:, 0] > 0).astype(float)), name="one")
     with pytest.raises(ImproperPosterior):
-        fp.vb([separable])
-    assert fp.vb([logistic_site("one", 40)]).name == "vb"
+        vb([separable])
+    assert vb([logistic_site("one", 40)]).name == "vb"
 
 
 def test_the_result_says_which_reference_and_why():
@@ -145,6 +145,6 @@ def test_the_result_says_which_reference_and_why():
 
 def test_many_parameters_take_a_few_averages():
     X, y = records(150, 30, seed=2)
-    found = fp.vb([fp.Site(fp.models.logistic(X, y), name="one")], fp.models.normal_prior(30))
+    found = vb([fp.Site(fp.models.logistic(X, y), name="one")], fp.models.normal_prior(30))
     moved = float(found.why.split(" by ")[1].split()[0])
     assert found.name == "vb" and moved <= 2 * SETTLED

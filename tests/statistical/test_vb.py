@@ -9,11 +9,11 @@ from tests.statistical.targets import MODELS, target, truth
 from tests.statistical.test_arrivals import check, outing
 from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
 
-import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.members.opening import Opening, choose_clock
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling.driver import Sampler
+from fedpdmc.sampling.vb_reference import vb
 
 SITES = 3
 
@@ -29,7 +29,7 @@ def test_arrivals_have_the_rate_of_what_is_left(model, name):
     """The records are held less the averaged polynomial of each, which is not the Taylor polynomial."""
     federation, dynamics = target(model, SITES), DYNAMICS[name]
     sites, member = federation.sites(), federation.members[0]
-    reference = fp.vb(sites, federation.prior())
+    reference = vb(sites, federation.prior())
     assert reference.name == "vb" and reference.control is not None
     control = reference.control["site0"]
     precision, linear = np.asarray(control.quadratic.precision), np.asarray(control.quadratic.linear)

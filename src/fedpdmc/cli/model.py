@@ -57,7 +57,7 @@ def _show(
     """Read and check a model file, and print its parameters, columns, formulas and values at test points."""
     import fedpdmc as fp
 
-    model = fp.load_model(file)
+    model = fp.Model.load(file)
     print(model.text if text else model.review())
 
 

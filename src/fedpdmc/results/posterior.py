@@ -350,7 +350,7 @@ class Posterior:
         sites : Sites, optional
             From `fedpdmc.sites`: the report then says what was modelled.
         assessment : Assessment, optional
-            From `fedpdmc.assess`.
+            From `fedpdmc.assessment.assess`.
         title, question : str, optional
             The heading, and what the study asks.
 

@@ -79,7 +79,7 @@ def sample(
         posterior is too far from that, as its tails or the burn-in show, `ZigZag` on the same reference
         (``settings["chosen"]`` says why).
     reference : Reference, "vb", "laplace", "diagonal" or "identity", optional
-        Whitened coordinates: of a Gaussian with nearly the posterior's mean and covariance (`fedpdmc.vb`), of the Laplace
+        Whitened coordinates: of a Gaussian with nearly the posterior's mean and covariance, of the Laplace
         approximation, of its standard deviations alone, or none. None: "vb" with rotating dynamics, "laplace" with straight
         ones; with flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget
         "identity", since the others are made of the sites' derivatives. ``settings["reference"]`` and

@@ -120,6 +120,17 @@ class Model:
         return cls(title=title, **parts_of(model, columns))
 
     @classmethod
+    def load(cls, path: str | Path) -> Model:
+        """Read a model file, such as ``fedpdmc model build`` writes it."""
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                text = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise InputError("model file", f"{error.strerror}: {path}", "Give a file that can be read.") from error
+        return parsed(text, str(path))
+
+    @classmethod
     def parse(cls, text: bytes, where: str = "model file") -> Model:
         """Read and check the text of a model file."""
         model = cls.__new__(cls)
@@ -205,17 +216,6 @@ class FilePrior:
         program = self.model.source.prior
         assert program is not None
         return evaluate(program, Layout(self.model.source, 0).split(x)[1])[""]
-
-
-def load_model(path: str | Path) -> Model:
-    """Read a model file, such as ``fedpdmc model build`` writes it."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError("model file", f"{error.strerror}: {path}", "Give a file that can be read.") from error
-    return parsed(text, str(path))
 
 
 @functools.lru_cache(64)
