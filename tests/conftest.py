@@ -1,5 +1,7 @@
 """Strict JAX for all tests: shapes are checked wherever the pure parts say them, and 64 bits are never the default."""
 
+from pathlib import Path
+
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +30,19 @@ def thirty_two_bits_outside():
     assert not jax.config.jax_enable_x64
     yield
     assert not jax.config.jax_enable_x64
+
+
+# Every compiled program is mapped into memory, and the kernel allows a process 65,530 mappings: then XLA crashes.
+MOST_MAPPINGS = 30_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs():
+    """Forget compiled programs before there are too many of them in one process."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_text().count("\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture
