@@ -37,9 +37,7 @@ def test_another_name_is_an_attribute_error():
 
 
 # What only an extra installs.
-OPTIONAL = (
-    "blackjax", "cryptography", "dp_accounting", "flwr", "formulaic", "grpc", "numpyro", "pandas", "polars", "psycopg",
-)  # fmt: skip
+OPTIONAL = ("blackjax", "cryptography", "dp_accounting", "flwr", "grpc", "numpyro", "psycopg")
 
 
 def test_import_does_not_import_jax_and_every_name_needs_no_extra():

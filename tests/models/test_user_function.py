@@ -166,7 +166,7 @@ def test_a_function_without_bounds_is_refused_before_the_sites_are_asked(monkeyp
     def never(*args, **kwargs):
         raise AssertionError("asked")
 
-    monkeypatch.setattr(reference_choice, "laplace", never)
+    monkeypatch.setattr(reference_choice, "vb", never)
     site = fp.Site(lambda x, data: jnp.sum(jnp.sort(x) * data), data=np.ones(2), name="sorted")
     with pytest.raises(NoEnclosure, match="'sort' at .*test_user_function.py"):
         fp.sample(site, fp.models.normal_prior(2), progress=False)
