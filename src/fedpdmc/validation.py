@@ -132,3 +132,11 @@ def finite_array(name: str, value: Any, ndim: int | tuple[int, ...], shape: str)
             name, f"{array[where]} at index {where}", "Remove or impute values that are missing or infinite."
         )
     return array
+
+
+def check_fingerprint(text: str) -> str:
+    """Normalise a fingerprint, which may have colons, to 64 lower-case digits."""
+    plain = text.replace(":", "").lower()
+    if len(plain) != 64 or not set(plain) <= set("0123456789abcdef"):
+        raise InputError("fingerprint", repr(text), "Give the 64 hexadecimal digits of a certificate's SHA-256.")
+    return plain

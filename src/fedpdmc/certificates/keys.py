@@ -26,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedpdmc.certificates.crl import CRL, RevocationList
 from fedpdmc.errors import InputError
-from fedpdmc.validation import COORDINATOR, check_name
+from fedpdmc.validation import COORDINATOR, check_fingerprint, check_name
 
 logger = logging.getLogger("fedpdmc.keys")
 AUTHORITY_DAYS, DAYS = 3650, 365
@@ -87,14 +87,6 @@ class Credentials(NamedTuple):
 def fingerprint(certificate: bytes) -> str:
     """SHA-256 of a PEM certificate, as ``openssl x509 -noout -fingerprint -sha256`` shows it but without colons."""
     return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
-
-
-def check_fingerprint(text: str) -> str:
-    """Normalise a fingerprint, which may have colons, to the form of `fingerprint`."""
-    plain = text.replace(":", "").lower()
-    if len(plain) != 64 or not set(plain) <= set("0123456789abcdef"):
-        raise InputError("fingerprint", repr(text), "Give the 64 hexadecimal digits of a certificate's SHA-256.")
-    return plain
 
 
 def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpdmc.certificates.keys import check_fingerprint
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.contract import Study
 from fedpdmc.study.contract_tables import DERIVATIVES, FAMILIES
 from fedpdmc.study.strict_toml import REQUIRED, Table, naming_file, read_bytes
+from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
 UNPROTECTED = (
