@@ -56,6 +56,8 @@ def sampled(name):
     return fp.sample(sites(), **options, chains=CHAINS, seed=5, progress=False)
 
 
+# Eleven records are few: the tails are those of t with nine degrees of freedom.
+@pytest.mark.filterwarnings("ignore:The posterior is far from its reference")
 @pytest.mark.parametrize("name", DAILY)
 def test_it_is_the_conjugate_posterior(name):
     post = sampled(name)
