@@ -1,7 +1,7 @@
 """Fuzz every parser of the package for a while; run as a script.
 
 ``python -m tests.fuzz.soak FOLDER --seconds 240 --workers 14 --seed 1`` divides the targets among workers. Each target is
-fuzzed in a process of its own, which is started again if an input kills it. At the end it prints the executions of every
+fuzzed in a process of its own, which is started again if an input kills it or hangs it. At the end it prints the executions of every
 target and everything that was raised and is not an error of the package; FOLDER has the inputs. The exit status is the
 number of such places, at most 100.
 """
@@ -21,6 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.fuzz.engine import MOST_BYTES, Findings, Target, Violation, fuzz, keep
+
+# Seconds after its time at which a process counts as hung: starting, and the slowest single input.
+PATIENCE = 60.0
 
 
 def makers() -> dict:
@@ -78,18 +81,26 @@ def supervised(names: list[str], seconds: float, seed: int, folder: Path) -> lis
                 "--seed",
                 str(seed),
             ]
-            done = subprocess.run(
-                [sys.executable, "-W", "ignore", "-m", "tests.fuzz.soak", *words], capture_output=True
-            )
-            if done.returncode == 0:
+            command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.soak", *words]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+                try:
+                    said = child.communicate(timeout=max(end - time.monotonic(), 1.0) + PATIENCE)[1]
+                    ending = f"the process ended with {child.returncode}"
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    said, ending = child.communicate()[1], "the process hung"
+            if child.returncode == 0:
                 facts = json.loads(out.read_text())
                 pairs = facts.pop("violations").items()
                 facts["violations"] = {key: Violation(name, bytes.fromhex(a), b) for key, (a, b) in pairs}
                 found.append(Findings(**facts | {"target": name}))
                 continue
-            said, last = done.stderr.decode(errors="replace")[-1500:], Path(f"{out}.last").read_bytes()
-            death = Violation(name, last[8:][: int.from_bytes(last[:8], "little")], said)
-            found.append(Findings(f"{name} ", violations={f"the process ended with {done.returncode}": death}))
+            last = Path(f"{out}.last")
+            data = last.read_bytes() if last.exists() else bytes(8)
+            death = Violation(
+                name, data[8:][: int.from_bytes(data[:8], "little")], said.decode(errors="replace")[-1500:]
+            )
+            found.append(Findings(f"{name} ", violations={ending: death}))
             keep(found[-1], folder)
             seed += 1000
             if time.monotonic() > end:
