@@ -1,9 +1,9 @@
 """Fuzz every parser of the package for a while; run as a script.
 
 ``python -m tests.fuzz.soak FOLDER --seconds 240 --workers 14 --seed 1`` divides the targets among workers. Each target is
-fuzzed in a process of its own, which is started again if an input kills it or hangs it. At the end it prints the executions of every
-target and everything that was raised and is not an error of the package; FOLDER has the inputs. The exit status is the
-number of such places, at most 100.
+fuzzed in a process of its own, which is started again if an input kills it or hangs it. At the end it prints the executions
+of every target and everything that was raised and is not an error of the package; FOLDER has the inputs. The exit status is
+the number of such places, at most 100.
 """
 
 import argparse
