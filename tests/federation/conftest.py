@@ -1,10 +1,35 @@
 """Fixtures of small studies."""
 
+import equinox as eqx
+import jax
+import numpy as np
 import pytest
 from tests.federation.requests import ask, joined, opening
 from tests.federation.studies import FEW_ROUNDS, MODEL_ZIGZAG, ZIGZAG, Folder
 
 from fedpdmc.federation import messages
+from fedpdmc.members import opening as site_opening
+from fedpdmc.potentials import Program
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clocks_of_programs_are_chosen_once():
+    """The bounds of a model file take seconds to prove, and every agent of a study has the same records and coordinates."""
+    made, choose = {}, site_opening.choose
+
+    def remembered(potential, dynamics, center, name):
+        if not isinstance(potential, Program):
+            return choose(potential, dynamics, center, name)
+        leaves, tree = jax.tree_util.tree_flatten((potential, dynamics, center))
+        numbers = (np.asarray(x).tobytes() if eqx.is_array_like(x) else x for x in leaves)
+        key = (tree, name, *numbers)
+        if key not in made:
+            made[key] = choose(potential, dynamics, center, name)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site_opening, "choose", remembered)
+        yield
 
 
 @pytest.fixture(
