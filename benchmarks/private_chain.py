@@ -9,7 +9,7 @@ import argparse
 import os
 import tempfile
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -66,22 +66,32 @@ def main() -> None:
     asked.add_argument("--jobs", type=int, default=os.cpu_count())
     asked.add_argument("--settings", type=int, nargs="+", default=list(range(len(SETTINGS))))
     given = asked.parse_args()
-    print("| d | sites | records a site | ε | effective samples | without losses | share | rounds |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| d | sites | records a site | ε | effective samples | without losses | share | rounds | runs |")
+    print("|---|---|---|---|---|---|---|---|---|")
     # Processes of their own: JAX does not survive a fork.
     with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        # All settings once before any a second time: what is complete when time is up says something of each.
         begun = {
-            which: [pool.submit(run, *SETTINGS[which], seed) for seed in range(given.seeds)] for which in given.settings
+            pool.submit(run, *SETTINGS[which], seed=seed): which
+            for seed in range(given.seeds)
+            for which in given.settings
         }
-        for which, runs in begun.items():
-            ess, planned, rounds = np.array([one.result() for one in runs]).T
-            share = ess / planned
-            dim, sites, records, epsilon = SETTINGS[which]
-            print(
-                f"| {dim} | {sites} | {records:,} | {epsilon:g} | {ess.mean():.1f} | {planned.mean():.1f} | "
-                f"{share.mean():.2f} ± {share.std(ddof=1) / np.sqrt(len(share)):.2f} | {rounds.mean():.0f} |",
-                flush=True,
-            )
+        found: dict[int, list[tuple[float, float, int]]] = {}
+        for one in as_completed(begun):
+            found.setdefault(begun[one], []).append(one.result())
+            print(line(begun[one], found[begun[one]]), flush=True)
+
+
+def line(which: int, runs: list[tuple[float, float, int]]) -> str:
+    """The mean over the runs of a setting so far."""
+    ess, planned, rounds = np.array(runs).T
+    share = ess / planned
+    dim, sites, records, epsilon = SETTINGS[which]
+    error = f" ± {share.std(ddof=1) / np.sqrt(len(share)):.2f}" if len(share) > 1 else ""
+    return (
+        f"| {dim} | {sites} | {records:,} | {epsilon:g} | {ess.mean():.1f} | {planned.mean():.1f} | "
+        f"{share.mean():.2f}{error} | {rounds.mean():.0f} | {len(runs)} |"
+    )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def answer(
 
     dim = X.shape[1]
     known, x = noise_aware.Gaussian(np.zeros(dim), np.eye(dim)), np.zeros(dim)
-    off_diagonal = np.sqrt((1 + np.eye(dim)) / 2)
+    off_diagonal, releases = np.sqrt((1 + np.eye(dim)) / 2), []
     for step in steps:
         first, second = noise(dim, epsilon, step / sum(steps), colluding)
         gradient, hessian = derivatives(X, y, x)
@@ -86,9 +86,9 @@ def answer(
             np.full(dim, first),
             second * off_diagonal,
         )
-        plain = noise_aware.believable(released.hessian, released.hessian_sd)
-        x = noise_aware.given_hessian(released, plain, known)[0]
-    return noise_aware.draws(released, known, DRAWS, rng)
+        releases.append(released)
+        x = noise_aware.pooled(releases, known)[1]
+    return noise_aware.draws(noise_aware.pooled(releases, known)[0], known, DRAWS, rng)
 
 
 def study(number: int, dim: int, count: int, epsilons: tuple[float, ...], steps: tuple[float, ...]) -> list[tuple]:

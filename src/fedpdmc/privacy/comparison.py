@@ -2,8 +2,8 @@
 
 In whitened coordinates the information of all records is the identity. Gradient noise of standard deviation σ at each of M
 sites moves the mean by noise of variance ``M σ²`` in every coordinate, with ``σ = K/μ`` for the ``μ²`` that the account
-grants the gradient of the last step; with noise in shares by ``σ² M/(M − t)``. A chain of n effective samples has a mean
-with error ``1/√n``.
+grants the gradients of all steps but the first; with noise in shares by ``σ² M/(M − t)``. A chain of n effective samples
+has a mean with error ``1/√n``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def one_shot_error(question: Question, colluding: int | None = None) -> float:
 
     ``colluding``: with noise that the sites share under a secure sum, if so many may collude; None: each has its own.
     """
-    share = ONE_SHOT.usual * ONE_SHOT.steps[-1] / sum(ONE_SHOT.steps) * ONE_SHOT.gradient
+    # The answer is made of all steps but the first.
+    share = ONE_SHOT.usual * sum(ONE_SHOT.steps[1:]) / sum(ONE_SHOT.steps) * ONE_SHOT.gradient
     squared_mu = gaussian_limit(2.0, question.epsilon, question.delta) * share
     sites = question.sites
     noise = math.sqrt(sites if colluding is None else sites / (sites - colluding))

@@ -8,10 +8,21 @@ seen is ``ĝ = g + N(0, Σ)`` and ``Ĥ = H + E`` with Gaussian E, so that
 
 Given H this is Gaussian in θ, with precision ``P_0 + H (H + Σ)⁻¹ H``: without noise that of the Laplace approximation, with
 ever more noise that of the prior. H is integrated over by elliptical slice sampling (Murray, Adams and MacKay, 2010).
+
+Releases at several points ``x_k`` are averaged first. Where the likelihood is quadratic, ``ĝ_k = −H(θ − x_k) + s + n_k``
+with the same score s of the records, so for any weights w_k of sum one
+
+    Σ w_k ĝ_k = −H(θ − Σ w_k x_k) + s + Σ w_k n_k
+
+is again such a release, at the mean of the points. Where it is not, the curvature between x_k and θ differs from that at
+x_k: ``ĝ_k`` is off by a share of ``H(θ − x_k)``. That share is taken as Gaussian with standard deviation `CURVATURE_CHANGE`,
+and weights are inverse to both variances together: noise, and this error. The points near θ decide where there is
+little noise, and all of them where noise exceeds the error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +31,10 @@ import numpy as np
 HESSIANS, SWEEPS = 256, 25
 # A slice shrinks geometrically: beyond so many steps it is the point itself, up to rounding.
 MOST_SHRINKS = 60
+# Standard deviation of the relative change of the curvature between the point of a release and the parameters.
+CURVATURE_CHANGE = 0.2
+# Times that the weights of releases and the mean that they depend on are worked out in turn.
+TURNS = 2
 # Share of the noise that the least eigenvalue of a start keeps.
 LEAST_EIGENVALUE = 1e-2
 
@@ -63,6 +78,36 @@ def given_hessian(release: Release, hessian: np.ndarray, prior: Gaussian) -> tup
     linear = prior.precision @ (prior.mean - release.x) - np.swapaxes(weighted, -1, -2) @ release.gradient
     covariance = np.linalg.inv(precision)
     return release.x + (covariance @ linear[..., None])[..., 0], covariance
+
+
+def pooled(releases: Sequence[Release], prior: Gaussian) -> tuple[Release, np.ndarray]:
+    """The weighted mean of releases, and the mean of θ given it.
+
+    The first of several is left out: it is at the prior's mean, which has nothing to do with the records.
+    """
+    last, used = releases[-1], releases[1:] or releases
+    curvature = believable(last.hessian, last.hessian_sd)
+    one, mean = last, given_hessian(last, curvature, prior)[0]
+    for _ in range(TURNS):
+        one = _weighted(used, curvature, mean)
+        mean = given_hessian(one, believable(one.hessian, one.hessian_sd), prior)[0]
+    return one, mean
+
+
+def _weighted(releases: Sequence[Release], curvature: np.ndarray, mean: np.ndarray) -> Release:
+    """The mean of releases, with weights inverse to the variances of noise and of the change of curvature up to ``mean``."""
+    noise = np.array([np.mean(one.gradient_sd**2) for one in releases])
+    change = np.array([CURVATURE_CHANGE**2 * np.mean((curvature @ (mean - one.x)) ** 2) for one in releases])
+    weights = 1 / np.maximum(noise + change, 1e-300)
+    weights /= weights.sum()
+    x, gradient, hessian, first, second = (np.stack(parts) for parts in zip(*releases, strict=True))
+    return Release(
+        weights @ x,
+        weights @ gradient,
+        np.tensordot(weights, hessian, 1),
+        np.sqrt(weights**2 @ (first**2 + change[:, None])),
+        np.sqrt(np.tensordot(weights**2, second**2, 1)),
+    )
 
 
 def believable(hessian: np.ndarray, sd: np.ndarray) -> np.ndarray:
@@ -119,16 +164,18 @@ def _slice(error, now, log_density, other, rng: np.random.Generator):
     level = now + np.log(rng.random(len(now)))
     angle = rng.random(len(now)) * 2 * np.pi
     low, high = angle - 2 * np.pi, angle.copy()
-    error, now, open_ = error.copy(), now.copy(), np.ones(len(now), bool)
+    error, now, open_ = error.copy(), now.copy(), np.arange(len(now))
     for _ in range(MOST_SHRINKS):
-        proposal = error * np.cos(angle)[:, None, None] + other * np.sin(angle)[:, None, None]
+        turn = angle[open_][:, None, None]
+        proposal = error[open_] * np.cos(turn) + other[open_] * np.sin(turn)
         found = log_density(proposal)
-        taken = open_ & (found > level)
-        error[taken], now[taken] = proposal[taken], found[taken]
-        open_ &= ~taken
-        if not open_.any():
+        taken = found > level[open_]
+        error[open_[taken]], now[open_[taken]] = proposal[taken], found[taken]
+        open_ = open_[~taken]
+        if not len(open_):
             break
-        low = np.where(open_ & (angle < 0), angle, low)
-        high = np.where(open_ & (angle >= 0), angle, high)
-        angle = np.where(open_, low + rng.random(len(now)) * (high - low), angle)
+        below = angle[open_] < 0
+        low[open_] = np.where(below, angle[open_], low[open_])
+        high[open_] = np.where(below, high[open_], angle[open_])
+        angle[open_] = low[open_] + rng.random(len(open_)) * (high[open_] - low[open_])
     return error, now

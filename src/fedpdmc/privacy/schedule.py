@@ -28,8 +28,8 @@ class Schedule(NamedTuple):
 
 # Newton steps of a private reference.
 REFERENCE = Schedule((1.0, 1.0, 1.0, 1.0), 0.5)
-# Three steps find the mode. The first two need not be accurate, but Newton's method needs so many: from the prior's mean,
-# an answer of three steps in all was 0.13 standard deviations of the posterior of 4·10⁵ records off, of four 4·10⁻⁴. The
-# third must be so accurate that the log likelihood is nearly quadratic over what the noise of the last leaves open. The last
-# is what the answer is made of.
-ONE_SHOT = Schedule((0.08, 0.12, 0.2, 0.6), 0.8, usual=1 - 2.0**-30)
+# The first step is at the prior's mean and only finds a start; the answer is made of the others together. Newton's method
+# needs so many: from the prior's mean, an answer of three steps in all was 0.13 standard deviations of the posterior of
+# 4·10⁵ records off, of four 4·10⁻⁴. Later points are nearer to the parameters, so that the log likelihood is quadratic
+# up to them: they get more.
+ONE_SHOT = Schedule((0.1, 0.2, 0.3, 0.4), 0.8, usual=1 - 2.0**-30)

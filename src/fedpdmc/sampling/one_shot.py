@@ -42,9 +42,10 @@ LITTLE_LEARNT = 0.8
 def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Posterior:
     """The posterior of θ given the derivatives that private sites release with noise, all of it charged.
 
-    Each of four rounds asks every site for a noisy gradient and Hessian at one public point; the first three find the
-    point, `noise_aware.draws` are made of the last. It is not exact: the log likelihood is taken as quadratic over the
-    width of the posterior, which for many records it nearly is. Sites without a budget take part without noise.
+    Each of four rounds asks every site for a noisy gradient and Hessian at one public point, the mean of the posterior given
+    what was released so far; `noise_aware.draws` are made of their weighted mean. It is not exact: the log likelihood is
+    taken as quadratic over the width of the posterior, which for many records it nearly is. Sites without a budget take
+    part without noise.
 
     Parameters
     ----------
@@ -58,17 +59,16 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     """
     members, prior, dim = resolve_members(sites, prior, None, names)
     known = _check(members, prior)
-    x, released, traffic = known.mean, None, np.zeros((2, len(members)), np.int64)
+    x, releases, traffic = known.mean, [], np.zeros((2, len(members)), np.int64)
     sharing = [site for site in members if isinstance(site, Site) and site.shares_noise]
     question = known.mean.tobytes() + known.precision.tobytes()
     for step in range(len(ONE_SHOT.steps)):
         x = _within_regions(members, x)
         # The sum first: what all sites must agree on is checked before anything is charged.
         shared = summed_derivatives(sharing, x, step, question) if sharing else None
-        released = _ask(members, x, step, traffic, shared)
-        plain = noise_aware.believable(released.hessian, released.hessian_sd)
-        x = noise_aware.given_hessian(released, plain, known)[0]
-    assert released is not None
+        releases.append(_ask(members, x, step, traffic, shared))
+        x = noise_aware.pooled(releases, known)[1]
+    released = noise_aware.pooled(releases, known)[0]
     rng = np.random.default_rng(seed)
     drawn = noise_aware.draws(released, known, CHAINS * DRAWS, rng).reshape(CHAINS, DRAWS, dim)
     cov = np.cov(drawn.reshape(-1, dim).T).reshape(dim, dim)
