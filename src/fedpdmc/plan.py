@@ -39,6 +39,8 @@ class Plan(eqx.Module):
         The sites' parts of a prior that is redistributed, for the whole plan.
     turns : TurnSchedule, optional
         What the segments after the first follow from, where the coordinator has no other events than turns.
+    time : (C,), optional
+        The process time at which each plan begins, where sites must know it.
     """
 
     number: Int[Array, " C"]
@@ -47,6 +49,7 @@ class Plan(eqx.Module):
     velocity: Float[Array, "C S d"]
     share: Float[Array, "C M"] | Float[Array, " C"] | None = None
     turns: TurnSchedule | None = None
+    time: Float[Array, " C"] | None = None
 
     @property
     def horizon(self) -> Float[Array, " C"]:

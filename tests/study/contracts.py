@@ -99,3 +99,11 @@ def write_csv(path, records):
     lines = ["ill,drug,age,ward"] + [f"{ill},{drug},{age},A" for ill, drug, age in records]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+# Effects of wards, which stay at their hospitals.
+EFFECTS = (
+    CONTRACT.replace("drug + age", "drug + age + (1 | ward)")
+    .replace("[prior]", 'ward = { type = "key" }\n\n[prior]\nspread = "half-normal"\nspread_scale = 1.5')
+    .replace("[dynamics]", '[dynamics]\nreference = "laplace"')
+)

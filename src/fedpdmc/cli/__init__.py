@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedpdmc.cli import assess, audit, keys, model, network, privacy, report, study
+from fedpdmc.cli import assess, audit, effects, keys, model, network, privacy, report, study
 from fedpdmc.cli.runner import CHECK_FAILED, REFUSED, command
 from fedpdmc.console.interrupts import remains
 from fedpdmc.console.wrapping import say
@@ -90,5 +90,6 @@ command(app, "bundle")(network.bundle)
 command(app, "join")(network.join)
 command(app, "revoke")(keys.revoke)
 command(app, "assess")(assess.assess)
+command(app, "effects")(effects.effects)
 command(app, "report")(report.report)
 command(app, "flower-app")(network.flower_app)

@@ -121,7 +121,7 @@ class LatentClock(Clock[LatentWalk]):
         """On new plans: the settled latents, or standard normal ones before the first, and the first silent event."""
         first = jnp.isnan(state.settled[:, 0])
         fresh = jax.lax.cond(
-            jnp.any(first & state.new), lambda: self._first(path, keys), lambda: jnp.zeros_like(state.settled)
+            jnp.any(first & state.new), lambda: self.first(path.number, keys), lambda: jnp.zeros_like(state.settled)
         )
         settled = jnp.where((first & state.new)[:, None], fresh, state.settled)
         zero = jnp.zeros_like(state.count)
@@ -141,9 +141,15 @@ class LatentClock(Clock[LatentWalk]):
             ),
         )
 
-    def _first(self, path: Path, keys: ChainKeys) -> Float[Array, "C k"]:
-        zero = jnp.zeros_like(path.number)
-        return normals(uniforms(keys ^ FIRST_KEY, path.number, zero, self.potential.latents)).T
+    def first(self, number: Int[Array, " C"], keys: ChainKeys) -> Float[Array, "C k"]:
+        """Latents at the start of a chain, whose first plan has this number: standard normal."""
+        return normals(uniforms(keys ^ FIRST_KEY, number, jnp.zeros_like(number), self.potential.latents)).T
+
+    def position(self, path: Path, elapsed: Float[Array, " C"]) -> Float[Array, "C d"]:
+        """Where the path is at these times since its start."""
+        at = jnp.clip(elapsed, 0.0, path.horizon)
+        segment = jnp.sum(path.begin <= at[:, None], -1) - 1
+        return path.state(self.dynamics, segment, at - path.at(path.begin, segment))[0]
 
     def _wait(self, path: Path, keys: ChainKeys, count: Int[Array, " C"]) -> Float[Array, " C"]:
         u = uniforms(keys ^ SILENT_KEY, path.number, count, self.potential.chances + 1)[0]
@@ -166,10 +172,7 @@ class LatentClock(Clock[LatentWalk]):
         def event(carry):
             zeta, silent, count = carry
             happens = which & (silent < elapsed)
-            at = jnp.clip(silent, 0.0, path.horizon)
-            segment = jnp.sum(path.begin <= at[:, None], -1) - 1
-            a, _ = path.state(self.dynamics, segment, at - path.at(path.begin, segment))
-            moved = self._moved(a, zeta, path, keys, count)
+            moved = self._moved(self.position(path, silent), zeta, path, keys, count)
             zeta = jnp.where(happens[:, None], moved, zeta)
             count = count + happens
             return zeta, jnp.where(happens, silent + self._wait(path, keys, count), silent), count

@@ -166,7 +166,8 @@ class Opened(SiteAnswer):
 class Plans(SiteRequest):
     """Coordinator → site: the plans of one round, for those chains that the site is asked about.
 
-    Row k is the plan of chain ``chain[k]``. All rows have as many segments as the longest plan needs.
+    Row k is the plan of chain ``chain[k]``. All rows have as many segments as the longest plan needs. ``time`` is the
+    process time at which each begins, for studies whose sites have private latents; empty in others.
     """
 
     number: Integers
@@ -174,12 +175,15 @@ class Plans(SiteRequest):
     duration: Matrix
     velocity: Stack
     chain: Integers
+    time: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
         """Shapes (C,), (C, d), (C, S), (C, S, d), (C,); chains in order; numbers and durations that are not negative."""
         (chains, dim), segments = self.start.shape, self.duration.shape[1]
         if not self.number.shape == self.chain.shape == self.duration.shape[:1] == (chains,):
             raise WireError("plan", "arrays with different numbers of chains")
+        if len(self.time) not in (0, chains):
+            raise WireError("time", f"{len(self.time)} times of {chains} plans")
         if chains and (self.chain[0] < 0 or np.count_nonzero(self.chain[1:] <= self.chain[:-1])):
             raise WireError("chain", "chains that are not in increasing order")
         if self.velocity.shape != (chains, segments, dim):
@@ -195,7 +199,7 @@ class TurnPlans(SiteRequest):
     """Coordinator → site: `Plans` whose segments end in turns, which the site makes for itself (`turn_plans`).
 
     ``velocity`` is that of the first segment, ``wait`` the time to the first turn, ``turn`` its number, ``left`` the time to
-    the horizon. ``derived`` is a hash of the plans as the coordinator has them.
+    the horizon. ``derived`` is a hash of the plans as the coordinator has them, and ``time`` as in `Plans`.
     """
 
     number: Counts
@@ -206,6 +210,7 @@ class TurnPlans(SiteRequest):
     wait: Vector
     left: Vector
     derived: Digest
+    time: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
         """One row for each chain; chains in order; positive waits, at most a quarter period; no negative times."""
@@ -213,6 +218,8 @@ class TurnPlans(SiteRequest):
         vectors = (self.number, self.turn, self.chain, self.wait, self.left)
         if any(len(vector) != rows for vector in vectors) or self.velocity.shape != self.start.shape:
             raise WireError("plan", "arrays with different numbers of chains")
+        if len(self.time) not in (0, rows):
+            raise WireError("time", f"{len(self.time)} times of {rows} plans")
         if np.count_nonzero(self.chain[1:] <= self.chain[:-1]):
             raise WireError("chain", "chains that are not in increasing order")
         if np.count_nonzero((self.wait <= 0) | (self.wait > QUARTER)):

@@ -90,7 +90,7 @@ class Plausible:
             raise BadAnswer(
                 name, f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
             )
-        if noisy or study.unknown_scale or study.family == "student_t" or study.model is not None:
+        if noisy or study.unknown_scale or study.family == "student_t" or study.model or study.effects:
             return
         self._convex(name, value, hessian)
         now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian)
@@ -108,6 +108,8 @@ class Plausible:
         """Bounds of the gradient and of the Hessian of one record at a point, or of their means."""
         if self._study.model is not None:
             return self._model.at(x, spread)
+        if self._study.effects is not None:
+            return self._with_effects()
         study, largest, deviation = self._study, self._largest, self._deviation(spread)
         tilt = np.zeros(len(x)) if spread is None else spread[-1]
         if study.unknown_scale and spread is not None:
@@ -133,6 +135,17 @@ class Plausible:
             return slope, np.block(
                 [[weight * outer, cross[:, None]], [cross[None], np.full((1, 1), 2 * weight * rest**2)]]
             )
+
+    def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where effects are integrated out: a gradient is a mean of losses' slopes over them, and only some are bounded."""
+        study, dim = self._study, len(self._study.names)
+        gradient, largest = np.full(dim, np.inf), self._largest
+        if study.family == "logistic":
+            gradient[: len(largest)] = largest
+        elif study.family == "student_t":
+            df, scale = study.options["df"], study.options["scale"]
+            gradient[: len(largest)] = (df + 1) / (2 * math.sqrt(df) * scale) * largest
+        return gradient, np.full((dim, dim), np.inf)
 
     def _convex(self, name: str, value: float, hessian: np.ndarray) -> None:
         size = np.sqrt(np.abs(np.diag(hessian)))
@@ -186,7 +199,7 @@ class Plausible:
     def check_posterior(self, mean: np.ndarray, sd: np.ndarray) -> None:
         """Warn if no records of this study could give this posterior, or if it equals the prior."""
         study, dim = self._study, len(self._study.names)
-        scale = np.broadcast_to(np.inf if study.prior_scale is None else np.asarray(study.prior_scale), (dim,))
+        center, scale = study.prior_place or (np.zeros(dim), np.full(dim, np.inf))
         _, curvature = self._of_one_record(mean)
         most = scale**-2.0 + len(study.sites) * study.most_records * np.diag(curvature)
         thin = np.flatnonzero(sd < FAR_BELOW / np.sqrt(most))
@@ -198,7 +211,7 @@ class Plausible:
                 stacklevel=2,
             )
         same = np.abs(sd / scale - 1) < LIKE_PRIOR
-        if study.prior_scale is not None and (same & (np.abs(mean - np.asarray(study.prior_mean)) < 0.1 * scale)).all():
+        if study.prior_scale is not None and (same & (np.abs(mean - center) < 0.1 * scale)).all():
             warnings.warn(
                 "The posterior equals the prior: the records contributed nothing. Check that every site has read the right "
                 "records.",

@@ -299,7 +299,8 @@ def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool) -> mess
     used = duration > 0
     chain, longest = np.flatnonzero(used.any(1)), max(int(np.max(used * (1 + np.arange(used.shape[1])))), 1)
     rows = number[chain], start[chain], duration[chain, :longest], velocity[chain, :longest]
-    plans = messages.Plans(run, sequence, *rows, chain)
+    time = np.zeros(0) if plan.time is None else np.asarray(plan.time)[chain]
+    plans = messages.Plans(run, sequence, *rows, chain, time)
     return abbreviated(run, sequence, plans, plan) if turning and plan.turns is not None else plans
 
 

@@ -120,7 +120,9 @@ def sample_study(
     method = _method(connection, saved if begun else None, keep)
     recorder, federation = RunRecorder(connection), connection.federation
     federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
-    federation.columns = [local_columns(site, opening(method, site)) for site in method.sites]
+    elsewhere = method.sites[: len(federation.names)]
+    federation.columns = [local_columns(site, opening(method, site)) for site in elsewhere]
+    federation.needs_time = study.effects is not None
     burn_in = saved.facts["burn_in"] if begun and saved else method.burn_in(study.burn_in, duration)
     if not begun:
         summed = study.derivatives == "summed"
@@ -204,6 +206,7 @@ def _members(connection: Connection) -> list[RemoteSite]:
     ]
     for site in members:
         site.guess, site.naming = study.guess, study.naming
+        site.latents = int(study.effects is not None)
     return members
 
 
@@ -283,4 +286,6 @@ def _restore(sampler: Sampler, connection: Connection, saved: RunState) -> None:
     sampler.goal = Goal(*saved.facts["goal"])
     connection.checkpoint.fill(sampler.store)
     connection.federation.sequence = np.asarray(saved.facts["sequence"], dtype=np.int64)
-    connection.federation.bytes, connection.federation.passes = saved.arrays["bytes"], saved.arrays["passes"]
+    connection.federation.bytes = saved.arrays["bytes"]
+    # A prior that the coordinator walks with comes after the sites.
+    connection.federation.passes = saved.arrays["passes"][: len(connection.federation.names)]

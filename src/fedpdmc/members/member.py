@@ -33,7 +33,7 @@ class Member(abc.ABC):
         Names of its parameters (``names``) and the function from them to the variables that are reported (``constrain``), in
         place of those of its model.
     latents : int
-        Private latents of a site in this process.
+        Private latents of a site in this process; of one elsewhere at most one, which says that there are some.
     federation : Federation or None
         The federation through which a site elsewhere is asked; None for a site in this process.
     """

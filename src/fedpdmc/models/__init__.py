@@ -25,6 +25,7 @@ from fedpdmc.models.family_models import weibull as weibull
 from fedpdmc.models.family_models import zero_inflated_poisson as zero_inflated_poisson
 from fedpdmc.models.grouped import effects_prior as effects_prior
 from fedpdmc.models.grouped import random_effects as random_effects
+from fedpdmc.models.grouped import spread_prior as spread_prior
 from fedpdmc.models.user_function import Minus, UserModel, user_model
 from fedpdmc.potentials import (
     GaussianRecords,

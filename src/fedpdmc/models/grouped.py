@@ -201,17 +201,39 @@ def effects_prior(
     correlation_scale : float
         ``atanh`` of the correlation is normal with this standard deviation.
     """
+    return spread_prior(
+        model.design.shape[1], scaled=model.family.scaled, effects=model.effects.shape[1], scale=scale, spread=spread,
+        spread_scale=spread_scale, correlation_scale=correlation_scale,
+    )  # fmt: skip
+
+
+@double_precision
+def spread_prior(
+    coefficients: int,
+    *,
+    scaled: bool = False,
+    effects: int = 1,
+    mean: Any = 0.0,
+    scale: Any = 10.0,
+    spread: str = "half-normal",
+    spread_scale: float = 1.0,
+    correlation_scale: float = 0.5,
+) -> SpreadPrior:
+    """`effects_prior` without a model: of so many coefficients, a log σ where ``scaled``, and one or two effects."""
     one_of("effects_prior(spread)", spread, SPREADS)
     s = positive("effects_prior(spread_scale)", spread_scale)
-    p, r, dim = model.design.shape[1], model.effects.shape[1], model.dim
-    widths = finite_array("effects_prior(scale)", np.broadcast_to(np.asarray(scale, float), (p,)), 1, "(p,)")
+    p, dim = coefficients, coefficients + scaled + effects + (effects == 2)
+    widths, center = (
+        finite_array(f"effects_prior({name})", np.broadcast_to(np.asarray(x, float), (p,)), 1, "(p,)")
+        for name, x in (("scale", scale), ("mean", mean))
+    )
     if np.any(widths <= 0):
         raise InputError("effects_prior(scale)", repr(scale), "Give positive standard deviations.")
     precision = np.zeros(dim)
     precision[:p] = widths**-2.0
-    if model.correlated:
+    if effects == 2:
         precision[-1] = positive("effects_prior(correlation_scale)", correlation_scale) ** -2.0
-    spreads = np.arange(p, p + model.family.scaled + r)
+    spreads = np.arange(p, p + scaled + effects)
     factor = 1.0 if spread == "exponential" else 2.0
     design = np.zeros((len(spreads), dim))
     design[np.arange(len(spreads)), spreads] = factor
@@ -220,4 +242,5 @@ def effects_prior(
     records = LinearPredictor.from_records(
         jnp.asarray(design), jnp.full(len(spreads), 1 / factor), loss, jnp.full(len(spreads), shift)
     )
-    return SpreadPrior(Quadratic(jnp.asarray(np.diag(precision)), jnp.zeros(dim)), records)
+    linear = -precision * np.append(center, np.zeros(dim - p))
+    return SpreadPrior(Quadratic(jnp.asarray(np.diag(precision)), jnp.asarray(linear)), records)

@@ -139,6 +139,18 @@ class RandomEffects(LatentPotential):
         _, logs = self._quadrature(x)
         return -jnp.sum(self.present * jax.scipy.special.logsumexp(logs, axis=1))
 
+    def contributions(self, x: Float[Array, " d"]) -> Float[Array, " N"]:
+        """What each record adds to the value: ``−log Z_g`` less that of its group without it.
+
+        ``Z_{g∖i} = ∫ e^{−U_g + ℓ_i} dz``, by the group's own points.
+        """
+        beta, s, _, _ = self.split(x)
+        nodes, logs = self._quadrature(x)
+        eta = (self.offset + self.design @ beta)[:, None] + jnp.einsum("nr,nrj->nj", self.effects, nodes[self.index])
+        loss = self.weight[:, None] * self.family.value(eta, self.response[:, None], s)
+        whole = jax.scipy.special.logsumexp(logs, axis=1)[self.index]
+        return self.weight * (jax.scipy.special.logsumexp(logs[self.index] + loss, axis=1) - whole)
+
     def conditional(self, x: Float[Array, " d"]) -> Conditional:
         """Means, their derivatives and variances of the effects given θ."""
 

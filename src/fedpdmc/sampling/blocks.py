@@ -70,7 +70,7 @@ def pieces(plans_per_time: float, length: float) -> int:
 
 def fewest(method: Method) -> int:
     """The least number of blocks: not too few where sites write down private latents at their ends."""
-    return LATENT_BLOCKS if any(site.latents for site in method.sites) else 1
+    return LATENT_BLOCKS if any(site.latents for site in method.own_sites) else 1
 
 
 def first_length(target: float, chains: int, whitened: bool, turns: bool = False) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from fedpdmc.sampling.engines.base import Engine, Federation
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 from fedpdmc.sampling.engines.in_process_private import GuardedFederation
+from fedpdmc.sampling.engines.joined import JoinedFederation
 from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
@@ -70,7 +72,8 @@ def federation(method: Method) -> Federation:
     Sites with a budget or a log are asked one message at a time.
     """
     if method.elsewhere:
-        return method.sites[0].federation
+        elsewhere: Any = method.sites[0].federation
+        return JoinedFederation(elsewhere, local_federation(method)) if method.own_sites else elsewhere
     run = secrets.token_hex(16)
     own = method.own_sites
     guards = {site.name: PrivateSite(site, opening(method, site), run) for site in own if site.budget is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedpdmc.errors import InputError
+from fedpdmc.members.site import NO_LATENT_BUDGET
 from fedpdmc.privacy.noise_shares import check_honest
 from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
 
@@ -40,8 +41,38 @@ def _check_parameters(study: Study) -> None:
         )
 
 
+def _check_effects(study: Study) -> None:
+    """Check what effects that stay at their sites need."""
+    if study.effects is None:
+        return
+    slope = study.effects.formula.slope
+    moved = slope is not None and (study.columns[slope].center or study.columns[slope].scale != 1)
+    for field, found, right, remedy in (
+        ("privacy", "a budget", study.epsilon is None, NO_LATENT_BUDGET),
+        ("dynamics: kind", study.kind, study.kind == "Boomerang", "Private effects rotate: use kind = 'Boomerang'."),
+        (
+            "dynamics: reference",
+            repr(study.reference),
+            study.reference != "none" and study.control == "quadratic",
+            "Use reference = 'vb' or 'laplace' with control = 'quadratic'.",
+        ),
+        ("coordinates", "a table", not study.parameters, "All sites share all parameters: leave the table out."),
+        ("releases: assessment", "some", not study.assessment, "It is not known with effects: leave it out."),
+        ("prior", "flat", study.prior_scale is not None, "Give a scale of the coefficients."),
+        (
+            "model: units",
+            f"'original' with a varying coefficient of {slope!r}, which is centred or scaled",
+            study.units != "original" or not moved,
+            "Declare the column without center and scale, or use units = 'declared'.",
+        ),
+    ):
+        if not right:
+            raise InputError(f"study.toml: {field}", f"{found} with effects of groups", remedy)
+
+
 def check_together(study: Study) -> None:
     """Raise `InputError` for tables that contradict each other."""
+    _check_effects(study)
     if study.model is None:
         study.design.check_response(study.family)
     elif study.assessment:
@@ -57,10 +88,12 @@ def check_together(study: Study) -> None:
             "'original' with centred columns whose centring cannot be undone",
             "Add the main effects of every interaction and an intercept, or remove center from the columns.",
         )
+    # The other parameters of effects have priors of their own.
+    normal = study.names if study.effects is None else study.design.names
     for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
-        if isinstance(value, tuple) and len(value) != len(study.names):
+        if isinstance(value, tuple) and len(value) != len(normal):
             raise InputError(
-                f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(study.names)}."
+                f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(normal)}."
             )
     if (study.reference != "none" or study.control != "none") and study.derivatives == "none":
         raise InputError(

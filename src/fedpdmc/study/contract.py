@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study import contract_tables as tables
 from fedpdmc.study.bound_model import BoundModel
 from fedpdmc.study.column import Column
 from fedpdmc.study.consistency import check_together
 from fedpdmc.study.formula import Design
+from fedpdmc.study.mixed_formula import Effects
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
 from fedpdmc.study.units import Named, OriginalUnits, original_units
 from fedpdmc.validation import check_name
@@ -62,6 +64,8 @@ class Study:
         For sites whose records depend on some parameters only: the names of these parameters.
     model : BoundModel or None
         The model of one record, from a model file (``family`` is then "file") or of the standard library.
+    effects : Effects or None
+        The effects of groups that stay at their sites.
     """
 
     text: bytes
@@ -100,6 +104,7 @@ class Study:
     units: str = "declared"
     assessment: tuple[str, ...] = ()
     model: BoundModel | None = None
+    effects: Effects | None = None
 
     @property
     def digest(self) -> bytes:
@@ -128,7 +133,7 @@ class Study:
             if self.model.design is None:
                 raise InputError("study.toml: model: formula", "none", "This model has no linear predictor.")
             return self.model.design
-        return Design(self.formula, self.columns)
+        return Design(self.formula if self.effects is None else self.effects.formula.fixed, self.columns)
 
     @property
     def model_file(self) -> str | None:
@@ -145,7 +150,8 @@ class Study:
         """The declared columns that the model needs."""
         if self.model is not None:
             return self.model.used
-        return self.design.used | {self.options[key] for key in ("offset",) if key in self.options}
+        own = set() if self.effects is None else self.effects.columns(self.columns)
+        return self.design.used | own | {self.options[key] for key in ("offset",) if key in self.options}
 
     def count(self, records) -> int:
         """Number of records; a group of rows is one."""
@@ -153,7 +159,7 @@ class Study:
 
     @property
     def unknown_scale(self) -> bool:
-        """Whether the scale of a linear regression is a parameter: the last one, as its logarithm."""
+        """Whether the scale of a linear regression is a parameter, as its logarithm: after the coefficients."""
         return self.family == "linear" and "scale" not in self.options
 
     @property
@@ -161,40 +167,75 @@ class Study:
         """The parameters' names."""
         if self.model is not None:
             return self.model.names
-        return (*self.design.names, LOG_SIGMA) if self.unknown_scale else self.design.names
+        spreads = () if self.effects is None else self.effects.names
+        return (*self.design.names, *((LOG_SIGMA,) if self.unknown_scale else ()), *spreads)
 
     @cached_property
     def naming(self) -> OriginalUnits | Named | None:
         """The variables that are reported, with units = "original" or a model's own; None where they are the parameters."""
         if self.model is not None:
             return Named(self.names, self.model.variables)
+        if self.effects is not None and self.units == "declared":
+            return Named(self.names, NaturalScale(self.names))
         return original_units(self) if self.units == "original" else None
 
     @property
     def guess(self) -> np.ndarray | None:
         """Start of the search for the mode, if not the prior's mean: σ is an eighth of the response's range."""
-        if not self.unknown_scale:
+        if not self.unknown_scale and self.effects is None:
             return None
-        low, high = self.columns[self.design.response_name].range
-        middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
-        return np.array([*middle, np.log((high - low) / 8)])
+        start = np.zeros(len(self.names))
+        if self.effects is not None:
+            start[len(self.design.names) :] = self.effects.prior_place(self.unknown_scale)[0]
+        if self.unknown_scale:
+            low, high = self.columns[self.design.response_name].range
+            middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
+            start[: len(middle) + 1] = [*middle, np.log((high - low) / 8)]
+        return start
 
     @property
     def reach(self) -> np.ndarray | None:
         """How much a unit of each parameter can change the logarithm of a mean or of σ; None if there is no logarithm."""
         if self.model is not None:
             return self.model.reach
-        if self.unknown_scale:
-            return np.eye(len(self.names))[-1]
-        return self.design.largest if self.family == "poisson" else None
+        counts = self.family in ("poisson", "negative_binomial")
+        if not counts and not self.unknown_scale and self.effects is None:
+            return None
+        largest = self.design.largest
+        return np.append(largest if counts else 0.0 * largest, np.ones(len(self.names) - len(largest)))
+
+    @property
+    def prior_place(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """About the prior's mean and standard deviation of every parameter; None of a flat prior."""
+        if self.prior_scale is None:
+            return None
+        own = len(self.names) if self.effects is None else len(self.design.names)
+        place = [np.broadcast_to(np.asarray(x, float), (own,)) for x in (self.prior_mean, self.prior_scale)]
+        if self.effects is not None:
+            rest = self.effects.prior_place(self.unknown_scale)
+            place = [np.concatenate(pair) for pair in zip(place, rest, strict=True)]
+        return place[0], place[1]
 
     def prior(self):
         """The prior, or None for a flat one."""
-        from fedpdmc.models import normal_prior
+        from fedpdmc import models
 
         if self.prior_scale is None:
             return None
-        return normal_prior(len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale))
+        if self.effects is not None:
+            return models.spread_prior(
+                len(self.design.names),
+                scaled=self.unknown_scale,
+                effects=1 if self.effects.formula.slope is None else 2,
+                mean=np.asarray(self.prior_mean),
+                scale=np.asarray(self.prior_scale),
+                spread=self.effects.spread,
+                spread_scale=self.effects.spread_scale,
+                correlation_scale=self.effects.correlation_scale,
+            )
+        return models.normal_prior(
+            len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale)
+        )
 
     def coordinates(self, site: str) -> list[int] | None:
         """The indices of the parameters that a site's records depend on; None for all."""
@@ -253,10 +294,25 @@ class Study:
         if self.model is not None:
             return self.model.potential(records, self.sites[0] if site is None else site)
         X, y = self.matrix(records, site), self.design.response(records)
+        name = self.options.get("offset")
+        offset = None if name is None else np.asarray(records[name], float)
+        if self.effects is not None:
+            return self._grouped(X, y, offset, records)
         if self.family == "poisson":
-            name = self.options.get("offset")
-            return models.poisson(X, y, offset=None if name is None else np.asarray(records[name], float))
+            return models.poisson(X, y, offset=offset)
         return getattr(models, self.family)(X, y, **self.options)
+
+    def _grouped(self, X: np.ndarray, y: np.ndarray, offset: np.ndarray | None, records):
+        """Records with effects of their groups."""
+        from fedpdmc import models
+
+        assert self.effects is not None
+        groups, slope = self.effects.formula.groups, self.effects.formula.slope
+        return models.random_effects(
+            X, y, records[groups].astype(str).to_numpy() if groups in self.columns else None, family=self.family,
+            effects=None if slope is None else np.c_[np.ones(len(y)), records[slope].to_numpy(float)], offset=offset,
+            names=self.design.names, **{key: value for key, value in self.options.items() if key != "offset"},
+        )  # fmt: skip
 
     def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
         from fedpdmc.study.value_checks import Fault, refuse_records
@@ -293,7 +349,7 @@ def parse_study(text: bytes, file: Callable[[str], bytes] = _no_file) -> Study:
     fields["missing"] = top.text("missing", "refuse", among=("refuse", "drop"))
     fields["columns"] = tables.read_columns(top.table("columns"))
     fields |= tables.read_likelihood(top.table("model"), fields["columns"], sites, file)
-    fields |= tables.read_prior(top.table("prior"))
+    fields |= tables.read_prior(top.table("prior"), fields.get("effects"))
     fields |= tables.read_dynamics(top.table("dynamics", None))
     fields |= tables.read_run(top.table("run", None))
     fields |= tables.read_releases(top.table("releases"), top.table("limits"), fields["method"] == PRIVATE_LAPLACE)

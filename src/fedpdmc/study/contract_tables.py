@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,12 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
+from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
+from fedpdmc.models.grouped import SPREADS
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study.bound_model import FILE, read_model
 from fedpdmc.study.column import Column
+from fedpdmc.study.mixed_formula import SITE, Effects, is_mixed, parse_mixed
 from fedpdmc.study.strict_toml import Table
 from fedpdmc.validation import one_script
 
@@ -61,6 +65,8 @@ def read_likelihood(
     table: Table, columns: dict[str, Column], sites: tuple[str, ...], file: Callable[[str], bytes]
 ) -> dict[str, Any]:
     """The family or the model file, with the formula."""
+    if is_mixed(table.values.get("formula")):
+        return _mixed(table, columns)
     if FILE in table.values or table.values.get("family") in RECORD_FAMILIES:
         model = read_model(table, columns, sites, file)
         named = table.values.get("family", FILE)
@@ -72,23 +78,63 @@ def read_likelihood(
         table.number("scale", None)
     if family == "student_t":
         options["df"] = table.number("df", least=1e-3)
-    if family == "poisson" and (offset := table.text("offset", None)) is not None:
-        if offset not in columns or columns[offset].type == "level":
-            raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
-        options["offset"] = offset
+    if family == "poisson":
+        options |= _offset(table, columns)
     formula, units = table.text("formula"), table.text("units", "declared", among=("declared", "original"))
     table.done()
     return {"family": family, "options": options, "formula": formula, "units": units}
 
 
-def read_prior(table: Table) -> dict[str, Any]:
-    """The prior."""
+def _offset(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
+    offset = table.text("offset", None)
+    if offset is None:
+        return {}
+    if offset not in columns or columns[offset].type in ("level", "key"):
+        raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
+    return {"offset": offset}
+
+
+def _mixed(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
+    """A family with effects of groups."""
+    if FILE in table.values:
+        raise table.invalid(FILE, "A model file has no effects of groups: name a family.")
+    family, formula = table.text("family", among=GROUPED_FAMILIES), table.text("formula")
+    parsed = parse_mixed(formula, f"{table.where}: formula")
+    options: dict[str, Any] = {}
+    for name in {"student_t": ("scale", "df"), "negative_binomial": ("size",)}.get(family, ()):
+        options[name] = table.number(name, least=1e-300)
+    if family in ("poisson", "negative_binomial"):
+        options |= _offset(table, columns)
+    units = table.text("units", "declared", among=("declared", "original"))
+    table.done()
+    groups = columns.get(parsed.groups)
+    if groups is None and parsed.groups != SITE or groups is not None and groups.type != "key":
+        raise table.invalid(
+            "formula", f"{parsed.groups!r} must be a column of type 'key', or {SITE!r}: the site is the group."
+        )
+    if parsed.slope is not None and (
+        parsed.slope not in columns or columns[parsed.slope].type not in ("number", "count")
+    ):
+        raise table.invalid("formula", f"{parsed.slope!r} must be a declared column of numbers.")
+    return {"family": family, "options": options, "formula": formula, "units": units, "effects": Effects(parsed)}
+
+
+def read_prior(table: Table, effects: Effects | None = None) -> dict[str, Any]:
+    """The prior; with effects also that of their spreads."""
     flat = table.flag("flat", False)
     mean, scale = table.numbers("mean", 0.0), None if flat else table.numbers("scale")
     if scale is not None and np.min(scale) <= 0:
         raise InputError(f"{table.where}: scale", repr(scale), "Give positive standard deviations.")
+    found: dict[str, Any] = {"prior_mean": mean, "prior_scale": scale}
+    if effects is not None:
+        found["effects"] = dataclasses.replace(
+            effects,
+            spread=table.text("spread", effects.spread, among=SPREADS),
+            spread_scale=table.number("spread_scale", effects.spread_scale, least=1e-300),
+            correlation_scale=table.number("correlation_scale", effects.correlation_scale, least=1e-300),
+        )
     table.done()
-    return {"prior_mean": mean, "prior_scale": scale}
+    return found
 
 
 def read_dynamics(table: Table) -> dict[str, Any]:

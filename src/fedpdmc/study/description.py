@@ -69,4 +69,7 @@ def _prior(study: Study) -> str:
     if study.prior_scale is None:
         return "flat"
     scale = study.prior_scale if isinstance(study.prior_scale, tuple) else (study.prior_scale,)
-    return f"normal, with standard deviations {', '.join(f'{x:g}' for x in scale)}"
+    words = f"normal, with standard deviations {', '.join(f'{x:g}' for x in scale)}"
+    if study.effects is None:
+        return words
+    return f"{words}; of each spread {study.effects.spread} with scale {study.effects.spread_scale:g}"

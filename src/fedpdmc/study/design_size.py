@@ -10,8 +10,6 @@ from fedpdmc.errors import InputError
 WHERE = "study.toml: model: formula"
 MOST_CHARACTERS, MOST_COLUMNS, MOST_POWER = 2000, 2048, 8
 TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~])")
-# As lme4 and brms write it, such as (1|district) or (age||clinic).
-RANDOM_EFFECT = re.compile(r"\([^()|]*\|{1,2}\s*([\w.]+)[^()]*\)")
 # Precedence of operators; '**' and '^' bind most tightly.
 BINDING = {"~": 0, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
 
@@ -30,14 +28,6 @@ def check_size(formula: str, widths: Mapping[str, int]) -> None:
     """
     if len(formula) > MOST_CHARACTERS:
         raise InputError(WHERE, f"{len(formula)} characters", f"Give at most {MOST_CHARACTERS}.")
-    if effect := RANDOM_EFFECT.search(formula):
-        group = effect[1]
-        raise InputError(
-            WHERE,
-            f"{effect[0]!r}, a random effect",
-            f"A contract allows fixed effects only: write + {group}, with {group} declared by its levels. A hierarchical "
-            "model is a function or a NumPyro model, in process: see docs/models.md.",
-        )
     operands: list[int] = []
     operators: list[str] = []
     previous = ""

@@ -119,13 +119,13 @@ class Design:
         good = {
             "logistic": binary,
             "poisson": column.type == "count" and plain,
+            "negative_binomial": column.type == "count" and plain,
             "linear": column.type == "number",
             "student_t": column.type == "number",
         }[family]
         if not good:
-            need = {"logistic": "a level of two", "poisson": "a count, neither centred nor scaled"}.get(
-                family, "a number"
-            )
+            count = "a count, neither centred nor scaled"
+            need = {"logistic": "a level of two", "poisson": count, "negative_binomial": count}.get(family, "a number")
             raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
 
 

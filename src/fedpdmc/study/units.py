@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.study.formula import Design
 
 if TYPE_CHECKING:
@@ -44,22 +45,22 @@ class OriginalUnits:
     matrix : array of shape (d, d)
         s A.
     shift : array of shape (d,)
-    log_scale : float or None
-        ``log s`` where log σ is the last parameter; None without one.
+    response_scale : float
+        s, by which σ and the spreads of effects are multiplied: the parameters after the coefficients.
     """
 
     names: tuple[str, ...]
     matrix: np.ndarray
     shift: np.ndarray
-    log_scale: float | None = None
+    response_scale: float = 1.0
 
     def constrain(self, x):
         """Variables by name."""
         d = self.matrix.shape[0]
         values = jnp.asarray(self.matrix) @ x[:d] + jnp.asarray(self.shift)
         found = {name: values[i] for i, name in enumerate(self.names[:d])}
-        if self.log_scale is not None:
-            found["sigma"] = jnp.exp(x[d] + self.log_scale)
+        for name, value in NaturalScale(self.names[d:])(x[d:]).items():
+            found[name] = value if name == "correlation" else self.response_scale * value
         return found
 
 
@@ -70,7 +71,8 @@ def plain(column: Column, **changes) -> Column:
 
 def original_units(study: Study) -> OriginalUnits | Named | None:
     """How to undo centring and scaling; None where no linear map does, as of an interaction without its main effects."""
-    matrix = design_map(study.formula, study.columns)
+    formula = study.formula if study.effects is None else study.effects.formula.fixed
+    matrix = design_map(formula, {name: one for name, one in study.columns.items() if one.type != "key"})
     if matrix is None:
         return None
     names, response = study.design.names, study.columns[study.design.response_name]
@@ -79,10 +81,9 @@ def original_units(study: Study) -> OriginalUnits | Named | None:
         if INTERCEPT not in names:
             return None
         shift[names.index(INTERCEPT)] = response.center
-    log_scale = float(np.log(response.scale)) if study.unknown_scale else None
-    if log_scale is None and response.scale == 1 and not shift.any() and np.array_equal(matrix, np.eye(len(names))):
+    if study.names == names and response.scale == 1 and not shift.any() and np.array_equal(matrix, np.eye(len(names))):
         return Named(study.names)
-    return OriginalUnits(study.names, response.scale * matrix, shift, log_scale)
+    return OriginalUnits(study.names, response.scale * matrix, shift, response.scale)
 
 
 def design_map(formula: str, columns: dict[str, Column]) -> np.ndarray | None:

@@ -93,7 +93,7 @@ def replay(
     """
     found = Replay(0, [], {}, differences(read_log(store)))
     with tempfile.TemporaryDirectory(prefix="fedpdmc-replay-") as folder:
-        agent, secret = _agent_before_run(study, name, source, Path(store), query, ledger, Path(folder))
+        agent, secret = agent_before_run(study, name, source, Path(store), query, ledger, Path(folder))
         request: Request = b""
         try:
             for entry in read_log(store):
@@ -110,7 +110,7 @@ def replay(
     return found
 
 
-def _agent_before_run(study, name, source, store: Path, query, ledger, folder: Path) -> tuple[Agent, bool]:
+def agent_before_run(study, name, source, store: Path, query, ledger, folder: Path) -> tuple[Agent, bool]:
     """The site as it was before the run, and whether its randomness is available."""
     options: dict[str, Any] = {"query": query, "store": folder}
     secret = (store / SEED).exists()

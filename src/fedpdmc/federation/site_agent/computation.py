@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED
+from fedpdmc.clocks import VIOLATED, LatentClock
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import rounded
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.disclosure import DisclosureControl
+from fedpdmc.federation.site_agent.private_effects import LatentMemory
 from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,
     ROUNDING,
@@ -81,6 +82,7 @@ class Computation:
         self._turn_keys = None
         self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
         self.private: PrivateSite | None = None
+        self.latents: LatentMemory | None = None
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
         # The points, in the site's own parameters, and the spreads over which derivatives were released there.
         self._points: list[tuple[np.ndarray, np.ndarray | None]] = []
@@ -138,6 +140,8 @@ class Computation:
             self._clock = open_site(self.site, self._opening(message))
             progress.shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
+            if isinstance(self._clock, LatentClock):
+                self.latents = LatentMemory(self._clock, self._keys, progress.shape)
         elif isinstance(message, messages.Agree) and self.party is not None:
             self.party.record(message)
             progress.agreed = True
@@ -146,6 +150,8 @@ class Computation:
             progress.points += 1
             self._points.append(self._own(message))
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
+            if self.latents is not None:
+                self.latents.answered(message, self._arrays(message), given)
             self.passes, self._rounds = given.passes, self._rounds + 1
             horizon = message.duration.sum(-1)
             progress.next[message.chain] = np.where(horizon > 0, message.number + 1, progress.next[message.chain])
@@ -274,17 +280,16 @@ class Computation:
 
     def _plans(self, message: messages.Plans, asked: bytes) -> messages.Arrivals:
         clock, keys, chain = self._clock, self._keys, message.chain
-        assert self.progress.shape is not None
-        chains, segments, _ = self.progress.shape
-        plan = _all_chains(message, chains, segments)
+        plan = self._arrays(message)
         if self.private is not None:
             return self._private_plans(self.private, message, _as_plan(plan), asked)
         assert clock is not None and keys is not None
         if self._region is not None:
             with refusing_disclosure():
                 self._region.check_plans(message)
+        latents = None if self.latents is None else self.latents.before(message, plan)
         try:
-            arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds)
+            arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)
         except TooMuchWork as error:
             logger.error("a plan took more than %g seconds: it is refused", self.most_seconds)
             raise RequestRefused("TOO_MUCH_WORK") from error
@@ -298,6 +303,12 @@ class Computation:
             raise RequestRefused("OBSERVED_TIME_SPENT")
         passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
         return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
+
+    def _arrays(self, message: messages.Plans) -> tuple[np.ndarray, ...]:
+        """The arrays of a `Plan` of all chains."""
+        assert self.progress.shape is not None
+        chains, segments, _ = self.progress.shape
+        return _all_chains(message, chains, segments)
 
     def _private_plans(
         self, private: PrivateSite, message: messages.Plans, plan: Plan, asked: bytes

@@ -95,7 +95,9 @@ class DisclosureControl:
 
     def _take(self, study: Study, policy: Policy) -> None:
         self._policy = policy
-        self._mean, self._scale, self._guess = np.asarray(study.prior_mean), study.prior_scale, study.guess
+        place = study.prior_place
+        self._mean, self._scale = (np.asarray(study.prior_mean), None) if place is None else place
+        self._guess = study.guess
 
     def check(self, x: np.ndarray, spread: np.ndarray | None, own: Place, released: list[Place]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute.

@@ -4,6 +4,8 @@ A release is a sum over records of values, gradients ``g_i`` and Hessians ``H_i`
 measures are those of `fedpdmc.federation.site_agent.disclosure`. Hessians need not be positive: ``|H_i|``, with the absolute
 eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any combination of
 releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
+
+Where effects of groups are integrated out, a record's contribution is what the release loses without it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from fedpdmc.federation.site_agent.disclosure import (
     Place,
 )
 from fedpdmc.models.model_file.records import RecordModel
-from fedpdmc.potentials import Potential
+from fedpdmc.potentials import Potential, RandomEffects
 from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
@@ -37,9 +39,27 @@ def disclosure_control(
     study: Study, site: str, records: pd.DataFrame, potential: Potential | RecordModel, policy: Policy
 ) -> DisclosureControl:
     """The disclosure control for a site's model."""
+    if isinstance(potential, RandomEffects):
+        return ModelDisclosure(study, GroupedRecords(GroupedTerms(), potential.stripped(), potential.dim), policy)
     if isinstance(potential, RecordModel):
         return ModelDisclosure(study, potential, policy)
     return DisclosureControl(study, site, records, potential, policy)
+
+
+class GroupedTerms(eqx.Module):
+    """Contributions of records whose groups have effects."""
+
+    def terms(self, x, data: RandomEffects):
+        """What each record adds to the value."""
+        return data.contributions(x)
+
+
+class GroupedRecords(NamedTuple):
+    """Grouped records, as a model of records is read here."""
+
+    function: GroupedTerms
+    data: RandomEffects
+    dim: int
 
 
 class Contributions(NamedTuple):
@@ -56,12 +76,12 @@ class ModelDisclosure(DisclosureControl):
     Parameters
     ----------
     study : Study
-    model : RecordModel
+    model : RecordModel or GroupedRecords
         With the site's records.
     policy : Policy
     """
 
-    def __init__(self, study: Study, model: RecordModel, policy: Policy):
+    def __init__(self, study: Study, model: RecordModel | GroupedRecords, policy: Policy):
         self._model = model
         self._take(study, policy)
 

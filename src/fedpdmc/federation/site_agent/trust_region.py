@@ -62,7 +62,9 @@ class TrustRegion:
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
         widest = float(np.linalg.eigvalsh(scale.T @ hessian @ scale)[-1])
         study = self._study
-        convex = study.model is None and study.family != "student_t" and not study.unknown_scale
+        convex = (
+            study.model is None and study.effects is None and study.family != "student_t" and not study.unknown_scale
+        )
         most = WIDEST if convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
@@ -87,13 +89,12 @@ class TrustRegion:
                 raise DisclosureRefused(
                     "TOO_FAR", f"a plan {np.sqrt(square.max()):.3g} standard deviations from the reference"
                 )
-        if self._study.prior_scale is None:
+        place = self._study.prior_place
+        if place is None:
             return
         own = slice(None) if start.shape[1] == dim else self._coordinates
         x = start if start.shape[1] != dim else center + (start @ scale.T if scale.ndim == 2 else start * scale)
-        mean, sd = (
-            np.broadcast_to(np.asarray(v), (dim,))[own] for v in (self._study.prior_mean, self._study.prior_scale)
-        )
+        mean, sd = (part[own] for part in place)
         centers = [mean] if self._study.guess is None else [mean, self._study.guess]
         distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
         if not distance <= self._farthest:

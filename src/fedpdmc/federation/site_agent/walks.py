@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -24,9 +25,12 @@ class TooMuchWork(Exception):
 
 
 @compiled
-def _first_steps(clock, keys, steps, *plan):
+def _first_steps(clock, keys, steps, latents, *plan):
     """The first steps. Passing NumPy arrays is faster than converting them to JAX arrays one by one."""
-    return _outcome(clock, *walk_on(clock, keys, begin_walk(clock, Plan(*plan)), Plan(*plan), steps))
+    state = begin_walk(clock, Plan(*plan))
+    if latents is not None:
+        state = eqx.tree_at(lambda s: s.settled, state, latents)
+    return _outcome(clock, *walk_on(clock, keys, state, Plan(*plan), steps))
 
 
 @compiled
@@ -41,9 +45,14 @@ def _outcome(clock: Clock, state, done: Array):
 
 
 def arrivals_along(
-    clock: Clock, keys: ChainKeys, plan: tuple[np.ndarray, ...], records: int, seconds: float
+    clock: Clock,
+    keys: ChainKeys,
+    plan: tuple[np.ndarray, ...],
+    records: int,
+    seconds: float,
+    latents: Array | None = None,
 ) -> tuple[Arrival, Walk]:
-    """The site's arrivals along the arrays of a plan.
+    """The site's arrivals along the arrays of a plan; with private latents, from these on.
 
     Raises
     ------
@@ -51,7 +60,7 @@ def arrivals_along(
         The walk was not finished after this many seconds.
     """
     steps = np.int64(min(MOST_STEPS, max(LEAST_STEPS, RECORDS_AT_ONCE // max(records, 1))))
-    arrival, walk, state, done = _first_steps(clock, keys, steps, *plan)
+    arrival, walk, state, done = _first_steps(clock, keys, steps, latents, *plan)
     begun = time.monotonic()
     while not done:
         if time.monotonic() - begun > seconds:

@@ -25,9 +25,12 @@ class Federation(abc.ABC):
     ----------
     bytes : array or None
         What has passed between the coordinator and each site so far, where it was counted.
+    needs_time : bool
+        Whether sites must know the process time at which a plan begins: those with private latents on a network.
     """
 
     bytes: np.ndarray | None = None
+    needs_time: bool = False
 
     @property
     @abc.abstractmethod

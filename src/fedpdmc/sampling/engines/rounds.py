@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -166,7 +167,10 @@ class RoundsEngine(Engine):
             raise NotFinite("coordinator", 0)
         kept, sent, going = now.kept, None, state.t < end
         if kept is None:
-            arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(itinerary.plan))
+            plan = itinerary.plan
+            if self.federation.needs_time:
+                plan = dataclasses.replace(plan, time=state.t)
+            arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(plan))
             about = np.tile(np.asarray(going), (len(self.federation.names), 1))
         else:
             left = jnp.maximum(end - state.t, 0.0)

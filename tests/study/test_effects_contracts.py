@@ -1,0 +1,112 @@
+"""Contracts with effects of groups: what they mean, and what does not go together with them."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from tests.study.contracts import EFFECTS
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.potentials import RandomEffects
+from fedpdmc.study import parse_study
+from fedpdmc.study.description import modelled
+from fedpdmc.study.mixed_formula import SITE
+
+RECORDS = pd.DataFrame({
+    "ill": pd.Categorical(["no", "yes", "no", "yes"]), "drug": pd.Categorical(["placebo", "verum"] * 2),
+    "age": [0.1, -0.4, 0.3, 1.0], "ward": ["a", "b", "a", "a"],
+})  # fmt: skip
+
+
+def changed(*pairs) -> Any:
+    text = EFFECTS
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return parse_study(text.encode())
+
+
+def test_a_contract_has_parameters_prior_and_model_of_effects():
+    study = changed()
+    assert study.names == ("Intercept", "drug[T.verum]", "age", "log_sd")
+    assert study.used == {"ill", "drug", "age", "ward"}
+    prior = study.prior()
+    np.testing.assert_allclose(np.diag(prior.normal.precision), [*[1.5**-2.0] * 3, 0])
+    np.testing.assert_allclose(-np.asarray(prior.normal.linear) * 1.5**2, [0.1] * 3 + [0])
+    model = study.potential(RECORDS, "north")
+    assert isinstance(model, RandomEffects)
+    assert model.labels == ("a", "b")
+    assert model.names == study.names
+    assert "of each spread half-normal with scale 1.5" in " ".join(modelled(study))
+
+
+@double_precision
+def test_an_effect_of_the_site_and_a_varying_coefficient():
+    study = changed(("(1 | ward)", f"(1 + age | {SITE})"), ('ward = { type = "key" }\n', ""))
+    assert study.names[3:] == ("log_sd[0]", "log_sd[1]", "atanh_correlation")
+    model = study.potential(RECORDS.drop(columns="ward"), "north")
+    assert model.labels == ("",)
+    np.testing.assert_array_equal(np.asarray(model.effects)[:4, 1], RECORDS["age"])
+    assert len(study.prior_place[0]) == len(study.guess) == len(study.reach) == 6
+
+
+@pytest.mark.parametrize("spread", ["exponential", "half-Cauchy"])
+@double_precision
+def test_priors_of_the_spread(spread):
+    prior = changed(('spread = "half-normal"', f'spread = "{spread}"')).prior()
+    rho = np.log([0.3, 2.0])
+    value = [float(prior.spreads.value(jnp.array([0, 0, 0, r]))) for r in rho]
+    density = {"exponential": lambda t: t / 1.5, "half-Cauchy": lambda t: np.log(1 + (t / 1.5) ** 2)}[spread]
+    exact = [density(np.exp(r)) - r for r in rho]
+    np.testing.assert_allclose(np.diff(value), np.diff(exact), rtol=1e-9)
+
+
+OTHER_FAMILIES = {
+    "linear": ('bmi = { type = "number", bounds = [10, 50] }', "", ("log_sigma", "log_sd")),
+    "student_t": ('bmi = { type = "number", bounds = [10, 50] }', "df = 4\nscale = 2.0\n", ("log_sd",)),
+    "poisson": ('bmi = { type = "count", bounds = [0, 50] }', "", ("log_sd",)),
+    "negative_binomial": ('bmi = { type = "count", bounds = [0, 50] }', "size = 2.5\n", ("log_sd",)),
+}
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+@double_precision
+def test_families(family):
+    column, options, names = OTHER_FAMILIES[family]
+    study = changed(
+        ('family = "logistic"\n', f'family = "{family}"\n{options}'), ("ill ~", "bmi ~"),
+        ('ill = { type = "level", levels = ["no", "yes"] }', column),
+    )  # fmt: skip
+    assert study.names[3:] == names
+    model = study.potential(RECORDS.assign(bmi=[20.0, 24.0, 30.0, 21.0]), "north")
+    assert model.names == study.names
+    assert model.dim == len(study.guess) == len(study.prior_place[1])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ([("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-5\n\n[limits]")], "private history"),
+        ([("[dynamics]", '[dynamics]\nkind = "ZigZag"')], "Boomerang"),
+        ([('reference = "laplace"', 'reference = "none"\ncontrol = "none"')], "vb"),
+        ([("mean = 0.1\nscale = 1.5", "flat = true")], "scale of the coefficients"),
+        ([("[releases]", '[releases]\nassessment = ["loo"]')], "not known with effects"),
+        ([("(1 | ward)", "(1 | ward) + (1 | drug)")], r"\(1 . ward\)"),
+        ([("(1 | ward)", "(1 | drug)")], "type 'key'"),
+        ([("(1 | ward)", "(1 | region)")], "type 'key'"),
+        ([("(1 | ward)", "(1 + drug | ward)")], "column of numbers"),
+        ([('spread = "half-normal"', 'spread = "flat"')], "half-normal"),
+        ([('family = "logistic"', 'family = "weibull"')], "family"),
+        ([("scale = 1.5\n\n[dynamics]", "scale = [1.5, 1.5]\n\n[dynamics]")], "one for each of Intercept"),
+        (
+            [("(1 | ward)", "(1 + age | ward)"), ('family = "logistic"', 'family = "logistic"\nunits = "original"')],
+            "age",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_told(pairs, told):
+    with pytest.raises(InputError, match=told):
+        changed(*pairs)
