@@ -16,7 +16,7 @@ from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
 from benchmarks.tables import label, markdown, rates_table, ratios, ratios_table
 from rich.console import Console
 
-from benchmarks import any_model, few_rounds, grid
+from benchmarks import any_model, few_rounds, grid, random_effects
 
 HERE = Path(__file__).resolve().parent
 RIVAL_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
@@ -153,7 +153,16 @@ def _by_rival(script: str, options: dict) -> dict:
     return contest([str(RIVAL_PYTHON), script, *arguments(options)])
 
 
-PARTS = {"zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models, "grid": over_grid}
+def effects(quick: bool, console: Console) -> tuple[dict, list]:
+    """Private effects of groups against NUTS on the pooled records."""
+    names = [name for name in random_effects.CASES if not quick or name.startswith("cbpp")]
+    found = random_effects.measure(names, 1, 1800.0, None, None)
+    return {"contestants": found}, [random_effects.table(found)]
+
+
+PARTS = {
+    "zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models, "grid": over_grid, "random-effects": effects,
+}  # fmt: skip
 
 
 def main() -> None:
