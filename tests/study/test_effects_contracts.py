@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from tests.study.contracts import EFFECTS
 
+import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import RandomEffects
 from fedpdmc.study import parse_study
 from fedpdmc.study.description import modelled
-from fedpdmc.study.mixed_formula import SITE
+from fedpdmc.study.mixed_formula import SITE, MixedFormula, parse_mixed
 
 RECORDS = pd.DataFrame({
     "ill": pd.Categorical(["no", "yes", "no", "yes"]), "drug": pd.Categorical(["placebo", "verum"] * 2),
@@ -110,3 +111,65 @@ def test_families(family):
 def test_what_does_not_go_together_is_told(pairs, told):
     with pytest.raises(InputError, match=told):
         changed(*pairs)
+
+
+@pytest.mark.parametrize(
+    ("formula", "fixed", "slope", "groups"),
+    [
+        ("ill ~ drug + dose + (1 | ward)", "ill ~ drug + dose", None, "ward"),
+        ("ill ~ (1+dose|ward) + drug * dose", "ill ~ drug * dose", "dose", "ward"),
+        ("ill ~ (1 | hospital)", "ill ~ 1", None, "hospital"),
+    ],
+)
+def test_formulas_are_taken_apart(formula, fixed, slope, groups):
+    assert parse_mixed(formula) == MixedFormula(fixed, slope, groups)
+
+
+def table():
+    """Three hospitals with two wards each."""
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({
+        "hospital": np.repeat(["n", "s", "w"], 8),
+        "ward": np.repeat([f"ward {i}" for i in range(6)], 4),
+        "dose": rng.normal(size=24),
+        "drug": np.tile(["a", "b"], 12),
+        "ill": np.tile([0, 1, 1], 8),
+    })  # fmt: skip
+
+
+def test_sites_of_a_table_have_their_own_wards():
+    found = fp.sites(
+        table(), formula="ill ~ drug + (1 + dose | ward)", family="logistic", by="hospital", spread="half-Cauchy"
+    )
+    assert [site.name for site in found] == ["n", "s", "w"]
+    model: Any = found["s"].potential
+    assert model.labels == ("ward 2", "ward 3")
+    assert model.names == found.names == ("Intercept", "drug[T.b]", "log_sd[0]", "log_sd[1]", "atanh_correlation")
+    assert found.prior.normal.dim == 5
+    np.testing.assert_array_equal(np.asarray(model.effects)[:8, 1], table()["dose"].to_numpy()[8:16])
+    assert 'spread = "half-Cauchy"' in found.study.text.decode()
+
+
+def test_an_effect_of_each_site_is_one_latent(tmp_path):
+    found = fp.sites(table(), formula="ill ~ dose + (1 | hospital)", family="logistic", by="hospital")
+    assert [site.latents for site in found] == [1, 1, 1]
+    assert parse_study(found.write(tmp_path / "study.toml").read_bytes()).effects.formula.groups == SITE
+    assert list(found["n"].naming.constrain(np.zeros(3))) == ["Intercept", "dose", "sd"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"by": "clinic"}, "clinic"),
+        ({"formula": "ill ~ age + (1 | ward)"}, "age"),
+        ({"formula": "ill ~ dose + (1 | floor)"}, "floor"),
+        ({"family": "weibull"}, "logistic"),
+        ({"prior": "student_t(3, 0, 1)"}, "normal"),
+        ({"prior": "flat"}, "normal|scale"),
+        ({"formula": "ill ~ dose", "spread": "exponential"}, "without effects"),
+        ({"spread": "uniform"}, "half-normal"),
+    ],
+)
+def test_bad_tables_are_told(change, told):
+    with pytest.raises(InputError, match=told):
+        fp.sites(table(), **{"formula": "ill ~ dose + (1 | ward)", "by": "hospital", "family": "logistic"} | change)

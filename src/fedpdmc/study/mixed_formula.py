@@ -93,3 +93,8 @@ def parse_mixed(formula: str, where: str = "formula") -> MixedFormula:
     terms = [term.strip() for term in TERM.sub("", right).split("+")]
     right = " + ".join(term for term in terms if term) or "1"
     return MixedFormula(f"{left.strip()} ~ {right}", slopes[0] if slopes else None, groups)
+
+
+def by_site(formula: str) -> str:
+    """The formula with the site itself as the group."""
+    return TERM.sub(lambda term: f"({term[1]} | {SITE})", formula)

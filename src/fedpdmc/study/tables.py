@@ -16,12 +16,14 @@ from fedpdmc.members.member import DescribedSites
 from fedpdmc.members.site import Site
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.families import family as record_family
+from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
 from fedpdmc.study.description import modelled
 from fedpdmc.study.formula import Design, columns_of
+from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
 from fedpdmc.study.prior_names import Prior, prior_by_name
 from fedpdmc.study.units import design_map
 from fedpdmc.study.value_checks import Origin, checked_records, faulty_sites
@@ -29,7 +31,7 @@ from fedpdmc.study.write_contract import contract_text
 from fedpdmc.validation import one_of
 
 # What the response of a family is; a number of any other.
-RESPONSES = {"logistic": "level", "poisson": "count"}
+RESPONSES = {"logistic": "level", "poisson": "count", "negative_binomial": "count"}
 # What a column of a family of the standard library is, by what the family takes.
 ROLES = {"binary": "level", "index": "level", "count": "count", "real": "number", "positive": "positive",
          "nonnegative": "number", "unit": "unit"}  # fmt: skip
@@ -55,7 +57,7 @@ class Sites(DescribedSites):
     def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior):
         self.study, self.tables, self._prior = study, tables, prior
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
-        self.prior = prior.potential(study.names)
+        self.prior = study.prior() if study.effects else prior.potential(study.names)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -130,6 +132,8 @@ def sites(
     standardize: bool = True,
     missing: str = "refuse",
     name: str = "study",
+    spread: str | None = None,
+    spread_scale: float | None = None,
     **options: Any,
 ) -> Sites:
     """Sites from a table, with a formula: what a contract says, without a network.
@@ -139,7 +143,8 @@ def sites(
     table : pandas or polars DataFrame, Arrow table, or dict of them
         All records with a column ``by`` that says whose each is; or a table for each site.
     formula : str
-        Such as ``"died ~ hmo * white + age"``: columns and their interactions.
+        Such as ``"died ~ hmo * white + age"``: columns and their interactions. One term may be an effect of groups that
+        stays at its site: ``(1 | ward)``, ``(1 + dose | ward)``, or with the column ``by`` an effect of each site.
     family : str
         As in a contract: ``"logistic"``, ``"poisson"``, ``"linear"``, ``"student_t"``, or one of the standard library, such
         as ``"weibull"`` or ``"negative_binomial"``.
@@ -160,30 +165,57 @@ def sites(
         What to do with a record with a missing value.
     name : str
         The study's name.
+    spread, spread_scale : optional
+        The prior of the spread of effects: "half-normal" (if None), "exponential" or "half-Cauchy", and its scale (1 if
+        None) in the units of the model.
     **options
-        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm); the table's columns
-        for those of the family that are not the response, such as ``died="status"``; constants, such as ``cuts=[1.0, 2.0]``.
+        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm), with effects the
+        ``size`` of a negative binomial; the table's columns for those of the family that are not the response, such as
+        ``died="status"``; constants, such as ``cuts=[1.0, 2.0]``.
 
     Returns
     -------
     Sites
     """
-    one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES))
-    parts = _by_site(table, by)
-    used = _uses(formula, family, options)
-    declared = _declare(parts, formula, used, dict(columns or {}), standardize and family in PREDICTOR_FAMILIES)
+    mixed = parse_mixed(formula) if is_mixed(formula) else None
+    if mixed is None and (spread is not None or spread_scale is not None):
+        raise InputError(
+            "spread", "a prior of a spread without effects", "Give a formula with a term such as (1 | ward)."
+        )
+    one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES) if mixed is None else GROUPED_FAMILIES)
+    predictor = mixed is not None or family in PREDICTOR_FAMILIES
+    parts, fixed = _by_site(table, by), formula if mixed is None else mixed.fixed
+    used, told = _uses(fixed, family, options, predictor), dict(columns or {})
+    if mixed is not None and mixed.slope is not None:
+        # Its coefficient varies by group: it is neither centred nor scaled, so that the effects are in its own units.
+        told[mixed.slope] = {"center": 0.0, "scale": 1.0} | dict(told.get(mixed.slope, {}))
+        used = used._replace(covariates=[*used.covariates, mixed.slope])
+    declared = _declare(parts, fixed, used, told, standardize and predictor)
+    if mixed is not None and mixed.groups != by:
+        declared[mixed.groups] = Column(mixed.groups, "key")
+    elif mixed is not None:
+        formula = by_site(formula)
     model: dict[str, Any] = {"family": family, "formula": formula}
     tables = {"model": model}
-    if family in PREDICTOR_FAMILIES:
+    if predictor:
         model |= {"units": "original"} | options
     else:
         taken = {key: value for key, value in options.items() if isinstance(value, str)}
         tables |= {"model.columns": taken, "model.constants": {k: v for k, v in options.items() if k not in taken}}
     tables |= {"releases": {"derivatives": "summed" if len(parts) >= 3 else "own"}, "limits": LIMITS}
+    design = Design(fixed, declared)
     # The parameters of some families follow from the levels of the response.
-    names = parse_study(contract_text(name, list(parts), declared, missing, tables | {"prior": {"flat": True}})).names
-    rule = prior_by_name(prior, names, Design(formula, declared), declared, family)
-    study = parse_study(contract_text(name, list(parts), declared, missing, tables | {"prior": rule.table()}))
+    names = design.names
+    if mixed is None:
+        text = contract_text(name, list(parts), declared, missing, tables | {"prior": {"flat": True}})
+        names = parse_study(text).names
+    rule = prior_by_name(prior, names, design, declared, family)
+    if mixed is not None and not rule.gaussian:
+        raise InputError("prior", rule.words, "With effects the coefficients' priors are normal.")
+    of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
+    study = parse_study(
+        contract_text(name, list(parts), declared, missing, tables | {"prior": rule.table() | of_spread})
+    )
     return Sites(study, _records(study, parts), rule)
 
 
@@ -202,9 +234,9 @@ class _Uses(NamedTuple):
         return list(dict.fromkeys([*self.roles, *self.covariates, *offset]))
 
 
-def _uses(formula: str, family: str, options: Mapping[str, Any]) -> _Uses:
+def _uses(formula: str, family: str, options: Mapping[str, Any], predictor: bool) -> _Uses:
     response, covariates = columns_of(formula)
-    if family in PREDICTOR_FAMILIES:
+    if predictor:
         roles = {response: RESPONSES.get(family, "number")}
         offset = options.get("offset")
         return _Uses(response, roles, covariates, offset, family == "linear" and "scale" not in options)

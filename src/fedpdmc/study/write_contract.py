@@ -27,6 +27,8 @@ def toml_value(value: Any) -> str:
 
 def column_table(column: Column) -> dict[str, Any]:
     """A column's declaration, without what is usual."""
+    if column.type == "key":
+        return {"type": column.type}
     if column.type == "level":
         return {"type": column.type, "levels": list(column.levels)}
     found: dict[str, Any] = {"type": column.type, "bounds": list(column.bounds)}
