@@ -34,7 +34,7 @@ scale = 2.0
 
 [dynamics]
 kind = "{kind}"
-reference = "laplace"
+reference = "{reference}"
 control = "{control}"
 chains = {chains}
 
@@ -60,7 +60,14 @@ release = 0.1
 
 
 def contract(
-    family="logistic", kind="ZigZag", neighbours="replace", control="quadratic", chains=64, excess=2.0, epsilon=1e4
+    family="logistic",
+    kind="ZigZag",
+    neighbours="replace",
+    control="quadratic",
+    chains=64,
+    excess=2.0,
+    epsilon=1e4,
+    reference="laplace",
 ):
     """A contract under which a coordinator may choose reference and control variate."""
     region = "region = 1.0" if family in ("poisson", "linear") else ""
@@ -68,7 +75,7 @@ def contract(
     return parse_study(
         CONTRACT.format(
             family=family, kind=kind, neighbours=neighbours, control=control, chains=chains, excess=excess, region=region,
-            epsilon=epsilon, outcome=OUTCOMES[family], options=OPTIONS.get(family, ""),
+            epsilon=epsilon, reference=reference, outcome=OUTCOMES[family], options=OPTIONS.get(family, ""),
         ).encode()
     )  # fmt: skip
 
@@ -109,6 +116,13 @@ class Attacked:
         answer = messages.decode(data)
         self.sequence += not isinstance(answer, messages.Refusal)
         return data, answer
+
+    def derive(self, x, spread=None):
+        """Derivatives at a point, or their means about it. Neither their number nor that of refusals is limited."""
+        told = self.ask(messages.Derive(RUN, self.sequence, np.asarray(x), *(() if spread is None else (spread,))))[1]
+        self.agent.refusals, self.agent.computation.progress.points = 0, 0
+        self.agent.computation._points.clear()
+        return told
 
     def open(
         self, center=(0.0, 0.0), scale=(1.0, 1.0), precision=None, linear=(0.0, 0.0), point=(0.0, 0.0), segments=1

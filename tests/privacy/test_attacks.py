@@ -15,10 +15,13 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.public_proposals import time_grid
 from fedpdmc.errors import InputError, LedgerError, PlanRefused
 from fedpdmc.federation import messages
+from fedpdmc.members.noisy_derivatives import noisy_derivatives
 from fedpdmc.members.opening import less_public
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import FAULT, read
 from fedpdmc.privacy.ledger_identity import head_path
+from fedpdmc.privacy.schedule import ONE_SHOT
+from fedpdmc.study import parse_study
 
 FAMILIES = ("logistic", "poisson", "linear", "student_t")
 KINDS = ("ZigZag", "FactorisedBoomerang")
@@ -197,6 +200,64 @@ def test_answers_have_one_size_and_times_few_bits(tmp_path, family, kind, relati
             assert answer.passes == 0 and not answer.coordinate[~rang].any()
         site.close()
     assert sizes[0] == sizes[1]
+
+
+def test_the_size_of_noise_is_the_same_to_the_last_bit_for_all_records(tmp_path):
+    """It depends on what was spent: were costs added in the order of hashes of the records, rounding would tell them."""
+    seen = set()
+    for k in range(8):
+        y = (np.arange(12) % 2).astype(float)
+        y[k] = 1 - y[k]
+        budget = fp.Budget(0.5, 1e-5, bounds=fp.Bounds(norm=1.0), ledger=a_ledger(tmp_path / f"{k}.db"))
+        site = fp.Site(fp.models.logistic(np.linspace(-1, 1, 12)[:, None], y), name="site", budget=budget)
+        told = [noisy_derivatives(site, np.array([0.1 * step]), step, ONE_SHOT) for step in range(4)]
+        seen.add(tuple((one.gradient_sd, one.hessian_sd) for one in told))
+    assert len(seen) == 1
+
+
+def test_which_records_are_complete_is_not_told_where_covariates_are_public():
+    """A record whose outcome is missing would be gone from sums that have no noise."""
+    text = contract(neighbours="label").text.replace(b"format = 1", b'format = 1\nmissing = "drop"')
+    with pytest.raises(InputError, match="'drop' with neighbours = 'label'"):
+        parse_study(text)
+    assert parse_study(text.replace(b'"label"', b'"replace"')).missing == "drop"
+
+
+# Points and spreads at which numbers are large, small or none.
+ODD_POINTS = [(a, b) for a in (0.0, 1e-300, 1e3, 1e14, 9.9e14, 1.1e15, 1e200) for b in (0.3, -a)]
+ODD_SPREADS = [
+    None,
+    *(k * np.eye(2) for k in (0.0, 1.0, -1.0, 5.0, 3e7, 1e9, 1e160)),
+    np.array([[1.0, 0.0], [1.0, 1e-12]]),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "relation"),
+    [
+        pytest.param(family, relation, marks=() if (family, relation) == ("poisson", "label") else pytest.mark.long)
+        for family in FAMILIES
+        for relation in RELATIONS
+    ],
+)
+def test_releases_at_odd_points_tell_no_more_than_noise_hides(tmp_path, family, relation):
+    """Refusals, sizes of noise and accounts are the same bytes, nothing fails, and what has no noise is the same."""
+    every, answered = [(x, spread) for x in ODD_POINTS for spread in ODD_SPREADS], 0
+    for at in range(0, len(every), 40):
+        sites = attacked(tmp_path / str(at), family, relation, reference="vb", epsilon=1e5, chains=2)
+        for x, spread in every[at : at + 40]:
+            told = [site.derive(x, spread) for site in sites]
+            if isinstance(told[0], messages.Refusal):
+                assert told[0].code == told[1].code
+                continue
+            answered += 1
+            assert told[0].noise.tobytes() == told[1].noise.tobytes()
+            if told[0].noise[1] == 0:
+                np.testing.assert_array_equal(told[0].hessian, told[1].hessian)
+        for site in sites:
+            assert FAULT not in [entry.reply for entry in read(site.ledger)]
+            site.close()
+    assert answered > 20
 
 
 @pytest.mark.parametrize("trouble", ["a new ledger", "an older copy"])

@@ -64,3 +64,37 @@ def test_with_noise_without_bound_it_is_the_prior():
     release = Release(np.array([1.0, -1.0]), np.array([0.5, 2.0]), hessian, np.full(2, 1e6), np.full((2, 2), 1.0))
     mean, cov = noise_aware.given_hessian(release, hessian, Gaussian(np.array([0.3, 0.1]), np.eye(2)))
     assert np.allclose(mean, [0.3, 0.1], atol=1e-4) and np.allclose(cov, np.eye(2), atol=1e-4)
+
+
+def test_releases_of_a_quadratic_are_pooled_without_loss():
+    """θ from the prior, one score, several noisy gradients: z = (θ − mean)/sd has variance one, and a smaller sd than one's."""
+    rng, hessian, prior = np.random.default_rng(4), np.array([[9.0, 2.0], [2.0, 5.0]]), Gaussian(np.zeros(2), np.eye(2))
+    z, narrower = [], []
+    for _ in range(1500):
+        theta = rng.standard_normal(2)
+        score, releases, x = np.linalg.cholesky(hessian) @ rng.standard_normal(2), [], prior.mean
+        for sd in (8.0, 6.0, 5.0, 4.0):
+            gradient = score - hessian @ (theta - x) + sd * rng.standard_normal(2)
+            releases.append(Release(x, gradient, hessian, np.full(2, sd), np.zeros((2, 2))))
+            one, x = noise_aware.pooled(releases, prior)
+        mean, cov = noise_aware.given_hessian(one, hessian, prior)
+        z.append((theta - mean) / np.sqrt(np.diag(cov)))
+        alone = noise_aware.given_hessian(releases[-1], hessian, prior)[1]
+        narrower.append(np.sqrt(np.diag(cov) / np.diag(alone)))
+    # What is added for a change of the curvature, which a quadratic does not have, makes it a little wider.
+    square, error = np.mean(np.square(z)), np.std(np.mean(np.square(z), 1)) / np.sqrt(len(z))
+    assert 0.9 - 4 * error < square < 1 + 4 * error
+    assert np.mean(narrower) < 0.95
+
+
+@pytest.mark.parametrize(("change", "right"), [(noise_aware.CURVATURE_CHANGE, True), (0.0, False)])
+def test_where_there_is_little_noise_the_points_far_away_have_no_say(monkeypatch, change, right):
+    """A logistic likelihood of 10⁵ records: Newton's first steps are off by more than the noise."""
+    monkeypatch.setattr(noise_aware, "CURVATURE_CHANGE", change)
+    n, p, prior, x, releases = 1e5, 0.9, Gaussian(np.zeros(1), np.eye(1)), np.zeros(1), []
+    for sd in (200.0, 120.0, 100.0, 80.0):
+        mean = 1 / (1 + np.exp(-x))
+        releases.append(Release(x, n * (mean - p), np.diag(n * mean * (1 - mean)), np.full(1, sd), np.zeros((1, 1))))
+        x = noise_aware.pooled(releases, prior)[1]
+    deviation = np.sqrt(1 / (n * p * (1 - p)))
+    assert (abs(x[0] - np.log(p / (1 - p))) < 0.15 * deviation) == right

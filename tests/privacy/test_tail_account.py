@@ -154,3 +154,20 @@ def test_an_account_keeps_the_bound_it_was_opened_with(tmp_path):
     assert guard.ledger.spent("records") == spent
     # One that was opened before bounds were named has Rényi's.
     assert Account("a", 1.0, 1e-6, "replace", 2.0, 0.1).bound == "renyi"
+
+
+@pytest.mark.filterwarnings("ignore:The noise that the privacy budgets ask for")
+def test_what_a_study_was_granted_is_for_one_kind_of_answer(tmp_path):
+    """Released summaries alone may cost a little more than with arrivals: a study that mixes them has the lesser."""
+    prior = fp.models.normal_prior(2)
+    terms = {"epsilon": 9.0, "delta": 1e-6, "granted": (2.0, 1e-6), "dataset": None}
+    site = private_site(a_ledger(tmp_path / "arrivals first.db"), **terms)
+    opened(site).answer(a_plan([0.0, 0.0], [1.0, -1.0], 1e-3))
+    with pytest.raises(BudgetSpent, match="spent on arrivals too"):
+        fp.sample([site], prior, method="private-laplace", seed=1, progress=False)
+    site = private_site(a_ledger(tmp_path / "summaries first.db"), **terms)
+    fp.sample([site], prior, method="private-laplace", seed=1, progress=False)
+    with pytest.raises(BudgetSpent, match="granted to study 'study' was opened for released summaries alone"):
+        opened(site)
+    # Another study has a grant of its own.
+    opened(private_site(tmp_path / "summaries first.db", **terms, study="another"))

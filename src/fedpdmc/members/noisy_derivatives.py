@@ -100,10 +100,14 @@ def prepared(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarray |
     own, about = own_part(x, spread, site.coordinates)
     own, model = release_point(own, budget.bounds), model_of(site.potential)
     sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
-    if about is not None:
-        factor = averaged_sensitivity(model, budget.bounds, about)
-        sensitivity = (up(factor * sensitivity[0]), up(factor * sensitivity[1]))
-    return Prepared(own, model, sensitivity, _rounding(site, model, own, sensitivity, about), about)
+    # Numbers so large that they overflow are refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if about is not None:
+            factor = averaged_sensitivity(model, budget.bounds, about)
+            # What no record changes needs no noise, averaged or not: zero stays zero.
+            sensitivity = (up(factor * sensitivity[0]), up(factor * sensitivity[1]) if sensitivity[1] else 0.0)
+        rounding = _rounding(site, model, own, sensitivity, about)
+    return Prepared(own, model, sensitivity, rounding, about)
 
 
 def release_key(site: Site, key: bytes, ready: Prepared) -> bytes:
@@ -120,6 +124,24 @@ def release_spent(site: Site) -> BudgetSpent:
         f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on released "
         "summaries is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
     )
+
+
+def release_limit(site: Site, alone: bool) -> float:
+    """What the site's study may spend; ``alone``: on released summaries and nothing else, which are accounted for exactly.
+
+    Which of the two applies to a study is decided by its first answer: a choice that depended on answers would be covered
+    by neither.
+    """
+    budget = site.budget
+    assert budget is not None
+    ledger, account = budget.open(releases_only=alone)
+    if alone and budget.granted is not None and ledger.rounds(budget.account_name, budget.study):
+        raise BudgetSpent(
+            f"site {site.name!r}: what was granted to study {budget.study!r} was spent on arrivals too, with which released "
+            "summaries must share it (code BUDGET_SPENT). Give the study another name, or name the share of summaries: "
+            "Budget(release=0.5)."
+        )
+    return budget.study_limit(account, releases_only=alone)
 
 
 @double_precision
@@ -149,7 +171,7 @@ def noisy_derivatives(
     ledger.begin(dataset, study, f"release {records[:32]}", bytes.fromhex(fingerprint(site.raw)), "{}")
     asked = hashlib.sha256(repr((records, ready.model, ready.sensitivity, *ready.where)).encode()).digest()
     request = Request(dataset, study, f"release {asked.hex()[:32]}", "release", 0, asked)
-    limit = budget.study_limit(account, releases_only=alone)
+    limit = release_limit(site, alone)
     share = (budget.release or schedule.usual) * limit
     left = max(share - ledger.released(dataset, study, asked), 0.0)
     cost = left * schedule.steps[step] / sum(schedule.steps[step:]) if step < len(schedule.steps) else left

@@ -111,10 +111,13 @@ class PrivateSite:
 
     def _check_bound(self) -> None:
         """Refuse arrivals that the account does not cover: it was opened with a bound, and keeps it."""
-        account, ratio = self.account, self.sensitivity.k_2 / self.excess
-        if account.bound == "gaussian":
+        account, ratio, study = self.account, self.sensitivity.k_2 / self.excess, self.budget.study
+        most = self.budget.release * self.granted * (1 + 1e-6)
+        alone = self.budget.granted is not None and self.ledger.released(self.dataset, study) > most
+        if account.bound == "gaussian" or alone:
+            whose = f"What was granted to study {study!r}" if alone else f"The account of data set {self.dataset!r}"
             raise BudgetSpent(
-                f"The account of data set {self.dataset!r} was opened for released summaries alone, to which it grants "
+                f"{whose} was opened for released summaries alone, to which it grants "
                 "all of the budget: it covers no arrivals (code BUDGET_SPENT). To use both methods, name the share of "
                 "summaries from the start: Budget(release=0.5)."
             )

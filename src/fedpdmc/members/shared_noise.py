@@ -13,7 +13,14 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import fingerprint
-from fedpdmc.members.noisy_derivatives import Noisy, checked_content, prepared, release_key, release_spent
+from fedpdmc.members.noisy_derivatives import (
+    Noisy,
+    checked_content,
+    prepared,
+    release_key,
+    release_limit,
+    release_spent,
+)
 from fedpdmc.members.site import Site, derivatives
 from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.gaussian_account import gaussian_limit
@@ -98,7 +105,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
     assert budget is not None
     own, dataset, study = ready.point, budget.account_name, budget.study
     ledger, account = budget.open(releases_only=True)
-    limit = budget.study_limit(account, releases_only=not budget.release)
+    limit = release_limit(site, not budget.release)
     cost = up(account.alpha / 2 * _squared_mu(site, terms.step))
     run = f"{group.run}/{site.name}"
     ledger.begin(dataset, study, run, bytes.fromhex(fingerprint(site.raw)), "{}")

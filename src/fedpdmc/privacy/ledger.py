@@ -172,11 +172,18 @@ class Ledger:
     def released(self, dataset: str, study: str, asked: bytes = b"") -> float:
         """What the summaries that one study had released have cost, rounded up; ``asked``: without this request.
 
-        What is reserved for one that was cut short counts.
+        What is reserved for one that was cut short counts. The noise of the next release depends on this number, which must
+        be the same, to the last bit, for all records: costs are added without rounding, since their order here is that of
+        the requests' hashes, which are made of the records.
         """
         where = "dataset = ? AND study = ? AND kind LIKE 'release%' AND request <> ?"
-        each = f"SELECT min(cost) AS cost FROM entries WHERE {where} GROUP BY request"
-        return float(self._look(f"SELECT total(cost) FROM ({each})", dataset, study, asked)) * (1 + 1e-12)
+        each = self._look_at(f"SELECT min(cost) FROM entries WHERE {where} GROUP BY request", dataset, study, asked)
+        return math.fsum(cost for (cost,) in each) * (1 + 1e-12)
+
+    def rounds(self, dataset: str, study: str) -> int:
+        """How many rounds of arrivals one study was answered, or cut short in."""
+        where = "dataset = ? AND study = ? AND kind LIKE 'round%'"
+        return int(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study))
 
     def answered(self, request: Request) -> bool:
         """Whether this very request was answered."""
@@ -189,11 +196,14 @@ class Ledger:
         return bool(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
 
     def _look(self, query: str, *values: str | bytes | int) -> Any:
+        found = self._look_at(query, *values)
+        return found[0][0] if found else None
+
+    def _look_at(self, query: str, *values: str | bytes | int) -> list[Any]:
         with self._mutex:
             self._check_usable()
             with self._trouble("read"):
-                found = self._db.execute(query, values).fetchone()
-        return None if found is None else found[0]
+                return self._db.execute(query, values).fetchall()
 
     def begin(self, dataset: str, study: str, run: str, records: bytes, detail: str) -> None:
         """Note that a run begins on records with this hash; the same records are kept under one name only."""

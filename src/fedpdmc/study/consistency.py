@@ -190,6 +190,13 @@ def _check_private(study: Study) -> None:
             "Only coordinate flips can be private, and derivatives without noise cannot: use kind = 'ZigZag' or "
             "'FactorisedBoomerang' with derivatives = 'none' or 'noisy'.",
         )
+    if study.neighbours == "label" and study.missing == "drop":
+        raise InputError(
+            "study.toml: missing",
+            "'drop' with neighbours = 'label'",
+            "Which records are complete would depend on outcomes, and covariates are public there: set missing = 'refuse', "
+            "or neighbours = 'replace'.",
+        )
     if study.assessment:
         raise InputError(
             "study.toml: releases: assessment",
