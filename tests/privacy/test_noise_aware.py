@@ -67,7 +67,7 @@ def test_with_noise_without_bound_it_is_the_prior():
 
 
 def test_releases_of_a_quadratic_are_pooled_without_loss():
-    """θ from the prior, one score, several noisy gradients: z = (θ − mean)/sd has variance one, and a smaller sd than one's."""
+    """θ from the prior, one score, several noisy gradients: z = (θ − mean)/sd has variance one, sd is smaller."""
     rng, hessian, prior = np.random.default_rng(4), np.array([[9.0, 2.0], [2.0, 5.0]]), Gaussian(np.zeros(2), np.eye(2))
     z, narrower = [], []
     for _ in range(1500):
