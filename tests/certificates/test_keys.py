@@ -6,7 +6,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedpdmc.certificates.keys import certificate_name, make_keys, names, read_credentials, sign, signer
+from fedpdmc.certificates.keys import certificate_name, fingerprint, make_keys, names, read_credentials, sign, signer
 from fedpdmc.certificates.requests import request_certificate, sign_request
 from fedpdmc.errors import InputError
 
@@ -81,6 +81,29 @@ def test_a_party_makes_its_own_key_and_the_authority_signs(tmp_path):
     assert "coordinator" in names(found.certificate)
     # Renewed: the same key, another certificate.
     assert request_certificate(tmp_path / name, name)[1] == fingerprint
+
+
+def of_another_version(pem: bytes) -> bytes:
+    """A certificate that says it is of version 2, which nobody writes."""
+    found = x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
+    changed = found.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020101"), 1)
+    assert changed != found
+    lines = base64.encodebytes(changed).decode()
+    return f"-----BEGIN CERTIFICATE-----\n{lines}-----END CERTIFICATE-----\n".encode()
+
+
+def test_a_certificate_of_another_version_is_refused_by_name(tmp_path):
+    make_keys(tmp_path, ["north"])
+    path = tmp_path / "sites" / "north" / "certificate.pem"
+    path.write_bytes(of_another_version(path.read_bytes()))
+    with pytest.raises(InputError, match="version"):
+        read_credentials(path.parent)
+    with pytest.raises(ValueError, match="version"):
+        fingerprint(path.read_bytes())
+    authority = tmp_path / "authority" / "certificate.pem"
+    authority.write_bytes(of_another_version(authority.read_bytes()))
+    with pytest.raises(InputError, match="version"):
+        make_keys(tmp_path, ["north", "south"])
 
 
 @pytest.mark.parametrize("how", ["other name", "rubbish", "altered", "missing"])

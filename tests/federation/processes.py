@@ -71,7 +71,7 @@ class Parties:
         path = self.store(name) / "audit.log"
         return path.stat().st_size if path.exists() else 0
 
-    def wait_for(self, ready, seconds=120):
+    def wait_for(self, ready, seconds=400):
         """Wait until something is so; an end of any party before that is an error."""
         end = time.monotonic() + seconds
         while not ready():
@@ -80,7 +80,7 @@ class Parties:
             assert not over, self.words()
             time.sleep(0.01)
 
-    def finish(self, seconds=180):
+    def finish(self, seconds=600):
         """Wait until everyone has ended well."""
         for process in self.running.values():
             assert process.wait(seconds) == 0, self.words()

@@ -95,6 +95,17 @@ def test_averages_of_few_records_are_refused(guarded, agent, tmp_path):
     assert code(derive(agent, X, np.diag([1e-3, 40.0, 1e-3]))) == "TOO_FAR"
 
 
+def test_a_spread_is_no_wider_than_the_sites_own_posterior(agent):
+    """A wide Gaussian has a small mean Hessian, and would open a run whose plans go far out."""
+    width = np.linalg.cholesky(np.linalg.inv(own(agent, X, None)[2]))
+    assert code(derive(agent, X, width)) is None
+    assert code(derive(agent, X, 5 * width)) == "TOO_WIDE"
+    # In one direction alone.
+    assert code(derive(agent, X, width * [0.1, 6.0, 0.1])) == "TOO_WIDE"
+    # Refusals count as points.
+    assert agent.computation.progress.points == 3
+
+
 def test_the_contributions_that_are_checked_are_those_of_the_release(guarded, tmp_path):
     agent = guarded.agent("north", tmp_path / "store")
     control = agent.computation._control

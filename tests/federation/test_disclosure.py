@@ -21,10 +21,10 @@ from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
-from fedpdmc.federation.site_agent.disclosure import largest_leverage
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.transport import Request
 from fedpdmc.study import read_policy
+from fedpdmc.study.record_shares import largest_leverage
 
 RUN, RECORDS = b"r" * 16, 100
 OWN = CONTRACT.replace("mean = 0.1\nscale = 1.5", "mean = 0.0\nscale = 2.5")

@@ -24,7 +24,7 @@ LONGER = (
 @pytest.fixture(
     params=[
         pytest.param(LONGER, id="family"),
-        pytest.param(with_model_file(LONGER), id="file", marks=pytest.mark.long),
+        pytest.param(with_model_file(LONGER.replace("ess = 60", "ess = 40")), id="file", marks=pytest.mark.long),
     ]
 )
 def folder(tmp_path, request):

@@ -10,9 +10,9 @@ from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation.plausibility import Plausible
-from fedpdmc.federation.site_agent.disclosure import largest_leverage
 from fedpdmc.federation.site_agent.model_disclosure import block_leverage
 from fedpdmc.study import parse_study
+from fedpdmc.study.record_shares import largest_leverage
 
 # Whether someone of a given age is ill moves a parameter of its own.
 SNOOP = """fedpdmc model 1

@@ -65,7 +65,7 @@ def test_a_store_of_another_contract_or_seed_is_refused(connect, folder, tmp_pat
         pass
     with pytest.raises(InputError, match=f"The run in this store has seed {SEED}"):
         fp.connect(folder.study, data=folder.data, seed=SEED + 1, store=tmp_path / "run")
-    other = tmp_path / "other.toml"
+    other = folder.path / "other.toml"
     other.write_text(folder.contract + "\n# changed\n")
     with pytest.raises(InputError, match="another contract"):
         fp.connect(other, data=folder.data, store=tmp_path / "run")

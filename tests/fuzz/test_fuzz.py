@@ -10,8 +10,8 @@ from tests.fuzz.engine import Target, fuzz
 from fedpdmc.errors import InputError
 
 # Files and keys only: nothing is compiled.
-QUICK = ("addresses", "bundles", "contracts", "credentials", "csv", "decoder", "formulas", "ledgers", "options",
-         "policies", "queries", "seal_files", "site_secrets", "sqlite", "stall_options",
+QUICK = ("addresses", "assessments", "bundles", "contracts", "credentials", "csv", "decoder", "formulas", "ledgers",
+         "options", "policies", "queries", "seal_files", "site_secrets", "sqlite", "stall_options",
          "status_requests", "logs")  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def test_changed_inputs_are_read_or_refused(name, tmp_path):
 FOUND = [
     ("addresses", "[::1]:1²".encode()),
     ("options", "north=²".encode()),
+    ("formulas", "ill ~ drug ^²".encode()),
     ("csv", b")l"),
     ("csv", b'ill,drug,age2"0\n'),
     ("csv", b"[X\xb5\xc0\xbe\xda\x9bi"),

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -14,6 +15,9 @@ from tests.federation.test_private_studies import PRIVATE
 from tests.fuzz.engine import Target
 from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, rows, write_csv
 
+from fedpdmc.assessment.at_site import SiteAssessment
+from fedpdmc.assessment.loo import LOO
+from fedpdmc.assessment.whole import Assessment
 from fedpdmc.certificates import keys
 from fedpdmc.certificates.requests import request_certificate, sign_request
 from fedpdmc.cli.study import _by_site, _seed
@@ -254,6 +258,28 @@ def credentials(folder: Path) -> Target:
     return Target("keys and certificates", samples, read, (b"-----BEGIN CERTIFICATE-----\n", b"-----END", b"3f:", b"#"))
 
 
+def assessments(folder: Path) -> Target:
+    """What a site has written of its fit: read, and shown beside others as text and HTML."""
+    numbers = dict.fromkeys(LOO, 1.0)
+    checks = {"mean": {"p": 0.5, "observed": 0.3, "replicated": 0.31, "sd": 0.1}}
+    without = {"mean": {"age": 0.1}, "sd": {"age": 0.2}, "k": 0.3}
+    told = SiteAssessment("north", "study", "00", "11", 20, numbers, checks, {"age": 0.1}, without)
+    path = folder / "north.json"
+    other = replace(told, site="south")
+
+    def read(data: bytes):
+        path.write_bytes(data)
+        found = SiteAssessment.read(path)
+        shown = Assessment([found, other] if found.site != "south" else [found])
+        repr(shown), shown.without  # noqa: B018
+        assert b"<script" not in shown._repr_html_().encode("utf-8", "replace"), "a script"
+
+    bare = replace(told, loo=None, checks=None, pull=None, without=None)
+    samples = [one.write(path).read_bytes() for one in (told, bare)]
+    words = (b"null", b"NaN", b"Infinity", b'"<script>"', b'{"p": 1.0}', b'"k": ', b"1e400", b'"format": 1')
+    return Target("assessment", samples, read, words)
+
+
 def bundles(folder: Path) -> Target:
     """The file that a site is sent: its bytes, and whole archives of changed members."""
     home = keys.make_keys(folder / "bundle-keys", ["north", "south"])
@@ -341,5 +367,6 @@ TARGETS = (
     stall_options,
     credentials,
     bundles,
+    assessments,
     status_requests,
 )

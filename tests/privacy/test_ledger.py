@@ -246,6 +246,7 @@ def test_a_damaged_file_is_refused(ledger, damage):
 @pytest.mark.parametrize("change", [
     "UPDATE entries SET cost = 0.0 WHERE seq = 3", "DELETE FROM entries WHERE seq = 4",
     "UPDATE entries SET spent = 0.0 WHERE seq = 6", "UPDATE entries SET reply = 'x' WHERE seq = 2",
+    "UPDATE entries SET cost = x'00' WHERE seq = 3", "UPDATE entries SET spent = 'much' WHERE seq = 3",
 ])  # fmt: skip
 def test_entries_that_were_changed_by_hand_are_seen(ledger, change):
     for number in range(5):

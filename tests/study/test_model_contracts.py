@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_named(old, new, words):
 
 def test_the_file_lies_beside_the_contract(tmp_path):
     (tmp_path / "study.toml").write_text(FILE)
-    with pytest.raises(InputError, match="cloglog.fpm"):
+    with pytest.raises(InputError, match="cloglog.fpm. Put the model file"):
         read_study(tmp_path / "study.toml")
     (tmp_path / "cloglog.fpm").write_text(MODEL_FILE)
     assert read_study(tmp_path / "study.toml").model_digest == DIGEST

@@ -15,8 +15,9 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.checks import check_statistics, predictive_checks
+from fedpdmc.assessment.disclosure import ReleaseControl
 from fedpdmc.assessment.influence import pull, without
-from fedpdmc.assessment.loo import pointwise, totals
+from fedpdmc.assessment.loo import LOO, joined, pointwise, totals
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
 from fedpdmc.study.contract_tables import ASSESSMENTS
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 # Draws of the posterior, over all chains, that records are assessed under.
 DRAWS = 2000
+# Decimal places of released numbers.
+DIGITS = 4
 # Fewer records than this and a sum over them is close to the value of one.
 LEAST_RECORDS = 10
 
@@ -103,9 +106,9 @@ class SiteAssessment:
     format: int = field(default=FORMAT)
 
     def write(self, path: str | Path) -> Path:
-        """Write it as JSON, which can be read before it is sent."""
+        """Write it as JSON, which can be read before it is sent. Digits that nobody needs stay at the site."""
         path = Path(path)
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        path.write_text(json.dumps(_rounded(asdict(self)), indent=2) + "\n")
         return path
 
     @classmethod
@@ -116,16 +119,54 @@ class SiteAssessment:
         ------
         InputError
         """
+        remedy = "Give a file that `fedpdmc assess` has written."
         try:
-            told = json.loads(Path(path).read_text())
-            found = cls(**told)
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(
-                "assessment", f"{path}: {error}", "Give a file that `fedpdmc assess` has written."
-            ) from error
+            found = cls(**json.loads(Path(path).read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise InputError("assessment", f"{path}: {str(error)[:200]}", remedy) from error
         if found.format != FORMAT:
-            raise InputError("assessment", f"format {found.format}", f"This version of fedpdmc reads {FORMAT}.")
+            raise InputError("assessment", f"format {found.format!r}"[:80], f"This version of fedpdmc reads {FORMAT}.")
+        texts = (found.site, found.study, found.contract, found.draws)
+        good = all(isinstance(text, str) and text.isprintable() for text in texts) and type(found.records) is int
+        if not good or not _is_assessment(found):
+            raise InputError("assessment", f"{path}: a value of another kind than it should be", remedy)
         return found
+
+
+def _is_assessment(told: SiteAssessment) -> bool:
+    """Whether the parts of a file from someone else are what their names say."""
+    without = told.without
+    return (
+        (told.loo is None or _numbers(told.loo) and set(told.loo) == LOO)
+        and (
+            told.checks is None
+            or isinstance(told.checks, dict)
+            and all(_numbers(one) and "p" in one for one in told.checks.values())
+        )
+        and (told.pull is None or _numbers(told.pull))
+        and (
+            without is None
+            or isinstance(without, dict)
+            and set(without) == {"mean", "sd", "k"}
+            and _numbers(without["mean"])
+            and _numbers(without["sd"])
+            and isinstance(without["k"], float)
+        )
+    )
+
+
+def _numbers(told: Any) -> bool:
+    """Whether this is a dict of numbers by name."""
+    return isinstance(told, dict) and all(
+        isinstance(value, float) and isinstance(key, str) and key.isprintable() for key, value in told.items()
+    )
+
+
+def _rounded(told: Any, digits: int = DIGITS) -> Any:
+    """Numbers with the digits that are released; Pareto k is that of one record and has one."""
+    if isinstance(told, dict):
+        return {key: _rounded(value, 1 if key in ("k", "worst_k") else digits) for key, value in told.items()}
+    return round(told, digits) if isinstance(told, float) else told
 
 
 def assess_site(
@@ -139,6 +180,7 @@ def assess_site(
     values: bool = True,
     seed: int = 0,
     least_records: int = LEAST_RECORDS,
+    controlled: bool = False,
 ) -> SiteAssessment:
     """Assess a site's records under draws of the posterior.
 
@@ -157,6 +199,9 @@ def assess_site(
     seed : int
         Of the replicated responses.
     least_records : int
+    controlled : bool
+        Whether the draws come from someone who is not to learn of single records: then ``least_records`` is also the least
+        effective number of records in whatever is released (`fedpdmc.assessment.disclosure`).
 
     Raises
     ------
@@ -178,13 +223,19 @@ def assess_site(
     outcome = Outcome(study, draws.values)
     facts: dict[str, Any] = {}
     total, parts = np.zeros(len(draws.values)), []
+    control = ReleaseControl(site, draws.values, least_records) if controlled else None
     for block in outcome.blocks(records):
         density = outcome.log_density(block)
         total += density.sum(0)
+        if control is not None:
+            control.add(density)
         if "loo" in what:
             parts.append(pointwise(density, draws.efficiency))
-    if "loo" in what:
-        facts["loo"] = totals(parts)
+    loo = joined(parts) if parts else None
+    if control is not None:
+        control.check(loo)
+    if loo is not None:
+        facts["loo"] = totals(loo)
     if "checks" in what:
         names, rng = check_statistics(checks, study.family), np.random.default_rng(seed)
         facts["checks"] = predictive_checks(outcome, records, names, rng, values=values)

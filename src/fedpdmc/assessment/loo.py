@@ -12,6 +12,8 @@ from fedpdmc.console.warnings import import_arviz
 
 # Beyond this a record's estimate cannot be trusted.
 HIGH_K = 0.7
+# What `totals` has.
+LOO = {"records", "elpd", "squares", "parameters", "waic", "worst_k", "high_k"}
 
 
 class Pointwise(NamedTuple):
@@ -40,14 +42,19 @@ def pointwise(log_density: np.ndarray, efficiency: float) -> Pointwise:
     return Pointwise(loo, within - log_density.var(axis=1, ddof=1), within, k)
 
 
-def totals(records: list[Pointwise]) -> dict[str, float]:
+def joined(parts: list[Pointwise]) -> Pointwise:
+    """Blocks of records as one."""
+    return Pointwise(*(np.concatenate(one) for one in zip(*parts, strict=True)))
+
+
+def totals(records: Pointwise) -> dict[str, float]:
     """Sums over records: all that leaves a site.
 
     ``elpd`` is the sum of the log predictive densities, ``squares`` that of their squares, from which the standard error
     over all sites is made; ``parameters`` is the effective number of parameters; ``worst_k`` and ``high_k`` say how far
     the smoothing can be trusted.
     """
-    loo, waic, within, k = (np.concatenate(parts) for parts in zip(*records, strict=True))
+    loo, waic, within, k = records
     return {
         "records": float(len(loo)),
         "elpd": float(loo.sum()),

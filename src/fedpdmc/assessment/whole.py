@@ -22,7 +22,7 @@ from fedpdmc.assessment.at_site import (
     same_draws,
 )
 from fedpdmc.assessment.influence import pull
-from fedpdmc.assessment.loo import HIGH_K, Pointwise, pointwise, standard_error
+from fedpdmc.assessment.loo import HIGH_K, joined, pointwise, standard_error
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
 
@@ -269,6 +269,6 @@ def _by_record(post: Posterior, sites: Sites, draws: int):
     units = np.log(response.scale) if response.type == "number" else 0.0
     for name, records in sites.tables.items():
         parts = [pointwise(outcome.log_density(block), public.efficiency) for block in outcome.blocks(records)]
-        whole = Pointwise(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        whole = joined(parts)
         found[name] = whole._replace(loo=whole.loo - units, waic=whole.waic - units, within=whole.within - units)
     return found

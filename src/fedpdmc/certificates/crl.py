@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedpdmc.certificates.pem import read_certificate
 from fedpdmc.errors import InputError
 
 logger = logging.getLogger("fedpdmc.keys")
@@ -64,7 +65,7 @@ class RevocationList:
     def _read(self) -> x509.CertificateRevocationList:
         try:
             found = x509.load_pem_x509_crl(self.path.read_bytes())
-            root = x509.load_pem_x509_certificate(self.authority)
+            root = read_certificate(self.authority)
             good = found.issuer == root.subject and found.is_signature_valid(root.public_key())  # type: ignore[arg-type]
             # The entries are parsed when they are asked for.
             list(found)
@@ -78,5 +79,5 @@ class RevocationList:
     def __contains__(self, certificate: bytes) -> bool:
         if self._list is None:
             return False
-        serial = x509.load_pem_x509_certificate(certificate).serial_number
+        serial = read_certificate(certificate).serial_number
         return self._list.get_revoked_certificate_by_serial_number(serial) is not None

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedpdmc.certificates.crl import CRL, RevocationList
+from fedpdmc.certificates.pem import read_certificate
 from fedpdmc.errors import InputError
 from fedpdmc.validation import COORDINATOR, check_fingerprint, check_name
 
@@ -86,7 +87,7 @@ class Credentials(NamedTuple):
 
 def fingerprint(certificate: bytes) -> str:
     """SHA-256 of a PEM certificate, as ``openssl x509 -noout -fingerprint -sha256`` shows it but without colons."""
-    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
+    return read_certificate(certificate).fingerprint(hashes.SHA256()).hex()
 
 
 def revoke(folder: str | Path, fingerprints: Sequence[str]) -> Path:
@@ -161,7 +162,7 @@ def _belong(key: bytes, certificate: bytes) -> bool:
     try:
         public = serialization.load_pem_private_key(key, None).public_key()
         certificate_name(certificate)
-        return public == x509.load_pem_x509_certificate(certificate).public_key()
+        return public == read_certificate(certificate).public_key()
     except (ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
         raise InputError(
             "keys", str(error), "Give key.pem and certificate.pem as PEM, the key without a password."
@@ -195,18 +196,18 @@ def renewed(credentials: Credentials) -> Credentials:
 
 def expiry(certificate: bytes) -> float:
     """When a certificate expires, in seconds since 1970."""
-    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+    return read_certificate(certificate).not_valid_after_utc.timestamp()
 
 
 def certificate_name(certificate: bytes) -> str:
     """The name in a certificate."""
-    subject = x509.load_pem_x509_certificate(certificate).subject
+    subject = read_certificate(certificate).subject
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def names(certificate: bytes) -> set[str]:
     """All names in a certificate: its common name and host names."""
-    found = x509.load_pem_x509_certificate(certificate)
+    found = read_certificate(certificate)
     try:
         hosts = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -234,7 +235,7 @@ def signer(
     ``when``, in seconds since 1970, is the time at which the certificate must have been valid; None: now.
     """
     try:
-        root, own = x509.load_pem_x509_certificate(credentials.authority), x509.load_pem_x509_certificate(certificate)
+        root, own = read_certificate(credentials.authority), read_certificate(certificate)
         own.verify_directly_issued_by(root)
         if credentials.revoked is not None and certificate in credentials.revoked:
             return None
@@ -257,7 +258,7 @@ def open_authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certi
         made = "Give a folder made by fedpdmc keys."
         try:
             key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-            certificate = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+            certificate = read_certificate((folder / "certificate.pem").read_bytes())
             certificate_name((folder / "certificate.pem").read_bytes())
         except (OSError, ValueError, TypeError, IndexError, UnsupportedAlgorithm) as error:
             raise InputError("keys", f"the authority in {folder}: {error}", made) from error

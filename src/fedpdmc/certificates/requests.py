@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from fedpdmc.certificates.keys import DAYS, certify, open_authority, write_secret
+from fedpdmc.certificates.pem import read_request
 from fedpdmc.errors import InputError
 from fedpdmc.validation import COORDINATOR, check_name
 
@@ -91,7 +92,7 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 def _requested(path: Path, name: str) -> ec.EllipticCurvePublicKey:
     """The public key of a request that has a valid signature and this name."""
     try:
-        found = x509.load_pem_x509_csr(path.read_bytes())
+        found = read_request(path.read_bytes())
         names = [str(one.value) for one in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         key, good = found.public_key(), found.is_signature_valid
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:

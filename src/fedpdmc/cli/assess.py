@@ -17,7 +17,7 @@ def assess(
     posterior: Annotated[Path, typer.Option(help="The posterior, as the coordinator saved and sent it.")],
     out: Annotated[Path, typer.Option(help="The file to write, JSON.")],
     query: Query = None,
-    least_records: Annotated[int, typer.Option(min=2, help="Release nothing of fewer records than this.")] = 10,
+    least_records: Annotated[int, typer.Option(min=2, help="Release nothing that fewer records carry.")] = 10,
     only_p_values: Annotated[
         bool, typer.Option("--only-p-values", help="Of the checks, release p-values and no observed summaries.")
     ] = False,
@@ -39,6 +39,7 @@ def assess(
     found = assess_site(
         contract, name, site_records(contract, name, data, query), draws,
         what=contract.assessment, values=not only_p_values, least_records=least_records,
+        controlled=True,
     )  # fmt: skip
     found.write(out)
     say(f"Written: {out}, with {', '.join(contract.assessment)} of {found.records:,} records. Nothing was sent.")

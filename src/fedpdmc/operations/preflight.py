@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import COORDINATOR, Credentials, certificate_name, read_credentials
+from fedpdmc.certificates.pem import read_certificate
 from fedpdmc.errors import FedPDMCError, InputError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_address
@@ -320,7 +320,7 @@ def installed_versions() -> str:
 
 def describe_certificate(credentials: Credentials) -> str:
     """Name and validity of a party's certificate, if the authority beside it has signed it."""
-    own, root = (x509.load_pem_x509_certificate(pem) for pem in (credentials.certificate, credentials.authority))
+    own, root = (read_certificate(pem) for pem in (credentials.certificate, credentials.authority))
     try:
         own.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature) as error:
@@ -334,7 +334,7 @@ def describe_certificate(credentials: Credentials) -> str:
 
 def validity(certificate: bytes) -> str:
     """Until when a certificate is valid, if it is valid now."""
-    found, now = x509.load_pem_x509_certificate(certificate), datetime.datetime.now(datetime.UTC)
+    found, now = read_certificate(certificate), datetime.datetime.now(datetime.UTC)
     first, last = found.not_valid_before_utc, found.not_valid_after_utc
     which = f"certificate of {certificate_name(certificate)!r}"
     if now < first:

@@ -160,12 +160,17 @@ def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
     previous, spent, reserved = b"", {}, {}
     for place, (seq, *middle, digest) in enumerate(rows, 1):
         dataset, cost, total = middle[0], middle[8], middle[9]
+        # SQLite stores any kind of value in any column.
+        if not isinstance(cost, (int, float)) or not isinstance(total, (int, float)):
+            raise _does_not_fit(path, place)
         expected = settled(spent.get(dataset, 0.0), reserved.pop(tuple(middle[:5]), 0.0), cost)
         spent[dataset] = total
         if str(middle[3]).endswith(RESERVED):
             reserved[*middle[:3], middle[3].removesuffix(RESERVED), middle[4]] = cost
         if seq != place or entry_hash(previous, seq, tuple(middle)) != digest or not cost >= 0 or total != expected:
-            raise LedgerError(
-                f"{path} is damaged: entry {place} does not fit those before it. Restore a copy that is whole."
-            )
+            raise _does_not_fit(path, place)
         previous = digest
+
+
+def _does_not_fit(path: Path, place: int) -> LedgerError:
+    return LedgerError(f"{path} is damaged: entry {place} does not fit those before it. Restore a copy that is whole.")

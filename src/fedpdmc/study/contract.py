@@ -332,7 +332,8 @@ def read_study(path: str | Path) -> Study:
     """Read a contract from a TOML file; a model file that it names is read from beside it."""
     with naming_file("study.toml", path):
         text = read_bytes(path, "study")
-        return parse_study(text, lambda name: read_bytes(Path(path).parent / name, "study.toml: model: file"))
+        beside, remedy = Path(path).parent, "Put the model file that the contract names beside the contract."
+        return parse_study(text, lambda name: read_bytes(beside / name, "study.toml: model: file", remedy))
 
 
 def _no_file(name: str) -> bytes:

@@ -75,7 +75,7 @@ def _tokens(formula: str) -> list[str]:
 
 
 def _power(token: str, formula: str) -> int:
-    if not token.isdigit() or not 1 <= int(token[:4]) <= MOST_POWER:
+    if not (token.isascii() and token.isdigit()) or not 1 <= int(token[:4]) <= MOST_POWER:
         raise InputError(WHERE, repr(formula[:80]), f"Give powers from 1 to {MOST_POWER}.")
     return int(token)
 

@@ -15,12 +15,12 @@ from fedpdmc.validation import as_float, integer
 REQUIRED: Any = object()
 
 
-def read_bytes(path: str | Path, argument: str) -> bytes:
+def read_bytes(path: str | Path, argument: str, remedy: str = "Give the path of a TOML file.") -> bytes:
     """The bytes of a file."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise InputError(argument, f"{error.strerror}: {path}", "Give the path of a TOML file.") from error
+        raise InputError(argument, f"{error.strerror}: {path}", remedy) from error
 
 
 @contextlib.contextmanager

@@ -205,6 +205,10 @@ class Computation:
         value, gradient, hessian = self.site.derivatives(message.x, message.about)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise RequestRefused("NOT_FINITE")
+        spread = self._own(message)[1]
+        if self._region is not None and spread is not None:
+            with refusing_disclosure():
+                self._region.check_spread(spread, hessian)
         if not self._asked_again(message):
             value, gradient, hessian = rounded(value, gradient, hessian)
         if self.party is None:

@@ -14,7 +14,6 @@ combination of releases at several points.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -25,9 +24,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
+from fedpdmc.study.record_shares import effective_number, largest_leverage, share_of_leverage
 
-# Relative eigenvalue of a Gram matrix below which a direction is a rounding error.
-ROUNDING = 1e-12
 # A relative difference of two releases below this is a rounding error.
 NOTHING_NEW = 1e-13
 # Combinations of releases that cancel all but this share of the contributions are not checked.
@@ -180,11 +178,7 @@ class DisclosureControl:
 
     def _check_number(self, what: str, weight: np.ndarray) -> None:
         """Check the effective number of records. A release that is zero reveals nothing."""
-        largest = weight.max(initial=0.0)
-        if largest == 0:
-            return
-        weight = weight / largest
-        found, least = float(weight.sum() ** 2 / np.sum(weight**2)), self._policy.least_records
+        found, least = float(effective_number(weight)), self._policy.least_records
         if not found >= least:
             raise DisclosureRefused(
                 "FEW_RECORDS",
@@ -195,24 +189,12 @@ class DisclosureControl:
         """Check the largest share of one record in any direction of the rows' span."""
         most = self._policy.largest_share
         found = largest_leverage(rows)
-        share = found if squares else 1 / (1 + math.sqrt((1 - found) / found)) if found > 0 else 0.0
+        share = found if squares else share_of_leverage(found)
         if not share <= most:
             raise DisclosureRefused(
                 "FEW_RECORDS",
                 f"{what}: one record has a share of {share:.3g} in some direction; the policy has largest_share = {most:g}",
             )
-
-
-def largest_leverage(rows: np.ndarray) -> float:
-    """``max_i a_iᵀ (Σ a_j a_jᵀ)⁺ a_i``: the largest share of one row in the sum of squares in any direction."""
-    size = np.sqrt(np.sum(rows**2, axis=0))
-    rows = rows[:, size > 0] / size[size > 0]
-    if not rows.size:
-        return 0.0
-    values, vectors = np.linalg.eigh(rows.T @ rows)
-    kept = values > ROUNDING * values[-1]
-    whitened = rows @ (vectors[:, kept] / np.sqrt(values[kept]))
-    return min(float(np.sum(whitened**2, axis=1).max()), 1.0)
 
 
 def _without_rounding(change: Terms, now: Terms) -> Terms:

@@ -10,7 +10,6 @@ Where effects of groups are integrated out, a record's contribution is what the 
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,7 +22,6 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.disclosure import (
     CANCELLED,
     NOTHING_NEW,
-    ROUNDING,
     DisclosureControl,
     DisclosureRefused,
     Place,
@@ -33,6 +31,7 @@ from fedpdmc.potentials import Potential, RandomEffects
 from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
+from fedpdmc.study.record_shares import ROUNDING, share_of_leverage
 
 
 def disclosure_control(
@@ -140,7 +139,7 @@ class ModelDisclosure(DisclosureControl):
     def _check_leverage(self, what: str, rows: np.ndarray, least: float, squares: bool = False) -> None:
         """Check the largest share of one record in any direction of the last axis of (n, r, k)."""
         most, found = self._policy.largest_share, block_leverage(rows, least)
-        share = found if squares else 1 / (1 + math.sqrt((1 - found) / found)) if found > 0 else 0.0
+        share = found if squares else share_of_leverage(found)
         if not share <= most:
             raise DisclosureRefused(
                 "FEW_RECORDS",

@@ -24,7 +24,7 @@ MOST_SEGMENTS = 4096
 ROUNDING = 1e-9
 SPEED = 1e-12
 # Refusals of disclosure control. They reveal something too, so they count as points that were released.
-DECLINED = ("FEW_RECORDS", "TOO_FAR")
+DECLINED = ("FEW_RECORDS", "TOO_FAR", "TOO_WIDE")
 # The largest coordinate and speed of a plan.
 FARTHEST = 1e12
 

@@ -4,8 +4,9 @@ An arrival reveals where the site's gradient changed a path and, for reflections
 choose coordinates and control variates freely could read the gradient at points of its choice, far from where many records
 contribute. So the control variate must be the site's own Taylor polynomial at the point whose derivatives were released
 last, the reference at most as wide as the site's records allow, ``Sᵀ H_m S ≤ 1`` up to a margin, and plans must begin within
-a number of its standard deviations. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²``: with n records predictors move by
-about ``2 |a|/√n``, so that no record stands out.
+a number of its standard deviations. The same holds for the Gaussians over which derivatives are averaged: a wide one has a
+small mean Hessian, which would allow a wide reference. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²``: with n records
+predictors move by about ``2 |a|/√n``, so that no record stands out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # The largest eigenvalue of SᵀHS: one, up to rounding; more if other sites' curvature may be negative.
 WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
+# The same of a spread, which was made from derivatives at another point. Searches have up to 1.1 on usual records.
+WIDEST_SPREAD = 4.0
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-9
 # The centre may differ from the last point by the remaining step of the search for the mode.
@@ -47,6 +50,20 @@ class TrustRegion:
         self._coordinates = study.coordinates(site)
         self._reference: tuple[np.ndarray, np.ndarray] | None = None
 
+    @property
+    def _convex(self) -> bool:
+        study = self._study
+        plain = study.model is None and study.effects is None
+        return plain and study.family != "student_t" and not study.unknown_scale
+
+    def check_spread(self, spread: np.ndarray, hessian: np.ndarray) -> None:
+        """Raise `DisclosureRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
+        widest = float(np.linalg.eigvalsh(spread.T @ hessian @ spread)[-1])
+        if not widest <= (WIDEST_SPREAD if self._convex else WIDEST_NOT_CONVEX):
+            raise DisclosureRefused(
+                "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
+            )
+
     def check_opening(
         self, message: messages.Open, point: np.ndarray | None, gradient: np.ndarray, hessian: np.ndarray
     ) -> None:
@@ -61,11 +78,7 @@ class TrustRegion:
                 raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
         widest = float(np.linalg.eigvalsh(scale.T @ hessian @ scale)[-1])
-        study = self._study
-        convex = (
-            study.model is None and study.effects is None and study.family != "student_t" and not study.unknown_scale
-        )
-        most = WIDEST if convex else WIDEST_NOT_CONVEX
+        most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
             raise DisclosureRefused(
