@@ -194,11 +194,32 @@ def test_missing_values_are_refused_by_record_or_dropped():
     assert sum(map(len, sites(frame, **told, missing="drop").tables.values())) == len(frame) - 2
 
 
-def test_a_prior_that_contracts_do_not_know_is_not_written(tmp_path):
-    found = sites(table(), by="centre", formula="died ~ age", family="logistic", prior={"age": "student_t(3, 0, 1)"})
-    x = np.array([0.3, -0.4])
-    expected = 0.5 * (x[0] / np.asarray(found._prior.scale)[0]) ** 2 + 2 * np.log1p(x[1] ** 2 / 3)
+def test_priors_with_scales_are_the_contracts_own(tmp_path):
+    said = {"age": "student_t(3, 0.5, 1)", "drug[T.verum]": "horseshoe(0.1, 2)", "falls": "horseshoe(0.1, 2)"}
+    found = sites(table(), by="centre", formula="died ~ age + drug + falls", family="logistic", prior=said)
+    study = read_study(found.write(tmp_path / "study.toml"))
+    assert study.prior_df == {"age": 3} and set(study.prior_horseshoe) == {"drug[T.verum]", "falls"}
+    assert study.prior_global_scale == 0.1
+    x = np.random.default_rng(0).normal(size=(5, 4))
+    np.testing.assert_array_equal(found.prior.minus_log_density(x), study.prior().minus_log_density(x))
+    index = study.names.index("age")
+    other = x.copy()
+    other[:, index] = 0.5
+    gap = found.prior.minus_log_density(x) - found.prior.minus_log_density(other)
+    np.testing.assert_allclose(gap, 2 * np.log1p((x[:, index] - 0.5) ** 2 / 3))
+
+
+def test_a_horseshoe_of_all_leaves_the_intercept(tmp_path):
+    found = sites(table(), by="centre", formula="died ~ age + drug", family="logistic", prior="horseshoe(0.1)")
+    assert set(found.study.prior_horseshoe) == {"age", "drug[T.verum]"}
+    with pytest.raises(InputError, match="different global scales"):
+        said = {"age": "horseshoe(0.1)", "drug[T.verum]": "horseshoe(0.2)"}
+        sites(table(), by="centre", formula="died ~ age + drug", family="logistic", prior=said)
+
+
+def test_a_prior_that_is_flat_in_part_is_not_written(tmp_path):
+    found = sites(table(), by="centre", formula="died ~ age", family="logistic", prior={"age": "flat"})
     with jax.enable_x64(True):
-        assert float(found.prior(x)) == pytest.approx(expected)
-    with pytest.raises(InputError, match="Contracts have normal priors only"):
+        assert np.asarray(found.prior.precision)[1, 1] == 0 < np.asarray(found.prior.precision)[0, 0]
+    with pytest.raises(InputError, match="flat for some parameters only"):
         found.write(tmp_path / "study.toml")

@@ -25,6 +25,7 @@ from fedpdmc.assessment.influence import pull
 from fedpdmc.assessment.loo import HIGH_K, joined, pointwise, standard_error
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
+from fedpdmc.models.mixture_prior import MixturePrior
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -189,8 +190,10 @@ def prior_pull(sites: Sites, draws: PublicDraws) -> dict[str, float] | None:
     """The pull of the prior; None of a flat one."""
     if sites.prior is None:
         return None
-    value = getattr(sites.prior, "value", sites.prior)
-    density = -np.asarray(jax.jit(jax.vmap(value))(jnp.asarray(draws.values)))
+    if isinstance(sites.prior, MixturePrior):
+        density = -sites.prior.minus_log_density(draws.values)
+    else:
+        density = -np.asarray(jax.vmap(sites.prior.value)(jnp.asarray(draws.values)))
     return pull(density, draws.reported(sites.study))
 
 

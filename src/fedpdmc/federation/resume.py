@@ -14,6 +14,7 @@ from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSi
 from fedpdmc.federation.session import Connection
 from fedpdmc.members.account_report import account_report
 from fedpdmc.members.opening import local_columns
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.results.manifest import RESTORE
@@ -263,6 +264,9 @@ def check_state(study: Study, saved: RunState) -> None:
         good = good and reference.center.shape == (dim,) and reference.scale_tril.shape in ((dim,), (dim, dim))
         good = good and all(one.shape == (chains, dim) for one in (state.a, state.v)) and position.rounds >= 0
         good = good and all(one.shape == (chains,) for one in (state.t, state.number, state.events))
+        prior = study.prior()
+        held = prior.law.start(chains).shape if isinstance(prior, MixturePrior) else ()
+        good = good and (() if state.scales is None else state.scales.shape) == held
         good = good and np.shape(facts["sequence"]) == np.shape(saved.arrays["bytes"]) == (len(study.sites),)
         for name, one in facts["accounts"].items():
             AccountStatus.from_numbers(name, *one)

@@ -17,6 +17,7 @@ from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic, bare
 from fedpdmc.potentials.random_effects import RandomEffects
 from fedpdmc.potentials.redistributed_prior import Shared
+from fedpdmc.potentials.scale_mixture import ScaleLaw, ScaleMixture
 from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "Quadratic",
     "RandomEffects",
     "RateBound",
+    "ScaleLaw",
+    "ScaleMixture",
     "Shared",
     "StudentT",
     "Sum",

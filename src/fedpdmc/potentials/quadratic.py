@@ -110,20 +110,10 @@ class Quadratic(Potential):
 
     def field(self, rotating, flips, a, v):
         """Exact on lines. On rotations ``G'' = −B a(s)`` and ``f''' = −4 v·Ba − v·h``, both sinusoids."""
-        ba, bv = a @ self.precision, v @ self.precision
-        gradient = ba + self.linear
-        chains = a.shape[:-1]
-        reach, slack = jnp.full(chains, jnp.inf), jnp.zeros(chains)
-        if flips:
-            curve = jnp.hypot(a, v) @ jnp.abs(self.precision) if rotating else jnp.zeros_like(a)
-            return Field(gradient, bv, curve, reach, slack)
-        vbv = jnp.sum(v * bv, -1, keepdims=True)
-        if not rotating:
-            return Field(gradient, vbv, jnp.zeros_like(vbv), reach, slack)
-        aba, abv = jnp.sum(a * ba, -1, keepdims=True), jnp.sum(v * ba, -1, keepdims=True)
-        ah, vh = (a @ self.linear)[..., None], (v @ self.linear)[..., None]
-        curve = 4 * jnp.hypot((aba - vbv) / 2, abv) + jnp.hypot(ah, vh)
-        return Field(gradient, vbv - aba - ah, curve, reach, slack)
+        largest = jnp.hypot(a, v) @ jnp.abs(self.precision) if flips and rotating else None
+        return quadratic_field(
+            rotating, flips, a, v, a @ self.precision, v @ self.precision, self.linear, largest
+        )  # fmt: skip
 
     def flip_rates(self, a, v):
         """``v (Ba + h)`` and ``v Bv``."""
@@ -136,6 +126,24 @@ class Quadratic(Potential):
     def affine(self, rotating):
         """Exact on straight lines."""
         return not rotating
+
+
+def quadratic_field(rotating: bool, flips: bool, a, v, ba, bv, linear, largest) -> Field:
+    """The field of a quadratic from its products with position and velocity.
+
+    ``linear`` may differ between chains. ``largest`` bounds ``|B| √(a² + v²)``, which flips on rotations need.
+    """
+    gradient, chains = ba + linear, a.shape[:-1]
+    reach, slack = jnp.full(chains, jnp.inf), jnp.zeros(chains)
+    if flips:
+        return Field(gradient, bv, jnp.zeros_like(a) if largest is None else largest, reach, slack)
+    vbv = jnp.sum(v * bv, -1, keepdims=True)
+    if not rotating:
+        return Field(gradient, vbv, jnp.zeros_like(vbv), reach, slack)
+    aba, abv = jnp.sum(a * ba, -1, keepdims=True), jnp.sum(v * ba, -1, keepdims=True)
+    ah, vh = (((x @ linear) if linear.ndim == 1 else jnp.sum(x * linear, -1))[..., None] for x in (a, v))
+    curve = 4 * jnp.hypot((aba - vbv) / 2, abv) + jnp.hypot(ah, vh)
+    return Field(gradient, vbv - aba - ah, curve, reach, slack)
 
 
 P = TypeVar("P", bound=Potential)

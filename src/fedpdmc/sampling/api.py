@@ -14,6 +14,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.members.member import DescribedSites
 from fedpdmc.members.site import Site
 from fedpdmc.models.grouped import SpreadPrior
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior
@@ -43,7 +44,7 @@ class StudyConnection(abc.ABC):
 @double_precision
 def sample(
     sites: Sequence[Site] | Site | StudyConnection,
-    prior: Quadratic | SpreadPrior | Redistributed | Callable | None = None,
+    prior: Quadratic | SpreadPrior | MixturePrior | Redistributed | Callable | None = None,
     *,
     prior_at: str = "coordinator",
     dynamics: Dynamics | None = None,
@@ -68,7 +69,7 @@ def sample(
     ----------
     sites : sequence of Site, or Connection
         The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
-    prior : Quadratic, SpreadPrior, Redistributed or callable, optional
+    prior : Quadratic, SpreadPrior, MixturePrior, Redistributed or callable, optional
         From `fedpdmc.models`; None: that of `fedpdmc.sites`, or flat. A JAX function of the parameters, minus the log
         density of any prior, is walked by a site of its own, ``"prior"``.
     prior_at : {"coordinator", "sites", "extra"}

@@ -21,7 +21,8 @@ from fedpdmc.dynamics import QUARTER, Dynamics, Turn
 from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
 from fedpdmc.dynamics.walls import Walls
 from fedpdmc.plan import Arrival, Plan, TurnSchedule
-from fedpdmc.potentials import Potential
+from fedpdmc.potentials import Potential, ScaleMixture
+from fedpdmc.sampling.by_chain import scan_segments, where_chains
 from fedpdmc.sampling.prior_shares import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
@@ -29,14 +30,16 @@ NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 # A plan reaches this many times as far as a chain has gone between events of sites so far: e⁻⁴ of plans end before one. It
 # starts from the pace of the paper's logistic regression: one event in twenty units of time.
 MARGIN, USUAL_EVENTS, USUAL_TIME = 4.0, 1.0, 20.0
+# How often the scales of a prior are renewed by dynamics that have no refreshment.
+RENEWAL_RATE = 1.0
 
 
 class State(eqx.Module):
     """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
 
     ``site_events`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
-    sites' parts of a prior that is redistributed, and None for any other. ``turn`` is the next turn of dynamics that have
-    them.
+    sites' parts of a prior that is redistributed, and None for any other; ``scales`` those of a prior that is normal given
+    them. ``turn`` is the next turn of dynamics that have them.
     """
 
     a: Float[Array, "C d"]
@@ -48,6 +51,7 @@ class State(eqx.Module):
     planned: Int[Array, " C"]
     share: Float[Array, "C M"] | None = None
     turn: Turn | None = None
+    scales: Float[Array, "C m"] | None = None
 
 
 class PublicKeys(NamedTuple):
@@ -89,6 +93,8 @@ class Itinerary(eqx.Module):
         Time to the next turn at the start of every segment, and at the horizon.
     turns : TurnSchedule, optional
         As `Plan` has it.
+    scales : (C, S + 1, m), optional
+        Scales of the prior at the start of every segment, and at the horizon.
     """
 
     path: Path
@@ -99,6 +105,7 @@ class Itinerary(eqx.Module):
     share: Float[Array, "C M"] | None = None
     wait: Float[Array, "C S_and_1"] | None = None
     turns: TurnSchedule | None = None
+    scales: Float[Array, "C S_and_1 m"] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -158,6 +165,12 @@ class Coordinator(eqx.Module):
         clock = None if potential is None else clock_for(potential, dynamics)
         return cls(dynamics, clock, segments, redistribution, jnp.asarray(float(begin)), walls)
 
+    @property
+    def mixture(self) -> ScaleMixture | None:
+        """The public potential if its prior has scales, which are renewed whenever the velocity is refreshed."""
+        potential = None if self.clock is None else self.clock.potential
+        return potential if isinstance(potential, ScaleMixture) else None
+
     def reach(self, state: State) -> Float[Array, " C"]:
         """How far ahead a plan of several segments reaches: so far that most plans end in an event of a site.
 
@@ -187,26 +200,48 @@ class Coordinator(eqx.Module):
         velocities = None if state.turn is None else self._turn_velocities(keys, state)
 
         def segment(carry, chance):
-            (a, v, left, turns), (k, u, level, fresh) = carry, chance
-            public = functools.partial(self._public_arrival, a, v, keys.clock, state.number * self.segments + k)
+            (a, v, left, turns, scales), (k, u, level, fresh) = carry, chance
+            number = state.number * self.segments + k
+            public = functools.partial(self._public_arrival, a, v, keys.clock, number, scales)
             refresh = level[0] / self.dynamics.refresh_rate if self.dynamics.refresh_rate > 0 else None
+            if refresh is None and scales is not None:
+                # The scales are renewed at such times too where the dynamics have no refreshment: the velocity stays.
+                refresh, fresh = level[0] / RENEWAL_RATE, None
             if turns is not None and velocities is not None:
                 refresh, fresh = turns[0], pick(velocities, turns[1])
             wait, ending, next_a, next_v = self._public_event(a, v, left, u, level, (refresh, fresh), public)
             left_then = jnp.where(ending != NOTHING, left - wait, 0.0)
             after = None if turns is None else _next_turn(turns, wait, ending)
-            return (next_a, next_v, left_then, after), (v, wait, ending, None if turns is None else turns[0])
+            then = None if scales is None else self._renewed(scales, next_a, ending == REFRESHED, keys, number)
+            passed = v, wait, ending, None if turns is None else turns[0], scales
+            return (next_a, next_v, left_then, after, then), passed
 
-        (end_a, end_v, left, turns), (velocity, duration, ending, waits) = scan_segments(
-            segment, (state.a, state.v, remaining, turns), self._chances(keys, state)
+        (end_a, end_v, left, turns, scales), (velocity, duration, ending, waits, held) = scan_segments(
+            segment, (state.a, state.v, remaining, turns, state.scales), self._chances(keys, state)
         )
         if turns is not None:
             waits = jnp.concatenate([waits, turns[0][:, None]], 1)
+        if scales is not None:
+            held = jnp.concatenate([held, scales[:, None]], 1)
         path = follow(self.dynamics, Plan(state.number, state.a, duration, velocity, share))
         if share is not None and fresh is not None:
             share = jnp.where((due & (left <= 0))[:, None], fresh, share)
         final = (left <= 0) & ~(due | short)
-        return Itinerary(path, ending, end_a, end_v, final, share, waits, self.schedule(state, remaining))
+        return Itinerary(path, ending, end_a, end_v, final, share, waits, self.schedule(state, remaining), held)
+
+    def _renewed(self, scales, a, refreshed, keys: PublicKeys, number) -> Float[Array, "C m"]:
+        """Scales of the prior after a segment: drawn anew given the position where it ended in a refreshment.
+
+        A refreshment comes at a time that does not depend on the state, and the draw leaves the joint law of position and
+        scales as it is. A plan that is cut before it uses nothing of the draw, so the next plan may make it again.
+        """
+        assert (mixture := self.mixture) is not None
+
+        def draw():
+            u = uniforms(keys.share, number, jnp.zeros_like(number), mixture.law.draws)
+            return where_chains(refreshed, mixture.renewed(scales, a, u), scales)
+
+        return jax.lax.cond(jnp.any(refreshed), draw, lambda: scales)
 
     def schedule(self, state: State, left: Float[Array, " C"]) -> TurnSchedule | None:
         """What a plan follows from if the coordinator has no events of its own but turns."""
@@ -243,8 +278,8 @@ class Coordinator(eqx.Module):
     def _public_event(self, a, v, left, u, level, refreshment, public_arrival):
         """The first of the coordinator's own clocks within ``left``: its time, its kind, and the state after it.
 
-        ``refreshment`` is when the velocity would be refreshed, None for never, and the velocity after it. A turn at the
-        very end of ``left`` is carried out.
+        ``refreshment`` is when the velocity would be refreshed, None for never, and the velocity after it, None for the same
+        one. A turn at the very end of ``left`` is carried out.
         """
         dynamics, (refresh, fresh) = self.dynamics, refreshment
         never = jnp.full(left.shape, jnp.inf)
@@ -270,7 +305,7 @@ class Coordinator(eqx.Module):
             jumped = jnp.where(flipped[:, None], dynamics.jump(end_v, mark), jumped)
             ending = jnp.where(flipped & (mark < 0), REJECTED, ending)
         if refreshing:
-            jumped = jnp.where(refreshed[:, None], fresh, jumped)
+            jumped = jnp.where(refreshed[:, None], end_v if fresh is None else fresh, jumped)
             ending = jnp.where(refreshed, REFRESHED, ending)
         if self.walls is not None:
             bounced, met = self.walls.bounced(dynamics, end_v, which), wall <= wait
@@ -289,12 +324,14 @@ class Coordinator(eqx.Module):
         actual = self.dynamics.excess * jnp.abs(jnp.take_along_axis(v, mark[:, None], -1)[:, 0])
         return jnp.where(accept * jnp.take_along_axis(rates, mark[:, None], -1)[:, 0] <= actual, mark, -1)
 
-    def _public_arrival(self, a, v, keys: ChainKeys, number, left) -> Arrival:
+    def _public_arrival(self, a, v, keys: ChainKeys, number, scales, left) -> Arrival:
         """First event of the public potential within ``left``, infinite if none."""
         chains = a.shape[0]
         if self.clock is None:
             return Arrival(jnp.full(chains, jnp.inf), jnp.zeros(chains, bool), jnp.zeros(chains, int))
-        clock = self.clock
+        clock, mixture = self.clock, self.mixture
+        if mixture is not None and scales is not None:
+            clock = eqx.tree_at(lambda c: c.potential, clock, mixture.holding(scales))
         left = jnp.where(jnp.isfinite(left), left, 0.0)
         path = Path(number, a[:, None], v[:, None], jnp.zeros((chains, 1)), left[:, None])
         state = clock.restart(clock.idle(chains), jnp.ones(chains, bool), path)
@@ -348,9 +385,12 @@ class Coordinator(eqx.Module):
             passes = jnp.where(rang[:, None], jnp.arange(self.segments) < segment[:, None], True)
             done = jnp.sum((itinerary.ending == REFRESHED) & passes, -1)
             turn = Turn(jnp.where(rang, wait, itinerary.wait[:, -1]), turn.number + done)
+        scales = state.scales
+        if scales is not None and itinerary.scales is not None:
+            scales = jnp.where(rang[:, None], pick(itinerary.scales, segment), itinerary.scales[:, -1])
         planned = state.planned + jnp.sum(path.duration > 0, -1)
         events, site_events = state.events + own + rang, state.site_events + rang
-        new = State(a, v, t, state.number + 1, events, site_events, planned, share, turn)
+        new = State(a, v, t, state.number + 1, events, site_events, planned, share, turn, scales)
         return where_chains(ready, new, state), knots
 
 
@@ -358,21 +398,3 @@ def _next_turn(turns, wait, ending):
     """Wait for the next turn, and turns so far, after a segment of length ``wait``."""
     turned = ending == REFRESHED
     return jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned
-
-
-def where_chains(chains: Bool[Array, " C"], new, old):
-    """A tree of arrays that are ``new`` on some chains and ``old`` on the others."""
-
-    def choose(x, y):
-        return jnp.where(chains.reshape(chains.shape + (1,) * (x.ndim - 1)), x, y)
-
-    return jax.tree.map(choose, new, old)
-
-
-def scan_segments(segment, carry, chances):
-    """Run ``segment`` over what is random in each, and stack its outputs along axis 1."""
-    if chances[0].shape[0] == 1:
-        carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
-        return carry, jax.tree.map(lambda x: x[:, None], out)
-    carry, out = jax.lax.scan(segment, carry, chances)
-    return carry, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), out)

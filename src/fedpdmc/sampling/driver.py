@@ -78,8 +78,9 @@ class Sampler:
         # Where the chains set out, in the parameters' own coordinates.
         self.origin = np.asarray(method.reference.to_x(self.engine.state.a))
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
-        # Private sites have events by design: their excess flips say nothing of the reference.
-        self.distance = Distance(method.chains, method.dim) if method.few_rounds and self.pace is None else None
+        # Private sites have events by design, and so has a prior with scales: they say nothing of the reference.
+        watched = method.few_rounds and self.pace is None and method.mixture is None
+        self.distance = Distance(method.chains, method.dim) if watched else None
         self.estimate = CostEstimate(remedies(method))
         flow = method.dynamics.flow
         origin = -burn_in if method.dynamics.turns else None
@@ -202,7 +203,7 @@ class Sampler:
         if method.elsewhere or any(site.latents for site in method.sites):
             return None
         if self._identity is None:
-            self._identity = identify(method.own_sites, method.prior, method.redistribution)
+            self._identity = identify(method.own_sites, method.mixture or method.prior, method.redistribution)
         choices, arrays = pack_choices(method)
         facts = {"burn_in": self.burn_in_time, "keep": self.keep, "given_up": list(self.given_up[:3])}
         arrays |= pack_position(self.position()) | {"given_up_passes": np.asarray(self.given_up.passes)}

@@ -8,6 +8,7 @@ from typing import Any
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import showing
 from fedpdmc.errors import InputError
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.variables import variables
 from fedpdmc.results.archive import read
 from fedpdmc.results.posterior import Posterior
@@ -94,6 +95,7 @@ class SavedRun:
         """All choices of the saved run, with the sites that were given."""
         state, names = self._state, self.post.names
         facts, dynamics = state.facts, self.post.dynamics
+        mixture = prior if isinstance(prior, MixturePrior) else None
         members, prior, rate = members_of(state, names, sites, prior)
         choices, reference, control = unpack_choices(facts, state.arrays)
         walked = prior if facts["prior_at"] == "coordinator" else None
@@ -106,7 +108,8 @@ class SavedRun:
             control=control,
             chains=self.post.chains,
             names=names,
-            public=public_potential(members, walked, control, reference, dynamics),
+            public=public_potential(members, walked, control, reference, dynamics, mixture),
+            mixture=mixture,
             redistribution=rate,
             variables=variables(members, names),
             **choices,

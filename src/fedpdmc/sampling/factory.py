@@ -142,8 +142,9 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)
         share = shares(uniforms(keys, count, count, len(method.sites)))
+    scales = None if method.mixture is None else method.mixture.law.start(chains)
     turn = Turn(jnp.asarray(first_waits(chains)), count) if method.dynamics.turns else None
-    return State(a, v, jnp.full(chains, -burn_in), number, count, count, count, share, turn)
+    return State(a, v, jnp.full(chains, -burn_in), number, count, count, count, share, turn, scales)
 
 
 def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:

@@ -11,6 +11,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.members.member import Member
 from fedpdmc.members.site import Site, no_size
 from fedpdmc.models.grouped import SpreadPrior
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.potentials.padding import bucket
@@ -43,18 +44,19 @@ def check_sites(sites: Any) -> tuple[Member, ...]:
 
 
 def _is_function(prior: Any) -> bool:
-    return callable(prior) and not isinstance(prior, (Potential, Redistributed))
+    return callable(prior) and not isinstance(prior, (Potential, Redistributed, MixturePrior))
 
 
 def check_prior(prior: Any) -> Quadratic | None:
-    """None, or a prior from `fedpdmc.models`, also where it is redistributed."""
+    """None, or a prior from `fedpdmc.models`, also where it is redistributed; of one with scales, the normal stand-in."""
     prior = prior.prior if isinstance(prior, Redistributed) else prior
+    prior = prior.stand_in if isinstance(prior, MixturePrior) else prior
     if prior is None or (isinstance(prior, Quadratic) and not prior.records):
         return prior
     raise InputError(
         "prior",
         type(prior).__name__,
-        "Give None for a flat prior, fedpdmc.models.normal_prior(dim, ...), or a JAX function of the parameters.",
+        "Give None for a flat prior, one of fedpdmc.models such as normal_prior(dim, ...), or a function of the parameters.",
     )
 
 

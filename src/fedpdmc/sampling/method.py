@@ -16,9 +16,10 @@ from fedpdmc.members.member import Member
 from fedpdmc.members.private_site import check_dynamics
 from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
-from fedpdmc.potentials import ControlVariate, Program, Quadratic
+from fedpdmc.potentials import ControlVariate, Potential, Program, Quadratic
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
@@ -43,6 +44,8 @@ SECOND_RUN = 2**30
 # The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. Two turns are enough from
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
+# Scales of a prior begin at one point of their law, and move with the refreshments.
+MIXTURE_BURN_IN = 16 * QUARTER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +59,8 @@ class Method:
         Number of parameters.
     prior, prior_at
         The Gaussian prior, if there is one, and who walks with it.
+    mixture : MixturePrior or None
+        The prior itself, where it has scales and ``prior`` stands in for it.
     dynamics : Dynamics
     reference, reference_name
     control, control_name
@@ -64,7 +69,7 @@ class Method:
     names : list of str
     init : array or None
     seed : int
-    public : Quadratic or None
+    public : Potential or None
         What the coordinator walks with, in whitened coordinates.
     segments : int
         The most segments of a plan.
@@ -96,7 +101,7 @@ class Method:
     chains: int
     names: list[str]
     seed: int
-    public: Quadratic | None
+    public: Potential | None
     segments: int
     init: np.ndarray | None = None
     redistribution: float = 0.0
@@ -107,6 +112,7 @@ class Method:
     first_plan: int = 0
     site_event_rate: float | None = None
     constraints: tuple[np.ndarray, np.ndarray] | None = None
+    mixture: MixturePrior | None = None
 
     @property
     def whitened(self) -> bool:
@@ -141,6 +147,8 @@ class Method:
         """The burn-in that was asked for, or what the method usually needs."""
         if wanted is not None:
             return float(wanted)
+        if self.mixture is not None:
+            return MIXTURE_BURN_IN
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)
@@ -149,6 +157,7 @@ class Method:
 def choose(settings: Settings) -> Method:
     """Check that the settings fit together and choose what was left open, before anything runs."""
     wanted, redistribution = settings, 0.0
+    mixture = wanted.prior if isinstance(wanted.prior, MixturePrior) else None
     prior_at = wanted.prior_at
     if isinstance(wanted.prior, Redistributed):
         redistribution, prior_at = wanted.prior.rate, REDISTRIBUTED
@@ -159,6 +168,8 @@ def choose(settings: Settings) -> Method:
     check_latents(members, prior, dynamics)
     if any(site.budget is not None for site in members):
         check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
+        if mixture is not None:
+            raise InputError("prior", "one with scales, and a site that has a privacy budget", "Give a normal prior.")
     chains = usual_chains(open_dynamics, wanted.ess) if wanted.chains is None else int(wanted.chains)
     own = coordinate_names(members, dim)
     told = own if wanted.names is None else wanted.names
@@ -184,7 +195,8 @@ def choose(settings: Settings) -> Method:
     check_centre(walls_of(constraints, found), found)
     if prior is not None and prior_at == "extra":
         members = (*members, Site(prior, name=PRIOR_SITE))
-    public = public_potential(members, prior if prior_at == "coordinator" else None, control, found, dynamics)
+    walked = prior if prior_at == "coordinator" else None
+    public = public_potential(members, walked, control, found, dynamics, mixture)
     silent = public is None and dynamics.refresh == 0.0 and dynamics.excess == 0
     few_events = found.control is not None and control_name == "quadratic" and not silent
     return Method(
@@ -201,14 +213,15 @@ def choose(settings: Settings) -> Method:
         names=names,
         seed=secrets.randbits(31) if wanted.seed is None else int(wanted.seed),
         public=public,
-        segments=usual_segments(members, chains) if few_events else SEGMENTS_MANY_EVENTS,
+        segments=usual_segments(members, chains) if few_events or mixture is not None else SEGMENTS_MANY_EVENTS,
         init=init,
         redistribution=redistribution,
         bounds=wanted.bounds,
         variables=variables(members, names),
-        # Private latents move with rotations alone.
-        open_dynamics=open_dynamics and not any(site.latents for site in members),
+        # Private latents move with rotations alone, and a prior with scales has many events that cost no round.
+        open_dynamics=open_dynamics and mixture is None and not any(site.latents for site in members),
         constraints=constraints,
+        mixture=mixture,
     )
 
 
@@ -247,10 +260,11 @@ def on_lines(method: Method, reason: str, when: str) -> Method | None:
         return None
     controls = linear_control(method.reference)
     prior = method.prior if method.prior_at == "coordinator" else None
+    public = public_potential(method.sites, prior, controls, method.reference, dynamics, method.mixture)
     return method.replace(
         dynamics=dynamics, control=controls, control_name="linear", segments=SEGMENTS_MANY_EVENTS, open_dynamics=False,
-        public=public_potential(method.sites, prior, controls, method.reference, dynamics), first_plan=SECOND_RUN,
-        site_event_rate=None, chosen=f"Zig-Zag was chosen {when}, in place of the Boomerang: {reason}",
+        public=public, first_plan=SECOND_RUN, site_event_rate=None,
+        chosen=f"Zig-Zag was chosen {when}, in place of the Boomerang: {reason}",
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.members.member import Member
 from fedpdmc.members.opening import whiten
-from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.models.mixture_prior import MixturePrior
+from fedpdmc.potentials import ControlVariate, Potential, Quadratic
 from fedpdmc.whitening import Reference
 
 # What is left of a sum relative to its largest term when it is rounding only.
@@ -23,9 +24,18 @@ def public_potential(
     controls: Mapping[str, ControlVariate],
     reference: Reference,
     dynamics: Dynamics,
-) -> Quadratic | None:
-    """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero."""
+    mixture: MixturePrior | None = None,
+) -> Potential | None:
+    """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero.
+
+    A ``mixture`` takes the place of the prior, which is then its stand-in.
+    """
     dim = reference.dim
+    if mixture is not None:
+        base = public_potential(sites, mixture.normal, controls, reference, dynamics)
+        base = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if base is None else base
+        assert isinstance(base, Quadratic)
+        return mixture.whitened(base, reference)
     terms = [] if prior is None else [prior]
     # A control variate that belongs to no one site is the sum of all.
     own = {site.name: site.coordinates for site in sites}

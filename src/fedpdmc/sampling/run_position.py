@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 # Choices of a method that are plain values.
 CHOICES = ("prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan")
-# What is kept of every chain; the shares of a prior only where it is redistributed, and the next turn where there are turns.
-STATE, SHARE, TURN = ("a", "v", "t", "number", "events", "site_events", "planned"), "share", ("wait", "number")
+# What is kept of every chain; the shares of a prior only where it is redistributed, its scales where it has them, and the
+# next turn where there are turns.
+STATE, TURN = ("a", "v", "t", "number", "events", "site_events", "planned"), ("wait", "number")
+OF_PRIOR = ("share", "scales")
 
 
 class Position(NamedTuple):
@@ -51,8 +53,8 @@ class Position(NamedTuple):
 def pack_position(position: Position) -> dict[str, np.ndarray]:
     """A position as arrays."""
     arrays = {f"state_{name}": np.asarray(getattr(position.chains, name)) for name in STATE}
-    if position.chains.share is not None:
-        arrays[f"state_{SHARE}"] = np.asarray(position.chains.share)
+    own = {name: getattr(position.chains, name) for name in OF_PRIOR}
+    arrays |= {f"state_{name}": np.asarray(value) for name, value in own.items() if value is not None}
     if position.chains.turn is not None:
         arrays |= {f"turn_{name}": np.asarray(getattr(position.chains.turn, name)) for name in TURN}
     counts = {name: np.asarray(getattr(position, name)) for name in Position._fields[2:]}
@@ -61,11 +63,11 @@ def pack_position(position: Position) -> dict[str, np.ndarray]:
 
 def unpack_position(arrays: dict[str, np.ndarray]) -> Position:
     """A position from arrays."""
-    share = arrays.get(f"state_{SHARE}")
-    chains = {name: jnp.asarray(arrays[f"state_{name}"]) for name in STATE}
+    known = [*STATE, *(name for name in OF_PRIOR if f"state_{name}" in arrays)]
+    chains = {name: jnp.asarray(arrays[f"state_{name}"]) for name in known}
     counts = {name: np.asarray(arrays[name]) for name in Position._fields[2:]}
     turn = Turn(*(jnp.asarray(arrays[f"turn_{name}"]) for name in TURN)) if f"turn_{TURN[0]}" in arrays else None
-    chains = State(**chains, share=None if share is None else jnp.asarray(share), turn=turn)
+    chains = State(**chains, turn=turn)
     return Position(chains, int(arrays["rounds"][0]), **counts)
 
 

@@ -19,6 +19,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import fingerprint as records_fingerprint
 from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged, program_digest
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.ledger_entries import Request
 from fedpdmc.results.run_state import RunState
@@ -28,7 +29,7 @@ from fedpdmc.sampling.prior_shares import Redistributed
 AS_BEFORE = "Give the sites that sample() was given"
 
 
-def identify(sites: Sequence[Site], prior: Quadratic | None, redistribution: float) -> dict[str, Any]:
+def identify(sites: Sequence[Site], prior: Quadratic | MixturePrior | None, redistribution: float) -> dict[str, Any]:
     """What is kept of the sites and the prior of a run, to know them again."""
     members = [
         {
@@ -71,11 +72,14 @@ def _feed(digest, value: Any) -> None:
         digest.update(repr(value).encode())
 
 
-def _prior(prior: Quadratic | None, redistribution: float) -> str | None:
+def _prior(prior: Quadratic | MixturePrior | None, redistribution: float) -> str | None:
     if prior is None:
         return None
     digest = hashlib.sha256(repr(float(redistribution)).encode())
-    _feed(digest, [np.asarray(prior.precision), np.asarray(prior.linear)])
+    if isinstance(prior, MixturePrior):
+        _feed(digest, prior)
+    else:
+        _feed(digest, [np.asarray(prior.precision), np.asarray(prior.linear)])
     return digest.hexdigest()
 
 
@@ -98,7 +102,8 @@ def members_of(
         Names the argument, and the site, that is not as it was.
     """
     rate = prior.rate if isinstance(prior, Redistributed) else 0.0
-    members, prior, dim = resolve_members(sites, prior, None, names)
+    told = prior
+    members, prior, dim = resolve_members(sites, told, None, names)
     if dim != len(names):
         raise InputError(
             "sites", f"models of {dim} parameters", f"The posterior has {len(names)}: {', '.join(names)}. {AS_BEFORE}."
@@ -106,11 +111,11 @@ def members_of(
     own = [site for site in members if isinstance(site, Site)]
     if prior is not None and state.facts["prior_at"] == "extra":
         own.append(Site(prior, name=PRIOR_SITE))
-    return _in_order(state, own, prior, rate), prior, rate
+    return _in_order(state, own, told if isinstance(told, MixturePrior) else prior, rate), prior, rate
 
 
 def _in_order(
-    state: RunState, sites: Sequence[Site], prior: Quadratic | None, redistribution: float
+    state: RunState, sites: Sequence[Site], prior: Quadratic | MixturePrior | None, redistribution: float
 ) -> tuple[Site, ...]:
     known = {one["name"]: one for one in state.facts["sites"]}
     given = {site.name: site for site in sites}

@@ -13,6 +13,7 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import Member
 from fedpdmc.models.grouped import SpreadPrior
+from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.validation import integer, non_negative, one_of, optional_seed, positive
@@ -32,7 +33,7 @@ class Settings:
     """
 
     sites: Sequence[Member] | Member
-    prior: Quadratic | SpreadPrior | Redistributed | Callable | None = None
+    prior: Quadratic | SpreadPrior | MixturePrior | Redistributed | Callable | None = None
     prior_at: str = "coordinator"
     dynamics: Dynamics | None = None
     reference: Reference | str | None = None
@@ -71,6 +72,9 @@ class Settings:
         if isinstance(self.prior, Redistributed) and self.prior_at != "coordinator":
             found = f"{self.prior_at!r} with a Redistributed prior"
             raise InputError("prior_at", found, "Leave it out: the sites hold the prior.")
+        if isinstance(self.prior, MixturePrior) and self.prior_at != "coordinator":
+            found = f"{self.prior_at!r} with a prior that has scales"
+            raise InputError("prior_at", found, "Leave it out: the coordinator walks with it.")
 
 
 def check_length(duration: float | None, ess: float | None) -> None:

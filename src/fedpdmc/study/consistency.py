@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedpdmc.errors import InputError
 from fedpdmc.members.site import NO_LATENT_BUDGET
 from fedpdmc.privacy.noise_shares import check_honest
@@ -95,6 +97,7 @@ def check_together(study: Study) -> None:
             raise InputError(
                 f"study.toml: prior: {name}", f"{len(value)} numbers", f"Give one for each of {', '.join(normal)}."
             )
+    _check_scales(study)
     if (study.reference != "none" or study.control != "none") and study.derivatives == "none":
         raise InputError(
             "study.toml: releases: derivatives",
@@ -112,6 +115,30 @@ def check_together(study: Study) -> None:
         raise InputError(
             "study.toml: dynamics: control", repr(study.control), "It needs reference = 'vb' or 'laplace'."
         )
+
+
+def _check_scales(study: Study) -> None:
+    """Check priors with scales of their own."""
+    if not study.scaled_prior:
+        return
+    named = [*study.prior_df, *study.prior_horseshoe]
+    if not set(named) <= set(study.names) or len(set(named)) != len(named):
+        raise InputError(
+            "study.toml: prior", f"student_t or horseshoe of {', '.join(named)}",
+            f"Name each once, among {', '.join(study.names)}.",
+        )  # fmt: skip
+    if study.prior_scale is None:
+        raise InputError("study.toml: prior", "flat, with student_t or horseshoe", "Give mean and scale.")
+    mean = np.broadcast_to(study.prior_mean, len(study.names))
+    if any(mean[study.names.index(name)] != 0 for name in study.prior_horseshoe):
+        raise InputError("study.toml: prior: mean", "not zero of a parameter of the horseshoe", "Set it to 0.")
+    for what, there in (
+        ("a privacy budget", study.epsilon is not None),
+        ("a table [coordinates]", bool(study.parameters)),
+        ("effects of groups", study.effects is not None),
+    ):
+        if there:
+            raise InputError("study.toml: prior", f"student_t or horseshoe with {what}", "Give a normal prior.")
 
 
 def _check_one_shot(study: Study) -> None:

@@ -66,6 +66,10 @@ class Study:
         The model of one record, from a model file (``family`` is then "file") or of the standard library.
     effects : Effects or None
         The effects of groups that stay at their sites.
+    prior_df : dict
+        Degrees of freedom by name, where the prior is Student-t with the location and scale given.
+    prior_horseshoe, prior_global_scale
+        The parameters of a horseshoe, whose slab is the normal prior given, and its global scale.
     """
 
     text: bytes
@@ -105,6 +109,9 @@ class Study:
     assessment: tuple[str, ...] = ()
     model: BoundModel | None = None
     effects: Effects | None = None
+    prior_df: dict[str, int] = field(default_factory=dict)
+    prior_horseshoe: tuple[str, ...] = ()
+    prior_global_scale: float = 1.0
 
     @property
     def digest(self) -> bytes:
@@ -219,6 +226,7 @@ class Study:
     def prior(self):
         """The prior, or None for a flat one."""
         from fedpdmc import models
+        from fedpdmc.models.mixture_prior import mixture_prior
 
         if self.prior_scale is None:
             return None
@@ -233,9 +241,17 @@ class Study:
                 spread_scale=self.effects.spread_scale,
                 correlation_scale=self.effects.correlation_scale,
             )
-        return models.normal_prior(
-            len(self.names), mean=np.asarray(self.prior_mean), scale=np.asarray(self.prior_scale)
-        )
+        mean, scale = (np.broadcast_to(x, len(self.names)) for x in (self.prior_mean, self.prior_scale))
+        if not self.scaled_prior:
+            return models.normal_prior(len(self.names), mean=mean, scale=scale)
+        heavy = {self.names.index(name): df for name, df in self.prior_df.items()}
+        shrunk = [self.names.index(name) for name in self.prior_horseshoe]
+        return mixture_prior(mean, scale, heavy, shrunk, self.prior_global_scale)
+
+    @property
+    def scaled_prior(self) -> bool:
+        """Whether some parameters have a prior with scales of its own, Student-t or a horseshoe."""
+        return bool(self.prior_df or self.prior_horseshoe)
 
     def coordinates(self, site: str) -> list[int] | None:
         """The indices of the parameters that a site's records depend on; None for all."""

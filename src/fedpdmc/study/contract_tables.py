@@ -12,6 +12,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
 from fedpdmc.models.grouped import SPREADS
+from fedpdmc.models.mixture_prior import MOST_DF
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study.bound_model import FILE, read_model
 from fedpdmc.study.column import Column
@@ -133,6 +134,13 @@ def read_prior(table: Table, effects: Effects | None = None) -> dict[str, Any]:
             spread_scale=table.number("spread_scale", effects.spread_scale, least=1e-300),
             correlation_scale=table.number("correlation_scale", effects.correlation_scale, least=1e-300),
         )
+    heavy = table.table("student_t", None)
+    found["prior_df"] = {name: heavy.whole(name, least=1, most=MOST_DF) for name in heavy.keys()}
+    if "horseshoe" in table.values:
+        own = table.table("horseshoe")
+        found["prior_horseshoe"] = own.texts("on")
+        found["prior_global_scale"] = own.number("scale", least=1e-300)
+        own.done()
     table.done()
     return found
 

@@ -69,7 +69,13 @@ def _prior(study: Study) -> str:
     if study.prior_scale is None:
         return "flat"
     scale = study.prior_scale if isinstance(study.prior_scale, tuple) else (study.prior_scale,)
-    words = f"normal, with standard deviations {', '.join(f'{x:g}' for x in scale)}"
-    if study.effects is None:
-        return words
-    return f"{words}; of each spread {study.effects.spread} with scale {study.effects.spread_scale:g}"
+    found = f"normal, with standard deviations {', '.join(f'{x:g}' for x in scale)}"
+    if study.prior_df:
+        told = ", ".join(f"{name} ({df} degrees of freedom)" for name, df in study.prior_df.items())
+        found += f"; Student-t with these scales: {told}"
+    if study.prior_horseshoe:
+        shrunk = ", ".join(study.prior_horseshoe)
+        found += f"; horseshoe of global scale {study.prior_global_scale:g} with these slabs: {shrunk}"
+    if study.effects is not None:
+        found += f"; of each spread {study.effects.spread} with scale {study.effects.spread_scale:g}"
+    return found

@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.models.mixture_prior import MOST_DF, mixture_prior
 from fedpdmc.study.column import Column
-from fedpdmc.study.contract import LOG_SIGMA
+from fedpdmc.study.contract import LOG_SIGMA, Study
 from fedpdmc.study.formula import Design
 from fedpdmc.study.units import INTERCEPT
 
 CALL = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 OTHERS = "others"
-GIVE = "Give 'normal(mean, sd)', 'student_t(df, mean, scale)' or 'flat'."
+GIVE = (
+    "Give 'normal(mean, sd)', 'student_t(df, mean, scale)' with whole degrees of freedom, 'horseshoe(global scale)' or "
+    "'horseshoe(global scale, slab)', or 'flat'."
+)
+# Of a horseshoe, for coefficients of scaled columns.
+SLAB = 2.5
 # Standard deviation of the linear predictor under the default prior: the error's own, so that R² is about a half. On the
 # latent scale of a logistic regression that is π/√3; a Poisson rate varies by a factor of e.
 PREDICTOR_SD = {"logistic": float(np.pi / np.sqrt(3)), "poisson": 1.0}
@@ -30,49 +35,54 @@ INTERCEPT_SD, AUXILIARY_SD = 5.0, 2.0
 
 @dataclass(frozen=True)
 class Prior:
-    """Independent priors of the parameters; ``df`` is infinite where normal, ``scale`` where flat."""
+    """Independent priors of the parameters, and a horseshoe on some of them.
 
+    ``df`` is infinite where they are normal, ``scale`` where flat; of a horseshoe's parameters it is the slab.
+    """
+
+    names: tuple[str, ...]
     mean: np.ndarray
     scale: np.ndarray
     df: np.ndarray
     words: str
+    horseshoe: tuple[int, ...] = ()
+    global_scale: float = 1.0
 
     @property
-    def gaussian(self) -> bool:
+    def in_contracts(self) -> bool:
         """Whether a contract can say it."""
         flat = np.isinf(self.scale)
-        return bool(np.all(np.isinf(self.df)) and (flat.all() or not flat.any()))
+        return bool(flat.all() or not flat.any())
+
+    @property
+    def normal(self) -> bool:
+        """Whether all parameters have normal priors."""
+        return bool(np.all(np.isinf(self.df)) and np.all(np.isfinite(self.scale)) and not self.horseshoe)
 
     def table(self) -> dict[str, Any]:
-        """The contract's table; of priors that it does not know, normal ones of the same scale."""
-        flat = np.isinf(self.scale)
-        if flat.any():
+        """The contract's table; where only some are flat, all are."""
+        if np.isinf(self.scale).any():
             return {"flat": True}
-        return {"mean": [float(x) for x in self.mean], "scale": [float(f"{x:.3g}") for x in self.scale]}
+        heavy = np.flatnonzero(np.isfinite(self.df))
+        found: dict[str, Any] = {
+            "mean": [float(x) for x in self.mean],
+            "scale": [float(f"{x:.3g}") for x in self.scale],
+        }
+        if heavy.size:
+            found["student_t"] = {self.names[i]: int(self.df[i]) for i in heavy}
+        if self.horseshoe:
+            found["horseshoe"] = {"on": [self.names[i] for i in self.horseshoe], "scale": self.global_scale}
+        return found
 
-    @double_precision
-    def potential(self, names: tuple[str, ...]):
-        """The prior as `fedpdmc.sample` takes it."""
-        import jax.numpy as jnp
-
-        from fedpdmc.models import normal_prior
-
-        flat = np.isinf(self.scale)
-        if flat.all():
-            return None
-        if self.gaussian:
-            table = self.table()
-            return normal_prior(len(names), mean=np.asarray(table["mean"]), scale=np.asarray(table["scale"]))
-        normal, heavy = np.isinf(self.df) & ~flat, np.isfinite(self.df)
-        weight = jnp.asarray(np.where(normal, 1 / np.where(flat, 1.0, self.scale) ** 2, 0.0))
-        df, scale = jnp.asarray(self.df[heavy]), jnp.asarray(self.scale[heavy])
-        mean, index = jnp.asarray(self.mean), np.flatnonzero(heavy)
-
-        def minus_log_density(x):
-            z = (x[index] - mean[index]) / scale
-            return 0.5 * jnp.sum(weight * (x - mean) ** 2) + jnp.sum(0.5 * (df + 1) * jnp.log1p(z * z / df))
-
-        return minus_log_density
+    def potential(self, study: Study) -> Any:
+        """The prior as `fedpdmc.sample` takes it: that of the contract, if it can say it."""
+        if self.in_contracts:
+            return study.prior()
+        heavy = np.flatnonzero(np.isfinite(self.df))
+        made = mixture_prior(
+            self.mean, self.scale, {int(i): int(self.df[i]) for i in heavy}, self.horseshoe, self.global_scale
+        )
+        return made if made.index else made.normal
 
 
 def prior_by_name(
@@ -90,19 +100,30 @@ def prior_by_name(
     """
     mean, scale, df = _default(names, design, columns, family)
     if told is None:
-        return Prior(mean, scale, df, "weakly informative (all terms together explain about half of the variation)")
+        usual = "weakly informative (all terms together explain about half of the variation)"
+        return Prior(names, mean, scale, df, usual)
     if isinstance(told, str):
         told = {OTHERS: told}
     stray = sorted(set(told) - {*names, OTHERS})
     if stray:
         raise InputError("prior", f"a prior of {stray[0]!r}", f"The parameters are {', '.join(names)}; or {OTHERS!r}.")
+    shrunk: dict[int, float] = {}
     for i, name in enumerate(names):
         words = told.get(name, told.get(OTHERS))
         # Said for all, it is the coefficients' prior: not that of other parameters, such as log σ.
         if words is None or (name not in told and _term(name, design) is None):
             continue
-        mean[i], scale[i], df[i] = _parsed(name, words)
-    return Prior(mean, scale, df, ", ".join(f"{name}: {words}" for name, words in told.items()))
+        mean_i, scale_i, df_i, global_scale = _parsed(name, words)
+        if global_scale is not None:
+            if name not in told and design.names[_term(name, design) or 0] == INTERCEPT:
+                # Where the covariates are average there is nothing to shrink to.
+                continue
+            shrunk[i] = global_scale
+        mean[i], scale[i], df[i] = mean_i, scale_i, df_i
+    if len(set(shrunk.values())) > 1:
+        raise InputError("prior", "horseshoes of different global scales", "Give one: its members share it.")
+    said = ", ".join(f"{name}: {words}" for name, words in told.items())
+    return Prior(names, mean, scale, df, said, tuple(shrunk), next(iter(shrunk.values()), 1.0))
 
 
 def _default(names: tuple[str, ...], design: Design, columns: Mapping[str, Column], family: str):
@@ -133,8 +154,8 @@ def _term(name: str, design: Design) -> int | None:
     return None
 
 
-def _parsed(name: str, words: str) -> tuple[float, float, float]:
-    """Mean, scale and degrees of freedom."""
+def _parsed(name: str, words: str) -> tuple[float, float, float, float | None]:
+    """Mean, scale (of a horseshoe its slab), degrees of freedom, and the global scale of a horseshoe."""
     match = CALL.fullmatch(words) if isinstance(words, str) else None
     if match is None:
         raise InputError(f"prior of {name!r}", repr(words), GIVE)
@@ -143,10 +164,13 @@ def _parsed(name: str, words: str) -> tuple[float, float, float]:
         numbers = [float(x) for x in (match[2] or "").split(",") if x.strip()]
     except ValueError:
         raise InputError(f"prior of {name!r}", repr(words), GIVE) from None
-    if kind == "flat" and not numbers:
-        return 0.0, np.inf, np.inf
-    if kind == "normal" and len(numbers) == 2 and numbers[1] > 0:
-        return numbers[0], numbers[1], np.inf
-    if kind == "student_t" and len(numbers) == 3 and numbers[0] > 0 and numbers[2] > 0:
-        return numbers[1], numbers[2], numbers[0]
+    if np.all(np.isfinite(numbers)):
+        if kind == "flat" and not numbers:
+            return 0.0, np.inf, np.inf, None
+        if kind == "normal" and len(numbers) == 2 and numbers[1] > 0:
+            return numbers[0], numbers[1], np.inf, None
+        if kind == "student_t" and len(numbers) == 3 and numbers[0] in range(1, MOST_DF + 1) and numbers[2] > 0:
+            return numbers[1], numbers[2], numbers[0], None
+        if kind == "horseshoe" and len(numbers) in (1, 2) and min(numbers) > 0:
+            return 0.0, (*numbers, SLAB)[1], np.inf, numbers[0]
     raise InputError(f"prior of {name!r}", repr(words), GIVE)

@@ -57,7 +57,7 @@ class Sites(DescribedSites):
     def __init__(self, study: Study, tables: dict[str, pd.DataFrame], prior: Prior):
         self.study, self.tables, self._prior = study, tables, prior
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
-        self.prior = study.prior() if study.effects else prior.potential(study.names)
+        self.prior = study.prior() if study.effects else prior.potential(study)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -85,9 +85,9 @@ class Sites(DescribedSites):
         InputError
             A prior that contracts do not know.
         """
-        if not self._prior.gaussian:
+        if not self._prior.in_contracts:
             raise InputError(
-                "prior", self._prior.words, "Contracts have normal priors only: use one, or stay in process."
+                "prior", self._prior.words, "Contracts have no prior that is flat for some parameters only: say normal."
             )
         path = Path(path)
         path.write_bytes(self.study.text)
@@ -151,9 +151,11 @@ def sites(
     by : str, optional
         The column of the sites' names, for one table.
     prior : str or mapping, optional
-        ``"normal(0, 2.5)"``, ``"student_t(3, 0, 2.5)"``, ``"flat"``, or one for each parameter by name with ``"others"`` for
-        the rest. None: a weakly informative prior in which all terms together explain about half of the variation
-        (`fedpdmc.study.prior_names`). All are for the coefficients of centred and scaled columns.
+        ``"normal(0, 2.5)"``, ``"student_t(3, 0, 2.5)"``, ``"horseshoe(0.1)"`` with its global scale (a second number is the
+        slab's sd), ``"flat"``, or one for each parameter by name with ``"others"`` for the rest. Parameters with the same
+        horseshoe share its global scale; said for all, it leaves out the intercept. None: a weakly informative prior in
+        which all terms together explain about half of the variation (`fedpdmc.study.prior_names`). All are for the
+        coefficients of centred and scaled columns.
     columns : mapping, optional
         Declarations by column that go before what the table shows: ``{"age": {"bounds": [18, 100]}, "dose": {"log": True},
         "ward": {"levels": ["A", "B"]}}``. Keys: type, levels, bounds, center, scale, log. The first level is the baseline.
@@ -210,7 +212,7 @@ def sites(
         text = contract_text(name, list(parts), declared, missing, tables | {"prior": {"flat": True}})
         names = parse_study(text).names
     rule = prior_by_name(prior, names, design, declared, family)
-    if mixed is not None and not rule.gaussian:
+    if mixed is not None and not rule.normal:
         raise InputError("prior", rule.words, "With effects the coefficients' priors are normal.")
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parse_study(

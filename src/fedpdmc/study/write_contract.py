@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,16 @@ def toml_value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml_value(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {toml_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, int):
         return str(value)
     return f"{int(value)}.0" if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def column_table(column: Column) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def applies(groups, coordinator: Coordinator) -> bool:
         and isinstance(coordinator.dynamics, ZigZag)
         and coordinator.dynamics.excess == 0
         and coordinator.walls is None
+        and coordinator.mixture is None
         and all(isinstance(clock, AffineClock) for clock in clocks)
         and all(group.columns is None for group in groups)
     )

@@ -23,7 +23,8 @@ from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, LatentClock, Path, Walk, answer, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State, where_chains
+from fedpdmc.sampling.by_chain import where_chains
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.sampling.engines import compiled_gaussian, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
@@ -217,7 +218,8 @@ def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> 
     none, never = jnp.zeros((chains, s), int), jnp.zeros(chains, bool)
     wait = None if state.turn is None else jnp.zeros((chains, s + 1))
     turns = coordinator.schedule(state, jnp.zeros(chains))
-    itinerary = Itinerary(path, none, state.a, state.v, never, state.share, wait, turns)
+    held = None if state.scales is None else jnp.repeat(state.scales[:, None], s + 1, 1)
+    itinerary = Itinerary(path, none, state.a, state.v, never, state.share, wait, turns, held)
     walks = tuple(jax.vmap(lambda c: c.idle(chains))(group.clock) for group in groups)
     requests = None
     if selective_requests.applies([group.columns for group in groups], coordinator):

@@ -20,7 +20,8 @@ from jaxtyping import Array, Bool, Float
 from fedpdmc.clocks import Path, follow, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary, Knots, State, where_chains
+from fedpdmc.sampling.by_chain import where_chains
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, Knots, State
 
 
 class Request(eqx.Module):
@@ -66,7 +67,8 @@ def applies(columns, coordinator: Coordinator) -> bool:
     """
     dynamics = coordinator.dynamics
     lines = dynamics.flips and not dynamics.flow.rotating and coordinator.redistribution == 0
-    return lines and coordinator.walls is None and any(own is not None for own in columns)
+    public = coordinator.walls is None and coordinator.mixture is None
+    return lines and public and any(own is not None for own in columns)
 
 
 def first_request(chains: int, segments: int, own: int) -> Request:
