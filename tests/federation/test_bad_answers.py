@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from tests.federation.requests import CHAINS, DIM, opening, plans
 from tests.federation.studies import FEW_ROUNDS, SEED, Folder
 
 import fedpdmc as fp
@@ -139,3 +140,22 @@ def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder
     for agent in (south, *agents.values()):
         agent.log.close()
     assert len(ends) == 1 and "TOO_MANY_REFUSALS" in ends[0] and "audit show" in ends[0]
+
+
+def test_an_endless_plan_is_refused_over_the_network_and_the_site_goes_on(tmp_path):
+    """A coordinator with a good key asks for a walk that would never end; then for one that does."""
+    contract = FEW_ROUNDS.replace("[dynamics]", '[dynamics]\nkind = "FactorisedBoomerang"\ncontrol = "none"')
+    folder = Folder(tmp_path, contract)
+    agents = {name: folder.agent(name) for name in folder.study.sites}
+    for agent in agents.values():
+        agent.computation.most_seconds = 1.0
+    far = {"start": np.full((CHAINS, DIM), 1e11), "duration": np.full((CHAINS, 1), 30.0)}
+    with folder.listening() as connection, folder.sites(connection, agents):
+
+        def asked(data):
+            message = dataclasses.replace(wire.decode(data), run=connection.run)
+            return [wire.decode(answer) for answer in connection.transport.ask([Request.of(message)] * 2)]
+
+        assert {type(one) for one in asked(opening())} == {wire.Opened}
+        assert {one.code for one in asked(plans(**far))} == {"TOO_MUCH_WORK"}
+        assert {type(one) for one in asked(plans())} == {wire.Arrivals}

@@ -12,6 +12,7 @@ from tests.study.contracts import rows, write_csv
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
+from fedpdmc.federation.message_format import digest
 from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import parse_study
@@ -127,6 +128,35 @@ def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
     write_csv(folder.path / "south.csv", rows("south", 4000))
     with pytest.warns(UserWarning, match=r"Site 'south' contributes 99\.\d+ %"):
         searched(folder, tmp_path, believed=True)
+
+
+def silent_with_many_records(agent, times):
+    """A site that tells derivatives of so many times its records, and then no arrivals."""
+    lying(agent, lambda m, x: {"value": times * m.value, "gradient": times * m.gradient, "hessian": times * m.hessian})
+    told, plain = agent.answer, (messages.Plans, messages.TurnPlans)
+
+    def answer(data):
+        message = messages.decode(data)
+        if not isinstance(message, plain):
+            return told(data)
+        none = np.zeros(len(message.chain))
+        arrivals = messages.Arrivals.of_chains(RUN, message.sequence, digest(data), none, none > 0, none.astype(int))
+        return messages.encode(dataclasses.replace(arrivals, run=message.run))
+
+    agent.answer = answer
+
+
+def test_a_site_of_made_up_records_that_is_silent_is_warned_of(tmp_path):
+    """Live: the whole run, which gives the posterior of the lie, does not end without a warning that says so."""
+    folder = Guarded(tmp_path / "study", OWN.replace("[limits]", "[limits]\nrecords = 100000"), LOOSE, 60)
+    with folder.listening() as connection:
+        agents = {name: fresh(folder, name, tmp_path) for name in folder.study.sites}
+        silent_with_many_records(agents["south"], 1000)
+        with folder.sites(connection, agents), pytest.warns(UserWarning) as said:
+            post = fp.sample(connection, progress=False)
+    texts = [str(one.message) for one in said]
+    assert any("Site 'south' contributes 99" in text for text in texts), texts
+    assert np.sqrt(np.diag(post.cov())).max() < 0.05
 
 
 def test_chains_set_out_wider_than_the_reference(tmp_path):
