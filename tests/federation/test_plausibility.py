@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.federation.studies import SITE_SEED, Folder
 from tests.federation.test_disclosure import OWN, RUN, Guarded, searched
-from tests.study.contracts import rows, write_csv
+from tests.study.contracts import EFFECTS, rows, write_csv
 
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError
@@ -128,6 +128,23 @@ def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
     write_csv(folder.path / "south.csv", rows("south", 4000))
     with pytest.warns(UserWarning, match=r"Site 'south' contributes 99\.\d+ %"):
         searched(folder, tmp_path, believed=True)
+
+
+EFFECTS_LIES = {
+    "a Hessian of 1e140": (lambda m, x: {"hessian": np.eye(len(x)) * 1e140}, "Hessian that 1,000,000 records"),
+    "of the spread": (lambda m, x: {"hessian": m.hessian + 1e140 * np.diag(np.eye(len(x))[-1])}, "Hessian that"),
+    "a gradient of 1e300": (lambda m, x: {"gradient": np.full(len(x), 1e300)}, "gradient that 1,000,000 records"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), EFFECTS_LIES.values(), ids=EFFECTS_LIES)
+def test_they_do_where_effects_are_integrated_out(tmp_path, change, words):
+    folder = Folder(tmp_path / "study", EFFECTS)
+    with folder.listening() as connection:
+        agents = {name: fresh(folder, name, tmp_path) for name in folder.study.sites}
+        lying(agents["south"], change)
+        with folder.sites(connection, agents), pytest.raises(BadAnswer, match=f"site 'south': .*{words}"):
+            fp.sample(connection, progress=False)
 
 
 def silent_with_many_records(agent, times):

@@ -35,6 +35,8 @@ LONGEST = 20.0
 # Thresholds of warnings: one site's share of the information; relative difference of posterior and prior standard
 # deviations; and a standard deviation relative to the smallest possible one.
 MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
+# A curvature beyond this is a standard deviation below 1e-12, which no double precision run can sample.
+LARGEST = 1e24
 
 
 class Told(NamedTuple):
@@ -137,15 +139,25 @@ class Plausible:
             )
 
     def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where effects are integrated out: a gradient is a mean of losses' slopes over them, and only some are bounded."""
-        study, dim = self._study, len(self._study.names)
-        gradient, largest = np.full(dim, np.inf), self._largest
+        """Where effects are integrated out a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
+
+        With ``|ℓ'| ≤ s`` and ``|ℓ''| ≤ c`` n records have entries of at most ``(n c + n² s²) sup|ξ_j ξ_k|``. Spreads, and
+        families without such bounds, have the limit beyond which double precision cannot sample.
+        """
+        study, dim, largest = self._study, len(self._study.names), self._largest
+        gradient = np.full(dim, LARGEST / study.most_records)
+        hessian = np.full((dim, dim), LARGEST / study.most_records)
         if study.family == "logistic":
-            gradient[: len(largest)] = largest
+            slope, curvature = 1.0, 0.25
         elif study.family == "student_t":
             df, scale = study.options["df"], study.options["scale"]
-            gradient[: len(largest)] = (df + 1) / (2 * math.sqrt(df) * scale) * largest
-        return gradient, np.full((dim, dim), np.inf)
+            slope, curvature = (df + 1) / (2 * math.sqrt(df) * scale), (df + 1) / (df * scale**2)
+        else:
+            return gradient, hessian
+        own = slice(0, len(largest))
+        gradient[own] = slope * largest
+        hessian[own, own] = (curvature + study.most_records * slope**2) * np.outer(largest, largest)
+        return gradient, hessian
 
     def _convex(self, name: str, value: float, hessian: np.ndarray) -> None:
         size = np.sqrt(np.abs(np.diag(hessian)))
