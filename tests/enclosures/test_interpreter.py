@@ -97,6 +97,27 @@ def test_value_and_slope_are_exact_however_the_formula_is_written():
     assert np.all(found.error < 1e-11)
 
 
+@pytest.mark.parametrize("forward", [True, False])
+def test_derivatives_of_clip_max_and_min_are_exact_away_from_their_kinks(forward):
+    """JAX asks ``x == max(x, y)``: of enclosures that overlap it would never be answered, and the slope be lost."""
+
+    def kinked(x):
+        return jnp.sum(jnp.clip(x, 0.0, 1.0) ** 2 + jnp.maximum(x, x[::-1]) * jnp.minimum(0.35, x))
+
+    a, v = jnp.array([0.3, 0.7]), jnp.array([1.0, 2.0])
+    slope = jax.grad(kinked) if not forward else lambda x: jax.jvp(kinked, (x,), (v,))[1][None]
+    found = enclose(slope, Cell(0.01))(Series(a, jnp.zeros(2), v))
+    np.testing.assert_allclose(found.value, slope(a), rtol=1e-12)
+    assert np.all(found.error < 1e-11) and np.all(found.high - found.low < 1e-8)
+    # Across a kink both slopes are held.
+    wide = enclose(slope, Cell(0.1))(Series(a, jnp.zeros(2), v))
+    for s in np.linspace(0.0, 0.1, 21):
+        rest = slope(a + s * v) - wide.value - (0.0 if wide.slope is None else wide.slope * s)
+        assert np.all(wide.low * s**2 - wide.error - 1e-12 <= rest) and np.all(
+            rest <= wide.high * s**2 + wide.error + 1e-12
+        )
+
+
 def test_the_remainder_shrinks_to_the_second_derivative():
     a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
 

@@ -14,7 +14,7 @@ from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.envelopes.second_order import look
 from fedpdmc.clocks.thinning import cell_length
-from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, Smooth
+from fedpdmc.enclosures.taylor_models.compositions import LOCAL
 from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
@@ -125,9 +125,8 @@ def test_the_remainder_of_a_control_variate_in_dense_coordinates(kind):
 
 
 def test_a_bound_from_a_rule_that_is_too_narrow_is_broken(monkeypatch):
-    right = FUNCTIONS["exp"]
-    monkeypatch.setitem(FUNCTIONS, "exp", Smooth(**{**right._asdict(), "second": lambda x: right.second(x).__class__(
-        0 * x.lo, 0.5 * jnp.exp(x.lo))}))  # fmt: skip
+    right = LOCAL["exp"]
+    monkeypatch.setitem(LOCAL, "exp", lambda x, far, order: right(x, far, order)._replace(beyond=0.0 * x))
     (program, _), dynamics = pair("poisson"), DYNAMICS["zigzag"]
     a, v = states(0, CHAINS, DIM, dynamics)
     bound = jax.jit(lambda a, v: program.bound(False, True, a, v), compiler_options=FAST)(a, v)

@@ -45,9 +45,9 @@ from fedpdmc.potentials import (
     records_of,
 )
 
-# A clock that costs no more than this is taken without working out the next: that takes seconds, and those that follow
-# polynomials of time, cells, cost as much as a rule.
-CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 33.0
+# A clock that costs no more than this is taken without working out the next: that takes seconds. Cells, which follow
+# polynomials of time, are seldom cheaper, and take the longest to compile.
+CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 1e4
 # Share of a usual rate that its rounding may be; and rounding, per unit of velocity, above which a polynomial on balls is
 # not used, because what is known of rounding there is an estimate, whereas cells and polynomials of time carry a bound.
 NOISY, CLEAN = 1e-3, 1e-6
@@ -175,13 +175,14 @@ def _of_program(program: Program, dynamics: Dynamics, center, site: str) -> Iter
         known = _on_balls(program, dynamics, jnp.zeros(program.dim) if center is None else center)
         if known is not None:
             yield known
-    curves = time_polynomial(program, dynamics)
-    if curves is not None:
+    found = time_polynomial(program, dynamics)
+    if found is not None:
+        curves, program = found
+        _check_noise(program, site)
         clock = IntervalClock(program, dynamics, curves)
         yield Offer(clock, lambda: curves.cost(program, dynamics), CHEAP_PROGRAM)
-    if not few:
-        program = _paced(program, dynamics)
-        _check_noise(program, site)
+    program = _paced(program, dynamics)
+    _check_noise(program, site)
     yield Offer(ThinnedClock(program, dynamics), lambda: cost_of_cells(program, dynamics))
 
 

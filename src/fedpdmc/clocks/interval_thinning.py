@@ -11,15 +11,16 @@ from fedpdmc._jax.random_streams import uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
 from fedpdmc.clocks.batching import served
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
-from fedpdmc.clocks.envelopes.base import MOST_ADDED, IntervalEnvelope, IntervalRates, cell_length
+from fedpdmc.clocks.envelopes.base import MOST_ADDED, IntervalEnvelope, IntervalRates
 from fedpdmc.clocks.envelopes.second_order import signed_rates
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Program
 
 # An interval to which the error adds too many candidates is made shorter, at most and at least by these factors, so that
-# the error would add the first number; below a part of the usual length the program is bounded in cells.
-AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-3
+# the error would add the first number. At a kink the error is the range of both sides, so that it adds few on a short
+# interval; where no interval above a part of the usual length will do, the rates are not finite.
+AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
 
 
 class IntervalWalk(eqx.Module):
@@ -33,8 +34,6 @@ class IntervalWalk(eqx.Module):
         Whether ``rates`` hold where the walk stands, ``since`` after their start.
     waiting : (C,)
         Whether the program is due at the candidate where the walk stands.
-    poor : (C,)
-        Whether the program is due to bound the rates from here on.
     length : (C,)
         The interval to try next.
     ceiling, threshold : (C,)
@@ -48,7 +47,6 @@ class IntervalWalk(eqx.Module):
     since: Float[Array, " C"]
     known: Bool[Array, " C"]
     waiting: Bool[Array, " C"]
-    poor: Bool[Array, " C"]
     length: Float[Array, " C"]
     ceiling: Float[Array, " C"]
     threshold: Float[Array, " C"]
@@ -62,8 +60,7 @@ class IntervalClock(Clock[IntervalWalk]):
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
     program in between. What is drawn is what thinning by the program alone would give under the same bounds. Unlike the
     bounds of `ThinnedClock`, which are renewed where a candidate is looked at, those of an interval outlive the candidates
-    that are rejected on it. An interval with too large an error is cut; where no interval will do, at a kink, the program is
-    bounded in a cell as by `ThinnedClock`, and decides every candidate.
+    that are rejected on it. An interval with too large an error is cut.
     """
 
     potential: Program
@@ -75,18 +72,17 @@ class IntervalClock(Clock[IntervalWalk]):
         no, zeros, wide = jnp.zeros(chains, bool), jnp.zeros(chains), jnp.zeros((self.marks, chains))
         rates = IntervalRates((wide,) * (self.envelope.order + 1), wide, wide, wide, zeros)
         walk = Walk.idle(self.dynamics, chains, self.dim)
-        return IntervalWalk(walk, rates, zeros, no, no, no, zeros, zeros, zeros, zeros, zeros)
+        return IntervalWalk(walk, rates, zeros, no, no, zeros, zeros, zeros, zeros, zeros)
 
     def restart(self, state, new, path):
         """Start on new plans."""
         return eqx.tree_at(
-            lambda s: (s.walk, s.known, s.waiting, s.poor, s.length),
+            lambda s: (s.walk, s.known, s.waiting, s.length),
             state,
             (
                 state.walk.restart(new, path),
                 state.known & ~new,
                 state.waiting & ~new,
-                state.poor & ~new,
                 jnp.where(new, self.envelope.usual, state.length),
             ),
         )
@@ -95,7 +91,6 @@ class IntervalClock(Clock[IntervalWalk]):
         """Bound the rates on an interval where they are not known, draw, and ask the program where enough chains wait."""
         state = self._surveyed(state, path)
         state = self._drawn(state, path, keys)
-        state = served(self.walk, state, path, lambda now: now.poor, self._in_cells, _turned)
         return served(self.walk, state, path, lambda now: now.waiting, self._decided, _turned)
 
     def _surveyed(self, state: IntervalWalk, path: Path) -> IntervalWalk:
@@ -106,13 +101,14 @@ class IntervalClock(Clock[IntervalWalk]):
         good = added <= MOST_ADDED
         cut = jnp.clip((AIM / added) ** (1 / (self.envelope.order + 2)), MOST_CUT, LEAST_CUT)
         length = jnp.where(good, usual, state.length * jnp.where(jnp.isfinite(added), cut, MOST_CUT))
-        poor = ~good & (length < SHORTEST * usual)
+        lost = ~good & (length < SHORTEST * usual)
+        stopped = eqx.tree_at(lambda w: (w.done, w.fault), walk, (lost, jnp.where(lost, NOT_FINITE, FINE)))
         new = eqx.tree_at(
-            lambda s: (s.rates, s.since, s.known, s.poor, s.length),
+            lambda s: (s.walk, s.rates, s.since, s.known, s.length),
             state,
-            (rates, jnp.zeros_like(added), good, poor, length),
+            (stopped, rates, jnp.zeros_like(added), good, length),
         )
-        return _kept(walk.done | state.known | state.waiting | state.poor, state, new)
+        return _kept(walk.done | state.known | state.waiting, state, new)
 
     def _drawn(self, state: IntervalWalk, path: Path, keys) -> IntervalWalk:
         """The first candidate of the bounds, decided if the polynomial can, or the end of the interval."""
@@ -138,7 +134,7 @@ class IntervalClock(Clock[IntervalWalk]):
         time = jnp.where(accepted, path.at(path.begin, walk.segment) + offset, moved.time)
         moved = eqx.tree_at(lambda w: (w.done, w.rang, w.time), moved, (moved.done | accepted, accepted, time))
         drawn = IntervalWalk(
-            moved, rates, since, hit, waiting & ~over, state.poor, state.length, ceiling, threshold, least, most
+            moved, rates, since, hit, waiting & ~over, state.length, ceiling, threshold, least, most
         )  # fmt: skip
         return _kept(walk.done | ~state.known | state.waiting, state, drawn)
 
@@ -154,27 +150,6 @@ class IntervalClock(Clock[IntervalWalk]):
         decided = walk.decided(path, accepted, fault, None if flips else unit(gradient))
         new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
         return keep_done(~state.waiting, state, new)
-
-    def _in_cells(self, state: IntervalWalk, path: Path) -> IntervalWalk:
-        """An interval on which nothing but a bound is known: the chord of that of a cell. In rows, as `_turned` has it."""
-        walk, order = state.walk, self.envelope.order
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        bound = self.potential.bound(self.dynamics.flow.rotating, self.dynamics.flips, a, v)
-        h = jnp.minimum(bound.reach, cell_length(bound))
-        slope = bound.slope + 0.5 * bound.curve * h[:, None]
-        parts = (jnp.zeros_like(bound.value),) * (order + 1)
-        rates = IntervalRates(parts, jnp.full_like(slope, jnp.inf), bound.value, slope, h)
-        fault = jnp.where(jnp.isfinite(jnp.sum(bound.value + slope, -1)), FINE, NOT_FINITE)
-        cell = eqx.tree_at(
-            lambda w: (w.done, w.passes, w.fault), walk, (fault != FINE, walk.passes + 1, fault)
-        )  # fmt: skip
-        no = jnp.zeros_like(state.poor)
-        new = eqx.tree_at(
-            lambda s: (s.walk, s.rates, s.since, s.known, s.poor, s.length),
-            state,
-            (cell, rates, jnp.zeros_like(h), fault == FINE, no, jnp.broadcast_to(self.envelope.usual, h.shape)),
-        )
-        return keep_done(~state.poor, state, new)
 
 
 def _turned(state: IntervalWalk) -> IntervalWalk:

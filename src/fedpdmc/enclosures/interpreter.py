@@ -16,7 +16,7 @@ from fedpdmc.enclosures.control_flow import CONTROL
 from fedpdmc.enclosures.domain import Domain, Enclosure, Form, is_point, is_static, shape_of
 from fedpdmc.enclosures.intervals import Cell, Series
 from fedpdmc.enclosures.jets import jet_linear, jet_rules
-from fedpdmc.enclosures.recognised_calls import CALLS, INNER, largest_of, line_of, name_of_call, sigmoid_of
+from fedpdmc.enclosures.recognised_calls import CALLS, INNER, largest_of, line_of, name_of_call, order_of, sigmoid_of
 from fedpdmc.enclosures.series import elementwise, linear
 from fedpdmc.enclosures.shared_rules import MOVES, move
 from fedpdmc.enclosures.taylor_models import taylor_rules
@@ -110,6 +110,10 @@ def _recognised(domain: Domain, equation, forms, producers, read) -> list[Form] 
     if parts is not None and not all(is_point(read(atom)) for atom in parts):
         one, other = (settled(domain, read(atom)) for atom in parts)
         return [domain.rule("logistic", {}, domain.rule("sub", {}, one, other))]
+    order = order_of(producers, equation)
+    if order is not None and not all(map(is_point, forms)):
+        comparison, *atoms = order
+        return [domain.rule(comparison, {}, *(settled(domain, read(atom)) for atom in atoms))]
     if name == "stop_gradient":
         return [_stopped(domain, equation, forms[0], producers, read)]
     if name in ("reduce_max", "reduce_min") and not all(map(is_point, forms)):

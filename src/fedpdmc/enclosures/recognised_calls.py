@@ -74,6 +74,24 @@ def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
     return (y, x) if _same(own, y) else None
 
 
+def order_of(producers: dict[Any, Any], equation) -> tuple[str, Any, Any] | None:
+    """A comparison and its atoms if the equation is ``x == max(x, y)``, which is ``x >= y``, or ``x == min(x, y)``.
+
+    The derivatives of `max`, `min` and `clip` ask it. Enclosures of x and of the maximum overlap wherever they are not
+    points, so that the equality itself could never be decided.
+    """
+    if equation.primitive.name != "eq":
+        return None
+    for own, extreme in (equation.invars, equation.invars[::-1]):
+        made = producers.get(_key(extreme))
+        if made is None or made.primitive.name not in ("max", "min"):
+            continue
+        for x, y in (made.invars, made.invars[::-1]):
+            if _same(own, x):
+                return "ge" if made.primitive.name == "max" else "le", x, y
+    return None
+
+
 def largest_of(producers: dict[Any, Any], atom: Any) -> tuple[Any, tuple[int, ...]] | None:
     """Atom and axes if this is, but for guards and shapes, the maximum of an array over some axes."""
     made = producers.get(_key(atom))

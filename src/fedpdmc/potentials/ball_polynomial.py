@@ -23,8 +23,8 @@ ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8)}
 ORDERS_ON_LINES = ORDERS | dict.fromkeys(range(4, 11), (4,))
 # Balls beside the point, nodes of the tables, and how far the last ball reaches where a state of the reference seldom is.
 RADII, NODES, BEYOND = 12, 256, 3.5
-# Numbers in a product of jets of all records above which it is not made.
-LARGEST = 2**25
+# Numbers in a product of jets of all records above which it is not made; of many parameters, where balls seldom help.
+LARGEST, LARGEST_OF_MANY, MANY = 2**25, 2**22, 4
 # A lattice of points of expansion: how many on a side and how far apart, and the order, balls and reach of each. It is made
 # for few parameters and records, where one point knows the gradient only up to this error (as in `usual_error`).
 SIDE, STRIDE, COVER_ORDER, COVER_RADII, COVER_REACH = 5, 1.7, 5, 7, 3.2
@@ -245,7 +245,9 @@ def _of_order(
     """The remainder on balls of these radii; by default as far as the process goes, or further where they tell all."""
     dim = program.dim
     table = monomials(dim, order)
-    if (RADII + 1) * math.comb(2 * dim + order, order) * max(program.records, 1) > LARGEST:
+    if (RADII + 1) * math.comb(2 * dim + order, order) * max(program.records, 1) > (
+        LARGEST if dim < MANY else LARGEST_OF_MANY
+    ):
         return None
     usual = (math.sqrt(2 * dim) + BEYOND + float(np.linalg.norm(center))) * np.linspace(0.0, 1.0, RADII + 1) ** 1.5
     best = None

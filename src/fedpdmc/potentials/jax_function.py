@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc.enclosures import Cell, Curve, Series, Stretch, check_continuity, enclose, smoothed, span
+from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.base import Field, Potential, RateBound
+from fedpdmc.potentials.cells import LONGEST, best_lines, fitted_line, speed
 from fedpdmc.potentials.quadratic import Quadratic
 
 # Of positions and velocities along a plan, relative to the largest entry.
@@ -24,8 +27,6 @@ POSITION_SLACK = 1e-13
 LOOKS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
 # Relative, for the rounding of the curve itself.
 ROOM = 1 + 1e-9
-# On a rotation a cell is at most this long (radians).
-LONGEST = 1.0
 # At how many points the usual length is measured, the least bend that is believed, and the lengths that are tried.
 SAMPLES, LEAST = 16, 1e-9
 # How much larger the rounding of a rate may be than at the worst of these points.
@@ -140,10 +141,22 @@ class Program(Potential):
         return lambda a, v: self._forward(a, v)[None]
 
     def bound(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
-        """A certified bound of the signed rates on a cell whose length depends on the anchor alone."""
+        """A certified bound of the signed rates on a cell whose length depends on the anchor alone.
+
+        From polynomials of time of degree one where all primitives have rules for them: their programs are several times
+        smaller than those of series, and compile in a fraction of the time.
+        """
         usual = jnp.ones(()) if self.pace is None else self.pace
-        program = self._program(flips)
-        return jax.vmap(lambda one, other: _fitted(program, rotating, usual, one, other))(a, v)
+        try:
+            return fitted_line(functools.partial(self.line, rotating, flips), rotating, usual, a, v)
+        except NoEnclosure:
+            program = self._program(flips)
+            return jax.vmap(lambda one, other: _fitted(program, rotating, usual, one, other))(a, v)
+
+    def line(self, rotating: bool, flips: bool, a: Float[Array, "C d"], v: Float[Array, "C d"], h: Float[Array, " C"]):
+        """The signed rates on cells of these lengths as a line through their middle, its slope there, and their error."""
+        (middle, lean), error = self.curves(rotating, flips, a.T, v.T, h, 1)
+        return middle.T, lean.T, error.T
 
     def curves(self, rotating: bool, flips: bool, a: Float[Array, "d C"], v: Float[Array, "d C"], h, order: int):
         """The signed rates on stretches of these lengths as polynomials, lowest power first, and their error; by columns."""
@@ -175,42 +188,38 @@ class Program(Potential):
             At a primitive without a rule.
         """
         state = jax.ShapeDtypeStruct((self.dim,), jnp.float64)
-        jax.eval_shape(lambda a, v: _rates(self._program(flips), rotating, a, v, jnp.ones(())), state, state)
+        one = jax.ShapeDtypeStruct((1, self.dim), jnp.float64)
+        try:
+            jax.eval_shape(lambda a, v: self.line(rotating, flips, a, v, jnp.ones(1)), one, one)
+        except NoEnclosure:
+            jax.eval_shape(lambda a, v: _rates(self._program(flips), rotating, a, v, jnp.ones(())), state, state)
 
     def paced(self, rotating: bool, flips: bool) -> Program:
-        """The same with its usual cell length: the median of the best at points spread about the origin.
+        """The same with its usual cell length, and what is known of the rounding of its rates.
 
-        At each, ``1/h + ¼ k(h) h²`` is least among some lengths. It is a guess from which every cell starts: it changes the
-        work, never the law of what is drawn.
+        The length is the median of the best at points spread about the origin. It is a guess from which every cell starts:
+        it changes the work, never the law of what is drawn.
         """
         u = jax.random.normal(jax.random.key(0), (2, SAMPLES, self.dim))
         a, v = u[0], u[1] if not flips or rotating else jnp.sign(u[1])
-        program = self._program(flips)
+        try:
+            lengths, errors, rates = best_lines(functools.partial(self.line, rotating, flips), rotating, a, v)
+        except NoEnclosure:
+            lengths, errors, rates = jax.vmap(functools.partial(_best, self._program(flips), rotating))(a, v)
+        size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
+        lengths, errors, rates = (
+            lengths * jax.vmap(functools.partial(speed, rotating))(a, v),
+            errors / size,
+            rates / size,
+        )
+        pace = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0)
+        return dataclasses.replace(self.with_rounding(errors, rates), pace=pace)
 
-        def best(one, other):
-            # One loop, so that the program is enclosed once: a cell of no length says which lengths to try.
-            def look(longest, rung):
-                h = longest * rung
-                found = _rates(program, rotating, one, other, h)
-                bend, bound = _judged(found, h)
-                first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
-                work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
-                return jnp.where(rung == 0, first, longest), (
-                    h,
-                    work,
-                    jnp.max(found.error),
-                    jnp.max(jnp.abs(found.value)),
-                )
-
-            _, (lengths, works, errors, rates) = jax.lax.scan(look, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
-            length = lengths[1:][jnp.argmin(works[1:])] * _speed(rotating, one, other)
-            size = jnp.linalg.norm(other) * (1 + jnp.linalg.norm(one))
-            return length, errors[0] / size, rates[0] / size
-
-        lengths, errors, rates = jax.vmap(best)(a, v)
-        pace, noise = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0), NOISE * jnp.nanmax(errors)
-        noise, usual = jnp.nan_to_num(noise, nan=jnp.inf, posinf=jnp.inf), jnp.nan_to_num(jnp.nanmedian(rates))
-        return dataclasses.replace(self, pace=pace, noise=noise, typical_noise=jnp.nanmedian(errors), usual=usual)
+    def with_rounding(self, errors: Float[Array, " n"], rates: Float[Array, " n"]) -> Program:
+        """The same with what is known of rates at points about the reference, per unit of velocity and of ``1 + |a|``."""
+        noise = jnp.nan_to_num(NOISE * jnp.nanmax(errors), nan=jnp.inf, posinf=jnp.inf)
+        usual = jnp.nan_to_num(jnp.nanmedian(rates))
+        return dataclasses.replace(self, noise=noise, typical_noise=jnp.nanmedian(errors), usual=usual)
 
     def field(self, rotating, flips, a, v):
         """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""
@@ -227,12 +236,6 @@ class Program(Potential):
             return Field(self._gradient(at), found.slope, 2 * worst, reach, slack)
 
         return jax.vmap(one)(a, v)
-
-
-def _speed(rotating: bool, a, v):
-    """The usual size of a coordinate's velocity on the path."""
-    square = jnp.mean(v * v) + (jnp.mean(a * a) if rotating else 0.0)
-    return jnp.sqrt(jnp.maximum(square / (2 if rotating else 1), 1e-300))
 
 
 def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[Series, Series]:
@@ -290,6 +293,23 @@ def _ends(interval):
     return middle, jnp.maximum(interval.hi - middle, middle - interval.lo)
 
 
+def _best(program, rotating: bool, a, v):
+    """At a point: the length with the least ``1/h + ¼ k(h) h²`` among some, the rounding of the rates and their size."""
+
+    # One loop, so that the program is enclosed once: a cell of no length says which lengths to try.
+    def look(longest, rung):
+        h = longest * rung
+        found = _rates(program, rotating, a, v, h)
+        bend, bound = _judged(found, h)
+        first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
+        work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
+        largest = jnp.max(found.error), jnp.max(jnp.abs(found.value))
+        return jnp.where(rung == 0, first, longest), (h, work, *largest)
+
+    _, (lengths, works, errors, rates) = jax.lax.scan(look, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
+    return lengths[1:][jnp.argmin(works[1:])], errors[0], rates[0]
+
+
 def _look(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], RateBound]:
     """The bound of the rates on a cell of this length, and how much they bend there, up or down; NaN if not finite."""
     return _judged(_rates(program, rotating, a, v, h), h)
@@ -328,7 +348,7 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
         return count + 1, limit, *_look(program, rotating, a, v, length)
 
     # The first look is a turn of the loop too, so that the program is enclosed in one place.
-    first = jnp.minimum(EAGER * usual / _speed(rotating, a, v), longest)
+    first = jnp.minimum(EAGER * usual / speed(rotating, a, v), longest)
     rates = jnp.zeros(jax.eval_shape(program, a, v).shape)
     start = (jnp.asarray(0), longest, jnp.zeros(()), RateBound(rates, rates, rates, first))
     return jax.lax.while_loop(misjudged, again, start)[3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,8 @@ from fedpdmc.whitening import Reference
 
 # Pairs of opposite rays, distances on each, and the farthest in standard deviations.
 PAIRS, NEAR, FAR, FARTHEST = 32, 96, 48, 1e4
+# Distances, in standard deviations, between which the slope of a tail is measured, and the least with which rotations mix.
+TAIL, LEAST_SLOPE = (3.0, 6.0), 1.4
 # Values of single records that this may take, and the rays, in effective number, that can tell something.
 MOST_VALUES, LEAST_PAIRS, LEAST_RAYS = 3e7, 4, 8.0
 
@@ -37,7 +41,42 @@ def suited(method: Method) -> Method:
         better = on_lines(method, reason, "before the burn-in")
         if better is not None:
             return better
+    name, slope = flattest_tail(method.own_sites, None if walked else method.prior, method.reference, method.names)
+    if slope < LEAST_SLOPE:
+        reason = f"the density of {name} falls by only e^-{max(slope, 0.0):.2g} per standard deviation in its tail"
+        better = on_lines(method, reason, "before the burn-in")
+        if better is not None:
+            return better
     return method.replace(site_event_rate=rate)
+
+
+@double_precision
+def flattest_tail(
+    sites: tuple[Site, ...], prior: Quadratic | None, reference: Reference, names: Sequence[str]
+) -> tuple[str, float]:
+    """The coordinate along which the density falls most slowly far out, and the slope of ``U`` there per standard deviation.
+
+    In a tail ``U ≈ s|a|`` a rotation about the centre meets events at the rate ``|a||v|``: it diffuses with a constant of
+    about ``1/|a|`` and drifts home by ``s/|a|``, so that the way back from ``|a|`` takes a time of about ``a²/(2s)``; lines
+    take ``|a|``. Users' own functions only: built-in models have tails that are known.
+    """
+    if all(site.model is None for site in sites):
+        return "", np.inf
+    dim, scale = reference.dim, np.asarray(reference.matrix)
+    spread = np.sqrt(np.sum(scale**2, 1))
+    # Along the coordinates, and along the directions in which the others follow as the reference has them.
+    ways = np.concatenate([np.diag(spread), scale.T])
+    ways = np.concatenate([ways, -ways])
+    points = jnp.asarray(np.asarray(reference.center) + np.asarray(TAIL)[:, None, None] * ways)
+    energy = 0.0 if prior is None else np.asarray(_along(prior, None, points, reference.matrix)[0])
+    for site in sites:
+        own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
+        energy = energy + np.asarray(_along(site.potential, None, points[..., own], reference.matrix[own])[0])
+    with np.errstate(invalid="ignore"):
+        slope = np.diff(energy, axis=0)[0] / (TAIL[1] - TAIL[0])
+    slope = np.where(np.isnan(slope), np.inf, slope)
+    least = int(np.argmin(slope))
+    return names[least % dim], float(slope[least])
 
 
 @double_precision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,7 +26,7 @@ from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials import Potential, Program
 
 # Points at which the envelope is tried out, the lengths that are tried, and the order.
-TRIALS, LENGTHS, ORDER = 256, 2.0 ** np.arange(2, -8, -0.5), 3
+TRIALS, LENGTHS, ORDER = 64, 2.0 ** np.arange(2, -8, -0.5), 3
 # How far from the centre the points are, in units of the reference.
 SPREADS = (1.0, 2.0)
 
@@ -59,18 +59,33 @@ class TimePolynomial(IntervalEnvelope):
 
     def cost(self, potential, dynamics):
         """A survey for each interval."""
-        reach = _reaches(self, potential, dynamics, *usual_states(dynamics, potential.dim, TRIALS), self.usual[None])
-        return INTERVAL_PRICE / max(float(jnp.mean(reach)), 1e-300)
+        # As many lengths as are tried first, so that nothing is compiled anew.
+        lengths = jnp.broadcast_to(self.usual, (len(LENGTHS) + 1,))
+        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, TRIALS), lengths)
+        return INTERVAL_PRICE / max(float(jnp.mean(tried.reach)), 1e-300)
 
 
-def time_polynomial(program: Program, dynamics: Dynamics) -> TimePolynomial | None:
-    """The envelope with the length of intervals that takes the fewest, where the program can be followed."""
-    envelope = TimePolynomial(jnp.ones(()))
+class Tried(NamedTuple):
+    """By length and point: how far an interval reaches, and per unit of velocity and ``1 + |a|`` the error and the rate."""
+
+    reach: Float[Array, "m n"]
+    error: Float[Array, "m n"]
+    rate: Float[Array, "m n"]
+
+
+def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Program] | None:
+    """The envelope with the length of intervals that takes the fewest, where the program can be followed.
+
+    With it comes the program that knows the rounding of its rates: the error of an interval of no length.
+    """
+    points, lengths = _trials(dynamics, program.dim), jnp.asarray([*LENGTHS, 0.0])
     try:
-        reach = _reaches(envelope, program, dynamics, *_trials(dynamics, program.dim), jnp.asarray(LENGTHS))
+        tried = _tried(program, dynamics, *points, lengths)
     except NoEnclosure:
         return None
-    return TimePolynomial(jnp.asarray(LENGTHS[int(np.argmax(np.mean(reach, 1)))]))
+    error, rate = (x[-1, : TRIALS // len(SPREADS)] for x in (tried.error, tried.rate))
+    usual = jnp.asarray(LENGTHS[int(np.argmax(np.mean(tried.reach[:-1], 1)))])
+    return TimePolynomial(usual), program.with_rounding(error, rate)
 
 
 def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
@@ -82,12 +97,15 @@ def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Ar
 
 
 @eqx.filter_jit
-def _reaches(envelope: TimePolynomial, program: Potential, dynamics: Dynamics, a, v, lengths: Float[Array, " m"]):
-    """How far an interval of each length reaches at each point: to its end or the first candidate, nowhere if it is cut."""
+def _tried(program: Potential, dynamics: Dynamics, a, v, lengths: Float[Array, " m"]) -> Tried:
+    """To the end of an interval or the first candidate, and nowhere if it is cut."""
+    envelope = TimePolynomial(jnp.ones(()))
+    size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
 
     def one(length):
         h = jnp.broadcast_to(length, a.shape[:1])
         rates, added = envelope.rates(program, dynamics, a, v, h)
-        return jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
+        reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
+        return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)
 
     return jax.lax.map(one, lengths)
