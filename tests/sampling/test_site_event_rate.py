@@ -1,5 +1,6 @@
 """What rotations will meet is known before anything is drawn, heavy tails included, and decides what is drawn."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.support import hospitals, prior
@@ -9,7 +10,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling.method import choose
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.sampling.settings import Settings
-from fedpdmc.sampling.site_event_rate import site_event_rate, suited
+from fedpdmc.sampling.site_event_rate import LEAST_SLOPE, flattest_tail, site_event_rate, suited
 
 WIDE = fp.models.normal_prior(1, scale=100.0)
 CAUCHY = [-1.0, 0.0, 4.0]
@@ -122,3 +123,43 @@ def test_nobody_is_asked_where_it_would_take_long_or_the_dynamics_are_given():
     assert rate_of(default(many, fp.models.normal_prior(2, scale=2.0))) is None
     said = default(cauchy(CAUCHY), WIDE).replace(open_dynamics=False)
     assert suited(said) is said
+
+
+def groups(x, y):
+    """Effects of eight groups about a common mean: the scale may go to zero, and the density hardly falls."""
+    mean, log_scale, effect = x[0], x[1], x[2:]
+    prior_ = 0.5 * jnp.sum(effect**2) + 0.5 * jnp.exp(2 * log_scale) - log_scale + 0.05 * mean**2
+    return 0.5 * jnp.sum((y - mean - jnp.exp(log_scale) * effect) ** 2) + prior_
+
+
+@double_precision
+def flattest(method):
+    return flattest_tail(method.sites, method.prior, method.reference, method.names)
+
+
+def test_lines_take_the_place_of_rotations_where_a_tail_is_flat():
+    y = np.random.default_rng(1).normal(size=8) + 0.6 * np.random.default_rng(2).normal(size=8)
+    names = ["mean", "log scale", *(f"effect {k}" for k in range(8))]
+    one = fp.Site(groups, data=y, name="one")
+    method = choose_named(one, names)
+    name, slope = flattest(method)
+    assert name == "log scale" and 0 < slope < LEAST_SLOPE
+    better = suited(method)
+    assert isinstance(better.dynamics, fp.ZigZag) and "log scale" in better.chosen
+
+
+@double_precision
+def choose_named(one, names):
+    return choose(Settings(sites=[one], prior=None, names=names, seed=1))
+
+
+def test_rotations_stay_where_tails_fall_as_those_of_the_reference():
+    X, y = np.random.default_rng(3).normal(size=(40, 3)), np.random.default_rng(4).normal(size=40)
+
+    def linear(x, data):
+        return 0.5 * jnp.sum((data["y"] - data["X"] @ x) ** 2)
+
+    method = choose_named(fp.Site(linear, data={"X": X, "y": y}, name="one"), ["a", "b", "c"])
+    # (6² − 3²)/(2 (6 − 3)) of a Gaussian.
+    assert flattest(method)[1] == pytest.approx(4.5, rel=1e-6)
+    assert isinstance(suited(method).dynamics, fp.Boomerang)

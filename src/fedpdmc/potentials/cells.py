@@ -75,8 +75,8 @@ def fitted_line(line: Line, rotating: bool, usual, a: Float[Array, "C d"], v: Fl
 
     # The first look is a turn of the loop too, so that the program is enclosed in one place.
     marks = jax.eval_shape(line, a, v, first)[0].shape[1]
-    blank = RateBound(*(jnp.zeros((chains, marks)) for _ in range(3)), first)
-    no = jnp.zeros(chains, bool)
+    zero, no = jnp.zeros((chains, marks)), jnp.zeros(chains, bool)
+    blank = RateBound(zero, zero, zero, first)
     start = (jnp.asarray(0), first, jnp.full(chains, longest), no, blank)
     return jax.lax.while_loop(unfinished, again, start)[-1]
 
