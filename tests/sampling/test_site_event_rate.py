@@ -137,6 +137,7 @@ def flattest(method):
     return flattest_tail(method.sites, method.prior, method.reference, method.names)
 
 
+@double_precision
 def test_lines_take_the_place_of_rotations_where_a_tail_is_flat():
     y = np.random.default_rng(1).normal(size=8) + 0.6 * np.random.default_rng(2).normal(size=8)
     names = ["mean", "log scale", *(f"effect {k}" for k in range(8))]
