@@ -20,6 +20,7 @@ from fedpdmc.assessment.influence import pull, without
 from fedpdmc.assessment.loo import LOO, joined, pointwise, totals
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
+from fedpdmc.models.variables import scalars
 from fedpdmc.study.contract_tables import ASSESSMENTS
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class PublicDraws(NamedTuple):
         found = jax.vmap(study.naming.constrain)(jnp.asarray(self.values))
         # JAX sorts a dict.
         order = [*(name for name in self.names if name in found), *(name for name in found if name not in self.names)]
-        return {name: np.asarray(found[name]) for name in order}
+        values = scalars({name: np.asarray(found[name])[None] for name in order})
+        return {name: value[0] for name, value in values.items()}
 
     @property
     def digest(self) -> str:
@@ -220,7 +222,7 @@ def assess_site(
             f"{len(records)} records",
             f"At least {least_records} are needed: nothing is released.",
         )
-    outcome = Outcome(study, draws.values)
+    outcome = Outcome(study, draws.values, site)
     facts: dict[str, Any] = {}
     total, parts = np.zeros(len(draws.values)), []
     control = ReleaseControl(site, draws.values, least_records) if controlled else None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
 
+from fedpdmc.assessment.laws import LAWS, Law, law_of
 from fedpdmc.errors import InputError
-from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedpdmc.study.column import Column
     from fedpdmc.study.contract import Study
 
 # Numbers in a block of records by draws.
@@ -28,58 +28,70 @@ class Outcome:
     study : Study
     draws : array of shape (S, d)
         Of the study's parameters.
+    site : str, optional
+        Whose constants are used, where a model has some; the first site's if None.
     """
 
-    def __init__(self, study: Study, draws: np.ndarray):
-        if study.family not in PREDICTOR_FAMILIES:
+    def __init__(self, study: Study, draws: np.ndarray, site: str | None = None):
+        if study.family not in LAWS:
+            raise InputError("sites", f"a study of family {study.family!r}", f"Assessments know {', '.join(LAWS)}.")
+        if study.effects is not None:
             raise InputError(
-                "sites", f"a study of family {study.family!r}", f"Assessments know {', '.join(PREDICTOR_FAMILIES)}."
+                "sites", "effects of groups in the formula", "They stay at their sites: assess a formula without them."
             )
         self.study, self.draws = study, np.asarray(draws, float)
-        self.coefficients = self.draws[:, : len(study.design.names)]
-        sigma = np.exp(self.draws[:, -1]) if study.unknown_scale else study.options.get("scale", 1.0)
-        self.scale = np.broadcast_to(sigma, (len(self.draws),))
+        terms = len(study.design.names)
+        self._entries = 1 if study.model is None else sum(one.type.size for one in study.model.model.source.predictors)
+        shape = (len(self.draws), self._entries, terms)
+        self._coefficients = self.draws[:, : self._entries * terms].reshape(shape)
+        self._other = self.draws[:, self._entries * terms :]
+        self._constants = {} if study.model is None else study.model.constants_of(site or study.sites[0])
 
-    def predictor(self, records: pd.DataFrame) -> np.ndarray:
-        """The linear predictor of each record at each draw, of shape (n, S)."""
-        offset = self.study.options.get("offset")
-        moved = 0.0 if offset is None else np.asarray(records[offset], float)[:, None]
-        return self.study.design.matrix(records) @ self.coefficients.T + moved
+    @property
+    def response(self) -> Column:
+        """The declaration of the response."""
+        return self.study.columns[self.study.design.response_name]
 
-    def law(self, predictor: np.ndarray) -> Any:
-        """The distribution of the response, as `scipy.stats` has it."""
-        family = self.study.family
-        if family == "logistic":
-            return stats.bernoulli(_expit(predictor))
-        if family == "poisson":
-            return stats.poisson(np.exp(np.minimum(predictor, 700.0)))
-        if family == "student_t":
-            return stats.t(self.study.options["df"], predictor, self.scale)
-        return stats.norm(predictor, self.scale)
+    def law(self, records: pd.DataFrame) -> Law:
+        """The law of the response of each record at each draw."""
+        offset, X = self.study.options.get("offset"), self.study.design.matrix(records)
+        eta = np.einsum("np,skp->nsk", X, self._coefficients, optimize=True)
+        if offset is not None:
+            eta += np.asarray(records[offset], float)[:, None, None]
+        vector = self.study.family == "multinomial_logit"
+        options = self.study.options
+        return law_of(self.study.family, eta if vector else eta[..., 0], self._other, self._constants, options)
 
-    def mean(self, predictor: np.ndarray) -> np.ndarray:
-        """The expected response."""
-        if self.study.family == "logistic":
-            return _expit(predictor)
-        return np.exp(np.minimum(predictor, 700.0)) if self.study.family == "poisson" else predictor
+    def observed(self, records: pd.DataFrame) -> np.ndarray:
+        """The responses, of shape (n, 1)."""
+        return self.study.design.response(records)[:, None]
+
+    def own(self, records: pd.DataFrame) -> dict[str, np.ndarray]:
+        """The family's columns beside the linear predictor, by its names for them."""
+        if self.study.model is None:
+            return {}
+        found = {}
+        for name, column in self.study.model.columns.items():
+            values = records[column]
+            codes = values.cat.codes if self.study.columns[column].type == "level" else values
+            found[name] = np.asarray(codes, float)[:, None]
+        return found
+
+    def mean(self, records: pd.DataFrame) -> np.ndarray:
+        """The expected response of each record at each draw, (n, S); of levels their probabilities, (n, S, K)."""
+        return self.law(records).mean()
 
     def log_density(self, records: pd.DataFrame) -> np.ndarray:
         """Log density of each record's response at each draw, of shape (n, S)."""
-        y = self.study.design.response(records)[:, None]
-        law = self.law(self.predictor(records))
-        return law.logpmf(y) if self.study.family in ("logistic", "poisson") else law.logpdf(y)
+        return self.law(records).log_density(self.observed(records), self.own(records))
 
-    def replicate(self, records: pd.DataFrame, rng: np.random.Generator) -> np.ndarray:
-        """A new response of each record under each draw, of shape (n, S)."""
-        predictor = self.predictor(records)
-        return np.asarray(self.law(predictor).rvs(size=predictor.shape, random_state=rng), float)
+    def draw(self, records: pd.DataFrame, rng: np.random.Generator) -> np.ndarray:
+        """A new response under each draw, of shape (n, S); a time until the event itself."""
+        return self.law(records).draw(self.own(records), rng)
 
     def blocks(self, records: pd.DataFrame) -> Iterator[pd.DataFrame]:
         """The records in blocks that fit into memory beside all draws."""
-        size = max(MOST_NUMBERS // max(len(self.draws), 1), 1)
+        pieces = max(self._entries + 1, self._other.shape[1], 1)
+        size = max(MOST_NUMBERS // (pieces * max(len(self.draws), 1)), 1)
         for start in range(0, len(records), size):
             yield records.iloc[start : start + size]
-
-
-def _expit(z: np.ndarray) -> np.ndarray:
-    return 0.5 + 0.5 * np.tanh(0.5 * z)

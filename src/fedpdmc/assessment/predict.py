@@ -40,7 +40,7 @@ def predict(
     table : pandas or polars DataFrame, or Arrow table
         The formula's columns, without the response. Values must be within the declared bounds.
     kind : {"mean", "response"}
-        The expected response (a probability, a rate), or a response itself, with its own variation.
+        The expected response (a probability, a rate, a time), or a response itself, with its own variation.
     level : float
         Probability of the interval, between quantiles with equal tails.
     draws, seed : int
@@ -48,25 +48,34 @@ def predict(
     Returns
     -------
     DataFrame
-        A row for each record: mean, sd and the ends of the interval, in the response's own units.
+        A row for each record: mean, sd and the ends of the interval, in the response's own units. Where the response has
+        levels, a row for each record and level, with its probability; of survival families the time until the event.
     """
     one_of("kind", kind, ("mean", "response"))
     level = probability("level", level, "Give a probability between 0 and 1, such as 0.9.")
     records = checked_table(sites.study, table, response=False)
     outcome = Outcome(sites.study, public_draws(post, draws).values)
-    predictor = outcome.predictor(records)
+    law = outcome.law(records)
     if kind == "mean":
-        values = outcome.mean(predictor)
+        values = law.mean()
+    elif law.levels or sites.study.family == "beta_binomial":
+        raise InputError("kind", repr(kind), "Of levels and of shares of trials give 'mean': their probabilities.")
     else:
-        values = np.asarray(
-            outcome.law(predictor).rvs(size=predictor.shape, random_state=np.random.default_rng(seed)), float
-        )
-    response = sites.study.columns[sites.study.design.response_name]
-    values = _own_units(values, response)
+        values = law.draw({}, np.random.default_rng(seed))
+    values = _own_units(values, outcome.response)
+    if not law.levels:
+        return _described(values, level)
+    parts = [_described(values[..., k], level) for k in range(values.shape[2])]
+    found = pd.concat(parts, keys=list(outcome.response.levels), names=["level", "record"])
+    return found.swaplevel().sort_index(level="record", sort_remaining=False)
+
+
+def _described(values: np.ndarray, level: float, index: Any = None) -> pd.DataFrame:
+    """Mean, sd and interval of each row."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=1)
     tail = 50 * (1 - level)
     found = {"mean": values.mean(1), "sd": values.std(1), f"{tail:.4g}%": low, f"{100 - tail:.4g}%": high}
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, index=index)
 
 
 def effects(
@@ -100,31 +109,35 @@ def effects(
     Returns
     -------
     DataFrame
-        A row for each contrast.
+        A row for each contrast; where the response has levels, for each contrast and level.
     """
     study = sites.study
     if column not in study.design.used or column == study.design.response_name:
         known = ", ".join(sorted(study.design.used - {study.design.response_name}))
         raise InputError("column", repr(column), f"Give one of {known}.")
     declared = study.columns[column]
-    outcome = Outcome(study, public_draws(post, draws).values)
+    public = public_draws(post, draws).values
     response = study.columns[study.design.response_name]
-    contrasts = _contrasts(declared, by)
     total = sum(len(records) for records in sites.tables.values())
     rows = {}
-    for name, (before, after) in contrasts.items():
-        sums = np.zeros((2, len(outcome.draws)))
-        for records in sites.tables.values():
-            for block in outcome.blocks(records):
-                for i, change in enumerate((before, after)):
-                    predictor = outcome.predictor(change(block))
-                    sums[i] += _own_units(outcome.mean(predictor), response).sum(0)
-        start, end = sums / total
+    for name, (before, after) in _contrasts(declared, by).items():
+        start, end = (_average(sites, public, change) / total for change in (before, after))
         values = end / start if ratio else end - start
-        low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-        tail = 50 * (1 - level)
-        rows[name] = {"mean": values.mean(), "sd": values.std(), f"{tail:.4g}%": low, f"{100 - tail:.4g}%": high}
-    return pd.DataFrame(rows).T
+        if values.ndim == 1:
+            rows[name] = values
+        else:
+            rows |= {f"{name}, P({one})": values[:, k] for k, one in enumerate(response.levels)}
+    return _described(np.stack(list(rows.values())), level, list(rows))
+
+
+def _average(sites: Sites, draws: np.ndarray, change: Any) -> np.ndarray:
+    """The sum of expected responses over all records after a change, at each draw: what each site adds up for itself."""
+    total: Any = 0.0
+    for site, records in sites.tables.items():
+        outcome = Outcome(sites.study, draws, site)
+        for block in outcome.blocks(records):
+            total = total + _own_units(outcome.mean(change(block)), outcome.response).sum(0)
+    return total
 
 
 def _contrasts(column: Column, by: float | None) -> Mapping[str, Sequence[Any]]:

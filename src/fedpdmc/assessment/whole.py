@@ -266,11 +266,12 @@ def compare(models: Mapping[str, tuple[Posterior, Sites]], *, draws: int = DRAWS
 def _by_record(post: Posterior, sites: Sites, draws: int):
     """Pointwise accuracy of every site's records: what stays at the sites."""
     public = public_draws(post, draws)
-    outcome, found = Outcome(sites.study, public.values), {}
+    found = {}
     # A response in other units has a density in other units.
     response = sites.study.columns[sites.study.design.response_name]
     units = np.log(response.scale) if response.type == "number" else 0.0
     for name, records in sites.tables.items():
+        outcome = Outcome(sites.study, public.values, name)
         parts = [pointwise(outcome.log_density(block), public.efficiency) for block in outcome.blocks(records)]
         whole = joined(parts)
         found[name] = whole._replace(loo=whole.loo - units, waic=whole.waic - units, within=whole.within - units)

@@ -77,11 +77,11 @@ def check_together(study: Study) -> None:
     _check_effects(study)
     if study.model is None:
         study.design.check_response(study.family)
-    elif study.assessment:
+    elif study.assessment and study.model_file is not None:
         raise InputError(
             "study.toml: releases: assessment",
-            f"{', '.join(study.assessment)}, with family {study.family!r}",
-            "It is known for linear, logistic, poisson and student_t only: leave it out.",
+            f"{', '.join(study.assessment)}, with a model file",
+            "It needs the law of the response, which a model file does not say: use a family, or leave it out.",
         )
     _check_parameters(study)
     if study.units == "original" and study.naming is None:

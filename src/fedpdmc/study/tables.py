@@ -340,13 +340,19 @@ def checked_table(study: Study, table: Any, where: str = "table", *, response: b
     ------
     InputError
     """
-    needed = [column for column in study.columns if response or column != study.design.response_name]
+    needed = [column for column in study.columns if response or column in _of_formula(study)]
     raw = as_columns(table, needed, where)
     count = len(next(iter(raw.values())))
     if not count:
         raise InputError(where, "no records", "Give at least one record.")
     raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
     return checked_records(study, raw, Origin(where, None), count)
+
+
+def _of_formula(study: Study) -> set[str]:
+    """The columns that a prediction needs: the formula's terms and the offset."""
+    offset = study.options.get("offset")
+    return (study.design.used - {study.design.response_name}) | (set() if offset is None else {offset})
 
 
 def _as_declared(series: pl.Series, column: Column) -> pl.Series:
