@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import potential_energy
+from scipy import stats
 from tests.zoo import CASES
 from tests.zoo_numpyro import MODELS
 
@@ -154,3 +155,28 @@ def test_sites_that_disagree_on_names_are_refused():
     sites = [fp.Site(fp.models.from_numpyro(model, np.zeros(3)), name=model.__name__) for model in (one, other)]
     with pytest.raises(InputError, match="another site calls 'mu'"):
         fp.sample(sites, fp.models.normal_prior(1))
+
+
+def _wards(group, y, wards):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("wards", wards):
+        effect = numpyro.sample("effect", dist.Normal(0, spread))
+    numpyro.sample("y", dist.Poisson(jnp.exp(mean + effect[group])), obs=y)
+
+
+def test_local_variables_belong_to_the_likelihood(double):
+    data = (np.array([0, 1, 1]), np.array([2.0, 0.0, 1.0]), 2)
+    likelihood = fp.models.from_numpyro(_wards, data, local=["effect"])
+    prior = fp.models.from_numpyro(_wards, data, part="prior", local=["effect"])
+    assert likelihood.names == prior.names == ("mean", "spread_unconstrained")
+    assert likelihood.latent_names == ("effect[0]", "effect[1]") and prior.latent_names == ()
+    x, z = np.array([0.3, -0.2]), np.array([0.5, -0.4])
+    exact = -stats.poisson.logpmf(data[1], np.exp(0.3 + z[data[0]])).sum() - stats.norm.logpdf(z, 0, np.exp(-0.2)).sum()
+    np.testing.assert_allclose(likelihood.function(jnp.asarray([*x, *z]), likelihood.data), exact, rtol=1e-12)
+    exact = -stats.norm.logpdf(0.3) - stats.halfnorm.logpdf(np.exp(-0.2)) + 0.2
+    np.testing.assert_allclose(prior.function(jnp.asarray(x), prior.data), exact, rtol=1e-12)
+    assert list(likelihood.constrain(jnp.asarray(x))) == ["mean", "spread"]
+    assert fp.Site(likelihood, name="s").latents == 2
+    with pytest.raises(InputError, match="The variables are mean, spread, effect"):
+        fp.models.from_numpyro(_wards, data, local=["ward"])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -43,6 +44,22 @@ def sites(kind: type[RandomEffects] = RandomEffects):
     return [fp.Site(kind(**own), name=f"s{m}") for m, own in enumerate(fields)]
 
 
+def minus_log_joint(x, z, data):
+    """The same model as a function of parameters, effects and records."""
+    mean, log_spread = x
+    eta = mean + z[data["group"]]
+    return jnp.sum(jnp.exp(eta) - data["y"] * eta) + jnp.sum(0.5 * jnp.exp(-2 * log_spread) * z**2 + log_spread)
+
+
+def function_sites(kind=None):
+    """Sites of that function."""
+    found = []
+    for m, (_, y, group) in enumerate(records()):
+        names, index = np.unique(group, return_inverse=True)
+        found.append(fp.Site(minus_log_joint, data={"group": index, "y": y}, latent=list(names), name=f"s{m}"))
+    return found
+
+
 def prior(spread="half-normal"):
     return fp.models.effects_prior(sites()[0].potential, scale=1.0, spread=spread)  # type: ignore[arg-type]
 
@@ -71,9 +88,9 @@ def moments():
     return {name: float((p * value).sum()) for name, value in out.items()}
 
 
-def worst_deviation(seed, kind: type[RandomEffects] = RandomEffects):
+def worst_deviation(seed, kind: type[RandomEffects] = RandomEffects, made=sites):
     """The largest deviation of any moment from quadrature, in standard errors over chains."""
-    owners = sites(kind)
+    owners = made(kind)
     post = fp.sample(owners, prior(), chains=CHAINS, duration=LENGTH, burn_in=8, seed=seed, progress=False)
     m, s = np.moveaxis(post.draws(60), -1, 0)
     found = {"m": m, "s": s, "mm": m**2, "ss": s**2, "ms": m * s, "sss": s**3}
@@ -92,6 +109,11 @@ def worst_deviation(seed, kind: type[RandomEffects] = RandomEffects):
 @pytest.mark.long
 def test_joint_moments_of_parameters_and_effects():
     assert worst_deviation(5) < 4
+
+
+@pytest.mark.long
+def test_joint_moments_of_any_function_with_latents():
+    assert worst_deviation(6, made=function_sites) < 4
 
 
 class BackToTheStart(LatentClock):
@@ -152,6 +174,10 @@ def _model(**options):
         (lambda: fp.Site(_model(), name="s").latent_posterior(), "fedpdmc.sample first"),
         (lambda: fp.sample([fp.Site(_model(), name=n) for n in "st"], fp.models.normal_prior(2)), "which site 's' has too"),
         (lambda: fp.sample([fp.Site(_model(), name="s")]), "improper"),
+        (lambda: fp.Site(_model(), name="s", latent=2), "given as a function"),
+        (lambda: fp.Site(minus_log_joint, data={}, name="s", latent=0), "how many numbers"),
+        (lambda: fp.Site(minus_log_joint, data={}, name="s", latent=["a", "a"]), "occurs twice"),
+        (lambda: fp.Site(minus_log_joint, data={}, name="s", latent=2, budget=_budget()), "private history"),
         (lambda: fp.sample([fp.Site(_model(), name="s")], fp.models.normal_prior(2), dynamics=fp.ZigZag()), "Boomerang"),
     ],
 )  # fmt: skip

@@ -27,13 +27,13 @@ def hand_over(
         if site.latents:
             names = latent_names(site)
             z = np.stack([found[site.name][:, : len(names)] for _, _, found in drawn], 1)
-            site._drawn = LatentPosterior(times, theta, z, names)
+            site.drawn[:] = [LatentPosterior(times, theta, z, names)]
 
 
 def latent_names(site: Site) -> tuple[str, ...]:
     """Names of the latents: the groups', with the number of the effect where there are several."""
     model = site.potential
     if not isinstance(model, RandomEffects):
-        return tuple(f"z[{i}]" for i in range(site.latents))
+        return () if site.model is None else site.model.latent_names
     labels, effects = (label or site.name for label in model.labels), model.effects.shape[1]
     return tuple(label if effects == 1 else f"{label}[{k}]" for label in labels for k in range(effects))

@@ -49,6 +49,10 @@ class Site(Member):
     data : optional
         Data for a potential given as a function, a pytree of arrays (floating ones are taken to 64 bits); without them
         the function is called as ``f(x)``. None of the models of `fedpdmc.models` needs it.
+    latent : int, tuple of int or list of str, optional
+        Private latents of a potential given as a function: how many, their shape, or their names. The function is then
+        ``f(x, z, data)``, minus the log of the joint density of records and latents given x, of unconstrained z. The latents
+        never leave the site, cost no message, and are read with `latent_posterior`.
     seed : int, optional
         The site's own secret randomness: it then draws the same arrivals in this process and over a network. In process None
         derives it from the run's seed and the site's name, or from the run's seed for all sites together.
@@ -75,6 +79,7 @@ class Site(Member):
         name: str,
         coordinates: Sequence[int] | None = None,
         data: Any = None,
+        latent: Any = None,
         seed: int | None = None,
         budget: Budget | None = None,
         log: Callable[[Plan, Arrival], None] | None = None,
@@ -93,11 +98,13 @@ class Site(Member):
             raise InputError(
                 "Site(data)", type(data).__name__, "The models of fedpdmc.models hold their data: leave data out."
             )
+        if given and latent is not None:
+            raise InputError("Site(latent)", repr(latent), "It is for a potential given as a function f(x, z, data).")
         if budget is not None and not isinstance(budget, Budget):
             raise InputError("Site(budget)", repr(budget), "Give a fedpdmc.Budget, or None.")
         if log is not None and not callable(log):
             raise InputError("Site(log)", repr(log), "Give a function of a plan and an arrival, or None.")
-        if budget is not None and isinstance(potential, LatentPotential):
+        if budget is not None and (latent is not None or isinstance(potential, LatentPotential)):
             raise InputError("Site(budget)", "a model with private latents", NO_LATENT_BUDGET)
         seed = optional_seed("Site(seed)", seed)
         if budget is not None and seed is not None and not budget.seeded_for_tests:
@@ -110,9 +117,10 @@ class Site(Member):
         self.seed = seed
         self.budget: Budget | None = budget
         self.log = log
-        self.model = None if isinstance(potential, Potential) else _model(potential, data, budget)
+        self.model = None if isinstance(potential, Potential) else _model(potential, data, latent, budget)
         self._potential: Potential | None = None
-        self._drawn: LatentPosterior | None = None
+        # At most one; copies of the site share it.
+        self.drawn: list[LatentPosterior] = []
         if isinstance(potential, Potential):
             self.raw = potential
             self._potential = potential if budget is None else hold_to_bounds(potential, budget)
@@ -175,6 +183,8 @@ class Site(Member):
     @property
     def latents(self) -> int:  # type: ignore[override]
         """Private latents."""
+        if self.model is not None:
+            return len(self.model.latent_names)
         return self._potential.latents if isinstance(self._potential, LatentPotential) else 0
 
     def latent_posterior(self) -> LatentPosterior:
@@ -187,9 +197,9 @@ class Site(Member):
         """
         if not self.latents:
             raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
-        if self._drawn is None:
+        if not self.drawn:
             raise InputError(f"site {self.name!r}", "no draws of its latents", "Call fedpdmc.sample first.")
-        return self._drawn
+        return self.drawn[0]
 
     @property
     def noisy(self) -> bool:
@@ -226,14 +236,14 @@ def no_size(name: str) -> InputError:
     )
 
 
-def _model(potential: Any, data: Any, budget: Budget | None) -> UserModel:
+def _model(potential: Any, data: Any, latent: Any, budget: Budget | None) -> UserModel:
     if budget is not None:
         raise InputError(
             "Site(budget)",
             "a model given as a function, whose records have no known sensitivity",
             "Privacy budgets need a model of records from fedpdmc.models.",
         )
-    return potential if isinstance(potential, UserModel) else user_model(potential, data)
+    return potential if isinstance(potential, UserModel) else user_model(potential, data, latent)
 
 
 def own_part(

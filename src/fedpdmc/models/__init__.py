@@ -309,7 +309,7 @@ def from_logdensity(f: Callable, data: Any = None) -> UserModel:
     return dataclasses.replace(model, function=Minus(model.function))
 
 
-def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood") -> UserModel:
+def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood", local: Any = ()) -> UserModel:
     """A part of a NumPyro model as a potential of its unconstrained coordinates.
 
     With ``θ = T(x)`` the latent variables, ``"likelihood"`` is ``−log p(y | T(x))``, the sites with ``obs`` and the factors,
@@ -329,9 +329,12 @@ def from_numpyro(model: Callable, data: Any = (), *, part: str = "likelihood") -
         What the model is called with: positional arguments, keywords, or its one argument. Arrays are taken to 64 bits,
         everything else reaches the model as it is.
     part : {"likelihood", "prior", "joint"}
+    local : sequence of str
+        Variables that are private latents of each site, such as the effects of its wards. Their density given the other
+        variables belongs to the likelihood; the prior leaves them out. Their number may differ from site to site.
     """
     try:
         from fedpdmc.models import numpyro
     except ImportError as error:
         raise InputError("from_numpyro(model)", "no NumPyro", "Install it: pip install 'fedpdmc[numpyro]'.") from error
-    return numpyro.from_numpyro(model, data, part)
+    return numpyro.from_numpyro(model, data, part, local)

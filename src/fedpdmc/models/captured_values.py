@@ -50,7 +50,7 @@ def check_unchanged(model: UserModel, dim: int, name: str) -> None:
 @double_precision
 def program_digest(model: UserModel, dim: int) -> str:
     """A hash of the program that a user's function is traced to, with the values that it reads; not of its data."""
-    x = jax.ShapeDtypeStruct((dim,), jnp.float64)
+    x = jax.ShapeDtypeStruct((dim + len(model.latent_names),), jnp.float64)
     # A new function each time: JAX remembers what it has traced too.
     closed = jax.make_jaxpr(lambda *args: model.function(*args))(x, model.data)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(closed.jaxpr)).encode())

@@ -52,7 +52,8 @@ class Part:
     """Minus the log of one part of a model's density in unconstrained coordinates.
 
     With ``θ = T(x)`` the variables: the likelihood is ``−log p(y | T(x))``, the prior ``−log p(T(x)) − log|det T'(x)|``.
-    Only the log probabilities of that part are computed.
+    Only the log probabilities of that part are computed. With local variables z the likelihood is that of both,
+    ``−log p(y | θ, T(z)) − log p(T(z) | θ) − log|det T'(z)|``; z comes after x.
     """
 
     model: Callable
@@ -61,6 +62,7 @@ class Part:
     observed: tuple[str, ...]
     rest: tuple[Any, ...]
     structure: Any
+    local: tuple[Latent, ...] = ()
 
     def __call__(self, x, arrays):
         """Minus the log density."""
@@ -71,15 +73,16 @@ class Part:
     def _one(self, part: str, x, arrays):
         """Of the likelihood or the prior. The variables lie in their supports by construction; this is not checked."""
         data = rejoin(arrays, self.rest, self.structure)
-        loose = _unflatten(self.latents, x)
+        # The prior of the others does not depend on local variables: they may take any value where they are not given.
+        missing = sum(s.size for s in (*self.latents, *self.local)) - x.shape[0]
+        loose = _unflatten((*self.latents, *self.local), jnp.concatenate([x, jnp.zeros(missing)]) if missing else x)
         model = handlers.substitute(self.model, substitute_fn=lambda site: _value(site, loose))
-        hidden = [s.name for s in self.latents] if part == "likelihood" else list(self.observed)
-        with contextlib.nullcontext() if part == "likelihood" else numpyro.validation_enabled(False):
+        own, others = (self.local, self.latents) if part == "likelihood" else (self.latents, self.local)
+        hidden = [s.name for s in others] + ([] if part == "likelihood" else list(self.observed))
+        with numpyro.validation_enabled(False) if own else contextlib.nullcontext():
             log_probs, trace = compute_log_probs(handlers.block(model, hide=hidden), *_arguments(data), {})
         total = -sum(log_probs.values(), jnp.zeros(()))
-        if part == "likelihood":
-            return total
-        return total - sum(_log_det(trace[s.name], loose[s.name]) for s in self.latents if not s.real)
+        return total - sum(_log_det(trace[s.name], loose[s.name]) for s in own if not s.real)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,18 +94,19 @@ class Constrain:
     arrays: tuple[Any, ...]
     rest: tuple[Any, ...]
     structure: Any
+    local: bool = False
 
     def __call__(self, x) -> dict[str, Any]:
         """Variables by name."""
         loose = _unflatten(self.latents, x)
         model = handlers.substitute(self.model, substitute_fn=lambda site: _value(site, loose))
         args, kwargs = _arguments(rejoin(self.arrays, self.rest, self.structure))
-        trace = handlers.trace(model).get_trace(*args, **kwargs)
+        trace = handlers.trace(handlers.seed(model, 0) if self.local else model).get_trace(*args, **kwargs)
         return {s.name: trace[s.name]["value"] for s in self.latents}
 
 
 @double_precision
-def from_numpyro(model: Callable, data: Any, part: str) -> UserModel:
+def from_numpyro(model: Callable, data: Any, part: str, local: Any = ()) -> UserModel:
     """See `fedpdmc.models.from_numpyro`."""
     if not callable(model):
         raise InputError(CALL, type(model).__name__, "Give a NumPyro model, a Python function.")
@@ -117,15 +121,29 @@ def from_numpyro(model: Callable, data: Any, part: str) -> UserModel:
             f"a model that raises {type(error).__name__} when called with the data: {error}",
             "Give the data as the model takes them: a tuple of arguments, a dict of keywords, or the one argument.",
         ) from error
-    latents, observed = _sites(trace)
+    found, observed = _sites(trace)
+    private = _local(local, found)
+    latents = tuple(latent for latent in found if latent not in private)
     if not latents:
         raise InputError(CALL, "a model without latent variables", "Give a model with numpyro.sample sites to infer.")
     if part == "likelihood" and not observed:
         raise InputError(CALL, "a model without observations", "Give the observed data, or ask for part='prior'.")
     names = tuple(name for latent in latents for name in latent.coordinates)
-    constrain = Constrain(model, latents, arrays, rest, structure)
-    function = Part(model, part, latents, observed, rest, structure)
-    return UserModel(function, () if part == "prior" and not arrays else arrays, len(names), names, constrain)
+    constrain = Constrain(model, latents, arrays, rest, structure, bool(private))
+    function = Part(model, part, latents, observed, rest, structure, private)
+    hidden = () if part == "prior" else tuple(name for latent in private for name in latent.coordinates)
+    return UserModel(function, () if part == "prior" and not arrays else arrays, len(names), names, constrain, hidden)
+
+
+def _local(told: Any, latents: tuple[Latent, ...]) -> tuple[Latent, ...]:
+    """The variables that were named as local."""
+    if isinstance(told, str) or not all(isinstance(name, str) for name in told):
+        raise InputError("from_numpyro(local)", repr(told), "Give a list of names.")
+    known = {latent.name: latent for latent in latents}
+    stray = [name for name in told if name not in known]
+    if stray:
+        raise InputError("from_numpyro(local)", repr(stray[0]), f"The variables are {', '.join(known)}.")
+    return tuple(known[name] for name in told)
 
 
 def _arguments(data: Any) -> tuple[tuple, dict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import Potential, Program
+from fedpdmc.potentials import LatentProgram, Potential, Program
 from fedpdmc.potentials.padding import pad
 from fedpdmc.potentials.padding_recipe import Unpaddable
 
@@ -40,6 +41,8 @@ class UserModel:
         The parameters' names, where the model has them.
     constrain : callable or None
         From the parameters, of shape (d,), to the model's variables by name.
+    latent_names : tuple of str
+        Of private latents. The function then takes parameters and latents as one vector.
     """
 
     function: Callable[[Any, Any], Any]
@@ -47,6 +50,7 @@ class UserModel:
     dim: int | None = None
     names: tuple[str, ...] | None = None
     constrain: Callable[[Any], dict[str, Any]] | None = None
+    latent_names: tuple[str, ...] = ()
 
     @property
     def records(self) -> int:
@@ -62,8 +66,10 @@ class UserModel:
                 f"a model of {self.dim} parameters where the federation has {dim}",
                 "Give all sites models of the same parameters, or say with coordinates= which ones a site depends on.",
             )
-        _check(self, dim, name)
-        return Program(self.function, self.data, dim, records=self.records)
+        width = dim + len(self.latent_names)
+        _check(self, width, name)
+        program = Program(self.function, self.data, width, records=self.records)
+        return LatentProgram(program, len(self.latent_names), self.records) if self.latent_names else program
 
     @property
     def family(self) -> Any:
@@ -76,6 +82,8 @@ class UserModel:
     @double_precision
     def padded(self, dim: int, name: str, size: int) -> Potential | None:
         """The potential with its records padded to ``size``, None where it is not known how; all records count once."""
+        if self.latent_names:
+            return None
         try:
             function, data = pad(self.function, self.data, dim, size)
         except Unpaddable as reason:
@@ -109,6 +117,21 @@ class Alone:
 
 
 @dataclasses.dataclass(frozen=True)
+class WithLatents:
+    """``f(x, z, data)`` as a function of one vector, parameters first, and data."""
+
+    function: Callable[..., Any]
+    shape: tuple[int, ...]
+    alone: bool
+
+    def __call__(self, w, data):
+        """``f(x, z, data)``, or ``f(x, z)`` without data."""
+        count = math.prod(self.shape)
+        x, z = w[: w.shape[0] - count], w[w.shape[0] - count :].reshape(self.shape)
+        return self.function(x, z) if self.alone else self.function(x, z, data)
+
+
+@dataclasses.dataclass(frozen=True)
 class Minus:
     """``−f``."""
 
@@ -120,14 +143,36 @@ class Minus:
 
 
 @double_precision
-def user_model(function: Callable, data: Any = None) -> UserModel:
-    """A user's function with its data; without data it is called as ``f(x)``."""
+def user_model(function: Callable, data: Any = None, latent: Any = None) -> UserModel:
+    """A user's function with its data; without data it is called as ``f(x)``, with latents as ``f(x, z, data)``."""
+    names: tuple[str, ...] = ()
+    if latent is not None:
+        shape, names = _latents(latent)
+        function = WithLatents(function, shape, data is None)
     if data is None:
-        return UserModel(Alone(function), ())
+        return UserModel(function if names else Alone(function), (), latent_names=names)
     arrays, rest, structure = take_apart("data", data)
     if all(part is None for part in rest):
-        return UserModel(function, jax.tree.unflatten(structure, arrays))
-    return UserModel(Bound(function, rest, structure), arrays)
+        return UserModel(function, jax.tree.unflatten(structure, arrays), latent_names=names)
+    return UserModel(Bound(function, rest, structure), arrays, latent_names=names)
+
+
+def _latents(latent: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Shape and names of private latents: from a number, a shape, or names."""
+    remedy = "Give how many numbers, such as 12; their shape, such as (12, 2); or a list of names."
+    if isinstance(latent, (int, np.integer)) and not isinstance(latent, bool):
+        shape: tuple[int, ...] = (int(latent),)
+    elif isinstance(latent, tuple) and latent and all(isinstance(n, (int, np.integer)) for n in latent):
+        shape = tuple(int(n) for n in latent)
+    elif isinstance(latent, (list, tuple)) and latent and all(isinstance(name, str) for name in latent):
+        if len(set(latent)) != len(latent):
+            raise InputError("Site(latent)", "a name that occurs twice", "Name each latent once.")
+        return (len(latent),), tuple(map(str, latent))
+    else:
+        raise InputError("Site(latent)", repr(latent), remedy)
+    if min(shape) < 1:
+        raise InputError("Site(latent)", repr(latent), remedy)
+    return shape, tuple(f"z[{','.join(map(str, index))}]" for index in np.ndindex(shape))
 
 
 def take_apart(argument: str, data: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:

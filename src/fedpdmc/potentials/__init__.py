@@ -12,6 +12,7 @@ from fedpdmc.potentials.control_variate import ControlVariate, local_quadratic
 from fedpdmc.potentials.cubic_remainder import CubicRemainder, beside_taylor, cubic_remainder
 from fedpdmc.potentials.jax_function import Program
 from fedpdmc.potentials.latent import LatentPotential
+from fedpdmc.potentials.latent_program import LatentProgram
 from fedpdmc.potentials.linear_predictor import LinearPredictor, records_of
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic, bare
@@ -26,6 +27,7 @@ __all__ = [
     "Field",
     "GaussianRecords",
     "LatentPotential",
+    "LatentProgram",
     "LinearPredictor",
     "LinearUnknownScale",
     "Logistic",

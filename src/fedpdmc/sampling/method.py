@@ -19,7 +19,7 @@ from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
-from fedpdmc.potentials import ControlVariate, Potential, Program, Quadratic
+from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
@@ -322,7 +322,11 @@ def _check_functions(
 def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
     """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
     potentials = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
-    programs = [potential for potential in potentials if isinstance(potential, Program)]
+    programs = [
+        potential.joint if isinstance(potential, LatentProgram) else potential
+        for potential in potentials
+        if isinstance(potential, (Program, LatentProgram))
+    ]
     for program in {program.function: program for program in programs}.values():
         program.check(dynamics.flow.rotating, dynamics.flips)
     for program in programs:
