@@ -1,5 +1,6 @@
 """What is kept of a record: its knots, and not the room that was made for more."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,8 +55,10 @@ def test_rounds_are_written_row_by_row(dim, signs):
 
 
 @pytest.mark.parametrize("rows", [0, 3, 16, 17, ROWS])
-def test_a_record_that_was_cut_on_the_device_has_the_same_knots(rows):
+def test_knots_that_stay_on_the_device_are_the_same(rows):
     whole = record(1.0)
-    cut = whole.trimmed(rows)
-    assert cut.valid.shape[1] < rows + 16 or cut is whole
-    np.testing.assert_array_equal(cut.chunk(rows).numbers, whole.chunk(rows).numbers)
+    kept = whole.on_device(rows)
+    assert rows * SEGMENTS <= kept.valid.shape[1] <= max(2 * rows + 1, 1) * SEGMENTS
+    assert isinstance(kept.numbers, jax.Array) and isinstance(kept.on_host().numbers, np.ndarray)
+    count = rows * SEGMENTS
+    np.testing.assert_array_equal(kept.on_host().numbers[:, :count], whole.chunk(rows).numbers)

@@ -1,5 +1,6 @@
 """The lockstep engine keeps the promises of every engine: whole blocks, the same bits after a pause, counts that add up."""
 
+import jax
 import numpy as np
 import pytest
 from tests.support import hospitals, logistic_site, prior
@@ -61,12 +62,17 @@ def test_how_chunks_are_cut_changes_no_bit(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_chunks_that_run_ahead_change_no_bit(monkeypatch):
+@pytest.mark.parametrize("filled", [0.1, 0.9])
+def test_chunks_that_run_ahead_change_no_bit(monkeypatch, filled):
     whole = run()
     monkeypatch.setattr(LockstepEngine, "_runs_ahead", True)
+    monkeypatch.setattr("fedpdmc.sampling.engines.lockstep_engine._filled_share", lambda: filled)
     monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
     ahead = run()
     assert ahead._run.engine._ahead is not None
+    blocks = []
+    ahead._run.engine.advance(ahead._run.engine.time + 2.0, blocks.append, lambda tick: None)
+    assert isinstance(blocks[0].chunks[0].numbers, jax.Array) is (filled < 0.5)
     np.testing.assert_array_equal(whole.skeleton.a, ahead.skeleton.a)
 
 

@@ -246,11 +246,18 @@ class Skeleton(Knots):
 
 @dataclasses.dataclass(frozen=True)
 class Chunk(Knots):
-    """Some successive knots of every chain, those that are void marked: shapes (C, n, …), and (C, n) of ``valid``."""
+    """Some successive knots of every chain, those that are void marked: shapes (C, n, …), and (C, n) of ``valid``.
+
+    The arrays may be on an accelerator.
+    """
 
     numbers: Arrays
     velocities: Arrays
     valid: Arrays
+
+    def on_host(self) -> Chunk:
+        """In the host's memory."""
+        return Chunk(*(np.asarray(x) for x in (self.numbers, self.velocities, self.valid)))
 
     def counts(self) -> Arrays:
         """Valid knots of each chain."""
@@ -282,11 +289,14 @@ class Block(NamedTuple):
         return join([self])
 
     def pieces(self) -> list[Chunk]:
-        """The first knots, then the chunks."""
+        """The first knots, then the chunks, in the host's memory."""
         a, v = (x[:, None] for x in self.start)
         first = np.full(a.shape[:2], float(self.begin))
         kept = signs(v) if self.chunks and self.chunks[0].packed else v
-        return [Chunk(side_by_side(first, a), kept, np.ones_like(first, bool)), *self.chunks]
+        return [
+            Chunk(side_by_side(first, a), kept, np.ones_like(first, bool)),
+            *(chunk.on_host() for chunk in self.chunks),
+        ]
 
 
 def _padded(function: Callable[[Any], Sequence[Any]], times: Arrays) -> list[Arrays]:

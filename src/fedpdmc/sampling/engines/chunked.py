@@ -96,6 +96,10 @@ class CompiledEngine(Engine):
         )
         return record, used
 
+    def _knots(self, record: Record, used: int) -> Chunk:
+        """What is kept of a record."""
+        return record.chunk(used)
+
     def _check_faults(self) -> None:
         """Raise the first fault of any site."""
         self.federation.faults(self.progress)
@@ -160,7 +164,7 @@ class CompiledEngine(Engine):
             clock = time.perf_counter()
             record, used = self._run_chunk(target, jnp.asarray(self.limit))
             used = int(used)
-            chunks.append(record.chunk(used))
+            chunks.append(self._knots(record, used))
             if (asked := record.questions(used, first)) is not None:
                 questions.append(asked)
             seconds = time.perf_counter() - clock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,6 @@ from fedpdmc.sampling.coordinator import Knots
 
 # A record is kept as it is if at least this share of it is knots.
 LEAST_FILLED = 0.5
-# A record is cut after a multiple of so many rows: every length of its own is a program of its own.
-ROWS_TOGETHER = 16
 
 
 class Record(eqx.Module):
@@ -62,13 +62,19 @@ class Record(eqx.Module):
         asked = np.asarray(self.asked)[:, :, :rows]
         return [(site - first[:, None])[site >= 0] for site in asked]
 
-    def trimmed(self, rows: int) -> Record:
-        """Not many more than the first rows: what is copied from an accelerator to the host."""
-        kept = -(-rows // ROWS_TOGETHER) * ROWS_TOGETHER
-        if kept >= self.valid.shape[1]:
-            return self
-        numbers, velocities, valid = (x[:, :kept] for x in (self.numbers, self.velocities, self.valid))
-        return Record(numbers, velocities, valid, None if self.asked is None else self.asked[:, :, :kept])
+    def on_device(self, rows: int) -> Chunk:
+        """At least the first rows, where they were made: they are copied to the host when they are read.
+
+        Half of the record, a quarter and so on, as rows allow: every length of its own is a program of its own.
+        """
+        kept = self.valid.shape[1]
+        while rows <= -(-kept // 2) < kept:
+            kept = -(-kept // 2)
+        arrays: list[Any] = [
+            (x if kept == x.shape[1] else x[:, :kept]).reshape(x.shape[0], -1, *x.shape[3:])
+            for x in (self.numbers, self.velocities, self.valid)
+        ]
+        return Chunk(*arrays)
 
     def chunk(self, rows: int) -> Chunk:
         """The first rows as arrays of the skeleton."""

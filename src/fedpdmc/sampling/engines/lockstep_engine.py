@@ -10,10 +10,15 @@ import numpy as np
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.results.skeleton import Chunk
 from fedpdmc.sampling.coordinator import State
 from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.compiled_loop import raise_faults
+from fedpdmc.sampling.engines.event_buffer import Record
+
+# The share of an accelerator's memory above which knots go to the host at once.
+MOST_FILLED = 0.5
 
 _run_chunk = compiled(lockstep.run_chunk)
 
@@ -30,8 +35,9 @@ def _at_rest(*args):
 class LockstepEngine(CompiledEngine):
     """Sites with dense clocks in this process (`lockstep`).
 
-    On an accelerator the next chunk is under way while the knots of the last one are copied to the host. One that begins
-    after the end of the block does nothing.
+    On an accelerator the next chunk is under way while the host looks at the last one; one that begins after the end of the
+    block does nothing. Knots stay on the accelerator until they are read, as long as there is room: copying them takes many
+    times longer than making them.
     """
 
     _ahead: tuple[Any, ...] | None = None
@@ -62,7 +68,13 @@ class LockstepEngine(CompiledEngine):
         if not self._runs_ahead:
             return record, used
         self._ahead = self._dispatched(until, limit)
-        return record.trimmed(int(used)), used
+        return record, used
+
+    def _knots(self, record: Record, used: int) -> Chunk:
+        if not self._runs_ahead:
+            return record.chunk(used)
+        knots = record.on_device(used)
+        return knots.on_host() if _filled_share() > MOST_FILLED else knots
 
     def _dispatched(self, until, limit):
         return _run_chunk(
@@ -89,3 +101,9 @@ class LockstepEngine(CompiledEngine):
     def violations(self) -> np.ndarray:
         """None: every bound is proved."""
         return self._before[1]
+
+
+def _filled_share() -> float:
+    """Of the accelerator's memory."""
+    found = jax.local_devices()[0].memory_stats()
+    return found["bytes_in_use"] / found["bytes_limit"] if found else 1.0
