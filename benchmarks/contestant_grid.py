@@ -67,7 +67,8 @@ def measure(X: np.ndarray, y: np.ndarray, chains: int, options: argparse.Namespa
     sampler = copy.copy(first._run)
     sampler.engine = copy.copy(sampler.engine)
     timed(sampler, TRIAL)
-    rate = TRIAL / timed(sampler, TRIAL)[0]
+    wall, cpu, _ = timed(sampler, TRIAL)
+    rate = TRIAL / (cpu if options.device == "cpu" else wall)
     length = min(rate * options.seconds, MOST_BYTES / (chains * (16 * X.shape[1] + 17)))
     runs = []
     for _ in range(options.repeats):

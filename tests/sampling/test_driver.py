@@ -6,6 +6,7 @@ from tests.federation.rounds import method
 from tests.support import ZIGZAG, logistic_site, short_run
 
 from fedpdmc.console.progress import Display
+from fedpdmc.dynamics import QUARTER
 from fedpdmc.errors import InputError, LimitReached
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.blocks import Goal, first_length, next_length, pieces
@@ -41,6 +42,16 @@ class Log:
 def sampler(burn_in=0.0, **options):
     watch = Log()
     return Sampler(method(ZIGZAG, **options), burn_in, "skeleton", watch), watch
+
+
+@pytest.mark.parametrize("turns", range(1, 40))
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_rounding_adds_no_block_after_the_last(turns, pieces):
+    begin, until = -2 * QUARTER, turns * QUARTER
+    goal, now, count = Goal.to(until, begin, pieces, ROOMY), begin, 0
+    while now < until:
+        now, count = goal.next_stop(now, "skeleton"), count + 1
+    assert (now, count) == (until, pieces)
 
 
 def test_a_goal_is_reached_in_blocks_of_one_length_where_all_is_kept():

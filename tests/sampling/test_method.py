@@ -59,8 +59,9 @@ def test_the_identity_has_no_control_variates_and_a_longer_burn_in():
 
 
 def test_chains_follow_the_effective_sample_size_of_the_few_rounds_method():
-    assert [usual_chains(True, ess) for ess in (1.0, 1000.0, 1e9, None)] == [16, 64, 1024, 64]
+    assert [usual_chains(True, ess) for ess in (1.0, 1000.0, 1e9, None)] == [16, 128, 2048, 64]
     assert usual_chains(False, 1e9) == 64
+    assert usual_chains(True, 1000.0, private=True) == 64
 
 
 def test_segments_follow_the_records_and_are_most_where_those_are_unknown(tmp_path):

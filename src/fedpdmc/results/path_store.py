@@ -18,7 +18,7 @@ LEAST_DRAWS = MOST_DRAWS // 3
 # A subset of draws with equal steps is taken if it covers this share of the run.
 LEAST_COVER = 0.9
 # Turns of every chain from which on averages and draws are taken at the turns.
-LEAST_TURNS = 8
+LEAST_TURNS = 7
 
 
 class Store(abc.ABC):

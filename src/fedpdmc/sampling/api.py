@@ -18,6 +18,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior
+from fedpdmc.sampling.blocks import DEFAULT_ESS
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.method import choose
 from fedpdmc.sampling.one_shot import private_laplace
@@ -89,8 +90,8 @@ def sample(
         Public quadratics moved from the sites to the coordinator. None: where the reference was made of the sites'
         derivatives, "quadratic" with rotating dynamics and "linear" with straight ones; else "none".
     chains : int, optional
-        Chains that run side by side and share every message. None: 64, or as many as ``ess`` calls for in the few-rounds
-        method.
+        Chains that run side by side and share every message. None: as many as ``ess`` calls for in the few-rounds
+        method, else 64.
     duration : float, optional
         Process time of every chain after the burn-in.
     ess : float, optional
@@ -150,6 +151,8 @@ def sample(
                 where = "to connect()" if name == "seed" else "in the contract"
                 raise InputError(name, repr(value), f"For a study it is said {where}: leave it out here.")
         return sites.sample(ess=ess, duration=duration, keep=keep, progress=progress)
+    if duration is None and ess is None:
+        ess = DEFAULT_ESS
     wanted = Settings(
         sites=sites, prior=prior, prior_at=prior_at, dynamics=dynamics, reference=reference, control=control,
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,

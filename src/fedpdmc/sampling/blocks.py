@@ -15,7 +15,7 @@ from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
 DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0
 # Effective samples of a turn on a good reference, at the least; turns of the first block, at the least.
-TURN_YIELD, LEAST_TURNS = 0.78, 8
+TURN_YIELD, LEAST_TURNS = 0.7, 7
 MOST_GROWTH = 4.0
 # The most process time that is run together with the burn-in.
 MOST_JOINED = 500.0
@@ -53,8 +53,9 @@ class Goal(NamedTuple):
     def next_stop(self, now: float, keep: str) -> float:
         """Process time at which all chains meet next."""
         if keep == "skeleton":
-            done = round((now - self.begin) / (self.until - self.begin) * self.pieces)
-            return self.begin + (self.until - self.begin) * (done + 1) / self.pieces
+            done = round((now - self.begin) / (self.until - self.begin) * self.pieces) + 1
+            # The last stop is set, not worked out: rounding must not leave a piece after it.
+            return self.until if done >= self.pieces else self.begin + (self.until - self.begin) * done / self.pieces
         return self.until if now + 1.5 * self.step >= self.until else now + self.step
 
     def after(self, plans: float, rounds: int, dim: int, memory: BlockMemory) -> Goal:

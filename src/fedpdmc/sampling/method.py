@@ -31,9 +31,10 @@ from fedpdmc.sampling.settings import Settings, check_init, check_names
 from fedpdmc.sampling.sign_check import check_rays
 from fedpdmc.whitening import Reference
 
-# The few-rounds method takes as many chains as reach the effective samples asked for in about fifty units of time.
-CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 1024
-SAMPLES_PER_CHAIN = 16
+# The few-rounds method takes as many chains as reach the effective samples asked for in about twenty units of time: rounds
+# are those of the slowest chain. Where a budget pays for the burn-in of every chain, there are half as many.
+CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 2048
+SAMPLES_PER_CHAIN = 8
 # Segments of a plan: enough refreshments to last until a site's event where those are rare, else few. Their rate falls like
 # one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_EVENTS, SEGMENTS_MANY_EVENTS = 64, 1
@@ -166,11 +167,12 @@ def choose(settings: Settings) -> Method:
     dynamics = Boomerang() if wanted.dynamics is None else wanted.dynamics
     _check_members(members, prior, prior_at, wanted.bounds)
     check_latents(members, prior, dynamics)
-    if any(site.budget is not None for site in members):
+    private = any(site.budget is not None for site in members)
+    if private:
         check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
         if mixture is not None:
             raise InputError("prior", "one with scales, and a site that has a privacy budget", "Give a normal prior.")
-    chains = usual_chains(open_dynamics, wanted.ess) if wanted.chains is None else int(wanted.chains)
+    chains = usual_chains(open_dynamics, wanted.ess, private) if wanted.chains is None else int(wanted.chains)
     own = coordinate_names(members, dim)
     told = own if wanted.names is None else wanted.names
     names = check_names(told, dim, own)
@@ -293,11 +295,12 @@ def usual_segments(sites: Sequence[Member], chains: int) -> int:
     return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_EVENTS, most))
 
 
-def usual_chains(few_rounds: bool, ess: float | None) -> int:
+def usual_chains(few_rounds: bool, ess: float | None, private: bool = False) -> int:
     """Sixty-four, or as many as an effective sample size calls for in the few-rounds method."""
     if not few_rounds or ess is None:
         return CHAINS
-    return int(np.clip(2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)), LEAST_CHAINS, MOST_CHAINS))
+    wanted = 2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)) / (2 if private else 1)
+    return int(np.clip(wanted, LEAST_CHAINS, MOST_CHAINS))
 
 
 def _check_functions(

@@ -20,7 +20,7 @@ UNPROTECTED = (
     "A coordinator can reconstruct most of so few records from what an honest run without a privacy budget tells. Agree on "
     "a contract with [privacy], or lower least_without_budget in the site's policy.toml."
 )
-MOST_CHAINS = 1024
+MOST_CHAINS = 2048
 LEAST_WITHOUT_BUDGET = 50
 DIGEST = re.compile("[0-9a-f]{64}")
 
