@@ -13,6 +13,7 @@ from tests.study.contracts import with_model_file
 
 import fedpdmc as fp
 
+pytestmark = pytest.mark.filterwarnings("ignore:This will take")
 # Several blocks, each as long as the ESS so far suggests: what comes next depends on what was kept.
 LONGER = (
     ZIGZAG.replace("duration = 6.0", "ess = 60")
