@@ -1,12 +1,15 @@
 """A coordinator that sends a posterior of its own making, and a site that sends a file of its own making."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import minimize
 
+import fedpdmc as fp
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.whole import Assessment
@@ -66,6 +69,35 @@ def test_a_made_up_posterior_reads_no_row(falls):
                     assess_site(falls.study, "a", records, draws, what=[what], **CONTROLLED)
                 refused += 1
     assert rows_read >= 2 and refused == 2 * rows_read
+
+
+def archived(falls, path, mean, deviation):
+    """A posterior with the study's parameters and a normal law of somebody's choice, saved as a coordinator saves one."""
+    site = fp.Site(fp.models.linear(np.eye(4) / deviation[:, None], mean / deviation, 1.0), name="a")
+    post = fp.sample([site], seed=1, chains=4, duration=60.0, names=falls.names, progress=False)
+    post.save(path)
+    return path
+
+
+def test_the_command_refuses_a_made_up_posterior_and_takes_an_honest_one(falls, honest, tmp_path):
+    study = falls.write(tmp_path / "study.toml")
+    study.write_text(study.read_text().replace("[releases]", '[releases]\nassessment = ["loo", "checks", "influence"]'))
+    falls.tables["a"].to_csv(tmp_path / "a.csv", index=False)
+    words = [sys.executable, "-W", "ignore", "-m", "fedpdmc", "assess", "study.toml", "--name", "a", "--data", "a.csv"]
+
+    def assessed(posterior):
+        out = tmp_path / f"{posterior.stem}.json"
+        done = subprocess.run(
+            [*words, "--posterior", posterior, "--out", out], cwd=tmp_path, capture_output=True, text=True
+        )
+        return done, out
+
+    far = np.array([0.0, 0.0, 0.5, 0.0])
+    done, out = assessed(archived(falls, tmp_path / "far.zarr", far, np.full(4, 1e-4)))
+    assert done.returncode == 2 and "effective records" in done.stdout + done.stderr and not out.exists(), done
+    mean, deviation = honest.values.mean(0), honest.values.std(0)
+    done, out = assessed(archived(falls, tmp_path / "near.zarr", mean, deviation))
+    assert done.returncode == 0 and SiteAssessment.read(out).records == 150, done
 
 
 def test_one_draw_among_many_is_looked_at(falls, honest):

@@ -14,6 +14,7 @@ from tests.federation.studies import Folder
 from tests.fuzz.engine import Target
 
 import fedpdmc as fp
+from fedpdmc.assessment.at_site import public_draws
 from fedpdmc.errors import FedPDMCError
 from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.resume import check_state
@@ -23,7 +24,7 @@ from fedpdmc.federation.site_agent import audit_files, audit_log, secrets
 from fedpdmc.federation.site_agent.audit_replay import compare, show
 from fedpdmc.privacy import ledger_entries, ledger_identity
 from fedpdmc.privacy.ledger import Ledger
-from fedpdmc.results import archive, manifest
+from fedpdmc.results import manifest
 from fedpdmc.results.path_store import SkeletonStore
 
 
@@ -197,8 +198,8 @@ def archives(folder: Path) -> Target:
         if name != manifest.NAME:
             manifest.write(path, hashes | {name: manifest.digest(path / name)})
         try:
-            found, _ = archive.read(path)
-            found.mean()
+            found = fp.load(path)
+            found.mean(), public_draws(found)
         finally:
             for one in {name, manifest.NAME}:
                 (path / one).write_bytes(content[one])

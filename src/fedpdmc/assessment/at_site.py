@@ -72,9 +72,17 @@ class PublicDraws(NamedTuple):
 
 
 def public_draws(post: Posterior, draws: int = DRAWS) -> PublicDraws:
-    """Draws of a posterior in the coordinates that were sampled."""
+    """Draws of a posterior in the coordinates that were sampled.
+
+    Raises
+    ------
+    InputError
+        They are not finite: whoever made the posterior has made it up.
+    """
     each = min(max(-(-draws // post.chains), 2), post.most_draws)
     values = post.draws(each).reshape(-1, len(post.names))
+    if not np.isfinite(values).all() or not np.isfinite(post.cov()).all():
+        raise InputError("posterior", "draws that are not finite", "Give the posterior as the coordinator saved it.")
     efficiency = min(post.ess().values()) / len(values)
     return PublicDraws(values, tuple(post.names), float(np.clip(efficiency, 1e-3, 1.0)))
 

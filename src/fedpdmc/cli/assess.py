@@ -35,7 +35,10 @@ def assess(
         )
     if name not in contract.sites:
         raise InputError("name", repr(name), f"The contract's sites are {', '.join(contract.sites)}.")
-    draws = public_draws(fp.load(posterior))
+    post = fp.load(posterior)
+    if post.settings.get("contract", contract.digest.hex()) != contract.digest.hex():
+        raise InputError("posterior", f"{posterior}, of another contract", "Ask for that of this study.")
+    draws = public_draws(post)
     found = assess_site(
         contract, name, site_records(contract, name, data, query), draws,
         what=contract.assessment, values=not only_p_values, least_records=least_records,
