@@ -1,9 +1,11 @@
-"""Families of the standard library at three unequal sites beside NUTS: ``python -m benchmarks.families``.
+"""Families of the standard library, or the twelve models of the tests, at three unequal sites beside NUTS.
 
-Each family runs in two processes of its own, one for this package with its defaults and one for NumPyro's NUTS on the pooled
-records (four vectorised chains, 500 steps of warm-up). Nothing compiled before is used. *Wall* is the time of the whole
-process's sampling, compilation included, until 1,000 effective samples of the worst coordinate; ``z`` is the largest
-difference of means and standard deviations in standard errors of both.
+``python -m benchmarks.families``, with ``--of zoo`` for the latter. Each model runs in processes of its own: this package
+with its defaults, without programs compiled before (*cold*) and again with those that this left in the persistent cache
+(*warm*); and NumPyro's NUTS on the pooled records (four vectorised chains, 500 steps of warm-up), cold. *Wall* is the
+time of the call that samples, compilation included, until 1,000 effective samples of the worst coordinate; *opening* is the
+part of it before the first block of samples begins; *processor* is the time of all cores. ``z`` is the largest difference of
+means and standard deviations in standard errors of both.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,30 +28,52 @@ WANTED, WARM_UP, CHAINS, DRAWS = 1000, 500, 4, 1000
 
 def main() -> None:
     """Run all families, or one contestant of one family, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one process")
     parser.add_argument("--out", help="a JSON file for the reports")
-    parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "FAMILY"), help="one process: ours or nuts")
+    parser.add_argument("--of", choices=("families", "zoo"), default="families")
+    parser.add_argument("--models", nargs="*", help="some of them only")
+    parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "MODEL"), help="one process: ours or nuts")
     options = parser.parse_args()
+    sys.path[:0] = [str(ROOT)]
     if options.one:
-        sys.path[:0] = [str(ROOT)]
-        print(json.dumps((ours if options.one[0] == "ours" else nuts)(options.one[1])))
+        print(json.dumps((ours if options.one[0] == "ours" else nuts)(options.of, options.one[1])))
         return
-    from tests.family_cases import CASES
-
-    tasks = [(who, make.__name__) for make in CASES for who in ("ours", "nuts")]
+    names = options.models or model_names(options.of)
     with ThreadPoolExecutor(options.processes) as pool:
-        found = list(pool.map(lambda task: child(*task, options.limit), tasks))
+        parts = pool.map(lambda name: contest(options.of, name, options.limit), names)
+        found = [report for part in parts for report in part]
     if options.out:
         Path(options.out).write_text(json.dumps(found, indent=1))
     print("\n".join(table(found)))
 
 
-def child(contestant: str, family: str, limit: float) -> dict:
-    """A process of its own, without programs compiled before."""
-    command = [sys.executable, "-m", "benchmarks.families", "--one", contestant, family]
-    settings = {"FEDPDMC_COMPILATION_CACHE": "off", "JAX_PLATFORMS": "cpu"}
+def model_names(of: str) -> list[str]:
+    """All of a kind."""
+    if of == "zoo":
+        from tests.zoo import CASES as ZOO
+
+        return list(ZOO)
+    from tests.family_cases import CASES as FAMILIES
+
+    return [make.__name__ for make in FAMILIES]
+
+
+def contest(of: str, name: str, limit: float) -> list[dict]:
+    """Cold, warm, and NUTS, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            child(of, "ours", name, limit, folder) | {"contestant": "ours"},
+            child(of, "ours", name, limit, folder) | {"contestant": "warm"},
+            child(of, "nuts", name, limit, "off"),
+        ]
+
+
+def child(of: str, contestant: str, family: str, limit: float, cache: str) -> dict:
+    """A process of its own."""
+    command = [sys.executable, "-m", "benchmarks.families", "--of", of, "--one", contestant, family]
+    settings = {"FEDPDMC_COMPILATION_CACHE": cache, "JAX_PLATFORMS": "cpu"}
     done = None
     try:
         done = subprocess.run(
@@ -62,42 +87,86 @@ def child(contestant: str, family: str, limit: float) -> dict:
     return {"family": family, "contestant": contestant} | report
 
 
-def ours(family: str) -> dict:
-    """Three sites with all defaults."""
-    from tests.family_cases import case
+def problem(of: str, name: str):
+    """Sites, prior, and minus the log posterior of the pooled records."""
+    import jax.numpy as jnp
 
     import fedpdmc as fp
 
-    sites, _ = case(family)
-    wall = time.perf_counter()
-    post = fp.sample(sites, fp.models.normal_prior(sites[0].dim, scale=2.0), ess=WANTED, seed=1, progress=False)
+    if of == "families":
+        from tests.family_cases import case
+
+        sites, log_likelihood = case(name)
+        return sites, fp.models.normal_prior(sites[0].dim, scale=2.0), lambda x: jnp.sum(x**2) / 8 - log_likelihood(x)
+    from tests.zoo import CASES
+
+    case = CASES[name]
+    sites = [fp.Site(case.likelihood, data=data, name=f"site {i}") for i, data in enumerate(case.sites())]
+    if case.precision is None:
+        return sites, case.prior, case.potential
+    return sites, fp.models.normal_prior(case.dim, mean=case.mean, precision=case.precision), case.potential
+
+
+def dimension(of: str, name: str, sites) -> int:
+    """Number of parameters."""
+    if of == "families":
+        return sites[0].dim
+    from tests.zoo import CASES
+
+    return CASES[name].dim
+
+
+def ours(of: str, name: str) -> dict:
+    """Three sites with all defaults."""
+    import fedpdmc as fp
+    from fedpdmc.sampling.driver import Sampler
+
+    sites, prior, _ = problem(of, name)
+    # A prior that is a function does not say how many parameters there are.
+    names = None if of == "families" else [f"x{i}" for i in range(dimension(of, name, sites))]
+    opened: list[float] = []
+    burn_in = Sampler.burn_in
+
+    def timed(self, *args, **options):
+        opened.append(time.perf_counter())
+        return burn_in(self, *args, **options)
+
+    Sampler.burn_in = timed  # type: ignore[method-assign]
+    wall, cpu = time.perf_counter(), time.process_time()
+    post = fp.sample(sites, prior, ess=WANTED, names=names, seed=1, progress=False)
     waited = time.perf_counter() - wall
     clocks = [str(row["clock"]) for row in post.settings["clocks"]]
     return {
-        "wall": waited, "rounds": int(post.rounds), "ess": min(post.ess().values()), "certified": bool(post.certified),
-        "clocks": clocks, "moments": moments(post.draws(500)), "events": float(np.mean(post.events)),
+        "wall": waited, "processor": time.process_time() - cpu, "opening": opened[0] - wall if opened else 0.0,
+        "rounds": int(post.rounds), "ess": min(post.ess().values()), "certified": bool(post.certified), "clocks": clocks,
+        "chosen": post.settings.get("chosen", ""), "chains": len(post.events), "duration": float(post.duration),
+        "moments": moments(post.draws(500)), "events": float(np.mean(post.events)),
     }  # fmt: skip
 
 
-def nuts(family: str) -> dict:
+def nuts(of: str, name: str) -> dict:
     """NumPyro's NUTS on the pooled records, in 64 bits."""
     import jax
-    import jax.numpy as jnp
     import numpyro
     from numpyro.infer import MCMC, NUTS
-    from tests.family_cases import case
 
     numpyro.enable_x64()
-    sites, log_likelihood = case(family)
-    dim = sites[0].dim
-    kernel = NUTS(potential_fn=lambda x: jnp.sum(x**2) / 8 - log_likelihood(x))
+    sites, _, potential = problem(of, name)
+    dim = dimension(of, name, sites)
+    kernel = NUTS(potential_fn=potential)
     run = MCMC(
         kernel, num_warmup=WARM_UP, num_samples=DRAWS, num_chains=CHAINS, chain_method="vectorized", progress_bar=False
     )
-    wall = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     run.run(jax.random.key(1), init_params=0.1 * jax.random.normal(jax.random.key(2), (CHAINS, dim)))
     draws = np.asarray(run.get_samples(group_by_chain=True))
-    return {"wall": time.perf_counter() - wall, "ess": float(np.min(_ess(draws))), "moments": moments(draws)}
+    waited = time.perf_counter() - wall
+    return {
+        "wall": waited,
+        "processor": time.process_time() - cpu,
+        "ess": float(np.min(_ess(draws))),
+        "moments": moments(draws),
+    }
 
 
 def _ess(draws: np.ndarray) -> np.ndarray:
@@ -116,20 +185,22 @@ def moments(draws: np.ndarray) -> list[list[float]]:
 
 
 def table(found: list[dict]) -> list[str]:
-    """One line for each family."""
+    """One line for each model."""
     by = {(one["family"], one["contestant"]): one for one in found}
-    lines = ["family                   rounds  certified   wall   NUTS  ratio    z  clocks"]
+    heads = ["model", "rounds", "certified", "wall", "processor", "warm wall", "processor", "NUTS wall", "processor"]
+    lines = ["| " + " | ".join([*heads, "ratio", "z", "clocks"]) + " |", "|---|" + "---|" * 11]
     for name in dict.fromkeys(one["family"] for one in found):
-        us, them = by[name, "ours"], by[name, "nuts"]
-        if "error" in us or "error" in them:
-            lines.append(f"{name:24} {us.get('error', '')[-300:]} {them.get('error', '')[-300:]}")
+        us, again, them = (by[name, who] for who in ("ours", "warm", "nuts"))
+        if any("error" in one for one in (us, again, them)):
+            errors = [one.get("error", "").strip().replace("\n", " ")[-200:] for one in (us, again, them)]
+            lines.append(f"| {name} | {' / '.join(errors)} |")
             continue
         a, b = np.array(us["moments"]), np.array(them["moments"])
         z = np.max(np.abs(a[:, :2] - b[:, :2]) / np.sqrt(a[:, 2:] ** 2 + b[:, 2:] ** 2))
-        lines.append(
-            f"{name:24} {us['rounds']:6} {us['certified']!s:>10} {us['wall']:6.1f} {them['wall']:6.1f} "
-            f"{us['wall'] / them['wall']:6.2f} {z:4.1f}  {', '.join(dict.fromkeys(us['clocks']))}"
-        )
+        cells = [name, us["rounds"], us["certified"]]
+        cells += [f"{one[what]:.1f}" for one in (us, again, them) for what in ("wall", "processor")]
+        cells += [f"{us['wall'] / them['wall']:.2f}", f"{z:.1f}", ", ".join(dict.fromkeys(us["clocks"]))]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
 

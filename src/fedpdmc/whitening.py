@@ -6,6 +6,8 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 # How a reference was made of the sites' derivatives: at the mode, or as means over the reference itself.
@@ -56,18 +58,27 @@ class Reference(eqx.Module):
         """``S`` as a full matrix."""
         return jnp.diag(self.scale_tril) if self.diagonal else self.scale_tril
 
-    def to_x(self, a: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        """``x = c + S a``."""
-        return self.center + (a * self.scale_tril if self.diagonal else a @ self.scale_tril.T)
+    def to_x(self, a: Any) -> Any:
+        """``x = c + S a`` of arrays (…, d); of NumPy's by NumPy, so that nothing is compiled outside of a run."""
+        center, scale = _beside(a, self.center, self.scale_tril)
+        return center + (a * scale if self.diagonal else a @ scale.T)
 
-    def to_a(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        """``a = S⁻¹ (x − c)``."""
-        shifted = x - self.center
+    def to_a(self, x: Any) -> Any:
+        """``a = S⁻¹ (x − c)``; as `to_x`."""
+        center, scale = _beside(x, self.center, self.scale_tril)
+        shifted = x - center
         if self.diagonal:
-            return shifted / self.scale_tril
-        flat = jnp.linalg.solve(self.scale_tril, shifted.reshape(-1, self.dim).T).T
-        return flat.reshape(shifted.shape)
+            return shifted / scale
+        solve = np.linalg.solve if isinstance(scale, np.ndarray) else jnp.linalg.solve
+        return solve(scale, shifted.reshape(-1, self.dim).T).T.reshape(shifted.shape)
 
     def restricted(self, index: Int[Array, " k"]) -> Reference:
         """Reference of the coordinates ``index`` alone; only a diagonal one has it."""
         return Reference(self.center[index], self.scale_tril[index])
+
+
+def _beside(x: Any, *arrays: Any) -> tuple[Any, ...]:
+    """The arrays as NumPy's where x is one of those and they are known."""
+    if not isinstance(x, np.ndarray) or any(isinstance(array, Tracer) for array in arrays):
+        return arrays
+    return tuple(np.asarray(array) for array in arrays)

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 import fedpdmc as fp
-from fedpdmc.console.warnings import import_arviz
 from fedpdmc.datasets import Trial, indomethacin
 
 PRIOR_SCALE = 2.5
@@ -93,12 +92,13 @@ def _summarise_federated(post, names: tuple[str, ...]) -> Summary:
 
 def _summarise_pooled(trial: Trial, seed: int) -> Summary:
     from fedpdmc.cli.pooled_nuts import pooled_nuts
+    from fedpdmc.results.bulk_ess import bulk_ess
 
     X = np.concatenate([h.X for h in trial.hospitals])
     y = np.concatenate([h.y for h in trial.hospitals])
     draws = pooled_nuts(X, y, PRIOR_SCALE, seed=seed)
     flat = draws.reshape(-1, draws.shape[-1])
-    ess = np.array([float(import_arviz().ess(draws[:, :, i])) for i in range(draws.shape[-1])])
+    ess = np.array([bulk_ess(draws[:, :, i]) for i in range(draws.shape[-1])])
     return Summary(flat.mean(0), flat.std(0, ddof=1), np.minimum(ess, len(flat)), _quantiles(flat))
 
 

@@ -6,6 +6,7 @@ states of the reference, never at the state of a chain. Costs are rough; they ra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ from fedpdmc.potentials import (
 # A clock that costs no more than this is taken without working out the next: that takes seconds. Cells, which follow
 # polynomials of time, are seldom cheaper, and take the longest to compile.
 CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 1e4
+# Passes over one record that take as long as it takes to compile a clock on polynomials of the position.
+COMPILATION = 1e9
 # Share of a usual rate that its rounding may be; and rounding, per unit of velocity, above which a polynomial on balls is
 # not used, because what is known of rounding there is an estimate, whereas cells and polynomials of time carry a bound.
 NOISY, CLEAN = 1e-3, 1e-6
@@ -81,7 +84,11 @@ class Choice(NamedTuple):
 
 
 def choose(
-    potential: Potential, dynamics: Dynamics, center: Float[Array, " d"] | None = None, site: str = ""
+    potential: Potential,
+    dynamics: Dynamics,
+    center: Float[Array, " d"] | None = None,
+    site: str = "",
+    chain_time: float = math.inf,
 ) -> Choice:
     """The cheapest exact clock for a potential in whitened coordinates.
 
@@ -93,9 +100,11 @@ def choose(
         Where the potential's quadratic control variate was made from second derivatives, if it was.
     site : str
         Whose potential it is, for errors.
+    chain_time : float
+        Process time of all chains that the clock is made for: in a short run a dear one that is compiled soon is better.
     """
     if isinstance(potential, Program):
-        return _cheapest(_of_program(potential, dynamics, center, site))
+        return _cheapest(_of_program(potential, dynamics, center, site, chain_time))
     potential = prepared(potential, dynamics)
     if potential.affine(dynamics.flow.rotating):
         return Choice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
@@ -166,21 +175,33 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
     )  # fmt: skip
 
 
-def _of_program(program: Program, dynamics: Dynamics, center, site: str) -> Iterator[Offer]:
-    """Clocks of a user's function: polynomials of the position where there are few parameters, of time, and cells."""
+def _of_program(program: Program, dynamics: Dynamics, center, site: str, chain_time: float) -> Iterator[Offer]:
+    """Clocks of a user's function: polynomials of the position where there are few parameters, of time, and cells.
+
+    Those of the position cost the least and are dear to make: where a run is short, those of time come first.
+    """
     few = dynamics.flips != dynamics.flow.rotating and bool(known_orders(program.dim, dynamics.flow.rotating))
+    soon = COMPILATION / (max(program.records, 1) * chain_time)
+    early = few and soon >= 1
+    if early:
+        found = time_polynomial(program, dynamics)
+        if found is not None:
+            curves, quiet = found
+            _check_noise(quiet, site)
+            clock = IntervalClock(quiet, dynamics, curves)
+            yield Offer(clock, functools.partial(curves.cost, quiet, dynamics), soon)
     if few:
         program = _paced(program, dynamics)
         _check_noise(program, site)
         known = _on_balls(program, dynamics, jnp.zeros(program.dim) if center is None else center)
         if known is not None:
             yield known
-    found = time_polynomial(program, dynamics)
+    found = None if early else time_polynomial(program, dynamics)
     if found is not None:
         curves, program = found
         _check_noise(program, site)
         clock = IntervalClock(program, dynamics, curves)
-        yield Offer(clock, lambda: curves.cost(program, dynamics), CHEAP_PROGRAM)
+        yield Offer(clock, functools.partial(curves.cost, program, dynamics), CHEAP_PROGRAM)
     program = _paced(program, dynamics)
     _check_noise(program, site)
     yield Offer(ThinnedClock(program, dynamics), lambda: cost_of_cells(program, dynamics))

@@ -5,14 +5,20 @@ the exact time integrals of ``a`` and ``a aᵀ`` on a segment.
 """
 
 import abc
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
 
-Times = Float[Array, "*batch"]
-States = Float[Array, "*batch d"]
+# Arrays of shapes (…,) and (…, d), of JAX or of NumPy.
+Times = Any
+States = Any
+
+
+def _numpy_or_jax(t: Times) -> Any:
+    """NumPy for its own arrays: nothing is compiled for paths that are looked at after a run."""
+    return np if isinstance(t, np.ndarray) else jnp
 
 
 class SegmentIntegrals(NamedTuple):
@@ -50,7 +56,7 @@ class Line(Flow):
 
     def weights(self, t):
         """``1, t``."""
-        return jnp.ones_like(t), t
+        return _numpy_or_jax(t).ones_like(t), t
 
     def move(self, a, v, t):
         """``a + v t, v``."""
@@ -68,16 +74,17 @@ class Rotation(Flow):
 
     def weights(self, t):
         """``cos t, sin t``."""
-        return jnp.cos(t), jnp.sin(t)
+        xp = _numpy_or_jax(t)
+        return xp.cos(t), xp.sin(t)
 
     def move(self, a, v, t):
         """Rotate by the angle t."""
-        c, s = jnp.cos(t)[..., None], jnp.sin(t)[..., None]
+        xp = _numpy_or_jax(t)
+        c, s = xp.cos(t)[..., None], xp.sin(t)[..., None]
         return a * c + v * s, v * c - a * s
 
     def integrals(self, t):
         """Integrals of cos, sin, cos², sin cos, sin²."""
-        double = jnp.sin(2 * t) / 4
-        return SegmentIntegrals(
-            jnp.sin(t), 2 * jnp.sin(t / 2) ** 2, t / 2 + double, jnp.sin(t) ** 2 / 2, t / 2 - double
-        )
+        xp = _numpy_or_jax(t)
+        double = xp.sin(2 * t) / 4
+        return SegmentIntegrals(xp.sin(t), 2 * xp.sin(t / 2) ** 2, t / 2 + double, xp.sin(t) ** 2 / 2, t / 2 - double)

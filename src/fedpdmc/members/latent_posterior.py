@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
@@ -22,7 +21,7 @@ def hand_over(
     if not drawn:
         return
     times = np.array([time for time, _, _ in drawn])
-    theta = np.stack([np.asarray(reference.to_x(jnp.asarray(a))) for _, a, _ in drawn], 1)
+    theta = np.stack([reference.to_x(np.asarray(a)) for _, a, _ in drawn], 1)
     for site in sites:
         if site.latents:
             names = latent_names(site)

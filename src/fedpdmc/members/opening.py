@@ -32,6 +32,8 @@ from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
+# Process time of all chains of a run to 1,000 effective samples, assumed by sites that are not told.
+USUAL_CHAIN_TIME = 4000.0
 # Relative difference of two quadratics that are the same but for rounding.
 SAME = 1e-12
 
@@ -56,6 +58,8 @@ class Opening(NamedTuple):
         Whether a model that is a user's own function walks under bounds guessed on a grid.
     private_sites : int
         Sites of the run that have a privacy budget; zero if that is not known.
+    chain_time : float
+        About how much process time all chains have together.
     """
 
     reference: Reference
@@ -65,6 +69,7 @@ class Opening(NamedTuple):
     redistributed: bool = False
     adaptive: bool = False
     private_sites: int = 0
+    chain_time: float = USUAL_CHAIN_TIME
 
 
 def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
@@ -97,7 +102,7 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
         whitened = Shared(whitened, whiten(opening.prior_share, opening.reference, None))
     if opening.adaptive and site.model is not None:
         return Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
-    return choose(whitened, opening.dynamics, _center(site, opening), site.name)
+    return choose(whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time)
 
 
 def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
@@ -131,7 +136,7 @@ def _center(site: Site, opening: Opening):
         return None
     if not program and (control.order != 2 or not site.records):
         return None
-    return opening.reference.to_a(control.point)
+    return jnp.asarray(opening.reference.to_a(np.asarray(control.point)))
 
 
 def _remainder(potential: Potential, control: ControlVariate | None, share: Quadratic | None) -> Potential:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import LatentProgram, Potential, Program
+from fedpdmc.potentials import LatentProgram, Potential, Program, bare
 from fedpdmc.potentials.padding import pad
 from fedpdmc.potentials.padding_recipe import Unpaddable
 
@@ -248,7 +248,8 @@ def derivatives_of(potential: Potential, x, spread=None):
 @double_precision
 def check_start(potential: Potential, x: np.ndarray, name: str) -> None:
     """Raise unless value and gradient are finite where the chains start."""
-    value, gradient, _ = derivatives_of(potential, jnp.asarray(x))
+    # All arguments as the search for the mode has them: it is then compiled once.
+    value, gradient, _ = derivatives_of(bare(potential), jnp.asarray(x), None)
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         what = "value" if not np.isfinite(value) else "gradient"
         raise InputError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import numpy as np
 
-from fedpdmc.console.warnings import import_arviz
+from fedpdmc.results.bulk_ess import bulk_ess, rank_normalised
 
 # Superchains that many chains are merged into, and the sequences that few chains are cut into.
 SUPERCHAINS, LEAST_SEQUENCES = 4, 8
@@ -151,29 +150,16 @@ def _nested(values: np.ndarray, starts: np.ndarray) -> tuple[float, float, float
     return nested_rhat(z, starts), nested_rhat(folded, starts), float(moved.mean()), float(error), begin
 
 
-def rank_normalised(values: np.ndarray) -> np.ndarray:
-    """Standard normal quantiles of the ranks among all draws."""
-    from scipy.special import ndtri
-    from scipy.stats import rankdata
-
-    ranks = rankdata(values.ravel()).reshape(values.shape)
-    return ndtri((ranks - 0.375) / (values.size + 0.25))
-
-
 def effective_sizes(values: np.ndarray) -> np.ndarray:
-    """ArviZ's bulk ESS of each quantity of (C, n, q) draws, not above the number of draws.
+    """The bulk ESS of each quantity of (C, n, q) draws, not above the number of draws.
 
     Short chains are laid end to end, group by group. An autocorrelation that is estimated within n draws is too low by
     about ``1/n``: ArviZ takes 12 independent draws of a thousand chains for 38 % more than there are. In a sequence of
     joined chains, which are independent, the correlation at lag t has the weight ``1 − t/n``. That is its weight in the
     variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
     """
-    az = import_arviz()
     values, scale = joined(values)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [scale * float(az.ess(np.ascontiguousarray(values[..., i]))) for i in range(values.shape[-1])]
+    found = [scale * bulk_ess(values[..., i]) for i in range(values.shape[-1])]
     return np.minimum(np.nan_to_num(found, nan=0.0), scale * values.shape[0] * values.shape[1])
 
 

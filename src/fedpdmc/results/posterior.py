@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
@@ -134,7 +133,7 @@ class Posterior:
     @double_precision
     def mean(self) -> np.ndarray:
         """The average of x: exact along the paths, or over the turns of `fedpdmc.Boomerang`, which is more precise there."""
-        return np.asarray(self.reference.to_x(jnp.asarray(self.store.moments().mean())))
+        return self.reference.to_x(self.store.moments().mean())
 
     @double_precision
     def cov(self) -> np.ndarray:
@@ -151,7 +150,7 @@ class Posterior:
         little: they lie on the arc from one turn to the next.
         """
         n = integer("draws(n)", n, 1, remedy="Ask for at least one draw of each chain.")
-        return np.asarray(self.reference.to_x(jnp.asarray(self.store.draws(n))))
+        return self.reference.to_x(self.store.draws(n))
 
     @double_precision
     def expectation(self, f: Callable[[Any], Any]) -> np.ndarray:

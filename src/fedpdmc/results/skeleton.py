@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.precision import double_precision
 from fedpdmc.dynamics import Flow
 
 Arrays = np.ndarray
@@ -197,39 +195,34 @@ class Skeleton(Knots):
         """The chain of each knot."""
         return np.repeat(np.arange(self.chains), np.diff(self.offsets))
 
-    @double_precision
     def since(self, flow: Flow, time: float) -> Skeleton:
         """The paths from a process time within the span on; of velocities that are kept as such."""
         owners, kept = self.owners(), self.t > time
         last = self.offsets[:-1] + np.bincount(owners[~kept], minlength=self.chains) - 1
-        now = (jnp.asarray(x[last]) for x in (self.a, self.v, time - self.t))
-        a, v = (np.asarray(x) for x in flow.move(*now))
+        a, v = flow.move(*(x[last] for x in (self.a, self.v, time - self.t)))
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners[kept], minlength=self.chains))])
         rest = Skeleton(offsets, self.numbers[kept], self.velocities[kept], time, self.end)
         return join([Block((a, v), [], time, self.end), rest])
 
-    @double_precision
     def jumps(self, flow: Flow, until: float) -> Arrays:
         """How often the velocity of each chain has changed at once up to a time: (C,)."""
-        moved = flow.move(*(jnp.asarray(x) for x in (self.a, self.v, self.durations)))[1]
-        changed = np.abs(np.asarray(moved)[:-1] - self.v[1:]).max(1) > SMALL_CHANGE * (1 + np.abs(self.v[1:]).max(1))
+        moved = flow.move(self.a, self.v, self.durations)[1]
+        changed = np.abs(moved[:-1] - self.v[1:]).max(1) > SMALL_CHANGE * (1 + np.abs(self.v[1:]).max(1))
         changed = np.concatenate([[False], changed])
         changed[self.offsets[:-1]] = False
         return np.bincount(self.owners()[changed & (self.t <= until)], minlength=self.chains)
 
-    @double_precision
     def moments(self, flow: Flow, pivot: Arrays | None = None) -> Moments:
         """Exact time integrals of position and its outer product over all segments, about a pivot (lines only) or zero."""
         pivot = np.zeros(self.a.shape[1]) if pivot is None or flow.rotating else pivot
         a, v = self.a - pivot, self.v
-        w = [np.asarray(x)[:, None] for x in _padded(flow.integrals, self.durations)]
+        w = [x[:, None] for x in flow.integrals(self.durations)]
         p, q, pp, pq, qq = w
         first = (p * a + q * v).sum(0)
         cross = (a * pq).T @ v
         second = (a * pp).T @ a + cross + cross.T + (v * qq).T @ v
         return Moments(self.chains * (self.end - self.begin), first, second, pivot)
 
-    @double_precision
     def at(self, flow: Flow, times: Arrays) -> Arrays:
         """Positions of every chain at the given times, (n,) for all of them or (chains, n): shape (chains, n, d)."""
         times = np.broadcast_to(times, (self.chains, times.shape[-1]))
@@ -240,7 +233,7 @@ class Skeleton(Knots):
         index = np.searchsorted(shifted, wanted.ravel(), side="right") - 1
         index = np.maximum(index, np.repeat(self.offsets[:-1], times.shape[1]))
         since = np.maximum(times.ravel() - self.t[index], 0.0)
-        p, q = (np.asarray(x)[:, None] for x in _padded(flow.weights, since))
+        p, q = (x[:, None] for x in flow.weights(since))
         return (p * self.a[index] + q * self.velocity(index)).reshape(*times.shape, self.dim)
 
 
@@ -297,13 +290,6 @@ class Block(NamedTuple):
             Chunk(side_by_side(first, a), kept, np.ones_like(first, bool)),
             *(chunk.on_host() for chunk in self.chunks),
         ]
-
-
-def _padded(function: Callable[[Any], Sequence[Any]], times: Arrays) -> list[Arrays]:
-    """``function(times)``, of a length of few different values: JAX keeps what it compiled for every length for ever."""
-    full = np.zeros(1 << max(len(times) - 1, 1).bit_length())
-    full[: len(times)] = times
-    return [np.asarray(x)[: len(times)] for x in function(jnp.asarray(full))]
 
 
 def join(parts: Sequence[Skeleton | Block]) -> Skeleton:

@@ -76,7 +76,7 @@ class Sampler:
         self._identity: dict[str, Any] | None = None
         self.engine, self.pace = open_engine(method, burn_in)
         # Where the chains set out, in the parameters' own coordinates.
-        self.origin = np.asarray(method.reference.to_x(self.engine.state.a))
+        self.origin = method.reference.to_x(np.asarray(self.engine.state.a))
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         # Private sites have events by design, and so has a prior with scales: they say nothing of the reference.
         watched = method.few_rounds and self.pace is None and method.mixture is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import compiled
@@ -17,7 +18,7 @@ from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
 from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.members.member import Member
-from fedpdmc.members.opening import Opening, choose_clock, local_columns
+from fedpdmc.members.opening import USUAL_CHAIN_TIME, Opening, choose_clock, local_columns
 from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.members.site import Site
 from fedpdmc.sampling.budget_horizon import Pace
@@ -113,7 +114,9 @@ def opening(method: Method, site: Member) -> Opening:
         share = method.prior.scaled(site.records / records if records else 1 / len(method.sites))
     control, redistributed = method.control.get(site.name), method.redistribution > 0
     private, adaptive = sum(site.budget is not None for site in method.sites), method.bounds == "adaptive"
-    return Opening(method.reference, method.dynamics, control, share, redistributed, adaptive, private)
+    # A site with a seed of its own walks as it would on a network, where it is not told.
+    time = USUAL_CHAIN_TIME if isinstance(site, Site) and site.seed is not None else method.chain_time
+    return Opening(method.reference, method.dynamics, control, share, redistributed, adaptive, private, time)
 
 
 def start_state(method: Method, burn_in: float = 0.0) -> State:
@@ -125,19 +128,18 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
-    count = jnp.zeros(chains, int)
-    number = count + method.first_plan
+    count, number = jnp.asarray(np.zeros(chains, int)), jnp.asarray(np.full(chains, method.first_plan))
     spread, v = _spread(method.dynamics, keys, number, dim)
     told = method.init is not None
     if told:
-        center = method.reference.to_a(jnp.asarray(method.init))
+        center = method.reference.to_a(np.asarray(method.init))
     elif method.whitened:
-        center, spread = jnp.zeros(dim), _on_sphere(spread) if method.elsewhere else spread
+        center, spread = np.zeros(dim), _on_sphere(spread) if method.elsewhere else spread
     else:
-        center = jnp.zeros(dim) if method.prior is None else jnp.asarray(prior_mean(method.prior))
+        center = np.zeros(dim) if method.prior is None else np.asarray(prior_mean(method.prior))
         center, spread = method.reference.to_a(center), 0.1 * spread
-    center = jnp.broadcast_to(center, (chains, dim))
-    a = start_inside(walls_of(method.constraints, method.reference), center, spread, told)
+    center = np.broadcast_to(center, (chains, dim))
+    a = jnp.asarray(start_inside(walls_of(method.constraints, method.reference), center, spread, told))
     share = None
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)

@@ -13,6 +13,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.dynamics import QUARTER, Boomerang, Dynamics, ZigZag
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.members.member import Member
+from fedpdmc.members.opening import USUAL_CHAIN_TIME
 from fedpdmc.members.private_site import check_dynamics
 from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged
@@ -34,7 +35,7 @@ from fedpdmc.whitening import Reference
 # The few-rounds method takes as many chains as reach the effective samples asked for in about twenty units of time: rounds
 # are those of the slowest chain. Where a budget pays for the burn-in of every chain, there are half as many.
 CHAINS, LEAST_CHAINS, MOST_CHAINS = 64, 16, 2048
-SAMPLES_PER_CHAIN = 8
+SAMPLES_PER_CHAIN, USUAL_ESS = 8, 1000.0
 # Segments of a plan: enough refreshments to last until a site's event where those are rare, else few. Their rate falls like
 # one over the root of the records; with many chains blocks are short, and plans reach to their end anyway.
 SEGMENTS_FEW_EVENTS, SEGMENTS_MANY_EVENTS = 64, 1
@@ -84,6 +85,8 @@ class Method:
         What was chosen in their place, and why.
     first_plan : int
         Number of the first plan.
+    chain_time : float
+        About how much process time all chains will have together.
     constraints : pair of arrays, optional
         ``(A, b)``: parameters are limited to ``A x ≤ b``.
     site_event_rate : float or None
@@ -112,6 +115,7 @@ class Method:
     chosen: str = ""
     first_plan: int = 0
     site_event_rate: float | None = None
+    chain_time: float = USUAL_CHAIN_TIME
     constraints: tuple[np.ndarray, np.ndarray] | None = None
     mixture: MixturePrior | None = None
 
@@ -224,7 +228,15 @@ def choose(settings: Settings) -> Method:
         open_dynamics=open_dynamics and mixture is None and not any(site.latents for site in members),
         constraints=constraints,
         mixture=mixture,
+        chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )
+
+
+def _chain_time(chains: int, duration: float | None, ess: float | None) -> float:
+    """What is asked for, or what an effective sample size usually takes."""
+    if duration is not None:
+        return max(chains * float(duration), 1.0)
+    return USUAL_CHAIN_TIME * (USUAL_ESS if ess is None else float(ess)) / USUAL_ESS
 
 
 def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at: str, bounds: str) -> None:

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.members.member import Member
-from fedpdmc.members.opening import whiten
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import ControlVariate, Potential, Quadratic
 from fedpdmc.whitening import Reference
@@ -40,17 +40,26 @@ def public_potential(
     # A control variate that belongs to no one site is the sum of all.
     own = {site.name: site.coordinates for site in sites}
     terms += [control.quadratic.embedded(dim, own.get(name)) for name, control in controls.items()]
-    whitened = [whiten(term, reference, None) for term in terms]
+    # By NumPy, so that nothing is compiled for it.
+    parts = [_whitened(term, reference) for term in terms]
     if dynamics.flow.rotating:
-        whitened.append(Quadratic(-jnp.eye(dim), jnp.zeros(dim)))
-    if not whitened:
+        parts.append((-np.eye(dim), np.zeros(dim)))
+    if not parts:
         return None
-    total = functools.reduce(Quadratic.plus, whitened)
+    precision, linear = (functools.reduce(np.add, terms) for terms in zip(*parts, strict=True))
     # Nothing is left only if the terms cancel to rounding; a wide prior is small and counts.
-    left = _largest(total.precision) > CANCELLED * max(_largest(term.precision) for term in whitened)
-    left |= _largest(total.linear) > CANCELLED * max(_largest(term.linear) for term in whitened)
-    return total.separated() if left else None
+    left = _largest(precision) > CANCELLED * max(_largest(part) for part, _ in parts)
+    left |= _largest(linear) > CANCELLED * max(_largest(part) for _, part in parts)
+    return Quadratic(jnp.asarray(precision), jnp.asarray(linear)).separated() if left else None
+
+
+def _whitened(term: Quadratic, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
+    """As `Quadratic.whiten`."""
+    center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
+    rows = np.diag(scale) if reference.diagonal else scale
+    precision, linear = np.asarray(term.precision), np.asarray(term.linear)
+    return rows.T @ precision @ rows, rows.T @ (precision @ center + linear)
 
 
 def _largest(array) -> float:
-    return float(jnp.max(jnp.abs(array)))
+    return float(np.max(np.abs(array)))

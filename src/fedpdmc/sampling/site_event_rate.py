@@ -12,7 +12,7 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
 from fedpdmc.members.site import Site
-from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.potentials import ControlVariate, Quadratic, bare
 from fedpdmc.sampling.members import PRIOR_SITE
 from fedpdmc.sampling.method import Method, on_lines
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
@@ -99,14 +99,14 @@ def site_event_rate(
     radii, steps = _distances(dim)
     rays = np.random.default_rng(0).standard_normal((pairs, dim))
     rays = np.concatenate([rays, -rays]) / np.linalg.norm(np.concatenate([rays, rays]), axis=1, keepdims=True)
-    points = reference.to_x(jnp.asarray(rays[:, None, :] * radii[:, None]))
-    energy = 0.0 if prior is None else np.asarray(_along(prior, None, points, reference.matrix)[0])
+    points = reference.to_x(rays[:, None, :] * radii[:, None])
+    energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
     rate = np.zeros(points.shape[:2])
     with np.errstate(invalid="ignore", over="ignore"):
         for site in sites:
             own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
             quadratic = control[site.name].quadratic if site.name in control else None
-            value, slope = _along(site.potential, quadratic, points[..., own], reference.matrix[own])
+            value, slope = _along(bare(site.potential), quadratic, points[..., own], reference.matrix[own])
             energy, rate = energy + np.asarray(value), rate + np.asarray(slope)
         log_weight = np.log(steps) + (dim - 1) * np.log(radii) - np.where(np.isnan(energy), np.inf, energy)
         weight = np.exp(log_weight - log_weight.max())
@@ -117,6 +117,11 @@ def site_event_rate(
         return None
     known = (weight > 0) & np.isfinite(rate)
     return float(np.sum(weight * np.where(known, rate, 0.0)) / weight.sum() / np.sqrt(2 * np.pi))
+
+
+def _quadratic(prior: Quadratic, x: np.ndarray) -> np.ndarray:
+    """The prior's values."""
+    return np.sum(x * (0.5 * x @ np.asarray(prior.precision) + np.asarray(prior.linear)), -1)
 
 
 def _distances(dim: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from jax import lax
 from fedpdmc.enclosures.derivative_ranges import TAYLOR, Taylor
 from fedpdmc.enclosures.intervals import TINY, Interval, unit
 from fedpdmc.enclosures.series.smooth_functions import softplus
+from fedpdmc.enclosures.taylor_models import polygammas
 from fedpdmc.enclosures.taylor_models.taylor_model import ROOM, Curve, Stretch, cut_product, first_of, total
 
 
@@ -119,6 +120,11 @@ def _softplus(x, far, order: int) -> Known:
     return _exact([softplus(x), *slopes], 16.0, 16.0, jnp.full_like(x, largest[-1] / (order + 1)))
 
 
+def polygamma(n: int) -> Local:
+    """``ψ⁽ⁿ⁾``; for n = −1 ``log Γ``."""
+    return lambda x, far, order: Known(*polygammas.about(n, x, far, order))
+
+
 def _horner(coefficients, x):
     total = coefficients[-1]
     for c in coefficients[-2::-1]:
@@ -128,5 +134,5 @@ def _horner(coefficients, x):
 
 LOCAL: dict[str, Local] = {
     **{name: by_ranges(taylor) for name, taylor in TAYLOR.items()},
-    "exp": exp, "log": log, "logistic": _logistic, "softplus": _softplus,
+    "exp": exp, "log": log, "logistic": _logistic, "softplus": _softplus, "lgamma": polygamma(-1), "digamma": polygamma(0),
 }  # fmt: skip

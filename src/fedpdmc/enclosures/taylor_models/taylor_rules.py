@@ -12,11 +12,11 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from fedpdmc.enclosures.derivative_ranges import integer_power, polygamma, real_power
+from fedpdmc.enclosures.derivative_ranges import integer_power, real_power
 from fedpdmc.enclosures.domain import Assumed, Form, Rule, Truth, is_point, is_static, is_zero, shape_of
 from fedpdmc.enclosures.intervals import TINY, Cell, Interval, unit
 from fedpdmc.enclosures.series import linear
-from fedpdmc.enclosures.taylor_models.compositions import LOCAL, by_ranges, composed, exp, log, reciprocal
+from fedpdmc.enclosures.taylor_models.compositions import LOCAL, by_ranges, composed, exp, log, polygamma, reciprocal
 from fedpdmc.enclosures.taylor_models.taylor_model import (
     Curve,
     Placed,
@@ -172,7 +172,7 @@ def _pow(stretch: Stretch, params, x: Form, y: Form) -> Form:
 def _polygamma(stretch: Stretch, params, n: Form, x: Form) -> Form:
     if not is_static(n) or np.ndim(n):
         raise NotImplementedError("polygamma needs an order that is a constant of the program")
-    return composed(stretch, by_ranges(polygamma(int(n))), x)
+    return composed(stretch, polygamma(int(n)), x)
 
 
 def _convert(stretch: Stretch, params, x: Form) -> Form:

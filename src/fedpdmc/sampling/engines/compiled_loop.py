@@ -20,7 +20,17 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, LatentClock, Path, Walk, answer, follow, holding
+from fedpdmc.clocks import (
+    NOT_FINITE,
+    VIOLATED,
+    Clock,
+    LatentClock,
+    Path,
+    Walk,
+    answer,
+    follow,
+    holding,
+)
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
@@ -135,15 +145,13 @@ class LocalFederation(Federation):
 
     def faults(self, progress: Progress) -> None:
         """Raise the first fault of any site."""
-        faults = np.concatenate(
-            [
-                np.asarray(g.clock.walk(w).fault).reshape(g.size, -1)
-                for g, w in zip(self.groups, progress.walks, strict=True)
-            ]
-        )
-        raise_faults([self._names[i] for i in self.order], faults)
+        raise_faults([self._names[i] for i in self.order], self._faults(progress))
         if bool(progress.broken):
             raise NotFinite("coordinator", 0)
+
+    def _faults(self, progress: Progress) -> np.ndarray:
+        parts = zip(self.groups, progress.walks, strict=True)
+        return np.concatenate([np.asarray(g.clock.walk(w).fault).reshape(g.size, -1) for g, w in parts])
 
     def passes(self, progress: Progress) -> np.ndarray:
         """Passes over the records of each site, summed over chains."""
@@ -201,10 +209,15 @@ def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
         members.setdefault(shape, []).append(i)
     groups = []
     for index in members.values():
-        own = None if columns[index[0]] is None else jnp.stack([jnp.asarray(columns[i]) for i in index])
-        clock = jax.tree.map(lambda *x: jnp.stack(x), *[clocks[i] for i in index])
-        groups.append(Group(clock, jnp.stack([keys[i] for i in index]), own, jnp.asarray(index)))
+        own = None if columns[index[0]] is None else _stacked(*(columns[i] for i in index))
+        clock = jax.tree.map(_stacked, *[clocks[i] for i in index])
+        groups.append(Group(clock, _stacked(*(keys[i] for i in index)), own, jnp.asarray(index)))
     return tuple(groups), np.concatenate([np.asarray(index) for index in members.values()])
+
+
+def _stacked(*arrays) -> Array:
+    """Stacked by NumPy: nothing is compiled for it."""
+    return jnp.asarray(np.stack([np.asarray(array) for array in arrays]))
 
 
 def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Progress:

@@ -1,0 +1,45 @@
+"""Derivatives of log Γ lie within their errors, and below the bound on a range."""
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+from fedpdmc.enclosures.taylor_models import polygammas
+
+pytestmark = pytest.mark.usefixtures("double")
+
+POINTS = np.concatenate([np.geomspace(1e-6, 1e6, 40), [0.5, 1.0, 1.4616321449683623, 2.0, 9.9]])
+
+
+def exact(m, x):
+    with mpmath.workdps(40):
+        return float(mpmath.psi(m, mpmath.mpf(float(x))) if m >= 0 else mpmath.loggamma(mpmath.mpf(float(x))))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_values_lie_within_their_errors(right, monkeypatch):
+    if not right:
+        # One term left out.
+        monkeypatch.setattr(polygammas, "BERNOULLI", (*polygammas.BERNOULLI[:2], 0.0, *polygammas.BERNOULLI[3:]))
+    found = jax.jit(lambda x: polygammas.derivatives(x, range(6)))(jnp.asarray(POINTS))
+    inside = [
+        abs(float(v) - exact(m, x)) <= float(e)
+        for m, (value, error) in enumerate(found)
+        for x, v, e in zip(POINTS, value, error, strict=True)
+    ]
+    assert all(inside) == right
+
+
+@pytest.mark.parametrize("first", [-1, 0, 1])
+def test_the_next_derivative_is_bounded_on_the_range(first):
+    x, far = jnp.asarray([0.3, 2.0, 40.0]), jnp.asarray([0.2, 0.7, 39.9])
+    values, errors, beyond = polygammas.about(first, x, far, 3)
+    for i, (middle, reach) in enumerate(zip(np.asarray(x), np.asarray(far), strict=True)):
+        for k in range(4):
+            wanted = exact(first + k, middle) / float(mpmath.factorial(k))
+            assert abs(float(values[k][i]) - wanted) <= float(errors[k][i])
+        worst = max(abs(exact(first + 4, y)) for y in (middle - reach, middle + reach)) / 24
+        assert worst <= float(beyond[i]) <= 1.001 * worst
+    assert np.isinf(polygammas.about(first, x[:1], jnp.asarray([0.3]), 3)[2])
