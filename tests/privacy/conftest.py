@@ -1,0 +1,13 @@
+import pytest
+from tests.privacy.ledgers import ACCOUNT
+
+from fedpdmc.privacy.ledger import Ledger
+from fedpdmc.privacy.ledger_identity import create_ledger
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    found = Ledger.open(create_ledger(tmp_path / "ledger.db"))
+    found.account(ACCOUNT)
+    yield found
+    found.close()
