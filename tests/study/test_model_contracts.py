@@ -95,7 +95,7 @@ def test_the_contract_gives_a_family_its_size(family):
         ("[prior]", '[model.columns]\ny = "ill"\n[prior]', "left of '~'"),
         ("[prior]", '[model.columns]\nz = "ill"\n[prior]', "unknown key"),
         ("[prior]", "[model.constants]\nz = 1.0\n[prior]", "unknown key"),
-        ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[limits]", "a budget, with family 'file'"),
+        ("[limits]", "[privacy]\nepsilon = 1.0\ndelta = 1e-6\n[limits]", "with a budget and family 'file'"),
         ("[limits]", '[coordinates]\nnorth = ["age"]\n[limits]', "Leave the table out"),
     ],
 )

@@ -171,15 +171,14 @@ def _one_shot(connection: Connection, ess: float | None, duration: float | None)
     recorder = RunRecorder(connection)
     post.privacy, post.settings = recorder.privacy(), post.settings | recorder.facts()
     post.settings["sites"] = list(federation.names)
-    scale = np.linalg.cholesky(post.cov())
-    post.settings["chosen"] += exact_words(
-        min(
-            exact_cost(
-                study.declared_model(site), study.budget(site=site), _own_rows(study, site, scale), len(study.sites)
+    if study.model is None:
+        scale, count = np.linalg.cholesky(post.cov()), len(study.sites)
+        post.settings["chosen"] += exact_words(
+            min(
+                exact_cost(study.declared_model(site), study.budget(site=site), _own_rows(study, site, scale), count)
+                for site in study.sites
             )
-            for site in study.sites
         )
-    )
     if study.derivatives == "noisy-summed":
         post.settings["chosen"] += f" {shared_words(len(study.sites), study.colluding or 0)}"
         post.rounds += AGREEMENT
@@ -198,7 +197,9 @@ def _members(connection: Connection) -> list[RemoteSite]:
     bounds = None if budget is None else budget.bounds
     if study.derivatives == "noisy-summed":
         # Only the sum of all sites is known.
-        return [RemoteSite(federation, None, len(study.names), bounds)]
+        together = RemoteSite(federation, None, len(study.names), bounds)
+        together.naming = study.naming
+        return [together]
     own = [study.coordinates(name) for name in federation.names]
     federation.coordinates = [None if one is None else np.asarray(one) for one in own]
     members = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +18,7 @@ from fedpdmc.potentials import (
     Logistic,
     Poisson,
     Potential,
+    Program,
     Quadratic,
     StudentT,
 )
@@ -53,6 +55,12 @@ def model_of(potential: Potential) -> Model:
             "Site(budget)",
             "a linear regression with an unknown scale, whose gradient has no bound",
             "Give a known one: fedpdmc.models.linear(X, y, scale=...).",
+        )
+    if isinstance(potential, Program):
+        raise InputError(
+            "dynamics",
+            "arrivals of a model file under a privacy budget",
+            "Only its derivatives can be private: use method='private-laplace'.",
         )
     raise InputError(
         "Site(budget)",
@@ -113,6 +121,8 @@ def _arrays(potential: Potential) -> list[np.ndarray]:
         source = potential.source
         assert source is not None
         return [np.asarray(x) for x in (source.design, source.response) if x is not None]
+    if isinstance(potential, Program):
+        return [np.asarray(x) for x in jax.tree.leaves(potential.data)]
     assert isinstance(potential, LinearPredictor)
     return [np.asarray(x) for x in (potential.design, potential.response, potential.offset)]
 

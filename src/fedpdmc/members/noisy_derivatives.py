@@ -12,7 +12,9 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.members.clipping import fingerprint, model_of
+from fedpdmc.members.record_derivatives import file_derivatives, file_sensitivity
 from fedpdmc.members.site import Site, derivatives, own_part
+from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import Sensitivity, up
@@ -58,7 +60,8 @@ class Prepared(NamedTuple):
     ----------
     point : array of shape (d,)
         In the site's own parameters, within the declared region.
-    model : Model
+    model : Model or str
+        What is public of it, or the digest of its file.
     sensitivity, rounding : (float, float)
         Of gradient and Hessian.
     spread : array of shape (d, d) or None
@@ -66,7 +69,7 @@ class Prepared(NamedTuple):
     """
 
     point: np.ndarray
-    model: Model
+    model: Model | str
     sensitivity: tuple[float, float]
     rounding: tuple[float, float]
     spread: np.ndarray | None = None
@@ -98,7 +101,12 @@ def prepared(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarray |
             "known without the data.",
         )
     own, about = own_part(x, spread, site.coordinates)
-    own, model = release_point(own, budget.bounds), model_of(site.potential)
+    own = release_point(own, budget.bounds)
+    if isinstance(site.model, RecordModel):
+        if about is not None:
+            raise InputError("reference", "'vb' with a model file under a privacy budget", "Use reference='laplace'.")
+        return Prepared(own, site.model.function.model.digest, *file_sensitivity(site.model, budget))
+    model = model_of(site.potential)
     sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
     # Numbers so large that they overflow are refused.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -124,6 +132,23 @@ def release_spent(site: Site) -> BudgetSpent:
         f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on released "
         "summaries is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
     )
+
+
+def true_derivatives(site: Site, own: np.ndarray, about: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Hessian before noise is added; of a model file with each record held to its bound."""
+    if isinstance(site.model, RecordModel):
+        assert site.budget is not None
+        return file_derivatives(site.model, site.budget, own)
+    return derivatives(site, own, about)[1:]
+
+
+def gradient_change(site: Site) -> float:
+    """How much one record can change the gradient."""
+    budget = site.budget
+    assert budget is not None
+    if isinstance(site.model, RecordModel):
+        return file_sensitivity(site.model, budget)[0][0]
+    return derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
 
 
 def release_limit(site: Site, alone: bool) -> float:
@@ -181,7 +206,7 @@ def noisy_derivatives(
     def work(key: bytes) -> Reply:
         key = release_key(site, key, ready)
         try:
-            _, gradient, hessian = derivatives(site, own, about)
+            gradient, hessian = true_derivatives(site, own, about)
             sigmas = ready.noise(schedule, account.alpha, cost)
             noisy = release(gradient, sigmas[0], key + b"gradient")
             noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
@@ -209,7 +234,7 @@ def release_status(site: Site) -> AccountStatus:
     assert isinstance(budget, Budget)
     ledger, account = budget.open(releases_only=True)
     dataset = budget.account_name
-    change = derivative_sensitivity(model_of(site.potential), budget.bounds, budget.neighbours)[0]
+    change = gradient_change(site)
     return AccountStatus(
         site=site.name,
         dim=site.potential.dim,

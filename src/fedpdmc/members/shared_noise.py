@@ -20,8 +20,9 @@ from fedpdmc.members.noisy_derivatives import (
     release_key,
     release_limit,
     release_spent,
+    true_derivatives,
 )
-from fedpdmc.members.site import Site, derivatives
+from fedpdmc.members.site import Site
 from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.gaussian_account import gaussian_limit
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
@@ -120,7 +121,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
 
     def work(key: bytes) -> Reply:
         try:
-            _, gradient, hessian = derivatives(site, own)
+            gradient, hessian = true_derivatives(site, own)
             numbers = noisy_share(gradient, hessian, terms, release_key(site, key + group.run.encode(), ready))
         except Exception:
             # That it failed may depend on the records: it is charged, and told in one word.

@@ -18,6 +18,8 @@ from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.members.clipping import hold_to_bounds
 from fedpdmc.members.latent_draws import LatentPosterior
 from fedpdmc.members.member import Member
+from fedpdmc.members.record_derivatives import hold_file_to_bounds
+from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import LatentPotential, Potential, bare
@@ -238,10 +240,12 @@ def no_size(name: str) -> InputError:
 
 def _model(potential: Any, data: Any, latent: Any, budget: Budget | None) -> UserModel:
     if budget is not None:
+        if isinstance(potential, RecordModel):
+            return hold_file_to_bounds(potential, budget)
         raise InputError(
             "Site(budget)",
             "a model given as a function, whose records have no known sensitivity",
-            "Privacy budgets need a model of records from fedpdmc.models.",
+            "Privacy budgets need a model of records from fedpdmc.models, or a model file: fedpdmc.Model(...).of(...).",
         )
     return potential if isinstance(potential, UserModel) else user_model(potential, data, latent)
 

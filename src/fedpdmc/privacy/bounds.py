@@ -34,6 +34,8 @@ class Bounds:
     region : float or array of shape (d,), optional
         The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed where a gradient grows
         without bound.
+    columns : mapping, optional
+        The ranges ``(low, high)`` of the columns of a model file, by name; of zeros and ones, and of levels, none is needed.
     most_records : int
         There are no more records (transitions, of series) than this, at most 16,777,216. The rounding of sums is bounded
         by it.
@@ -45,6 +47,7 @@ class Bounds:
     offset: tuple[float, float] | None = None
     region: Any = None
     most_records: int = MOST_RECORDS
+    columns: Any = None
 
     def __post_init__(self):
         if self.norm is not None:
@@ -62,6 +65,11 @@ class Bounds:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, _sizes(f"Bounds({name})", value))
+        if self.columns is not None:
+            ranges = {
+                str(name): _interval(f"Bounds(columns: {name})", ends) for name, ends in dict(self.columns).items()
+            }
+            object.__setattr__(self, "columns", ranges)
         for name in ("outcome", "offset"):
             value = getattr(self, name)
             if value is not None:
@@ -93,7 +101,10 @@ class Bounds:
 
     def describe(self) -> dict[str, Any]:
         """As plain numbers, for reports."""
-        found = {name: getattr(self, name) for name in ("norm", "box", "outcome", "offset", "region", "most_records")}
+        found = {
+            name: getattr(self, name)
+            for name in ("norm", "box", "outcome", "offset", "region", "most_records", "columns")
+        }
         return {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in found.items()

@@ -13,10 +13,17 @@ from fedpdmc.dynamics import Boomerang
 from fedpdmc.errors import InputError
 from fedpdmc.members.account_report import account_report
 from fedpdmc.members.clipping import model_of
-from fedpdmc.members.noisy_derivatives import Noisy, noisy_derivatives, release_point, release_status
+from fedpdmc.members.noisy_derivatives import (
+    Noisy,
+    gradient_change,
+    noisy_derivatives,
+    release_point,
+    release_status,
+)
 from fedpdmc.members.shared_noise import summed_derivatives
 from fedpdmc.members.site import Site
-from fedpdmc.models.variables import coordinate_names
+from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.models.variables import coordinate_names, variables
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
 from fedpdmc.privacy.budget import Budget
@@ -25,7 +32,7 @@ from fedpdmc.privacy.noise_aware import Gaussian, Release
 from fedpdmc.privacy.noise_shares import shared_words
 from fedpdmc.privacy.planning import Question
 from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
-from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
+from fedpdmc.privacy.sensitivity import Model, sensitivity
 from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments
@@ -85,14 +92,14 @@ def _check(members: tuple[Any, ...], prior: Any) -> Gaussian:
         if not isinstance(site, Site):
             # Of a study whose contract was checked.
             continue
-        if site.model is not None:
+        if site.model is not None and not isinstance(site.model, RecordModel):
             raise InputError(
                 f"sites ({site.name!r})",
                 f"a function with method={PRIVATE_LAPLACE!r}",
-                "Noisy derivatives need a model of records from fedpdmc.models.",
+                "Noisy derivatives need a model of records from fedpdmc.models, or a model file.",
             )
         if site.budget is not None:
-            derivative_sensitivity(model_of(site.potential), site.budget.bounds, site.budget.neighbours)
+            gradient_change(site)
     if not isinstance(prior, Quadratic):
         raise InputError(
             "prior",
@@ -165,7 +172,8 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
         "NOT exact: the log likelihood is taken as quadratic about a public point, and the noise of the released "
         "derivatives is integrated over."
     )
-    if known:
+    # Arrivals of a model file cannot be private: there is nothing to compare with.
+    if known and all(site.model is None for site in known):
         what += exact_words(
             min(exact_cost(model_of(s.potential), s.budget, _rows(s, scale), len(members)) for s in known)
         )
@@ -233,7 +241,7 @@ def _posterior(
         "privacy": {s.name: _report(s) for s in members if isinstance(s, Site) and s.budget is not None},
     }
     reference = Reference(jnp.zeros(dim), jnp.ones(dim))
-    return Posterior(store, reference, dynamics, names, counts, settings)
+    return Posterior(store, reference, dynamics, names, counts, settings, variables=variables(members, names))
 
 
 def _report(site: Site) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _by_function(sites: Sequence[Any]) -> list[list[Site]]:
     """The sites whose models are functions, those of one function together."""
     groups: dict[Any, list[Site]] = {}
     for site in sites:
-        if isinstance(site, Site) and site.model is not None:
+        if isinstance(site, Site) and site.model is not None and site.budget is None:
             groups.setdefault(site.model.function, []).append(site)
     return list(groups.values())
 

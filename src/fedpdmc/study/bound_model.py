@@ -91,6 +91,12 @@ class BoundModel:
         entries = sum(one.type.size for one in self.model.source.predictors)
         return np.append(np.tile(largest, entries), np.ones(len(self.names) - entries * len(largest)))
 
+    def declared(self, columns: dict[str, Column]) -> dict[str, Any]:
+        """Ranges of the model's columns, and of the covariates, as `fedpdmc.Bounds` takes them."""
+        named = {name: columns[column] for name, column in self.columns.items()}
+        ranges = {name: column.range for name, column in named.items() if column.type != "level"}
+        return {"box": None if self.design is None else self.design.largest, "columns": ranges}
+
     def constants_of(self, site: str) -> dict[str, Any]:
         """The constants at a site."""
         return {name: value[site] if isinstance(value, dict) else value for name, value in self.constants.items()}

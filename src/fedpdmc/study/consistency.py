@@ -183,6 +183,19 @@ def _check_shared_noise(study: Study) -> None:
         )
 
 
+def _check_private_model(study: Study) -> None:
+    """Check what a budget of a model of one record needs: its derivatives are bounded on all that is declared."""
+    assert study.model is not None
+    for field, found, right, remedy in (
+        ("run: method", "arrivals", study.one_shot, f"Only its derivatives can be private: set {PRIVATE_LAPLACE!r}."),
+        ("privacy: neighbours", repr(study.neighbours), study.neighbours == "replace", "Use 'replace'."),
+        ("privacy: region", "nothing", study.region is not None, "Say where the parameters stay: region = 3.0."),
+        ("model: group", "groups of rows", not study.model.group, "Budgets need one row for each record."),
+    ):
+        if not right:
+            raise InputError(f"study.toml: {field}", f"{found} with a budget and family {study.family!r}", remedy)
+
+
 def _check_private(study: Study) -> None:
     """Check what a privacy budget requires."""
     one_shot = study.one_shot
@@ -198,11 +211,7 @@ def _check_private(study: Study) -> None:
     if study.epsilon is None:
         return
     if study.model is not None:
-        raise InputError(
-            "study.toml: privacy",
-            f"a budget, with family {study.family!r}",
-            "How much one record can change its gradient is not known: use linear, logistic, poisson or student_t.",
-        )
+        _check_private_model(study)
     if study.unknown_scale:
         raise InputError(
             "study.toml: model: scale",

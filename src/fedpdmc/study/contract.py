@@ -268,16 +268,20 @@ class Study:
 
         if self.epsilon is None:
             return None
-        response, offset = self.columns[self.design.response_name], self.options.get("offset")
         own = None if site is None else self.coordinates(site)
         own = slice(None) if own is None else own
-        bounds = Bounds(
-            box=self.design.largest[own],
-            outcome=None if response.type == "level" else response.range,
-            offset=None if offset is None else self.columns[offset].range,
-            region=tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region,
-            most_records=self.most_records,
-        )
+        region = tuple(np.asarray(self.region)[own]) if isinstance(self.region, tuple) else self.region
+        if self.model is not None:
+            bounds = Bounds(region=region, most_records=self.most_records, **self.model.declared(self.columns))
+        else:
+            response, offset = self.columns[self.design.response_name], self.options.get("offset")
+            bounds = Bounds(
+                box=self.design.largest[own],
+                outcome=None if response.type == "level" else response.range,
+                offset=None if offset is None else self.columns[offset].range,
+                region=region,
+                most_records=self.most_records,
+            )
         agreed = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": self.neighbours, "study": self.name}
         agreed |= {"bounds": bounds, "excess": self.excess, "release": self.release, "ledger": ledger}
         agreed["colluding"] = self.colluding

@@ -1,0 +1,154 @@
+"""Derivatives of a model file under a privacy budget: each record's own, held to a bound, and added without rounding.
+
+A record's gradient, and its Hessian, is computed by itself, scaled down if it is longer than the certified bound (which it
+is not, if the bound is right), and rounded to multiples of a power of two q that is so large that any sum of so many of them
+is a number of 53 bits: sums are exact in every order. So one record replaced changes them by at most twice the bound and
+``√n q``, whatever the program does with it: the guarantee does not depend on the enclosures.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.errors import InputError
+from fedpdmc.members.record_sensitivity import RecordBounds, record_bounds
+from fedpdmc.models.model_file.evaluation import evaluate
+from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
+from fedpdmc.privacy.accountant import up
+from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.budget import Budget
+
+# Records that are worked on at a time.
+BLOCK = 1024
+# Bits of a number in which sums are exact, less one.
+EXACT_BITS = 52
+# A vector that is scaled to a length is longer by less than this, relatively.
+SCALED = 1e-12
+
+
+def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
+    """Bounds of one record's derivatives under the declared bounds of a budget."""
+    function = model.function
+    assert isinstance(function, RecordSum)
+    if budget.neighbours != "replace":
+        raise InputError(
+            "Budget(neighbours)",
+            f"{budget.neighbours!r} with a model file",
+            "Use 'replace': it is not known for a model file which columns are outcomes, nor what a missing record changes.",
+        )
+    constants = tuple(
+        (name, np.shape(value), tuple(np.ravel(np.asarray(value)).tolist()))
+        for name, value in sorted(model.data[CONSTANTS].items())
+    )
+    return record_bounds(function.model, function.width, json.dumps(budget.bounds.describe()), constants)
+
+
+def grid(bound: float, most_records: int) -> float:
+    """q: a power of two with ``N bound ≤ 2⁵² q``."""
+    return 2.0 ** (math.ceil(math.log2(bound)) + math.ceil(math.log2(most_records)) - EXACT_BITS) if bound > 0 else 1.0
+
+
+def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
+    """How much one record changes gradient and Hessian, and bounds of the rounding of each record's part."""
+    bounds, dim = file_bounds(model, budget), model.dim or 0
+    q = [grid(bound, budget.bounds.most_records) for bound in bounds]
+    changes = (up(2 * bounds.gradient * (1 + SCALED)), up(2 * bounds.hessian * (1 + SCALED)))
+    return changes, (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
+
+
+@double_precision
+def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over records of gradients and Hessians that are held to their bounds."""
+    bounds, n = file_bounds(model, budget), model.records
+    most = budget.bounds.most_records
+    limits = jnp.asarray([*bounds, *(grid(bound, most) for bound in bounds)])
+    gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
+    for begin in range(0, n, BLOCK):
+        rows = np.minimum(np.arange(begin, begin + BLOCK), n - 1)
+        data = {
+            key: value if key == CONSTANTS else jnp.asarray(np.asarray(value)[rows])
+            for key, value in model.data.items()
+        }
+        data[WEIGHTS] = jnp.asarray((np.arange(begin, begin + BLOCK) < n).astype(float))
+        one, two = _block(model.function, jnp.asarray(x), data, limits)
+        gradient, hessian = gradient + np.asarray(one), hessian + np.asarray(two)
+    return gradient, hessian
+
+
+@eqx.filter_jit
+def _block(function: Any, x, data: dict[str, Any], limits):
+    """The sums over one block of records."""
+    source, width = function.model.source, function.width
+    coefficients, parameters = Layout(source, width).split(x)
+    rows = {name: value for name, value in data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
+    flat = [value.ravel() for value in parameters.values()]
+    theta = jnp.concatenate(flat) if flat else jnp.zeros(0)
+    design = data.get(DESIGN, jnp.zeros((BLOCK, 0)))
+    predictors = [design @ value.reshape(-1, width).T for value in coefficients.values()]
+    eta = jnp.concatenate(predictors, 1) if predictors else jnp.zeros((BLOCK, 0))
+
+    def f(z, row):
+        values, begin = {**data[CONSTANTS], **row}, 0
+        for one in (*source.predictors, *source.parameters):
+            values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
+            begin += one.type.size
+        return evaluate(source.likelihood, values)[""]
+
+    def of_one(own, covariates, row):
+        z = jnp.concatenate([own, theta])
+        jacobian = jax.scipy.linalg.block_diag(*[covariates[:, None]] * own.size, jnp.eye(theta.size))
+        jacobian = jacobian[: own.size * width + theta.size]
+        first = jacobian @ jax.grad(f)(z, row)
+        return first, jacobian @ jax.hessian(f)(z, row) @ jacobian.T
+
+    first, second = jax.vmap(of_one)(eta, design, rows)
+    held = functools.partial(_held, data[WEIGHTS])
+    return held(first, limits[0], limits[2]), held(second, limits[1], limits[3])
+
+
+def _held(weights, parts, bound, q):
+    """The sum of parts of weight one, each at most as long as the bound, and nothing where it is not finite."""
+    n = len(parts)
+    flat = parts.reshape(n, -1)
+    flat = jnp.where(jnp.all(jnp.isfinite(flat), 1, keepdims=True), flat, 0.0)
+    length = jnp.sqrt(jnp.sum(flat**2, 1, keepdims=True))
+    flat = jnp.where(length > bound, flat * (bound / jnp.maximum(length, 1e-300)), flat)
+    return jnp.sum(jnp.round(flat / q) * q * weights[:, None], 0).reshape(parts.shape[1:])
+
+
+@double_precision
+def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
+    """The records within the declared bounds: clipped there, or refused if one lies outside."""
+    bounds: Bounds = budget.bounds
+    if model.records > bounds.most_records:
+        raise InputError(
+            "Site(budget)",
+            f"{model.records} records where at most {bounds.most_records} are declared",
+            "Declare Bounds(most_records=...): it must be known without the records.",
+        )
+    # What must be declared is asked for before the records are looked at.
+    file_bounds(model, budget)
+    data = dict(model.data)
+    if DESIGN in data:
+        data[DESIGN] = jnp.asarray(bounds.clip_rows(np.asarray(data[DESIGN])))
+    for name, ends in (bounds.columns or {}).items():
+        if name in data:
+            data[name] = jnp.asarray(np.clip(np.asarray(data[name]), *ends))
+    if budget.on_violation == "refuse" and any(
+        not np.array_equal(data[key], model.data[key]) for key in data if key != CONSTANTS
+    ):
+        raise InputError(
+            "Site(budget)",
+            "records outside the declared bounds",
+            "Declare wider bounds, correct the records, or use Budget(on_violation='clip').",
+        )
+    return RecordModel(model.function, data, model.dim, model.names, model.constrain)
