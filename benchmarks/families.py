@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks import child as child_process
 
 ROOT = Path(__file__).resolve().parents[1]
 WANTED, WARM_UP, CHAINS, DRAWS = 1000, 500, 4, 1000
@@ -72,18 +72,8 @@ def contest(of: str, name: str, limit: float) -> list[dict]:
 
 def child(of: str, contestant: str, family: str, limit: float, cache: str) -> dict:
     """A process of its own."""
-    command = [sys.executable, "-m", "benchmarks.families", "--of", of, "--one", contestant, family]
-    settings = {"FEDPDMC_COMPILATION_CACHE": cache, "JAX_PLATFORMS": "cpu"}
-    done = None
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, timeout=limit, check=False
-        )
-        report = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        report = {"error": f"not complete after {limit:g} s"}
-    except (IndexError, json.JSONDecodeError):
-        report = {"error": "" if done is None else done.stderr[-2000:]}
+    words = ["--of", of, "--one", contestant, family]
+    report = child_process.report("families", words, limit, {"FEDPDMC_COMPILATION_CACHE": cache})
     return {"family": family, "contestant": contestant} | report
 
 

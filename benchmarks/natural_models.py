@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks import child as child_process
 
 ROOT = Path(__file__).resolve().parents[1]
 WANTED, WARM_UP, CHAINS, DRAWS = 1000, 500, 4, 1000
@@ -60,18 +60,9 @@ def names() -> list[str]:
 
 def child(contestant: str, model: str, limit: float) -> dict:
     """A process of its own, on one thread, without programs compiled before."""
-    settings = {name: "1" for name in THREADS} | {"FEDPDMC_COMPILATION_CACHE": "off", "JAX_PLATFORMS": "cpu"}
+    settings = {name: "1" for name in THREADS} | {"FEDPDMC_COMPILATION_CACHE": "off"}
     settings["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    command = [sys.executable, "-m", "benchmarks.natural_models", "--one", contestant, model]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, timeout=limit, check=False
-        )
-        report = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        report = {"error": f"not complete after {limit:g} s"}
-    except (IndexError, json.JSONDecodeError):
-        report = {"error": done.stderr[-2000:]}
+    report = child_process.report("natural_models", ["--one", contestant, model], limit, settings)
     return {"model": model, "contestant": contestant} | report
 
 

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import child as child_process
+
 WANTED, WARM_UP, CHAINS, DRAWS, LONG = 1000, 500, 4, 1000, 8
 CONTESTANTS = ("ours", "nuts", "long")
 # Records of a ward in the synthetic studies, and the coefficients and the spread that made them.
@@ -128,19 +126,8 @@ def measure(names: list[str], processes: int, limit: float, data: str | None, ou
 
 def child(contestant: str, case: str, limit: float, data: str | None) -> dict:
     """A process of its own on one core, without programs compiled before."""
-    command = [sys.executable, "-m", "benchmarks.random_effects", "--one", contestant, case]
-    command += [] if data is None else ["--data", str(Path(data).resolve())]
-    settings = {"FEDPDMC_COMPILATION_CACHE": "off", "JAX_PLATFORMS": "cpu"}
-    done = None
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, timeout=limit, check=False
-        )
-        report = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        report = {"error": f"not complete after {limit:g} s"}
-    except (IndexError, json.JSONDecodeError):
-        report = {"error": "" if done is None else done.stderr[-2000:]}
+    words = ["--one", contestant, case, *([] if data is None else ["--data", str(Path(data).resolve())])]
+    report = child_process.report("random_effects", words, limit, {"FEDPDMC_COMPILATION_CACHE": "off"})
     return {"case": case, "contestant": contestant} | report
 
 
