@@ -188,3 +188,27 @@ def test_bad_input_is_told(call, told):
 
 def _budget():
     return fp.Budget(epsilon=1.0, delta=1e-5, bounds=fp.Bounds(norm=1.0))
+
+
+def test_a_saved_run_goes_on_with_what_its_sites_have_kept(tmp_path):
+    """To the bits of one that stayed in memory; the archive has no effects, and without them it is refused."""
+    owners = sites()
+    post = fp.sample(owners, prior(), chains=16, duration=3.0, burn_in=1.0, seed=2, progress=False)
+    post.save(tmp_path / "post.zarr")
+    for site in owners:
+        site.latent_posterior().save(tmp_path / f"{site.name}.npz")
+    assert (tmp_path / "s0.npz").stat().st_mode & 0o777 == 0o600
+    whole = post.extend(duration=1.0, progress=False)
+    kept = owners[1].latent_posterior()
+    again = sites()
+    with pytest.raises(InputError, match="restore_latents"):
+        fp.load(tmp_path / "post.zarr").extend(duration=1.0, sites=again, prior=prior(), progress=False)
+    for site in again:
+        site.restore_latents(tmp_path / f"{site.name}.npz")
+    longer = fp.load(tmp_path / "post.zarr").extend(duration=1.0, sites=again, prior=prior(), progress=False)
+    np.testing.assert_array_equal(longer.draws(5), whole.draws(5))
+    np.testing.assert_array_equal(again[1].latent_posterior().z, kept.z)
+    np.testing.assert_array_equal(again[1].latent_posterior().times, kept.times)
+    (tmp_path / "bad.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(InputError, match="LatentPosterior.save"):
+        again[0].restore_latents(tmp_path / "bad.npz")

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,12 +30,55 @@ class LatentPosterior:
         The latents.
     names : tuple of str
         Of the latents.
+    last : (chains, k) or None
+        Where the latents are at the last of these times, in the site's private coordinates: a run that was saved goes on
+        from there. None where the site's store has it.
     """
 
     times: np.ndarray
     theta: np.ndarray
     z: np.ndarray
     names: tuple[str, ...]
+    last: np.ndarray | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write all of it to a file, NPZ, that its owner alone can read."""
+        path, parts = Path(path), {"times": self.times, "theta": self.theta, "z": self.z, "names": np.array(self.names)}
+        parts |= {} if self.last is None else {"last": self.last}
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **parts)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> LatentPosterior:
+        """Read what `save` has written.
+
+        Raises
+        ------
+        InputError
+            A file that is none of these.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parts = {name: file[name] for name in file.files}
+            names = tuple(parts["names"].tolist())
+            found = cls(parts["times"], parts["theta"], parts["z"], names, parts.get("last"))
+            good = found.z.shape == (*found.theta.shape[:2], len(found.names)) and len(found.times) == found.z.shape[1]
+        except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+            raise InputError(
+                "path", f"{path}: {error}", "Give a file that LatentPosterior.save has written."
+            ) from error
+        if not good:
+            raise InputError(
+                "path", f"{path}: arrays that do not fit", "Give a file that LatentPosterior.save has written."
+            )
+        return found
+
+    def followed_by(self, later: LatentPosterior) -> LatentPosterior:
+        """With the draws of a run that went on from here."""
+        times, theta = np.concatenate([self.times, later.times]), np.concatenate([self.theta, later.theta], 1)
+        return LatentPosterior(times, theta, np.concatenate([self.z, later.z], 1), later.names, later.last)
 
     def summary(self) -> pd.DataFrame:
         """Mean, standard deviation and quantiles of each latent, as a table of pandas."""

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -202,6 +203,12 @@ class Site(Member):
         if not self.drawn:
             raise InputError(f"site {self.name!r}", "no draws of its latents", "Call fedpdmc.sample first.")
         return self.drawn[0]
+
+    def restore_latents(self, kept: LatentPosterior | str | Path) -> None:
+        """Give the site back what it kept of a run, or the file of it, so that a saved posterior can be extended."""
+        if not self.latents:
+            raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
+        self.drawn[:] = [kept if isinstance(kept, LatentPosterior) else LatentPosterior.load(kept)]
 
     @property
     def noisy(self) -> bool:

@@ -200,7 +200,7 @@ class Sampler:
     def state(self) -> RunState | None:
         """All that it takes to go on with the same sites and prior; None where sites keep a part of it."""
         method = self.method
-        if method.elsewhere or any(site.latents for site in method.sites):
+        if method.elsewhere:
             return None
         if self._identity is None:
             self._identity = identify(method.own_sites, method.mixture or method.prior, method.redistribution)
@@ -246,7 +246,7 @@ class Sampler:
 
     def _finished(self) -> Posterior:
         """The posterior, with what there is to say about it."""
-        hand_over(self.method.own_sites, self.method.reference, self.engine.latents)
+        hand_over(self.method.own_sites, self.method.reference, self.engine)
         post = self.posterior()
         self.check_distance(min(post.ess().values()))
         if not post.verdict:

@@ -8,6 +8,7 @@ from typing import Any
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import showing
 from fedpdmc.errors import InputError
+from fedpdmc.members.latent_posterior import latents_at
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.variables import variables
 from fedpdmc.results.archive import read
@@ -85,6 +86,7 @@ class SavedRun:
                 check_ledger(site, before[site.name]["run"])
         sampler = Sampler(method, facts["burn_in"], facts["keep"])
         sampler.restore(unpack_position(arrays))
+        sampler.engine.set_latents(latents_at(method.own_sites, sampler.engine.time, method.chains))
         rounds, plans, segments = facts["given_up"]
         sampler.given_up = GivenUp(rounds, plans, segments, arrays["given_up_passes"])
         sampler.store, sampler.origin = post.store.copy(), post.origin

@@ -150,6 +150,18 @@ class Engine(abc.ABC):
     def restore(self, position: Position) -> None:
         """Continue from where a run was between two blocks."""
 
+    # Whether latents were given back to the sites of a run that was saved.
+    continued: bool = False
+
+    @property
+    def settled(self) -> dict[str, np.ndarray]:
+        """Where the latents of sites in this process are, in their private coordinates."""
+        return {}
+
+    def set_latents(self, settled: dict[str, np.ndarray]) -> None:
+        """Put latents to where they were at the end of a run that was saved."""
+        self.continued = bool(settled)
+
     @property
     @abc.abstractmethod
     def passes(self) -> np.ndarray:

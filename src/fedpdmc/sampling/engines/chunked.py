@@ -112,6 +112,18 @@ class CompiledEngine(Engine):
         self._before = np.stack([position.passes, position.violations])
 
     @property
+    def settled(self) -> dict[str, np.ndarray]:
+        """Where the latents of the sites are, in their private coordinates."""
+        return self.federation.settled(self.progress)
+
+    @double_precision
+    def set_latents(self, settled: dict[str, np.ndarray]) -> None:
+        """Put latents to where they were at the end of a run that was saved."""
+        super().set_latents(settled)
+        if settled:
+            self.progress = self.federation.with_latents(self.progress, settled)
+
+    @property
     def state(self) -> State:
         """Where every chain is."""
         return self.progress.state

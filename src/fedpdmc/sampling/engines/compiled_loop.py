@@ -9,7 +9,7 @@ is asked, and has the end of a round, which `rounds` shares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -20,22 +20,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import (
-    NOT_FINITE,
-    VIOLATED,
-    Clock,
-    LatentClock,
-    Path,
-    Walk,
-    answer,
-    follow,
-    holding,
-)
+from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, Path, Walk, answer, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
-from fedpdmc.sampling.engines import compiled_gaussian, selective_requests
+from fedpdmc.sampling.engines import compiled_gaussian, local_latents, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.engines.selective_requests import Request, Sent, finish_round
@@ -163,14 +153,16 @@ class LocalFederation(Federation):
 
     def latents(self, progress: Progress) -> dict[str, np.ndarray]:
         """The private latents of each site that has them, where the chains are: of shape (chains, k)."""
-        found: dict[str, np.ndarray] = {}
-        if not any(isinstance(clock, LatentClock) for clock in self._clocks):
-            return found
-        for group, walk in zip(self.groups, progress.walks, strict=True):
-            if isinstance(group.clock, LatentClock):
-                for place, z in zip(np.asarray(group.place), _latents(group, progress.state.a, walk), strict=True):
-                    found[self._names[place]] = np.asarray(z)
-        return found
+        return local_latents.latents(self.groups, self._names, progress.state.a, progress.walks)
+
+    def settled(self, progress: Progress) -> dict[str, np.ndarray]:
+        """The same in the sites' private coordinates."""
+        return local_latents.settled(self.groups, self._names, progress.walks)
+
+    def with_latents(self, progress: Progress, settled: Mapping[str, np.ndarray]) -> Progress:
+        """The run with its sites' latents at these places."""
+        walks = local_latents.placed(self.groups, self._names, progress.walks, settled)
+        return eqx.tree_at(lambda now: now.walks, progress, walks)
 
     def _by_site(self, progress: Progress, count) -> np.ndarray:
         counts = np.concatenate(
@@ -193,11 +185,6 @@ def raise_faults(names, faults: np.ndarray) -> None:
 
 
 _answer = compiled(answer)
-
-
-@compiled
-def _latents(group: Group, a, walks):
-    return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
 
 
 def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
@@ -301,7 +288,8 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
         sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))
     ready = now.open & done
     state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
-    now = eqx.tree_at(lambda n: n.walks, now, _settled(groups, now, state.t - now.state.t, ready))
+    walks = local_latents.gone_back(groups, now.walks, now.itinerary.path, state.t - now.state.t, ready)
+    now = eqx.tree_at(lambda n: n.walks, now, walks)
     new = (ready | ~now.open) & (state.t < until)
     itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)
     if kept is None:
@@ -316,18 +304,6 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     ]
     broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
     return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, requests), knots, asked
-
-
-def _settled(groups, now: Progress, elapsed, ready) -> tuple:
-    """Private latents go back to where their site was when the plan was cut."""
-
-    def one(clock: LatentClock, keys, walk):
-        return clock.settle(walk, now.itinerary.path, elapsed, ready, keys)
-
-    return tuple(
-        group.each(one, walk) if isinstance(group.clock, LatentClock) else walk
-        for group, walk in zip(groups, now.walks, strict=True)
-    )
 
 
 def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: Itinerary, elapsed, left, new):
