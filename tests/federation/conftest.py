@@ -17,14 +17,14 @@ def clocks_of_programs_are_chosen_once():
     """The bounds of a model file take seconds to prove, and every agent of a study has the same records and coordinates."""
     made, choose = {}, site_opening.choose
 
-    def remembered(potential, dynamics, center, name):
+    def remembered(potential, dynamics, center, name, *more):
         if not isinstance(potential, Program):
-            return choose(potential, dynamics, center, name)
+            return choose(potential, dynamics, center, name, *more)
         leaves, tree = jax.tree_util.tree_flatten((potential, dynamics, center))
         numbers = (np.asarray(x).tobytes() if eqx.is_array_like(x) else x for x in leaves)
-        key = (tree, name, *numbers)
+        key = (tree, name, *more, *numbers)
         if key not in made:
-            made[key] = choose(potential, dynamics, center, name)
+            made[key] = choose(potential, dynamics, center, name, *more)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
