@@ -100,6 +100,10 @@ class CompiledEngine(Engine):
         """What is kept of a record."""
         return record.chunk(used)
 
+    def _reached(self, first: np.ndarray) -> tuple[float, int, int]:
+        """Process time of the slowest chain, all events, and the most plans of a chain since its ``first``."""
+        return self.time, int(self.events.sum()), int((self.plans - first).max())
+
     def _check_faults(self) -> None:
         """Raise the first fault of any site."""
         self.federation.faults(self.progress)
@@ -172,7 +176,8 @@ class CompiledEngine(Engine):
 
     def _chunks(self, until: float, began: float, tick) -> tuple[list[Chunk], list[list[np.ndarray]]]:
         chunks, questions, iterations, target, first = [], [], 0, jnp.asarray(float(until)), self.plans
-        while self.time < until:
+        now = began
+        while now < until:
             clock = time.perf_counter()
             record, used = self._run_chunk(target, jnp.asarray(self.limit))
             used = int(used)
@@ -183,12 +188,12 @@ class CompiledEngine(Engine):
             self._check_faults()
             iterations += used
             self._pace(seconds, used)
-            rounds = self.rounds + int((self.plans - first).max())
-            tick(Tick(began, self.time, until, int(self.events.sum()), rounds, seconds))
-            if iterations * (until - began) > MOST_ITERATIONS * max(self.time - began, 1e-300) and iterations > 4096:
+            now, events, plans = self._reached(first)
+            tick(Tick(began, now, until, events, self.rounds + plans, seconds))
+            if iterations * (until - began) > MOST_ITERATIONS * max(now - began, 1e-300) and iterations > 4096:
                 raise RunTooLong(
                     f"After {iterations} steps the slowest chain has come from process time {began:.3g} to "
-                    f"{self.time:.3g} of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. "
+                    f"{now:.3g} of {until:.3g}: the run would take over {MOST_ITERATIONS:.0e} steps. "
                     "Rescale the covariates, use reference='laplace', or ask for a shorter duration."
                 )
         return chunks, questions
