@@ -130,6 +130,14 @@ def test_only_the_control_variate_of_the_last_average_opens_a_run(guarded, tmp_p
         agent.log.close()
 
 
+@pytest.mark.parametrize("size", [1e160, 1e300])
+def test_a_reference_so_wide_that_numbers_overflow_is_refused(agent, size):
+    derive(agent, X, SPREAD), derive(agent, X, SPREAD)
+    center, _, precision, linear = quadratic_at(agent, X, SPREAD)
+    for scale in (size * np.eye(3), np.full(3, size)):
+        assert code(opening(agent, center, scale, precision, linear, X)) == "TOO_WIDE"
+
+
 def test_a_restarted_site_and_a_replay_remember_the_spread(guarded, tmp_path):
     agent = guarded.agent("north", tmp_path / "store")
     derive(agent, X, SPREAD), derive(agent, X, SPREAD)

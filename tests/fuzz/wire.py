@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +85,18 @@ def samples(own: keys.Credentials) -> list[wire.Message]:
     ]
 
 
-def _agent(folder: Path, contract: str, name: str, requests: list[bytes]) -> Target:
-    """An agent of a running study: it answers or refuses, whatever it is asked, and goes on to answer."""
+def _agent(
+    folder: Path,
+    contract: str,
+    name: str,
+    requests: list[bytes],
+    first: tuple[wire.Message, ...] = (),
+    following: Callable[[wire.Message], list[bytes]] = lambda answer: [],
+) -> Target:
+    """An agent of a running study: it answers or refuses, whatever it is asked, and goes on to answer.
+
+    An input that begins with 4 is asked after the requests ``first``, of whose last answer ``following`` makes samples.
+    """
     made = Folder(folder / name.replace(" ", "-"), contract)
     (made.path / "policy.toml").write_text(POLICY + "most_seconds = 2.0\n")
     own, store = keys.read_credentials(made.keys("north")), made.path / "store"
@@ -101,22 +112,27 @@ def _agent(folder: Path, contract: str, name: str, requests: list[bytes]) -> Tar
         agents.append(agent)
         return agent
 
+    def begun():
+        agent = fresh()
+        return agent, [wire.decode(agent.answer(wire.encode(one))) for one in first]
+
+    samples = [b"\4" + one for one in following(begun()[1][-1])] if first else []
     fresh()
 
     def read(data: bytes):
-        agent = agents[0]
+        agent = begun()[0] if data[:1] == b"\4" else agents[0]
         if agent.log.path.stat().st_size > MOST_LOG or agent.log.answers > 500 or data[:1] == b"\0":
             agent = fresh()
         agent.refusals = 0
         with contextlib.suppress(WireError):
             message = wire.decode(data[1:])
-            if data[:1] and data[0] % 4 and hasattr(message, "sequence"):
+            if data[:1] and (data[0] % 4 or data[0] == 4) and hasattr(message, "sequence"):
                 # In order, and of this run: the checks that come after are reached.
                 message = dataclasses.replace(message, run=RUN, sequence=agent.log.answers + 1)  # type: ignore[call-arg]
                 data = data[:1] + wire.encode(message)
         wire.decode(agent.answer(data[1:]))
 
-    return Target(name, [b"\1" + one for one in requests], read)
+    return Target(name, samples + [b"\1" + one for one in requests], read)
 
 
 def agents(folder: Path) -> Target:
@@ -133,7 +149,17 @@ def agents_with_derivatives(folder: Path) -> Target:
     derive = wire.encode(wire.Derive(RUN, 1, np.zeros(DIM)))
     control = {"order": 2, "precision": np.eye(DIM), "linear": np.zeros(DIM), "point": np.zeros(DIM)}
     open_ = opening(2, scale=0.1 * np.eye(DIM), **control)
-    return _agent(folder, FEW_ROUNDS, "agent with derivatives", [derive, open_, plans(3), opening()])
+    x, spread = np.full(DIM, 0.1), 0.2 * np.eye(DIM)
+    twice = tuple(wire.Derive(RUN, k, x, spread) for k in (1, 2))
+
+    def opened(told: wire.Message) -> list[bytes]:
+        """A run on the control variate that the site has just told, exactly."""
+        assert isinstance(told, wire.Derivatives), told
+        own = {"order": 2, "precision": told.hessian, "linear": told.gradient - told.hessian @ x, "point": x}
+        scale = np.linalg.cholesky(np.linalg.inv(told.hessian + np.eye(DIM)))
+        return [opening(3, center=x, scale=scale, **own), wire.encode(twice[0])]
+
+    return _agent(folder, FEW_ROUNDS, "agent with derivatives", [derive, open_, plans(3), opening()], twice, opened)
 
 
 def agents_with_sums(folder: Path) -> Target:

@@ -58,7 +58,7 @@ class TrustRegion:
 
     def check_spread(self, spread: np.ndarray, hessian: np.ndarray) -> None:
         """Raise `DisclosureRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
-        widest = float(np.linalg.eigvalsh(spread.T @ hessian @ spread)[-1])
+        widest = _curvature(spread, hessian)
         if not widest <= (WIDEST_SPREAD if self._convex else WIDEST_NOT_CONVEX):
             raise DisclosureRefused(
                 "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
@@ -77,7 +77,7 @@ class TrustRegion:
             if not off <= SAME * size:
                 raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
-        widest = float(np.linalg.eigvalsh(scale.T @ hessian @ scale)[-1])
+        widest = _curvature(scale, hessian)
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
@@ -116,3 +116,10 @@ class TrustRegion:
                 f"a plan {distance:.3g} of the prior's standard deviations from its mean; the policy has farthest = "
                 f"{self._farthest / BEYOND:g}, which plans may exceed {BEYOND:g} times",
             )
+
+
+def _curvature(root: np.ndarray, hessian: np.ndarray) -> float:
+    """The largest eigenvalue of ``Sᵀ H S``; infinite where it overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        matrix = root.T @ hessian @ root
+    return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else np.inf
