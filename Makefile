@@ -14,7 +14,7 @@ help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
 	@echo "make test       the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-long  the long statistical runs"
-	@echo "make test-browser  the status pages of a running study in a headless Chromium (fetched once, 68 MB)"
+	@echo "make test-browser  status pages and reports in a headless Chromium (fetched once, 68 MB)"
 	@echo "make lint       ruff, pyright, import-linter"
 	@echo "make format     let ruff rewrite what lint would complain about"
 	@echo "make docs       the documentation site, in build/site/ (open index.html; no network needed)"

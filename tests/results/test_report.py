@@ -52,7 +52,7 @@ def test_a_report_needs_nothing_else_and_says_what_the_run_was(post, tmp_path):
     assert all(target.startswith("#") for target in page.fetched)
     assert not re.search(r"url\((?!#)|@import", text)
     assert page.titles == [
-        "Estimates", "Sites", "Convergence", "Privacy", "Exactness", "Methods", "Citation", "Record of the run",
+        "Question", "Estimates", "Sites", "Convergence", "Privacy", "Exactness", "Methods", "Citation", "Record of the run",
     ]  # fmt: skip
     for words in ("Trial", "Does it work?", "<a>", "dose & age", f"{post.rounds} rounds", "not differentially private"):
         assert words in page.text

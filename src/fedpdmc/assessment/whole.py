@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # A pull of the prior of this many posterior sd means that doubling its weight moves the mean by 0.07 sd or more.
 NOTABLE = 0.1
+# Columns that are counts.
+COUNTS = ("records", "high_k", "df")
 
 
 class Assessment:
@@ -85,6 +87,30 @@ class Assessment:
         return pd.DataFrame(rows).T
 
     @property
+    def sensitivity(self) -> pd.DataFrame:
+        """How each mean answers to a power on the prior and on the likelihood, in posterior sd, and what that means.
+
+        The likelihood's is the sum of the sites' pulls (`influence.pull`). Both large: prior and records disagree. Only the
+        prior's: it says more than the records.
+        """
+        sites = [one.pull for one in self.sites if one.pull is not None]
+        if len(sites) < len(self.sites) or not sites or self.prior_pull is None:
+            return pd.DataFrame()
+        likelihood = {name: sum(one[name] for one in sites) for name in sites[0]}
+        rows = {}
+        for name, prior in self.prior_pull.items():
+            high = abs(prior) > NOTABLE, abs(likelihood[name]) > NOTABLE
+            words = {(True, True): "prior and records disagree", (True, False): "the prior is strong"}.get(high, "-")
+            rows[name] = {"prior": prior, "likelihood": likelihood[name], "diagnosis": words}
+        return pd.DataFrame(rows).T.astype({"prior": float, "likelihood": float})
+
+    @property
+    def shares(self) -> pd.DataFrame:
+        """The share of the prior and of each site in all pulls on each parameter, regardless of their signs."""
+        size = self.pull.abs()
+        return size / np.maximum(size.sum(), 1e-300)
+
+    @property
     def without(self) -> pd.DataFrame:
         """Posterior mean without each site, and Pareto k of the weights: above 0.7 they cannot be trusted."""
         rows = {
@@ -111,7 +137,7 @@ class Assessment:
         if self.prior_pull is not None:
             strong = [name for name, x in self.prior_pull.items() if abs(x) > NOTABLE]
             if strong:
-                found.append(f"the prior matters for {', '.join(strong)}: see .pull.")
+                found.append(f"the prior matters for {', '.join(strong)}: see .sensitivity.")
         if self.scores is not None:
             unlike = [site for site, p in self.scores["p"].to_dict().items() if p < 0.01 / len(self.scores)]
             if len(unlike):
@@ -126,6 +152,8 @@ class Assessment:
             parts += ["", "posterior predictive checks", self.checks.round(3).to_string()]
         if len(self.pull):
             parts += ["", "pull on each parameter, in posterior sd", self.pull.round(2).to_string()]
+        if len(self.sensitivity):
+            parts += ["", "sensitivity to the power of prior and likelihood", self.sensitivity.round(2).to_string()]
         if self.scores is not None:
             parts += ["", "heterogeneity: score test of each site", self.scores.round(3).to_string()]
         return "\n".join([*parts, "", *(self.warnings() or ["nothing stands out"])])
@@ -133,10 +161,20 @@ class Assessment:
     def _repr_html_(self) -> str:
         tables = [("predictive accuracy", self.loo)] if any(one.loo is not None for one in self.sites) else []
         tables += [("posterior predictive checks", self.checks), ("pull, in posterior sd", self.pull)]
+        tables += [("sensitivity to the power of prior and likelihood, in posterior sd", self.sensitivity)]
+        tables += [("share of all pulls", self.shares), ("posterior mean without each site", self.without)]
         if self.scores is not None:
             tables.append(("heterogeneity", self.scores))
-        shown = "".join(f"<h4>{title}</h4>{table.round(3).to_html()}" for title, table in tables if len(table))
+        shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in tables if len(table))
         return shown + "".join(f"<p>{escape(line)}</p>" for line in self.warnings())
+
+
+def _html(table: pd.DataFrame) -> str:
+    """A table of numbers with three digits, and of counts as they are."""
+    if table.index.nlevels > 1:
+        table = table.reset_index().set_index("site")
+    shown = table.astype({name: int for name in COUNTS if name in table}).round(3).rename_axis(index=None)
+    return f'<div style="overflow-x: auto">{shown.to_html(border=0)}</div>'
 
 
 def _accuracy(told: Mapping[str, float]) -> dict[str, float]:

@@ -23,6 +23,8 @@ def report(
     import fedpdmc as fp
     from fedpdmc.assessment.at_site import SiteAssessment, public_draws
     from fedpdmc.assessment.whole import Assessment
+    from fedpdmc.federation.seals import FILE as SEALS
+    from fedpdmc.federation.seals import read_seals
     from fedpdmc.results.report.page import write_report
     from fedpdmc.study import read_study
     from fedpdmc.study.description import modelled, released
@@ -37,9 +39,11 @@ def report(
     for one in found:
         if one.draws != digest:
             raise InputError("assessment", f"that of {one.site!r}, under other draws", "Assess this posterior again.")
+    seals = {line["site"]: line["seal"] for line in read_seals(run / SEALS)}
     write_report(
         post, out, title=title, question=question, about=[] if contract is None else modelled(contract),
         released=[] if contract is None else released(contract), assessment=Assessment(found) if found else None,
+        logs=seals,
     )  # fmt: skip
     say(f"Written: {out}. It needs no network and can be sent as it is.")
     return 0

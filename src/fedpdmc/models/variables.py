@@ -48,6 +48,17 @@ class Variables:
         """Variables of shape (chains, 1, …) where the chains start."""
         return self.of(origin)
 
+    def before(self, f: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Any]:
+        """A function of variables by name as one of the coordinates."""
+
+        def of_coordinates(x):
+            found = {name: x[i] for name, i in self.others.items()}
+            for index, constrain in self.parts:
+                found |= constrain(x[jnp.asarray(index)])
+            return f(found)
+
+        return of_coordinates
+
 
 class StoredVariables:
     """Draws of variables from disk, where the functions that made them are not.
@@ -72,6 +83,12 @@ class StoredVariables:
         kept = min(value.shape[1] for value in self.values.values())
         rows = np.unique(np.linspace(0, kept - 1, draws.shape[1]).round().astype(int))
         return {name: value[:, rows] for name, value in self.values.items()}
+
+    def before(self, f: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Any]:
+        """Refused: what makes variables of coordinates is not on disk."""
+        raise InputError(
+            "named", "a posterior that was read from disk", "Average over post.variables(n), which has their draws."
+        )
 
 
 def scalars(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,3 +40,14 @@ def to_arviz(post: Posterior, draws: int, chains: int | None):
     if post.transformed:
         data.add_groups({"unconstrained_posterior": {n: merged(x[..., i]) for i, n in enumerate(post.names)}})
     return data
+
+
+def plot(post: Posterior, kind: str, options: dict[str, Any]):
+    """A plot of ArviZ, laid out so that the titles of one panel are not on the ticks of the next."""
+    axes = getattr(import_arviz(), kind)(post.to_arviz(), **options)
+    figures = {
+        id(one.figure): one.figure for one in np.ravel(axes) if hasattr(one, "figure") and one.figure is not None
+    }
+    for figure in figures.values():
+        figure.set_layout_engine("constrained")
+    return axes

@@ -12,6 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
+from fedpdmc.models.variables import StoredVariables, Variables
 from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
 from fedpdmc.results.path_expectation import average, expectation
@@ -23,7 +24,6 @@ from fedpdmc.validation import integer
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
-    from fedpdmc.models.variables import StoredVariables, Variables
     from fedpdmc.results.summary import Summary
 
 # Draws per unit of process time for the diagnostics of rotating paths, while there are not too many.
@@ -153,14 +153,18 @@ class Posterior:
         return self.reference.to_x(self.store.draws(n))
 
     @double_precision
-    def expectation(self, f: Callable[[Any], Any]) -> np.ndarray:
+    def expectation(self, f: Callable[[Any], Any], *, named: bool = False) -> np.ndarray:
         """The average of ``f(x)``: by Gauss–Legendre quadrature on every segment of the paths, or over the turns.
 
         Parameters
         ----------
         f : callable
             A JAX function of one parameter vector of shape (d,), of a number or an array.
+        named : bool
+            Whether it takes a dict of the variables that `summary` shows, by name, instead.
         """
+        if named:
+            f = self._named.before(f)
         if self.store.turns:
             return average(f, self.draws(self.store.turns).reshape(-1, len(self.names)))
         return expectation(f, self.skeleton, self.dynamics.flow, self.reference)
@@ -298,17 +302,15 @@ class Posterior:
         The variables of a NumPyro model have their constrained values and their own shapes; a parameter of any other model
         is a variable itself.
         """
-        x = self.draws(n)
-        if self._variables is not None:
-            return self._variables.of(x)
-        return {name: x[..., i] for i, name in enumerate(self.names)}
+        return self._named.of(self.draws(n))
 
     def origin_variables(self) -> dict[str, np.ndarray]:
         """The model's variables where the chains set out, each of shape (chains, 1, …)."""
-        x = self.origin[:, None]
-        if self._variables is not None:
-            return self._variables.at_origin(x)
-        return {name: x[..., i] for i, name in enumerate(self.names)}
+        return self._named.at_origin(self.origin[:, None])
+
+    @property
+    def _named(self) -> Variables | StoredVariables:
+        return self._variables or Variables([], {name: i for i, name in enumerate(self.names)})
 
     def to_arviz(self, draws: int = 1000, chains: int | None = None):
         """The draws as an ArviZ ``InferenceData``, with the settings as attributes.
@@ -359,12 +361,12 @@ class Posterior:
         """
         from fedpdmc.results.report.page import write_report
 
-        about = [] if sites is None else sites.lines()
-        return write_report(self, path, title=title, question=question, about=about, assessment=assessment)
+        told = {} if sites is None else {"about": sites.lines(), "released": sites.released()}
+        return write_report(self, path, title=title, question=question, assessment=assessment, **told)
 
     def plot_forest(self, **options: Any):
         """Intervals of every parameter: `arviz.plot_forest` with its options."""
-        return self._plot("plot_forest", {"combined": True} | options)
+        return self._plot("plot_forest", {"combined": True, "hdi_prob": 0.9} | options)
 
     def plot_trace(self, **options: Any):
         """Densities and traces: `arviz.plot_trace` with its options."""
@@ -375,9 +377,9 @@ class Posterior:
         return self._plot("plot_pair", {"kind": "kde"} | options)
 
     def _plot(self, kind: str, options: dict[str, Any]):
-        from fedpdmc.console.warnings import import_arviz
+        from fedpdmc.results.arviz_export import plot
 
-        return getattr(import_arviz(), kind)(self.to_arviz(), **options)
+        return plot(self, kind, options)
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()

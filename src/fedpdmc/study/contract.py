@@ -118,6 +118,11 @@ class Study:
         """SHA-256 of the file."""
         return hashlib.sha256(self.text).digest()
 
+    def _repr_html_(self) -> str:
+        from fedpdmc.study.description import as_html
+
+        return as_html(self)
+
     @property
     def one_shot(self) -> bool:
         """Whether sites release noisy derivatives at a few points, and no arrivals."""

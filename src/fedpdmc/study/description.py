@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 from fedpdmc.study.units import OriginalUnits
@@ -54,6 +55,15 @@ def released(study: Study) -> list[str]:
     fit = [f"of the fit of their records: {', '.join(study.assessment)}"] if study.assessment else []
     arrivals = [] if study.one_shot else ["arrivals"]
     return [*arrivals, *DERIVATIVES[study.derivatives], *passes, *fit]
+
+
+def as_html(study: Study) -> str:
+    """A contract as notebooks show it: what is modelled, who takes part, what is released, and its hash."""
+    lines = [*modelled(study), f"sites: {', '.join(study.sites)}", f"they release: {'; '.join(released(study))}"]
+    if study.epsilon is not None:
+        lines.append(f"privacy: ε = {study.epsilon:g}, δ = {study.delta:g} for each site")
+    shown = "<br>".join(escape(line) for line in lines)
+    return f"<p><b>{escape(study.name)}</b></p><p>{shown}</p><p><small>SHA-256 {study.digest.hex()}</small></p>"
 
 
 def scaling(column: Column) -> str:

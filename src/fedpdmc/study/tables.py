@@ -21,7 +21,7 @@ from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
-from fedpdmc.study.description import modelled
+from fedpdmc.study.description import modelled, released
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
 from fedpdmc.study.prior_names import Prior, prior_by_name
@@ -92,6 +92,10 @@ class Sites(DescribedSites):
         path = Path(path)
         path.write_bytes(self.study.text)
         return path
+
+    def released(self) -> list[str]:
+        """What leaves the sites in a run, in words."""
+        return released(self.study)
 
     def lines(self) -> list[str]:
         """What is modelled, in words."""

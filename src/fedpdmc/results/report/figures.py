@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 INK, ACCENT = "#000000", "#2a7ab0"
 MOST_DENSITIES, MOST_ROWS, MOST_PATHS, PATH_TIME = 12, 40, 3, 30.0
 BINS = 60
+# Characters of a name that are drawn.
+LONGEST_NAME = 30
 
 
 def as_svg(figure: Figure, title: str) -> str:
@@ -27,6 +30,12 @@ def as_svg(figure: Figure, title: str) -> str:
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = text.replace(INK, "currentColor")
     return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+
+
+def shortened(name: str) -> str:
+    """A name that fits its panel, its middle left out."""
+    half = (LONGEST_NAME - 1) // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def axes_of(figure: Figure, *place: int):
@@ -47,7 +56,7 @@ def forest(names: list[str], draws: np.ndarray) -> Figure:
     axes.hlines(rows, low, high, color=ACCENT, linewidth=1.6)
     axes.hlines(rows, lower, upper, color=ACCENT, linewidth=5)
     axes.plot(middle, rows, "o", color=INK, markersize=4, zorder=3)
-    axes.set_yticks(rows, names)
+    axes.set_yticks(rows, [shortened(name) for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlabel("median, 50 % and 90 % intervals")
     axes.tick_params(axis="y", length=0)
@@ -67,8 +76,11 @@ def densities(names: list[str], draws: np.ndarray) -> Figure:
         axes.hist(inside, bins=BINS, density=True, color=ACCENT, alpha=0.75)
         axes.spines["left"].set_visible(False)
         axes.set_yticks([])
-        axes.set_title(names[i], fontsize=9)
+        axes.set_title(shortened(names[i]), fontsize=9)
         axes.tick_params(labelsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 4))
+        axes.xaxis.get_offset_text().set_fontsize(8)
     return figure
 
 
@@ -80,11 +92,11 @@ def paths(post: Posterior) -> Figure:
     draws = post.draws(whole)[0]
     times = np.linspace(0.0, post.duration, whole)
     kept = times <= shown
-    figure = Figure(figsize=(7.5, 1.3 * count), layout="constrained")
+    figure = Figure(figsize=(7.5, 1.5 * count), layout="constrained")
     for i in range(count):
         axes = axes_of(figure, count, 1, i + 1)
         axes.plot(times[kept], draws[kept, i], color=ACCENT, linewidth=1.0)
-        axes.set_ylabel(post.names[i], fontsize=9)
+        axes.set_title(shortened(post.names[i]), fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
     axes.set_xlabel("process time of one chain (in the coordinates that were sampled)", fontsize=9)
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,16 @@ h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(-
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
+h1, p, li, pre { overflow-wrap: anywhere; } pre { white-space: pre-wrap; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; fill: currentColor; }
 .verdict { padding: .7rem 1rem; border-left: .35rem solid var(--good); background: var(--soft); }
 .verdict.bad { border-color: var(--bad); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { font-weight: 600; }
 dd { margin: 0; overflow-wrap: anywhere; } blockquote { margin: 0; padding: .7rem 1rem; background: var(--soft); }
 footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr; } }
 @media print {
+  :root { color-scheme: light; }
   body { max-width: none; margin: 0; font-size: 11pt; } h2 { break-after: avoid; } svg, table { break-inside: avoid; }
 }
 """
@@ -50,10 +53,11 @@ def write_report(
     about: Sequence[str] = (),
     released: Sequence[str] = (),
     assessment: Any = None,
+    logs: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the report of a posterior; see `Posterior.report`."""
+    """Write the report of a posterior; see `Posterior.report`. ``logs`` are hashes of the sites' logs by name."""
     path = Path(path)
-    path.write_text(page(post, title, question, about, released, assessment), encoding="utf-8")
+    path.write_text(page(post, title, question, about, released, assessment, logs or {}), encoding="utf-8")
     return path
 
 
@@ -64,12 +68,13 @@ def page(
     about: Sequence[str],
     released: Sequence[str],
     assessment: Any,
+    logs: Mapping[str, str],
 ) -> str:
     """The whole page."""
     head = title or post.settings.get("study") or "A federated posterior"
     sections = [
         _verdict(post),
-        f"<p>{escape(question)}</p>" if question else "",
+        _section("Question", f"<p>{escape(question)}</p>") if question else "",
         _section("Model", _list(about)) if about else "",
         _section("Estimates", _table(post.summary()._formatted()) + _figures(post)),
         _section(
@@ -81,7 +86,7 @@ def page(
         _section("Exactness", _exactness(post)),
         _section("Methods", f"<blockquote>{escape(methods_text(post, about[0] if about else None))}</blockquote>"),
         _section("Citation", f"<p>{escape(PAPER)}</p>"),
-        _section("Record of the run", _facts(post)),
+        _section("Record of the run", _facts(post, logs)),
     ]
     made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return (
@@ -174,7 +179,7 @@ def _exactness(post: Posterior) -> str:
     return f"<p>{escape(bounds_line(post))}</p><pre>{escape(str(post.certificate))}</pre>"
 
 
-def _facts(post: Posterior) -> str:
+def _facts(post: Posterior, logs: Mapping[str, str]) -> str:
     keys = (
         "dynamics",
         "reference",
@@ -190,9 +195,12 @@ def _facts(post: Posterior) -> str:
         "versions",
     )
     told = {key: post.settings[key] for key in keys if post.settings.get(key) not in (None, "")}
+    told |= {f"log of {site}, SHA-256": seal for site, seal in logs.items()}
     rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(_words(value))}</dd>" for key, value in told.items())
     return f"<dl>{rows}</dl>"
 
 
 def _words(value: Any) -> str:
-    return ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {one}" for key, one in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
