@@ -134,7 +134,7 @@ def groups(x, y):
 
 @double_precision
 def flattest(method):
-    return flattest_tail(method.sites, method.prior, method.reference, method.names)
+    return flattest_tail(method.sites, method.prior, method.control, method.reference, method.names)
 
 
 @double_precision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -215,11 +216,20 @@ class Program(Potential):
         pace = jnp.nan_to_num(jnp.nanmedian(lengths), nan=1.0)
         return dataclasses.replace(self.with_rounding(errors, rates), pace=pace)
 
-    def with_rounding(self, errors: Float[Array, " n"], rates: Float[Array, " n"]) -> Program:
+    def with_rounding(self, errors: Any, rates: Any) -> Program:
         """The same with what is known of rates at points about the reference, per unit of velocity and of ``1 + |a|``."""
-        noise = jnp.nan_to_num(NOISE * jnp.nanmax(errors), nan=jnp.inf, posinf=jnp.inf)
-        usual = jnp.nan_to_num(jnp.nanmedian(rates))
-        return dataclasses.replace(self, noise=noise, typical_noise=jnp.nanmedian(errors), usual=usual)
+        xp = np if isinstance(errors, np.ndarray) else jnp
+        with warnings.catch_warnings():
+            # Of NumPy, where nothing is a number.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            noise = xp.nan_to_num(NOISE * xp.nanmax(errors), nan=np.inf, posinf=np.inf)
+            typical, usual = xp.nanmedian(errors), xp.nan_to_num(xp.nanmedian(rates))
+        noise, typical, usual = (jnp.asarray(x) for x in (noise, typical, usual))
+        return dataclasses.replace(self, noise=noise, typical_noise=typical, usual=usual)
+
+    def without_rounding(self) -> Program:
+        """The same, of which nothing is known beside its numbers."""
+        return dataclasses.replace(self, pace=None, noise=None, typical_noise=None, usual=None)
 
     def field(self, rotating, flips, a, v):
         """Gradient, slope and a bound of the second derivative, from the same series as `bound`."""

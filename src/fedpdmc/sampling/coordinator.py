@@ -262,6 +262,10 @@ class Coordinator(eqx.Module):
     def _chances(self, keys: PublicKeys, state: State):
         """All that is random in the segments of a plan: their numbers, uniforms, exponentials and new velocities."""
         dim, count = state.a.shape[1] if self.dynamics.refresh_rate > 0 else 0, self.segments
+        if state.turn is not None and self.dynamics.excess == 0:
+            # Turns have velocities of their own, and nothing else is random.
+            nothing = jnp.zeros((count, 2, state.a.shape[0]))
+            return jnp.arange(count), nothing, nothing, jnp.zeros((count, state.a.shape[0], 0))
         drawn = uniforms(keys.events, state.number, jnp.zeros_like(state.number), count * (4 + dim))
         drawn = drawn.reshape(count, 4 + dim, -1)
         level = apart(exponentials, drawn[:, :2], number=state.number)

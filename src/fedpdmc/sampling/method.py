@@ -81,6 +81,8 @@ class Method:
     variables : Variables or None
     open_dynamics : bool
         Whether the user left the dynamics open.
+    open_chains : bool
+        Whether the user left their number and their starts open.
     chosen : str
         What was chosen in their place, and why.
     first_plan : int
@@ -112,6 +114,7 @@ class Method:
     bounds: str = "certified"
     variables: Variables | None = None
     open_dynamics: bool = False
+    open_chains: bool = False
     chosen: str = ""
     first_plan: int = 0
     site_event_rate: float | None = None
@@ -228,6 +231,7 @@ def choose(settings: Settings) -> Method:
         open_dynamics=open_dynamics and mixture is None and not any(site.latents for site in members),
         constraints=constraints,
         mixture=mixture,
+        open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
         chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )
 

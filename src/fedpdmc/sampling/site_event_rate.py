@@ -14,7 +14,7 @@ from fedpdmc.console.progress import report
 from fedpdmc.members.site import Site
 from fedpdmc.potentials import ControlVariate, Quadratic, bare
 from fedpdmc.sampling.members import PRIOR_SITE
-from fedpdmc.sampling.method import Method, on_lines
+from fedpdmc.sampling.method import MOST_CHAINS, Method, on_lines, usual_segments
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.whitening import Reference
 
@@ -22,6 +22,8 @@ from fedpdmc.whitening import Reference
 PAIRS, NEAR, FAR, FARTHEST = 32, 96, 48, 1e4
 # Distances, in standard deviations, between which the slope of a tail is measured, and the least with which rotations mix.
 TAIL, LEAST_SLOPE = (3.0, 6.0), 1.4
+# Events of sites in a unit of process time from which more chains take fewer rounds.
+MANY_EVENTS = 0.1
 # Values of single records that this may take, and the rays, in effective number, that can tell something.
 MOST_VALUES, LEAST_PAIRS, LEAST_RAYS = 3e7, 4, 8.0
 
@@ -41,18 +43,34 @@ def suited(method: Method) -> Method:
         better = on_lines(method, reason, "before the burn-in")
         if better is not None:
             return better
-    name, slope = flattest_tail(method.own_sites, None if walked else method.prior, method.reference, method.names)
+    prior = None if walked else method.prior
+    name, slope = flattest_tail(method.own_sites, prior, method.control, method.reference, method.names)
     if slope < LEAST_SLOPE:
         reason = f"the density of {name} falls by only e^-{max(slope, 0.0):.2g} per standard deviation in its tail"
         better = on_lines(method, reason, "before the burn-in")
         if better is not None:
             return better
-    return method.replace(site_event_rate=rate)
+    return with_enough_chains(method.replace(site_event_rate=rate))
+
+
+def with_enough_chains(method: Method) -> Method:
+    """Twice as many chains where sites have many events and the user left their number open.
+
+    Rounds are those of the chain with the most events, and they grow with the time that each chain is run.
+    """
+    rate, chains = method.site_event_rate, 2 * method.chains
+    if not method.open_chains or rate is None or rate < MANY_EVENTS or chains > MOST_CHAINS:
+        return method
+    return method.replace(chains=chains, segments=usual_segments(method.sites, chains))
 
 
 @double_precision
 def flattest_tail(
-    sites: tuple[Site, ...], prior: Quadratic | None, reference: Reference, names: Sequence[str]
+    sites: tuple[Site, ...],
+    prior: Quadratic | None,
+    control: dict[str, ControlVariate],
+    reference: Reference,
+    names: Sequence[str],
 ) -> tuple[str, float]:
     """The coordinate along which the density falls most slowly far out, and the slope of ``U`` there per standard deviation.
 
@@ -67,11 +85,15 @@ def flattest_tail(
     # Along the coordinates, and along the directions in which the others follow as the reference has them.
     ways = np.concatenate([np.diag(spread), scale.T])
     ways = np.concatenate([ways, -ways])
-    points = jnp.asarray(np.asarray(reference.center) + np.asarray(TAIL)[:, None, None] * ways)
-    energy = 0.0 if prior is None else np.asarray(_along(prior, None, points, reference.matrix)[0])
+    points = np.asarray(reference.center) + np.asarray(TAIL)[:, None, None] * ways
+    energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
+    # Laid out as the rays are, of which only the first are filled: nothing is compiled anew.
+    count = -(-points[..., 0].size // (NEAR + FAR))
+    rays = np.zeros((max(2 * _pairs(sites, dim), count), NEAR + FAR, dim))
+    rays.reshape(-1, dim)[: points[..., 0].size] = points.reshape(-1, dim)
     for site in sites:
-        own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
-        energy = energy + np.asarray(_along(site.potential, None, points[..., own], reference.matrix[own])[0])
+        value = _along_site(site, control, reference, rays, count)[0]
+        energy = energy + value.ravel()[: points[..., 0].size].reshape(points.shape[:2])
     with np.errstate(invalid="ignore"):
         slope = np.diff(energy, axis=0)[0] / (TAIL[1] - TAIL[0])
     slope = np.where(np.isnan(slope), np.inf, slope)
@@ -93,7 +115,7 @@ def site_event_rate(
     Nothing is drawn from the run's randomness, and the sites are functions in this process: none elsewhere is asked.
     """
     dim = reference.dim
-    pairs = 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / (2 * (NEAR + FAR) * max(sum(s.records for s in sites), 1))))
+    pairs = _pairs(sites, dim)
     if dim > 1 and pairs < LEAST_PAIRS:
         return None
     radii, steps = _distances(dim)
@@ -104,10 +126,8 @@ def site_event_rate(
     rate = np.zeros(points.shape[:2])
     with np.errstate(invalid="ignore", over="ignore"):
         for site in sites:
-            own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
-            quadratic = control[site.name].quadratic if site.name in control else None
-            value, slope = _along(bare(site.potential), quadratic, points[..., own], reference.matrix[own])
-            energy, rate = energy + np.asarray(value), rate + np.asarray(slope)
+            value, slope = _along_site(site, control, reference, points, len(points))
+            energy, rate = energy + value, rate + slope
         log_weight = np.log(steps) + (dim - 1) * np.log(radii) - np.where(np.isnan(energy), np.inf, energy)
         weight = np.exp(log_weight - log_weight.max())
     if not np.all(np.isfinite(weight)):
@@ -117,6 +137,21 @@ def site_event_rate(
         return None
     known = (weight > 0) & np.isfinite(rate)
     return float(np.sum(weight * np.where(known, rate, 0.0)) / weight.sum() / np.sqrt(2 * np.pi))
+
+
+def _pairs(sites: tuple[Site, ...], dim: int) -> int:
+    """Pairs of rays that are not too much work."""
+    work = 2 * (NEAR + FAR) * max(sum(site.records for site in sites), 1)
+    return 1 if dim == 1 else min(PAIRS, int(MOST_VALUES / work))
+
+
+def _along_site(site: Site, control: dict[str, ControlVariate], reference: Reference, points: np.ndarray, count: int):
+    """Values of a site's potential, and lengths of its whitened gradient less the control variate's, on the first rays."""
+    own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
+    quadratic = control[site.name].quadratic if site.name in control else None
+    rows = np.asarray(reference.matrix)[own]
+    found = _along(bare(site.potential), quadratic, points[..., own], rows, np.int64(count))
+    return tuple(np.asarray(x) for x in found)
 
 
 def _quadratic(prior: Quadratic, x: np.ndarray) -> np.ndarray:
@@ -132,11 +167,14 @@ def _distances(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @eqx.filter_jit
-def _along(potential, quadratic, points, rows):
-    """Values, and lengths of the whitened gradient less the control variate's, ray by ray."""
+def _along(potential, quadratic, points, rows, count):
+    """Ray by ray; how many is a number, so that one compiled program serves all."""
 
     def at(x):
         gradient = potential.gradient(x) - (0.0 if quadratic is None else quadratic.gradient(x))
         return potential.value(x), jnp.linalg.norm(rows.T @ gradient)
 
-    return jax.lax.map(jax.vmap(at), points)
+    def ray(i, found):
+        return jax.tree.map(lambda old, new: old.at[i].set(new), found, jax.vmap(at)(points[i]))
+
+    return jax.lax.fori_loop(0, count, ray, (jnp.zeros(points.shape[:2]),) * 2)

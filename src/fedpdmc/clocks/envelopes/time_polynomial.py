@@ -59,10 +59,11 @@ class TimePolynomial(IntervalEnvelope):
 
     def cost(self, potential, dynamics):
         """A survey for each interval."""
+        assert isinstance(potential, Program)
         # As many lengths as are tried first, so that nothing is compiled anew.
-        lengths = jnp.broadcast_to(self.usual, (len(LENGTHS) + 1,))
-        tried = _tried(potential, dynamics, *usual_states(dynamics, potential.dim, TRIALS), lengths)
-        return INTERVAL_PRICE / max(float(jnp.mean(tried.reach)), 1e-300)
+        lengths = jnp.asarray(np.full(len(LENGTHS) + 1, self.usual))
+        tried = _tried(potential.without_rounding(), dynamics, *usual_states(dynamics, potential.dim, TRIALS), lengths)
+        return INTERVAL_PRICE / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
 
 
 class Tried(NamedTuple):
@@ -78,13 +79,13 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
 
     With it comes the program that knows the rounding of its rates: the error of an interval of no length.
     """
-    points, lengths = _trials(dynamics, program.dim), jnp.asarray([*LENGTHS, 0.0])
+    points, lengths = _trials(dynamics, program.dim), jnp.asarray(np.array([*LENGTHS, 0.0]))
     try:
-        tried = _tried(program, dynamics, *points, lengths)
+        tried = _tried(program.without_rounding(), dynamics, *points, lengths)
     except NoEnclosure:
         return None
-    error, rate = (x[-1, : TRIALS // len(SPREADS)] for x in (tried.error, tried.rate))
-    usual = jnp.asarray(LENGTHS[int(np.argmax(np.mean(tried.reach[:-1], 1)))])
+    error, rate = (np.asarray(x)[-1, : TRIALS // len(SPREADS)] for x in (tried.error, tried.rate))
+    usual = jnp.asarray(LENGTHS[int(np.argmax(np.mean(np.asarray(tried.reach)[:-1], 1)))])
     return TimePolynomial(usual), program.with_rounding(error, rate)
 
 
