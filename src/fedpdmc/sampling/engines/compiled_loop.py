@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, Path, Walk, answer, follow, holding
+from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, LatentClock, Path, Walk, answer, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
@@ -153,11 +153,17 @@ class LocalFederation(Federation):
 
     def latents(self, progress: Progress) -> dict[str, np.ndarray]:
         """The private latents of each site that has them, where the chains are: of shape (chains, k)."""
+        if not self._has_latents:
+            return {}
         return local_latents.latents(self.groups, self._names, progress.state.a, progress.walks)
 
     def settled(self, progress: Progress) -> dict[str, np.ndarray]:
         """The same in the sites' private coordinates."""
-        return local_latents.settled(self.groups, self._names, progress.walks)
+        return local_latents.settled(self.groups, self._names, progress.walks) if self._has_latents else {}
+
+    @property
+    def _has_latents(self) -> bool:
+        return any(isinstance(group.clock, LatentClock) for group in self.groups)
 
     def with_latents(self, progress: Progress, settled: Mapping[str, np.ndarray]) -> Progress:
         """The run with its sites' latents at these places."""
