@@ -53,9 +53,9 @@ def test_bounds_are_those_that_are_known_by_hand_and_never_below_a_value(name):
     found = bounds_of(a_model(name), bounds)
     known = derivative_sensitivity(Model(name, 3, df=3.0), bounds, "replace")
     # By hand, predictors of logistic and Student-t models may be anything: these are a little larger.
-    assert 0.9 < 2 * found.gradient / known[0] < 1.1
-    # By hand, two Hessians of one sign differ by √2 times the larger.
-    assert 0.9 < 2 * found.hessian / known[1] < 1.1 * np.sqrt(2)
+    for change, by_hand in zip(found.changes, known, strict=True):
+        assert 0.9 < change / by_hand < 1.1
+    assert found.convex == (name != "student_t")
     rng = np.random.default_rng(3)
     X = rng.normal(size=(4000, 3))
     X /= np.linalg.norm(X, axis=1, keepdims=True)
@@ -122,8 +122,7 @@ def test_a_release_has_the_derivatives_and_noise_of_the_built_in_model(tmp_path)
     for one, two in zip(found, known, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
     noise = [prepared(one, x, ONE_SHOT).noise(ONE_SHOT, 2.0, 0.1) for one in (site, other)]
-    np.testing.assert_allclose(noise[0][0], noise[1][0], rtol=0.02)
-    np.testing.assert_allclose(noise[0][1], noise[1][1], rtol=0.45)
+    np.testing.assert_allclose(noise[0], noise[1], rtol=0.03)
 
 
 def test_a_record_counts_for_no_more_than_its_bound_whatever_the_program_does(tmp_path, monkeypatch):

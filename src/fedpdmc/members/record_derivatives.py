@@ -60,9 +60,9 @@ def grid(bound: float, most_records: int) -> float:
 def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
     """How much one record changes gradient and Hessian, and bounds of the rounding of each record's part."""
     bounds, dim = file_bounds(model, budget), model.dim or 0
-    q = [grid(bound, budget.bounds.most_records) for bound in bounds]
-    changes = (up(2 * bounds.gradient * (1 + SCALED)), up(2 * bounds.hessian * (1 + SCALED)))
-    return changes, (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
+    q = [grid(bound, budget.bounds.most_records) for bound in bounds[:2]]
+    first, second = (up(change * (1 + SCALED)) for change in bounds.changes)
+    return (first, second), (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
 
 
 @double_precision
@@ -70,7 +70,7 @@ def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple
     """Sums over records of gradients and Hessians that are held to their bounds."""
     bounds, n = file_bounds(model, budget), model.records
     most = budget.bounds.most_records
-    limits = jnp.asarray([*bounds, *(grid(bound, most) for bound in bounds)])
+    limits = jnp.asarray([*bounds[:2], *(grid(bound, most) for bound in bounds[:2])])
     gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
     for begin in range(0, n, BLOCK):
         rows = np.minimum(np.arange(begin, begin + BLOCK), n - 1)
@@ -79,13 +79,13 @@ def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple
             for key, value in model.data.items()
         }
         data[WEIGHTS] = jnp.asarray((np.arange(begin, begin + BLOCK) < n).astype(float))
-        one, two = _block(model.function, jnp.asarray(x), data, limits)
+        one, two = _block(model.function, bounds.convex, jnp.asarray(x), data, limits)
         gradient, hessian = gradient + np.asarray(one), hessian + np.asarray(two)
     return gradient, hessian
 
 
 @eqx.filter_jit
-def _block(function: Any, x, data: dict[str, Any], limits):
+def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
     """The sums over one block of records."""
     source, width = function.model.source, function.width
     coefficients, parameters = Layout(source, width).split(x)
@@ -107,8 +107,10 @@ def _block(function: Any, x, data: dict[str, Any], limits):
         z = jnp.concatenate([own, theta])
         jacobian = jax.scipy.linalg.block_diag(*[covariates[:, None]] * own.size, jnp.eye(theta.size))
         jacobian = jacobian[: own.size * width + theta.size]
-        first = jacobian @ jax.grad(f)(z, row)
-        return first, jacobian @ jax.hessian(f)(z, row) @ jacobian.T
+        curvature = jax.hessian(f)(z, row)
+        # What is used to be convex is made so, to the last bit.
+        curvature = jnp.maximum(curvature, 0.0) if convex else curvature
+        return jacobian @ jax.grad(f)(z, row), jacobian @ curvature @ jacobian.T
 
     first, second = jax.vmap(of_one)(eta, design, rows)
     held = functools.partial(_held, data[WEIGHTS])

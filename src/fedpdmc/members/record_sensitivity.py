@@ -4,7 +4,8 @@ A record's minus log likelihood depends on the parameters through linear predict
 ``z = (η, θ)``, f's gradient in (β, θ) has the Euclidean norm ``√Σ_k w_k (∂_k f)²`` and its Hessian the Frobenius norm
 ``√Σ_kl w_k w_l (∂_kl f)²``, with ``w_k = |ξ|²`` for a predictor and one for a parameter. Both are bounded on the box of
 all z and columns that the declared bounds allow, by enclosures of the derivatives and branch and bound. One record replaced
-by another changes a sum by at most twice the bound.
+by another changes a sum by at most twice the bound. If f is a convex function of one predictor alone, its Hessians
+``f'' ξξᵀ`` have inner products that are not negative, and the sum of Hessians changes by at most √2 times the bound.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedpdmc.models.model_file.model import Model
 from fedpdmc.models.model_file.source import Column
 from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.bounds import ROUNDING, Bounds
-from fedpdmc.privacy.branch_and_bound import supremum
+from fedpdmc.privacy.branch_and_bound import PATIENCE, supremum
 from fedpdmc.privacy.sensitivity import largest_row
 
 # Combinations of levels that are looked at one by one.
@@ -36,13 +37,24 @@ MOST_LEVELS = 256
 KNOWN = {"binary": (0.0, 1.0)}
 # A bound is rounded up to this many significant bits, so that all sites of a study have the same.
 BITS = 12
+# A second derivative below zero by no more than this, relatively, is zero but for rounding of its enclosure.
+FLAT = 1e-9
 
 
 class RecordBounds(NamedTuple):
-    """Bounds of one record's derivatives: Euclidean norm of its gradient, Frobenius norm of its Hessian."""
+    """Bounds of one record's derivatives: Euclidean norm of its gradient, Frobenius norm of its Hessian.
+
+    ``convex``: a function of one predictor alone whose second derivative is not negative, but for `FLAT` of its bound.
+    """
 
     gradient: float
     hessian: float
+    convex: bool = False
+
+    @property
+    def changes(self) -> tuple[float, float]:
+        """How much one record can change the sums of gradients and Hessians."""
+        return 2 * self.gradient, (math.sqrt(2) if self.convex else 2) * self.hessian
 
 
 class Domain(NamedTuple):
@@ -89,7 +101,7 @@ def record_bounds(model: Model, width: int, declared: str, constants: tuple = ()
             f"a model whose derivative by {', '.join(search.unbounded())} has no bound for one record",
             REMEDY,
         )
-    return RecordBounds(*map(_rounded, found))
+    return RecordBounds(_rounded(found[0]), _rounded(found[1]), search.convex(found[1]))
 
 
 REMEDY = "Declare tighter bounds of columns, or a smaller region of parameters, on which one record changes little."
@@ -156,12 +168,27 @@ class _Search:
 
     def largest(self, order: int) -> float:
         """The bound of the norm of the gradient (order one) or the Hessian (two), on all levels."""
-        upper, value = self._made[order]
+        return supremum(*self._made[order], *self._boxes())
+
+    def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
+        """A box for each combination of levels, which are sides of no length."""
         levels = self.levels
-        # Levels are sides of no length.
-        low = np.concatenate([np.tile(self.domain.low, (len(levels), 1)), levels], 1)
-        high = np.concatenate([np.tile(self.domain.high, (len(levels), 1)), levels], 1)
-        return supremum(upper, value, low, high)
+        ends = (np.tile(end, (len(levels), 1)) for end in (self.domain.low, self.domain.high))
+        low, high = (np.concatenate([end, levels], 1) for end in ends)
+        return low, high
+
+    def convex(self, bound: float) -> bool:
+        """Whether f is a convex function of one predictor alone, by enclosures of its second derivative."""
+        if self.size != 1 or not self.model.source.predictors:
+            return False
+        split, room = len(self.domain.low), FLAT * bound / self.domain.weights[0]
+
+        def below(low, high):
+            found = self._enclosed(2, low[:split], high[:split], low[split:])
+            return jnp.maximum(-room - jnp.ravel(found.lo if isinstance(found, Interval) else found)[0], 0.0)
+
+        upper = jax.jit(jax.vmap(below))
+        return supremum(upper, lambda points: np.zeros(len(points)), *self._boxes(), most=PATIENCE) == 0
 
     def unbounded(self) -> list[str]:
         """The parameters by which a derivative has no bound on the whole box."""
@@ -190,9 +217,12 @@ class _Search:
 
         return jax.grad(f) if order == 1 else jax.hessian(f)
 
-    def _magnitudes(self, order: int, low, high, levels):
+    def _enclosed(self, order: int, low, high, levels):
         n = self.size
-        found = enclose(self._derivative(order))(Interval(low[:n], high[:n]), Interval(low[n:], high[n:]), levels)
+        return enclose(self._derivative(order))(Interval(low[:n], high[:n]), Interval(low[n:], high[n:]), levels)
+
+    def _magnitudes(self, order: int, low, high, levels):
+        found = self._enclosed(order, low, high, levels)
         return found.magnitude if isinstance(found, Interval) else jnp.abs(found)
 
     def _norm(self, order: int, sizes):
