@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from jax import lax
+from jax.scipy.special import betaln
 
 from fedpdmc import enclosures
-from fedpdmc.enclosures import Cell, Interval, Series, enclose
+from fedpdmc.enclosures import Cell, Curve, Interval, Series, Stretch, enclose, smoothed
 from fedpdmc.errors import NoEnclosure
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -116,6 +118,34 @@ def test_derivatives_of_clip_max_and_min_are_exact_away_from_their_kinks(forward
         assert np.all(wide.low * s**2 - wide.error - 1e-12 <= rest) and np.all(
             rest <= wide.high * s**2 + wide.error + 1e-12
         )
+
+
+def test_a_number_of_the_data_that_a_maximum_returns_compares_as_that_number():
+    """As in the logarithm of the beta function, which has another formula from 8 on."""
+
+    def branched(x):
+        larger = jnp.maximum(x, 8.0)
+        return jnp.where(larger < 8.0, jnp.sin(x), 2 * x)
+
+    a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
+    cell = enclose(branched, Cell(0.1))(Series(a, jnp.zeros(2), v))
+    curve = enclose(branched, Stretch(2))(Curve((a[:, None], 0.05 * v[:, None]), jnp.zeros((2, 1))))
+    assert np.all(cell.error < 1e-12) and np.all(curve.error < 1e-12)
+    np.testing.assert_allclose(cell.value, 2 * a)
+    np.testing.assert_allclose(curve.parts[0][:, 0], 2 * a)
+
+
+def test_the_logarithm_of_the_beta_function_is_enclosed_as_three_of_the_gamma_function():
+    """JAX changes the formula at 8, and is off by 1e-7 there; a number of the data may stand first or last."""
+    count = np.array([1.0, 3.0, 7.9, 8.0, 40.0, 1e4])
+
+    def function(x):
+        return betaln(x, count) + betaln(count, x)
+
+    found = jax.vmap(smoothed(function))(jnp.array([2.3, 9.0]))
+    np.testing.assert_allclose(found, 2 * scipy.special.betaln(np.array([[2.3], [9.0]]), count), rtol=1e-11)
+    series = enclose(jax.grad(lambda x: jnp.sum(smoothed(function)(x))), Cell(0.01))(Series(2.3, 0.0, 1.0))
+    assert series.error < 1e-8 and series.high - series.low < 0.1
 
 
 def test_the_remainder_shrinks_to_the_second_derivative():

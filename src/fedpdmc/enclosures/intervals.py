@@ -224,13 +224,14 @@ def drift(cell: Cell, w: Series) -> Interval:
 
 
 def span(cell: Cell, w: Form) -> Interval:
-    """The range of a value over the cell."""
+    """The range of a value over the cell. One that neither moves nor has an error is a number of the data."""
     if isinstance(w, Interval):
         return w
     if is_point(w):
         return Interval(w, w)
     move = drift(cell, w)
-    room = w.error + unit(w.value) * (jnp.abs(w.value) + cell.length * move.magnitude)
+    moves = cell.length * move.magnitude
+    room = w.error + jnp.where((w.error == 0) & (moves == 0), 0.0, unit(w.value) * (jnp.abs(w.value) + moves))
     return Interval(
         w.value - room + _least(cell.length * move.lo),
         w.value + room + _most(cell.length * move.hi),

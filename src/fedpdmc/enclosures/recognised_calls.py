@@ -133,16 +133,16 @@ def _same(one: Any, other: Any) -> bool:
 class _Node:
     """A value of a program with the operation that made it."""
 
-    def __init__(self, value: Any, name: str = "", inputs: tuple[_Node, ...] = (), params: dict | None = None):
-        self.value, self.name, self.inputs, self.params = value, name, inputs, params or {}
+    def __init__(self, value: Any, name: str = "", inputs: tuple[_Node, ...] = (), equation: Any = None):
+        self.value, self.name, self.inputs, self.equation = value, name, inputs, equation
 
 
 def smoothed(function: Callable) -> Callable:
-    """The same function with formulas of the softplus and with ``2 Φ`` written as the smooth functions that they are.
+    """The same function with formulas of the softplus, ``2 Φ`` and ``log B`` written as the smooth functions that they are.
 
     The pieces of ``max(x, 0) + log1p(exp(−|x|))`` have kinks that cancel; those of ``log(1 + c exp(x)^n)`` grow without end
-    where the whole is nearly linear; and JAX chooses among formulas for the normal distribution function, whose derivatives,
-    looked at one by one, jump where the choice does.
+    where the whole is nearly linear; and JAX chooses among formulas for the normal distribution function and for the beta
+    function, whose derivatives, looked at one by one, jump where the choice does.
     """
 
     def rewritten(*args):
@@ -169,7 +169,7 @@ def _primitives(jaxpr) -> set[str]:
 
 
 INLINED = {"jit", "pjit"}
-PATTERNS = ({"exp", "log1p"}, {"exp", "log"}, {"abs", "erf", "erfc", "select_n"})
+PATTERNS = ({"exp", "log1p"}, {"exp", "log"}, {"abs", "erf", "erfc", "select_n"}, {"lgamma", "log1p", "select_n"})
 
 
 def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
@@ -187,14 +187,18 @@ def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
             continue
         inside = _softplus_argument(nodes) if name == "add" else _exponent_of_one_more(name, nodes)
         below = _normal_argument(nodes) if name == "select_n" else None
+        plain = _log_beta(nodes) if name == "select_n" else None
         if inside is not None:
             values = [jnp.logaddexp(inside.value, jnp.zeros((), jnp.result_type(inside.value)))]
         elif below is not None:
             values = [lax.erfc(-below.value)]
+        elif plain is not None:
+            x, y = (jnp.broadcast_to(part.value, jnp.shape(nodes[1].value)) for part in plain)
+            values = [lax.lgamma(x) + (lax.lgamma(y) - lax.lgamma(x + y))]
         else:
             values = _bound(equation, [node.value for node in nodes])
         for variable, value in zip(equation.outvars, values, strict=True):
-            known[variable] = _Node(value, name, tuple(nodes), equation.params)
+            known[variable] = _Node(value, name, tuple(nodes), equation)
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -241,6 +245,19 @@ def _normal_argument(nodes: list[_Node]) -> _Node | None:
     return x if found else None
 
 
+def _log_beta(nodes: list[_Node]) -> tuple[_Node, ...] | None:
+    """The arguments of JAX's ``betaln`` if this is its choice of a formula: that with three `lgamma` holds everywhere."""
+    which, near = nodes[0], nodes[-1]
+    if which.name != "lt" or near.name != "add" or [part.name for part in near.inputs] != ["lgamma", "sub"]:
+        return None
+    trace, own = which.equation.source_info.traceback, tuple(jax.__path__)
+    frames = () if trace is None else trace.frames
+    smaller = near.inputs[0].inputs[0]
+    if not any(frame.function_name == "betaln" and frame.file_name.startswith(own) for frame in frames):
+        return None
+    return smaller.inputs if smaller.name == "min" else None
+
+
 def _is(number: float, node: _Node) -> bool:
     return node.name == "literal" and bool(np.all(node.value == number))
 
@@ -262,7 +279,7 @@ def _exponent(node: _Node) -> _Node | None:
     if node.name == "exp":
         return _Node(node.inputs[0].value)
     if node.name in ("square", "integer_pow"):
-        power, base = node.params.get("y", 2), _exponent(node.inputs[0])
+        power, base = node.equation.params.get("y", 2), _exponent(node.inputs[0])
         return None if base is None else _Node(power * base.value)
     if node.name not in ("mul", "div"):
         return None

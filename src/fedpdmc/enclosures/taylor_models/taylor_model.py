@@ -159,10 +159,11 @@ class Curve(Enclosure):
 
     @property
     def range(self) -> Interval:
-        """All its values."""
+        """All its values. One that neither moves nor has an error is a number of the data, and compares as such."""
         far = (self.reach + self.error) * ROOM
         middle = first_of(self)
-        return Interval(middle - far, middle + far).widened()
+        wide = Interval(middle - far, middle + far).widened()
+        return Interval(jnp.where(far == 0, middle, wide.lo), jnp.where(far == 0, middle, wide.hi))
 
 
 def total(parts, like) -> Array:
