@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeVar
 
 import equinox as eqx
@@ -34,6 +35,13 @@ from fedpdmc.whitening import Reference
 
 # Process time of all chains of a run to 1,000 effective samples, assumed by sites that are not told.
 USUAL_CHAIN_TIME = 4000.0
+# Gradients of a user's function for each unit of process time that are usual, many, and too many.
+USUAL_COST, COSTLY, HOPELESS, MOST_SAID = "5 to 50", 300.0, 1e4, 1e9
+LOOSE_REMEDY = (
+    "Bounds widen where a value is used many times: in long recursions, factors of nearly singular matrices, quotients of "
+    "differences. Take fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
+    "the posterior is nearly Gaussian; bounds='adaptive' needs none of this and proves nothing."
+)
 # Relative difference of two quadratics that are the same but for rounding.
 SAME = 1e-12
 
@@ -102,7 +110,29 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
         whitened = Shared(whitened, whiten(opening.prior_share, opening.reference, None))
     if opening.adaptive and site.model is not None:
         return Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
-    return choose(whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time)
+    choice = choose(whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time)
+    if isinstance(site.potential, Program):
+        _check_cost(choice, site.name)
+    return choice
+
+
+def _check_cost(choice: Choice, name: str) -> None:
+    """Refuse a function whose bounds are so loose that a run would not end, and say so beforehand where it is long."""
+    cost = choice.costs.get(choice.clock.name, 0.0)
+    if not cost <= HOPELESS:
+        found = f"at least {HOPELESS:,.0f}" if cost > MOST_SAID or math.isnan(cost) else f"about {cost:,.0f}"
+        raise InputError(
+            f"sites ({name!r})",
+            f"a model whose event rates cannot be bounded well: {found} evaluations of its gradient for each unit of "
+            f"process time, where {USUAL_COST} are usual",
+            LOOSE_REMEDY,
+        )
+    if cost > COSTLY:
+        warn(
+            f"site {name!r}: the bounds of its event rates are loose. A chain takes about {cost:,.0f} evaluations of its "
+            f"gradient for each unit of process time, where {USUAL_COST} are usual, and needs some ten units for an "
+            f"effective sample. {LOOSE_REMEDY}"
+        )
 
 
 def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
