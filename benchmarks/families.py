@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from benchmarks.tables import markdown
+from rich.table import Table
 
 from benchmarks import child as child_process
 
@@ -40,13 +42,19 @@ def main() -> None:
     if options.one:
         print(json.dumps((ours if options.one[0] == "ours" else nuts)(options.of, options.one[1])))
         return
-    names = options.models or model_names(options.of)
-    with ThreadPoolExecutor(options.processes) as pool:
-        parts = pool.map(lambda name: contest(options.of, name, options.limit), names)
-        found = [report for part in parts for report in part]
+    found = compare(options.of, options.models, options.processes, options.limit)
     if options.out:
         Path(options.out).write_text(json.dumps(found, indent=1))
-    print("\n".join(table(found)))
+    print(markdown(table(found)))
+
+
+def compare(of: str, names: list[str] | None = None, processes: int = 1, limit: float = 900.0) -> list[dict]:
+    """The reports of some models, or of all of a kind."""
+    sys.path[:0] = [str(ROOT)]
+    with ThreadPoolExecutor(processes) as pool:
+        return [
+            report for part in pool.map(lambda n: contest(of, n, limit), names or model_names(of)) for report in part
+        ]
 
 
 def model_names(of: str) -> list[str]:
@@ -174,24 +182,27 @@ def moments(draws: np.ndarray) -> list[list[float]]:
     return np.stack([mean, sd, sd / np.sqrt(ess), square / np.sqrt(ess)], -1).tolist()
 
 
-def table(found: list[dict]) -> list[str]:
-    """One line for each model."""
+def table(found: list[dict]) -> Table:
+    """One line for each model; times in seconds."""
     by = {(one["family"], one["contestant"]): one for one in found}
-    heads = ["model", "rounds", "certified", "wall", "processor", "warm wall", "processor", "NUTS wall", "processor"]
-    lines = ["| " + " | ".join([*heads, "ratio", "z", "clocks"]) + " |", "|---|" + "---|" * 11]
+    shown = Table(title="Defaults at three unequal sites, cold and warm, against NUTS on the pooled records")
+    for name in ("model", "rounds", "certified", "cold wall", "cpu", "opening", "warm wall", "cpu", "NUTS wall", "cpu"):
+        shown.add_column(name)
+    for name in ("cold/NUTS", "cpu/cpu", "z", "clocks"):
+        shown.add_column(name)
     for name in dict.fromkeys(one["family"] for one in found):
         us, again, them = (by[name, who] for who in ("ours", "warm", "nuts"))
         if any("error" in one for one in (us, again, them)):
-            errors = [one.get("error", "").strip().replace("\n", " ")[-200:] for one in (us, again, them)]
-            lines.append(f"| {name} | {' / '.join(errors)} |")
+            shown.add_row(name, *(one.get("error", "").strip().replace("\n", " ")[-100:] for one in (us, again, them)))
             continue
         a, b = np.array(us["moments"]), np.array(them["moments"])
         z = np.max(np.abs(a[:, :2] - b[:, :2]) / np.sqrt(a[:, 2:] ** 2 + b[:, 2:] ** 2))
-        cells = [name, us["rounds"], us["certified"]]
-        cells += [f"{one[what]:.1f}" for one in (us, again, them) for what in ("wall", "processor")]
-        cells += [f"{us['wall'] / them['wall']:.2f}", f"{z:.1f}", ", ".join(dict.fromkeys(us["clocks"]))]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+        spent = [f"{us['wall']:.1f}", f"{us['processor']:.1f}", f"{us['opening']:.1f}"]
+        spent += [f"{one[what]:.1f}" for one in (again, them) for what in ("wall", "processor")]
+        ratios = [f"{us[what] / them[what]:.2f}" for what in ("wall", "processor")]
+        clocks = ", ".join(dict.fromkeys(us["clocks"]))
+        shown.add_row(name, str(us["rounds"]), str(us["certified"]), *spent, *ratios, f"{z:.1f}", clocks)
+    return shown
 
 
 if __name__ == "__main__":
