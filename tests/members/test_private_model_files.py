@@ -170,6 +170,14 @@ def test_the_posterior_is_that_of_the_records_where_noise_is_small(tmp_path):
         fp.sample(sites, prior, dynamics=fp.ZigZag(), progress=False)
 
 
+def test_sites_with_model_files_can_share_their_noise(tmp_path):
+    model, prior = a_model("logistic"), fp.models.normal_prior(2)
+    sites = [a_site(tmp_path / f"{m}.db", model, *records(m, 400), name=f"{m}", colluding=1) for m in range(3)]
+    post = fp.sample(sites, prior, seed=1, progress=False)
+    assert "shared by 3 sites" in post.settings["chosen"]
+    assert all(told["spent"] == pytest.approx(1.0, abs=1e-6) for told in post.privacy.values())
+
+
 def test_bad_terms_are_refused_before_anything_is_charged(tmp_path):
     X, y = records(n=50)
     model = a_model("logistic")
