@@ -10,6 +10,7 @@ from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
 
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages
+from fedpdmc.federation.site_agent import computation
 from fedpdmc.federation.site_agent.audit_log import Kind
 from fedpdmc.federation.site_agent.audit_replay import show
 
@@ -195,5 +196,16 @@ def test_a_plan_that_would_take_for_ever_is_refused_by_name(tmp_path):
     assert refusal.code == "TOO_MUCH_WORK"
     assert ask(agent, plans(start=np.full((CHAINS, DIM), 1e200))).code == "PLAN_TOO_FAR"
     # It goes on with one that ends.
+    assert isinstance(ask(agent, plans()), messages.Arrivals)
+    agent.log.close()
+
+
+def test_a_request_that_fails_within_is_refused_and_the_site_goes_on(zigzag, tmp_path, monkeypatch, caplog):
+    agent = joined(zigzag, tmp_path / "store")
+    with monkeypatch.context() as patch:
+        patch.setattr(computation, "open_site", lambda site, opening: np.linalg.inv(np.zeros((2, 2))))
+        assert ask(agent, opening()).code == "NOT_ANSWERED"
+    assert any("could not be answered" in record.message for record in caplog.records)
+    assert isinstance(ask(agent, opening()), messages.Opened)
     assert isinstance(ask(agent, plans()), messages.Arrivals)
     agent.log.close()

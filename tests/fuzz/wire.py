@@ -130,7 +130,8 @@ def _agent(
                 # In order, and of this run: the checks that come after are reached.
                 message = dataclasses.replace(message, run=RUN, sequence=agent.log.answers + 1)  # type: ignore[call-arg]
                 data = data[:1] + wire.encode(message)
-        wire.decode(agent.answer(data[1:]))
+        answer = wire.decode(agent.answer(data[1:]))
+        assert getattr(answer, "code", "") != "NOT_ANSWERED", "an error within"
 
     return Target(name, samples + [b"\1" + one for one in requests], read)
 

@@ -223,7 +223,14 @@ class Agent:
         if self._in_progress != asked and not suspect:
             self._append(Kind.REQUEST, data)
         self._in_progress = asked
-        answer = self.computation.compute(message, asked)
+        try:
+            answer = self.computation.compute(message, asked)
+        except (RequestRefused, OSError):
+            raise
+        except Exception as error:
+            # A request that the computation cannot take must not stop the site: it would be sent again after a restart.
+            logger.exception("request %d could not be answered", message.sequence)
+            raise RequestRefused("NOT_ANSWERED") from error
         out = messages.encode(answer)
         if suspect:
             self._append(Kind.REQUEST, data)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import VIOLATED, LatentClock
+from fedpdmc.clocks import VIOLATED, Clock, LatentClock
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import rounded
@@ -78,6 +78,7 @@ class Computation:
         self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
         self._run_seed, self._control, self._region = run_seed, control, region
         self._clock, self._keys = None, None
+        self._made_clock: tuple[messages.Open, Clock] | None = None
         # The public keys of the turns, and the last request that stood for whole plans, with those.
         self._turn_keys = None
         self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
@@ -137,7 +138,7 @@ class Computation:
                 return
             if self._region is not None:
                 self._region.opened(message)
-            self._clock = open_site(self.site, self._opening(message))
+            self._clock = self._opened_clock(message)
             progress.shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
             if isinstance(self._clock, LatentClock):
@@ -243,9 +244,16 @@ class Computation:
         x, spread = own_part(message.x, message.about, self.site.coordinates)
         return np.array(x), None if spread is None else np.array(spread)
 
+    def _opened_clock(self, message: messages.Open) -> Clock:
+        """The clock of a run, made once: when it is asked for, so that one that cannot be made is refused."""
+        if self._made_clock is None or self._made_clock[0] is not message:
+            self._made_clock = message, open_site(self.site, self._opening(message))
+        return self._made_clock[1]
+
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
             self._check_opening(message)
+            self._opened_clock(message)
             return messages.Opened(message.run, message.sequence, asked)
         with refusing_privacy_errors():
             status = self._private_site(message).status
