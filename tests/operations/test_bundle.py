@@ -1,5 +1,6 @@
 """A site invited with one file: made ready step by step, against a coordinator that runs; changed files are refused."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedpdmc.certificates.requests import sign_request
 from fedpdmc.cli import app
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, Refused
 from fedpdmc.operations.bundle import MEMBERS, UNIT, Joining, draft_policy, make_bundle, read_bundle
 from fedpdmc.operations.systemd_unit import site_unit
 from fedpdmc.study import read_policy
@@ -135,6 +136,13 @@ def test_a_drafted_policy_allows_the_contract_and_no_more(folder, tmp_path):
     policy.check("north", folder.study, 100)
     assert (policy.most_rounds, policy.most_observed_time) == (folder.study.rounds, folder.study.observed_time)
     assert len(MEMBERS) == 4
+
+
+def test_a_drafted_policy_does_not_allow_a_contract_that_would_fill_the_memory(folder, tmp_path):
+    study = dataclasses.replace(folder.study, chains=2**16)
+    (tmp_path / "policy.toml").write_text(draft_policy(study))
+    with pytest.raises(Refused, match="POLICY_CHAINS"):
+        read_policy(tmp_path / "policy.toml").check("north", study, 100)
 
 
 def test_names_in_a_unit_stay_words():

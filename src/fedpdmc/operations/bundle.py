@@ -24,6 +24,7 @@ from fedpdmc.operations.preflight import Finding, SiteCheck, Step, run_steps
 from fedpdmc.operations.systemd_unit import site_unit
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.study import Study, parse_study, read_study
+from fedpdmc.study.policy import MOST_CHAINS
 from fedpdmc.study.read_data import is_database
 from fedpdmc.version import __version__
 
@@ -236,7 +237,7 @@ class Joining:
 
 
 def draft_policy(study: Study) -> str:
-    """A policy that allows this contract and no more. The site should read it and may restrict it."""
+    """A policy that allows this contract and no more, unless it has very many chains. The site should read it."""
     lines = [
         "# Generated from the contract: it allows this contract and no more. Read it; you decide what this site allows.",
         f'families = ["{study.family}"]' if study.model_file is None else f'models = ["{study.model_digest}"]',
@@ -246,7 +247,8 @@ def draft_policy(study: Study) -> str:
         f"passes = {str(study.passes).lower()}",
         f"most_rounds = {study.rounds}",
         f"most_observed_time = {float(study.observed_time)!r}",
-        f"most_chains = {study.chains}",
+        # A site holds all chains in memory: more than usual must be the site's own decision.
+        f"most_chains = {min(study.chains, MOST_CHAINS)}",
         f"least_sites = {len(study.sites)}",
     ]
     if study.epsilon is not None:
