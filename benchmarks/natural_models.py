@@ -147,8 +147,8 @@ def worst(draws: dict) -> float:
 
 
 def varying(draws: dict) -> np.ndarray:
-    """All numbers that are not constant, of shape (chains, draws, numbers)."""
-    flat = np.concatenate([x.reshape(*x.shape[:2], -1) for x in draws.values()], -1)
+    """All numbers that are not constant, of shape (chains, draws, numbers), by the names of the variables."""
+    flat = np.concatenate([draws[name].reshape(*draws[name].shape[:2], -1) for name in sorted(draws)], -1)
     return flat[..., flat.std((0, 1)) > 1e-12]
 
 

@@ -103,9 +103,13 @@ def test_arrivals_have_the_law_of_their_rate():
         assert stats.kstest(left**1.4, "uniform").pvalue < 1e-3
 
 
-def test_a_polynomial_that_is_wrong_is_caught():
+@pytest.mark.parametrize("share", [0.5, 1.3])
+def test_a_polynomial_that_is_wrong_is_caught(share):
+    """Below the rate, so that candidates are missed; and above it, so that what is computed would be taken for noise."""
     known = clock().envelope.remainder
-    wrong = dataclasses.replace(known, coefficients=0.5 * known.coefficients)
-    low = dataclasses.replace(clock(), envelope=BallPolynomial(wrong))
-    _, walk = ask()(low, chain_keys(jax.random.key(1), CHAINS), plans())
+    wrong = dataclasses.replace(
+        known, coefficients=share * known.coefficients, errors=0.1 * known.errors, hazards=2.0 * known.hazards
+    )
+    other = dataclasses.replace(clock(), envelope=BallPolynomial(wrong), limit=jnp.asarray(np.float64(600.0)))
+    _, walk = ask()(other, chain_keys(jax.random.key(1), CHAINS), plans())
     assert np.any(np.asarray(walk.fault) == VIOLATED)

@@ -42,7 +42,9 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     entry["rounding"] = "a bound is carried with every value"
     if "Taylor polynomial" in entry["domain"] and program.noise is not None:
         entry["rounding"] = (
-            f"{float(program.noise):.1e} per unit of velocity: that at {SAMPLES} points, times {NOISE:g}"
+            "the polynomial and its error are proved in exact arithmetic; what is drawn is at least as near to the exact "
+            f"rate as the computed one, and a computed rate {float(program.noise):.1e} per unit of velocity beyond stops "
+            f"the run ({NOISE:g} times the proved bound at {SAMPLES} points)"
         )
     return entry
 

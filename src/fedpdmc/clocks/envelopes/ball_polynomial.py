@@ -22,6 +22,11 @@ class BallPolynomial(SegmentEnvelope):
 
     On a rotation ``|a|² + |v|² = ρ²`` is conserved, so that the ball of radius ρ bounds the rate on a segment; at a point
     the rate is at most ``(v·∇P)_+ + |v| E(|b|)``.
+
+    This is proved for the rate r in exact arithmetic; what is evaluated is a computed rate c. Candidates of the bound B are
+    accepted with probability ``min(c₊, B)/B``, so that what is drawn has the rate ``min(c₊, B)``. Since ``r₊ ≤ B``, it is at
+    least as near to ``r₊`` as ``c₊`` is: the law is that of the function up to the rounding of its own gradient. The
+    remainder's ``rounding`` decides only when a run stops: a computed rate outside ``v·∇P ± |v|(E + rounding)`` is a fault.
     """
 
     domain: ClassVar[str] = "a Taylor polynomial with a proved error on balls, then the function"
@@ -37,12 +42,21 @@ class BallPolynomial(SegmentEnvelope):
 
     def bound(self, dynamics, a, v):
         """From the polynomial."""
+        rate, beyond = self._known(a, v)
+        return (jnp.maximum(rate, 0.0) + beyond)[:, None]
+
+    def least(self, dynamics, a, v):
+        """From the polynomial."""
+        rate, beyond = self._known(a, v)
+        return (rate - beyond)[:, None]
+
+    def _known(self, a, v):
+        """The polynomial's rate, and how far the computed one may be from it."""
         b, speed = a - self.remainder.center, jnp.linalg.norm(v, axis=-1)
         size = jnp.linalg.norm(b, axis=-1)
         rate = jnp.sum(v * self.remainder.gradient(b), -1)
-        known = jnp.maximum(rate, 0.0) + RELATIVE_SLACK * jnp.abs(rate)
-        beyond = (1 + RELATIVE_SLACK) * speed * self.remainder.error(size)
-        return (known + beyond + 0.5 * self._slack(size, speed))[:, None]
+        beyond = RELATIVE_SLACK * jnp.abs(rate) + (1 + RELATIVE_SLACK) * speed * self.remainder.error(size)
+        return rate, beyond + 0.5 * self._slack(size, speed)
 
     def _slack(self, size: Float[Array, "*C"], speed: Float[Array, "*C"]) -> Float[Array, "*C"]:
         return self.remainder.rounding * speed * (1 + size)

@@ -146,6 +146,10 @@ class SegmentEnvelope(Envelope):
     def bound(self, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"]:
         """A bound of the rate of every mark at ``(a, v)``, never above the constants of a cell that it lies in."""
 
+    def least(self, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"] | None:
+        """What the signed rate of every mark is not below, where that is known: a computed rate below it is a fault."""
+        return None
+
 
 def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Positions and velocities of the reference."""
