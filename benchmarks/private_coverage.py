@@ -21,9 +21,27 @@ SITES, DELTA, DRAWS, LEVEL = 4, 1e-5, 4000, 0.95
 SHARED = (None, 1)
 
 
-def records(rng: np.random.Generator, count: int, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    X = rng.standard_normal((count, len(truth)))
-    X /= np.maximum(1.0, np.sqrt(np.einsum("ij,ij->i", X, X)))[:, None]
+def ball(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+    """Covariates that lie evenly, of norm one at most."""
+    X = rng.standard_normal((count, dim))
+    return X / np.maximum(1.0, np.sqrt(np.einsum("ij,ij->i", X, X)))[:, None]
+
+
+def table(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+    """An intercept, zeros and ones of which some are rare, and numbers between, of norm one at most."""
+    X = np.ones((count, dim))
+    for j in range(1, dim):
+        X[:, j] = rng.random(count) < (0.5, 0.1, 0.3)[j % 3] if j % 2 else rng.uniform(-1, 1, count)
+    return X / math.sqrt(dim)
+
+
+DESIGNS = {"ball": ball, "table": table}
+
+
+def records(
+    rng: np.random.Generator, count: int, truth: np.ndarray, design: str = "ball"
+) -> tuple[np.ndarray, np.ndarray]:
+    X = DESIGNS[design](rng, count, len(truth))
     return X, rng.random(count) < 1 / (1 + np.exp(-X @ truth))
 
 
@@ -91,11 +109,13 @@ def answer(
     return noise_aware.draws(noise_aware.pooled(releases, known)[0], known, DRAWS, rng)
 
 
-def study(number: int, dim: int, count: int, epsilons: tuple[float, ...], steps: tuple[float, ...]) -> list[tuple]:
+def study(
+    number: int, dim: int, count: int, epsilons: tuple[float, ...], steps: tuple[float, ...], design: str
+) -> list[tuple]:
     """One simulated study: for each way, which intervals cover, those without privacy, the width, and the error."""
     rng = np.random.default_rng([number, dim, count])
     truth = rng.standard_normal(dim)
-    X, y = records(rng, SITES * count, truth)
+    X, y = records(rng, SITES * count, truth, design)
     mean, sd = without_privacy(X, y)
     plain = np.abs(truth - mean) < 1.959964 * sd
     found = []
@@ -108,9 +128,15 @@ def study(number: int, dim: int, count: int, epsilons: tuple[float, ...], steps:
 
 
 def lines(
-    dim: int, count: int, epsilons: tuple[float, ...], steps: tuple[float, ...], studies: int, pool: ProcessPoolExecutor
+    dim: int,
+    count: int,
+    epsilons: tuple[float, ...],
+    steps: tuple[float, ...],
+    studies: int,
+    pool: ProcessPoolExecutor,
+    design: str = "ball",
 ) -> Iterator[str]:
-    arguments = ((number, dim, count, epsilons, steps) for number in range(studies))
+    arguments = ((number, dim, count, epsilons, steps, design) for number in range(studies))
     every = list(pool.map(study, *zip(*arguments, strict=True)))
     for of_one in zip(*every, strict=True):
         epsilon, colluding = of_one[0][:2]
@@ -136,13 +162,14 @@ def main() -> None:
     asked.add_argument("--studies", type=int, default=200)
     asked.add_argument("--jobs", type=int, default=os.cpu_count())
     asked.add_argument("--steps", type=float, nargs="+", default=list(ONE_SHOT.steps))
+    asked.add_argument("--design", choices=list(DESIGNS), default="ball")
     given = asked.parse_args()
     print("| d | records a site | ε | noise | 95 % intervals cover | without privacy | width | error | studies |")
     print("|---|---|---|---|---|---|---|---|---|")
     with ProcessPoolExecutor(given.jobs) as pool:
         for count, dim in itertools.product(given.records, given.dims):
             begun = time.monotonic()
-            for line in lines(dim, count, tuple(given.epsilons), tuple(given.steps), given.studies, pool):
+            for line in lines(dim, count, tuple(given.epsilons), tuple(given.steps), given.studies, pool, given.design):
                 print(line, flush=True)
             print(f"<!-- {time.monotonic() - begun:.0f} s -->", flush=True)
 
