@@ -1,16 +1,20 @@
-"""A site that lies at random in any field of its answers: the run goes on, or ends in a sentence, never in a traceback."""
+"""Parties that lie at random in any field of their messages: the other goes on or ends in a sentence, never a traceback."""
 
+import contextlib
 import dataclasses
 import random
 import warnings
 
 import numpy as np
 import pytest
-from tests.federation.studies import FEW_ROUNDS, SEED, SUMMED, ZIGZAG, Folder
+from tests.federation.processes import Parties
+from tests.federation.requests import opening, plans
+from tests.federation.studies import FEW_ROUNDS, MODEL_ZIGZAG, SEED, SITE_SEED, SUMMED, ZIGZAG, Folder
 
 import fedpdmc as fp
 from fedpdmc.errors import FedPDMCError
 from fedpdmc.federation import messages
+from fedpdmc.federation.transport import Request
 
 
 def _array(value, rng):
@@ -19,7 +23,8 @@ def _array(value, rng):
     if one.size:
         one.flat[rng.randrange(one.size)] = rng.choice([0, 1, 7, 1e9])
     turned = number.T if number.ndim == 2 else number[::-1]
-    scaled = number * rng.choice([0.0, 1e-300, 1e300, 1e10, -1.0])
+    with np.errstate(over="ignore"):
+        scaled = number * rng.choice([0.0, 1e-300, 1e300, 1e10, -1.0])
     found = rng.choice([one, turned, scaled, number[:-1], number[:0], np.concatenate([number, number]), number + 1])
     return found if value.dtype.kind == "f" else np.clip(found, 0, 2**31).astype(value.dtype)
 
@@ -74,3 +79,50 @@ def test_whatever_a_site_answers_the_run_goes_on_or_ends_in_a_sentence(tmp_path,
             except FedPDMCError as error:
                 ends.append(str(error))
     assert len(ends) > lies / 4
+
+
+@pytest.mark.parametrize(
+    ("contract", "lies"),
+    [
+        pytest.param(ZIGZAG, 30, id="a few"),
+        pytest.param(ZIGZAG, 1000, marks=pytest.mark.long, id="zigzag"),
+        pytest.param(MODEL_ZIGZAG, 1000, marks=pytest.mark.long, id="file"),
+    ],
+)
+def test_a_site_outlives_whatever_a_coordinator_asks(tmp_path, contract, lies):
+    """Live: the site is a process with a policy, the coordinator has a good key and lies in any field of its requests."""
+    folder, rng, codes = Folder(tmp_path, contract), random.Random(1), set()
+    parties, sequence, number = Parties(folder, (SEED, SITE_SEED)), 2, 0
+    with folder.listening(listen=parties.address) as connection:
+        parties.start("north")
+
+        def asked(message):
+            """The answer of north alone."""
+            return messages.decode(connection.transport.ask([Request(messages.encode(message)), None])[0])
+
+        def of_this_run(data):
+            return dataclasses.replace(messages.decode(data), run=connection.run)
+
+        try:
+            start = of_this_run(opening())
+            assert isinstance(asked(start), messages.Opened)
+            for k in range(lies):
+                message = plan = of_this_run(plans(sequence, number=number, seed=k))
+                if k % 10:
+                    message = rng.choice([plan, plan, start])
+                    name = rng.choice([field.name for field in dataclasses.fields(message) if field.name != "run"])
+                    message = dataclasses.replace(message, **{name: lied(getattr(message, name), rng)})
+                answer = None
+                with contextlib.suppress(FedPDMCError):
+                    answer = asked(message)
+                    codes.add(getattr(answer, "code", type(answer).__name__))
+                # Something new is answered now and then, or the site would stop after so many refusals.
+                assert k % 10 or isinstance(answer, messages.Arrivals)
+                if isinstance(answer, messages.Arrivals) and message.sequence == sequence:
+                    sequence, number = sequence + 1, int(max(message.number, default=number)) + 1
+            assert parties.running["north"].poll() is None
+        finally:
+            parties.stop()
+    said = (folder.path / "north.log").read_text()
+    assert "Traceback" not in said and "NOT_ANSWERED" not in codes, said[-3000:]
+    assert len(codes) > 3, codes
