@@ -158,6 +158,9 @@ class Drawn:
     def draws(self, n):
         return self.values[None, :n]
 
+    def cov(self):
+        return np.cov(self.values.T)
+
     def ess(self):
         return dict.fromkeys(self.names, float(len(self.values)))
 

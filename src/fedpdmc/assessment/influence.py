@@ -18,7 +18,7 @@ def pull(log_likelihood: np.ndarray, draws: Draws) -> dict[str, float]:
 
     ``d E_α[x] / d log α = Cov(x, log L)`` at α = 1. Of independent parts of the likelihood the derivatives add up: the sum
     over the sites is that of the whole likelihood, and with that of the prior nearly zero, since together they temper the
-    posterior, which moves its mean only as far as it is skewed.
+    posterior, which moves its mean by minus half its skewness.
     """
     centred = log_likelihood - log_likelihood.mean()
     return {name: float(np.mean((x - x.mean()) * centred) / x.std()) for name, x in draws.items()}

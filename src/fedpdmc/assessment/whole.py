@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
     from fedpdmc.study.tables import Sites
 
-# A pull of the prior of this many posterior sd means that doubling its weight moves the mean by 0.07 sd or more.
-NOTABLE = 0.1
+# A pull of the prior of this many posterior sd means that doubling its weight moves the mean by 0.2 sd or more.
+NOTABLE = 0.3
 # Columns that are counts.
 COUNTS = ("records", "high_k", "df")
 
@@ -90,8 +90,8 @@ class Assessment:
     def sensitivity(self) -> pd.DataFrame:
         """How each mean answers to a power on the prior and on the likelihood, in posterior sd, and what that means.
 
-        The likelihood's is the sum of the sites' pulls (`influence.pull`). Both large: prior and records disagree. Only the
-        prior's: it says more than the records.
+        The likelihood's is the sum of the sites' pulls (`influence.pull`). Both large with opposite signs: prior and records
+        disagree. Only the prior's: it says more than the records.
         """
         sites = [one.pull for one in self.sites if one.pull is not None]
         if len(sites) < len(self.sites) or not sites or self.prior_pull is None:
@@ -99,8 +99,9 @@ class Assessment:
         likelihood = {name: sum(one[name] for one in sites) for name in sites[0]}
         rows = {}
         for name, prior in self.prior_pull.items():
-            high = abs(prior) > NOTABLE, abs(likelihood[name]) > NOTABLE
-            words = {(True, True): "prior and records disagree", (True, False): "the prior is strong"}.get(high, "-")
+            words = "the prior is strong" if abs(prior) > NOTABLE else "-"
+            if abs(prior) > NOTABLE and abs(likelihood[name]) > NOTABLE and prior * likelihood[name] < 0:
+                words = "prior and records disagree"
             rows[name] = {"prior": prior, "likelihood": likelihood[name], "diagnosis": words}
         return pd.DataFrame(rows).T.astype({"prior": float, "likelihood": float})
 

@@ -62,7 +62,8 @@ class Summary(pd.DataFrame):
         """The table; where it is too wide, columns that are missed least are left out of what is printed."""
         shown = self._formatted().rename_axis(index=None)
         for column in SPARED:
-            if max(map(len, shown.to_string().splitlines())) > width:
+            # pandas breaks lines that are nearly as wide.
+            if max(map(len, shown.to_string().splitlines())) > width - 3:
                 shown = shown.drop(columns=column)
         left_out = ", ".join(name for name in self.columns if name not in shown)
         words = f"\n(not shown, for width: {left_out})" if left_out else ""

@@ -166,6 +166,8 @@ def _bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf
     Of positive numbers below ``most`` the bounds are inside these limits too.
     """
     low, high = float(numbers.min()), float(numbers.max())
+    if set(numbers.tolist()) == {0.0, 1.0} and not positive:
+        return 0.0, 1.0
     if positive:
         return _outward(low / 2, -1), _outward(2 * high, 1) if np.isinf(most) else most - _outward(
             (most - high) / 2, -1

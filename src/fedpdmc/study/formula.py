@@ -80,7 +80,7 @@ class Design:
                     out[list(index)] *= 0.5
                 elif column is not None and (not column.center and column.scale == 1):
                     low, high = column.range
-                    out[list(index)] *= (high - low) / 4
+                    out[list(index)] *= 0.5 if (low, high) == (0, 1) else (high - low) / 4
         return out
 
     def _template(self) -> pd.DataFrame:

@@ -26,7 +26,10 @@ GIVE = (
 SLAB = 2.5
 # Standard deviation of the linear predictor under the default prior: the error's own, so that R² is about a half. On the
 # latent scale of a logistic regression that is π/√3; a Poisson rate varies by a factor of e.
-PREDICTOR_SD = {"logistic": float(np.pi / np.sqrt(3)), "poisson": 1.0}
+LATENT_SD = float(np.pi / np.sqrt(3))
+PREDICTOR_SD = {"poisson": 1.0} | dict.fromkeys(
+    ("logistic", "ordered_logit", "multinomial_logit", "beta", "beta_binomial"), LATENT_SD
+)
 # Of a column of a level, which is 0 or 1.
 LEVEL_SD = 0.5
 # The intercept is where the covariates are average; others are log σ of a standardised response, a log shape, and the like.
