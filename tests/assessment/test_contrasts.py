@@ -40,6 +40,9 @@ def test_a_posterior_from_disk_has_contrasts_too(fitted, tmp_path):
     row = post.summary().loc["age"]
     found = contrasts(loaded, {"ten": {"age": 10}}).loc["ten"]
     assert found["mean"] == pytest.approx(10 * row["mean"], abs=5 * row["sd"] / np.sqrt(40))
+    # The sites of a table bring their prior.
+    longer = loaded.extend(duration=2.0, sites=fitted[0], progress=False)
+    assert longer.duration > loaded.duration
     with pytest.raises(InputError, match="read from disk"):
         loaded.expectation(lambda p: p["age"], named=True)
 

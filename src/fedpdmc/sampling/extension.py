@@ -9,6 +9,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import showing
 from fedpdmc.errors import InputError
 from fedpdmc.members.latent_posterior import latents_at
+from fedpdmc.members.member import DescribedSites
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.variables import variables
 from fedpdmc.results.archive import read
@@ -68,6 +69,8 @@ class SavedRun:
                 "None, of a posterior that was read from disk without its records",
                 "Give the sites and the prior that sample() was given: post.extend(..., sites=sites, prior=prior).",
             )
+        if prior is None and isinstance(sites, DescribedSites):
+            prior = sites.prior
         with showing(progress):
             return self._sampler(sites, prior).extend(duration=duration, ess=ess, progress=progress)
 

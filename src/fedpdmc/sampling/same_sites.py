@@ -17,6 +17,7 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import fingerprint as records_fingerprint
+from fedpdmc.members.member import DescribedSites
 from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged, program_digest
 from fedpdmc.models.mixture_prior import MixturePrior
@@ -102,7 +103,7 @@ def members_of(
         Names the argument, and the site, that is not as it was.
     """
     rate = prior.rate if isinstance(prior, Redistributed) else 0.0
-    told = prior
+    told = sites.prior if prior is None and isinstance(sites, DescribedSites) else prior
     members, prior, dim = resolve_members(sites, told, None, names)
     if dim != len(names):
         raise InputError(
