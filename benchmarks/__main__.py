@@ -16,7 +16,7 @@ from benchmarks.cases import CASES, EXECUTIONS, QUICK_EVENTS, Case
 from benchmarks.tables import label, markdown, rates_table, ratios, ratios_table
 from rich.console import Console
 
-from benchmarks import any_model, few_rounds, grid, random_effects
+from benchmarks import any_model, families, few_rounds, grid, random_effects
 
 HERE = Path(__file__).resolve().parent
 RIVAL_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
@@ -160,8 +160,15 @@ def effects(quick: bool, console: Console) -> tuple[dict, list]:
     return {"contestants": found}, [random_effects.table(found)]
 
 
+def defaults(of: str, quick: bool) -> tuple[dict, list]:
+    """What `fedpdmc.sample` chooses by itself, cold and warm, against NUTS."""
+    reports = families.compare(of, ["weibull"] if quick else None)
+    return {"contestants": reports}, [families.table(reports)]
+
+
 PARTS = {
     "zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models, "grid": over_grid, "random-effects": effects,
+    "families": lambda quick, console: defaults("families", quick), "zoo": lambda quick, console: defaults("zoo", quick),
 }  # fmt: skip
 
 

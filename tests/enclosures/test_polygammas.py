@@ -1,4 +1,6 @@
-"""Derivatives of log Γ lie within their errors, and below the bound on a range."""
+"""Derivatives of log Γ and of log Φ lie within their errors, and below the bound on a range."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.enclosures.taylor_models import polygammas
+from fedpdmc.enclosures.taylor_models.compositions import LOCAL
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -43,3 +46,25 @@ def test_the_next_derivative_is_bounded_on_the_range(first):
         worst = max(abs(exact(first + 4, y)) for y in (middle - reach, middle + reach)) / 24
         assert worst <= float(beyond[i]) <= 1.001 * worst
     assert np.isinf(polygammas.about(first, x[:1], jnp.asarray([0.3]), 3)[2])
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_log_ndtr_lies_within_its_errors(right):
+    """Against many digits, below and above the places where its formula changes; not with one derivative for another."""
+    x = np.concatenate([np.linspace(-40, 10, 21), [-20.0, -8.0, -7.999, 0.0, 2.07]])
+    known = LOCAL["log_ndtr"](jnp.asarray(x), jnp.asarray(0.3), 3)
+
+    @functools.cache
+    def wanted(k, at):
+        with mpmath.workdps(60):
+            return float(
+                mpmath.diff(lambda t: mpmath.log(mpmath.ncdf(t)), mpmath.mpf(float(at)), k) / mpmath.factorial(k)
+            )
+
+    inside = [
+        abs(float(known.values[k][i]) - wanted(k if right or k < 3 else 2, at)) <= float(known.errors[k][i])
+        for i, at in enumerate(x)
+        for k in range(4)
+    ]
+    assert all(inside) == right
+    assert max(abs(wanted(4, at)) for at in np.linspace(-9, 6, 16)) <= float(known.beyond[0])

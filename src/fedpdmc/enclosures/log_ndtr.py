@@ -20,6 +20,8 @@ from fedpdmc.enclosures.ranges import rising, with_peaks
 # Below, ``m + x`` cancels; above, the k-th derivative is computed up to ``ERROR (2 + |x|)^k``. The share there.
 NEAR, ERROR = -8.0, 3e-14
 SHARES = {2: 0.9167, 3: 0.8427, 4: 0.7545}
+# The fourth is at most this in absolute value: its trough, with room; far below it is at most ``6/t⁴``.
+MOST_FOURTH = 0.18896
 # The third is positive with one peak; the fourth rises to a peak, falls to a trough and rises to zero.
 PEAKS = {
     2: (),
@@ -47,6 +49,27 @@ def _derivative(k: int, x: Any):
 def _cumulant(k: int, share: float, x: Any):
     """So much of the exponential distribution's, as a derivative."""
     return share * math.factorial(k - 1) / (-x) ** k - (k == 2)
+
+
+def derivatives_at(x: Any) -> list[tuple[Any, Any]]:
+    """The function and its first three derivatives at points, each with a bound of what is not known of it.
+
+    As `derivative_range` has them, and what JAX's own functions are off by twice.
+    """
+    off, slope_off = series_error(Interval(x, x))
+    found = [(jax.scipy.special.log_ndtr(x), 2 * off), (slope(x), 2 * slope_off)]
+    near = jnp.maximum(x, NEAR)
+    m = slope(near)
+    q = m + near
+    second = -m * q
+    for k, inside in ((2, second), (3, -(second * q + m * (1 + second)))):
+        least, most = (_cumulant(k, share, jnp.minimum(x, NEAR)) for share in (SHARES[k], 1.0))
+        room = ERROR * (2 + jnp.clip(-x, 0.0, -NEAR)) ** k
+        below = x < NEAR
+        found.append(
+            (jnp.where(below, 0.5 * (least + most), inside), jnp.where(below, 0.5 * (most - least), 0.0) + room)
+        )
+    return found
 
 
 def derivative_range(k: int) -> Callable[[Interval], Interval]:

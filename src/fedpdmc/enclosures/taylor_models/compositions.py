@@ -11,11 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedpdmc.enclosures import log_ndtr
 from fedpdmc.enclosures.derivative_ranges import TAYLOR, Taylor
 from fedpdmc.enclosures.intervals import TINY, Interval, unit
 from fedpdmc.enclosures.series.smooth_functions import softplus
 from fedpdmc.enclosures.taylor_models import polygammas
 from fedpdmc.enclosures.taylor_models.taylor_model import ROOM, Curve, Stretch, cut_product, first_of, total
+
+# Rounding of JAX's own special functions, in units in the last place.
+NOISE = 320.0
 
 
 class Known(NamedTuple):
@@ -125,6 +129,17 @@ def polygamma(n: int) -> Local:
     return lambda x, far, order: Known(*polygammas.about(n, x, far, order))
 
 
+def _log_ndtr(x, far, order: int) -> Known:
+    """``log Φ``, the next derivative by its largest value anywhere; of other orders from ranges."""
+    if order != 3:
+        return by_ranges(TAYLOR["log_ndtr"])(x, far, order)
+    values, errors = [], []
+    for k, (value, left) in enumerate(log_ndtr.derivatives_at(x)):
+        values.append(value / math.factorial(k))
+        errors.append((left * ROOM + unit(x) * (NOISE * jnp.abs(value) + 4.0)) / math.factorial(k) + TINY)
+    return Known(values, errors, jnp.full_like(x, log_ndtr.MOST_FOURTH / math.factorial(4)))
+
+
 def _horner(coefficients, x):
     total = coefficients[-1]
     for c in coefficients[-2::-1]:
@@ -135,4 +150,5 @@ def _horner(coefficients, x):
 LOCAL: dict[str, Local] = {
     **{name: by_ranges(taylor) for name, taylor in TAYLOR.items()},
     "exp": exp, "log": log, "logistic": _logistic, "softplus": _softplus, "lgamma": polygamma(-1), "digamma": polygamma(0),
+    "log_ndtr": _log_ndtr,
 }  # fmt: skip
