@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DURATION = 10.0
 # Synthetic records generated for each one kept, for a site that depends on some parameters only.
 MOST_TRIED = 50
+# Synthetic records of a group with an effect.
+GROUP = 5
 # The largest mean of synthetic counts.
 MOST_COUNT = 50.0
 
@@ -52,7 +54,9 @@ def synthetic(study: Study, records: int, seed: int) -> pl.DataFrame:
     frame: dict[str, list] = {}
     for name, column in study.columns.items():
         if column.type == "key":
-            length = study.model.model.source.group.length if study.model and study.model.model.source.group else 1
+            length = GROUP if study.effects else 1
+            if study.model and study.model.model.source.group:
+                length = study.model.model.source.group.length
             frame[name] = [f"group {i // length}" for i in range(records)]
         elif column.type == "level":
             frame[name] = rng.choice(np.asarray(column.levels), records).tolist()

@@ -129,9 +129,6 @@ def _check_scales(study: Study) -> None:
         )  # fmt: skip
     if study.prior_scale is None:
         raise InputError("study.toml: prior", "flat, with student_t or horseshoe", "Give mean and scale.")
-    mean = np.broadcast_to(study.prior_mean, len(study.names))
-    if any(mean[study.names.index(name)] != 0 for name in study.prior_horseshoe):
-        raise InputError("study.toml: prior: mean", "not zero of a parameter of the horseshoe", "Set it to 0.")
     for what, there in (
         ("a privacy budget", study.epsilon is not None),
         ("a table [coordinates]", bool(study.parameters)),
@@ -139,6 +136,9 @@ def _check_scales(study: Study) -> None:
     ):
         if there:
             raise InputError("study.toml: prior", f"student_t or horseshoe with {what}", "Give a normal prior.")
+    mean = np.broadcast_to(study.prior_mean, len(study.names))
+    if any(mean[study.names.index(name)] != 0 for name in study.prior_horseshoe):
+        raise InputError("study.toml: prior: mean", "not zero of a parameter of the horseshoe", "Set it to 0.")
 
 
 def _check_one_shot(study: Study) -> None:
