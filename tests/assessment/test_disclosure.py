@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import minimize
+from typer.testing import CliRunner
 
 import fedpdmc as fp
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.whole import Assessment
+from fedpdmc.cli import app
 from fedpdmc.errors import InputError
 from fedpdmc.study.tables import sites
 
@@ -83,21 +85,15 @@ def test_the_command_refuses_a_made_up_posterior_and_takes_an_honest_one(falls, 
     study = falls.write(tmp_path / "study.toml")
     study.write_text(study.read_text().replace("[releases]", '[releases]\nassessment = ["loo", "checks", "influence"]'))
     falls.tables["a"].to_csv(tmp_path / "a.csv", index=False)
-    words = [sys.executable, "-W", "ignore", "-m", "fedpdmc", "assess", "study.toml", "--name", "a", "--data", "a.csv"]
-
-    def assessed(posterior):
-        out = tmp_path / f"{posterior.stem}.json"
-        done = subprocess.run(
-            [*words, "--posterior", posterior, "--out", out], cwd=tmp_path, capture_output=True, text=True
-        )
-        return done, out
-
-    far = np.array([0.0, 0.0, 0.5, 0.0])
-    done, out = assessed(archived(falls, tmp_path / "far.zarr", far, np.full(4, 1e-4)))
-    assert done.returncode == 2 and "effective records" in done.stdout + done.stderr and not out.exists(), done
-    mean, deviation = honest.values.mean(0), honest.values.std(0)
-    done, out = assessed(archived(falls, tmp_path / "near.zarr", mean, deviation))
-    assert done.returncode == 0 and SiteAssessment.read(out).records == 150, done
+    words = ["assess", study, "--name", "a", "--data", tmp_path / "a.csv", "--out", tmp_path / "a.json", "--posterior"]
+    far = archived(falls, tmp_path / "far.zarr", np.array([0.0, 0.0, 0.5, 0.0]), np.full(4, 1e-4))
+    command = [sys.executable, "-W", "ignore", "-m", "fedpdmc", *map(str, words), str(far)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "effective records" in done.stdout + done.stderr, done
+    assert not (tmp_path / "a.json").exists()
+    near = archived(falls, tmp_path / "near.zarr", honest.values.mean(0), honest.values.std(0))
+    assert CliRunner().invoke(app, [*map(str, words), str(near)]).exit_code == 0
+    assert SiteAssessment.read(tmp_path / "a.json").records == 150
 
 
 def test_one_draw_among_many_is_looked_at(falls, honest):

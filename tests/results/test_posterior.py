@@ -270,6 +270,30 @@ def test_a_damaged_posterior_is_not_loaded_and_the_file_is_named(make, how, tmp_
     assert name in error.value.found and how in error.value.found
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told["names"].append("another"),
+        lambda told: told["names"].__setitem__(0, told["names"][-1]),
+        lambda told: told["names"].__setitem__(0, "\x1b[2J"),
+        lambda told: told["dynamics"].update(kind="Line", rates={}),
+        lambda told: told["dynamics"].update(kind="flows", rates={}),
+    ],
+)
+def test_a_posterior_that_somebody_made_up_is_refused_when_it_is_loaded(tmp_path, change):
+    """With a manifest that fits."""
+    path = tmp_path / "run.zarr"
+    zigzag_run().save(path)
+    file = path / "zarr.json"
+    told = json.loads(file.read_text())
+    change(told["attributes"])
+    file.write_text(json.dumps(told))
+    (path / manifest.NAME).unlink()
+    manifest.write(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        fp.load(path)
+
+
 def test_a_folder_of_the_second_zarr_format_is_not_read(tmp_path):
     """Its codecs are looked up by the names that the file gives."""
     zarr.open_group(str(tmp_path / "run.zarr"), mode="w", zarr_format=2).attrs["format"] = 2

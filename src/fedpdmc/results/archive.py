@@ -112,7 +112,11 @@ def read(path: str | Path) -> tuple[Posterior, RunState | None]:
 def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     attrs: dict[str, Any] = dict(group.attrs)
     arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in stored}
-    dynamics = getattr(all_dynamics, attrs["dynamics"]["kind"])(**attrs["dynamics"]["rates"])
+    kind = getattr(all_dynamics, attrs["dynamics"]["kind"])
+    if not issubclass(kind, Dynamics):
+        # A file says which class is made, and may say no other.
+        raise TypeError(f"{kind} is no dynamics")
+    dynamics = kind(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
@@ -122,6 +126,8 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
         origins = {name: arrays[ORIGINS + name] for name in kept if ORIGINS + name in arrays}
         variables = StoredVariables({name: arrays[VARIABLES + name] for name in kept}, origins or None)
     names, settings, origin = list(attrs["names"]), attrs["settings"], arrays["origin"]
+    if len(names) != len(arrays["center"]) or len(set(names)) != len(names) or not all(map(str.isprintable, names)):
+        raise ValueError("names that are not those of the parameters")
     post = Posterior(store, reference, dynamics, names, counts, settings, None, variables, origin)
     return post, _read_state(arrays, attrs)
 
