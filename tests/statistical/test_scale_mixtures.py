@@ -98,7 +98,7 @@ def renewals(law, scales, z, times, seed):
     return np.asarray(scales)
 
 
-@pytest.mark.parametrize("members", [1, 2, 5])
+@pytest.mark.parametrize("members", [0, 1, 2, 5])
 @double_precision
 def test_renewals_leave_the_law_of_scales_as_it_is(members):
     """From scales of the prior and coefficients given them, the scales keep their law, and move."""
@@ -112,7 +112,7 @@ def test_renewals_leave_the_law_of_scales_as_it_is(members):
     t = rng.gamma([1.0, 2.5], 1 / np.array([1.0, 2.5]), (n, 2)) / np.array([0.5, 2.0]) ** 2
     local, tau = half_cauchy(n, members) ** 2, (0.1 * half_cauchy(n, 1)) ** 2
     inner, outer = (1 + 1 / local) / rng.exponential(size=(n, members)), (100 + 1 / tau) / rng.exponential(size=(n, 1))
-    scales = jnp.asarray(np.concatenate([t, local, inner, tau, outer], 1))
+    scales = jnp.asarray(np.concatenate([t, local, inner, tau, outer], 1) if members else t)
     z = jnp.asarray(rng.normal(size=(n, 2 + members)) / np.sqrt(np.asarray(law.weights(scales))))
     after = renewals(law, scales, z, 3, members)
     for column in range(after.shape[1]):

@@ -107,8 +107,8 @@ class ScaleLaw(eqx.Module):
     def _parts(self, scales):
         """The precisions of Student-t coefficients; ``λ²``, n, ``τ²`` and m of the horseshoe, empty if there is none."""
         k, p = len(self.df), self.members
-        ends = [k, k + p, k + 2 * p, k + 2 * p + 1]
-        return jnp.split(scales, ends, axis=1)
+        ends = [0, k, k + p, k + 2 * p, k + 2 * p + 1, k + 2 * p + 2]
+        return [scales[:, a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
 class ScaleMixture(Potential):
