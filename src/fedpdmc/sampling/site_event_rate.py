@@ -21,7 +21,7 @@ from fedpdmc.whitening import Reference
 # Pairs of opposite rays, distances on each, and the farthest in standard deviations.
 PAIRS, NEAR, FAR, FARTHEST = 32, 96, 48, 1e4
 # Distances, in standard deviations, between which the slope of a tail is measured, and the least with which rotations mix.
-TAIL, LEAST_SLOPE = (3.0, 6.0), 1.4
+TAIL, LEAST_SLOPE = (3.0, 6.0), 1.7
 # Events of sites in a unit of process time from which more chains take fewer rounds.
 MANY_EVENTS = 0.1
 # Values of single records that this may take, and the rays, in effective number, that can tell something.
