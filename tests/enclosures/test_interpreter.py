@@ -183,6 +183,20 @@ def test_a_function_that_jumps_where_its_formula_changes_is_held_on_both_sides()
     assert held(1.0) and held(-1.0)
 
 
+def test_a_scan_that_starts_from_zero_carries_what_follows():
+    """Horner's rule: the first product is with zero, which alone would say that nothing varies."""
+
+    def polynomial(x):
+        return lax.scan(lambda total, c: (total * x + c, None), jnp.zeros(2), jnp.array([1.0, -2.0, 0.5]))[0]
+
+    a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
+    series = enclose(polynomial, Cell(0.1))(Series(a, jnp.zeros(2), v))
+    curve = enclose(polynomial, Stretch(2))(Curve((a[:, None], 0.05 * v[:, None]), jnp.zeros((2, 1))))
+    np.testing.assert_allclose(series.value, a**2 - 2 * a + 0.5)
+    np.testing.assert_allclose(series.slope, (2 * a - 2) * v)
+    np.testing.assert_allclose(curve.parts[0][:, 0], a**2 - 2 * a + 0.5)
+
+
 def test_a_scan_is_walked_with_what_it_closes_over_carries_and_reads():
     data = jnp.array([1.0, -2.0, 0.5])
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from fedpdmc.enclosures import triangular
 from fedpdmc.enclosures.cancelling_shifts import settled
-from fedpdmc.enclosures.domain import Domain, Form, is_point, shape_of
+from fedpdmc.enclosures.domain import Domain, Form, is_point, is_zero, shape_of
 from fedpdmc.enclosures.shared_rules import picked_case
 
 # Evaluates a program on a domain: the interpreter's `run`.
@@ -48,15 +48,19 @@ def _scan(domain: Domain, run: Run, equation, forms) -> list[Form]:
     if domain.eager:
         return _unrolled(domain, body, carry, xs, length, reverse)
     first = [_entry(domain, x, 0) for x in xs]
-    for _ in range(len(carry) + 1):
-        after = body(carry, first)[0]
+    # A zero that is carried hides what it is multiplied with: the loop is then looked at once more with what follows it.
+    hidden, probe = any(is_point(form) and is_zero(form) for form in carry), carry
+    for _ in range(len(carry) + 2):
+        after = body(probe, first)[0]
         varies = [is_point(old) and not is_point(new) for old, new in zip(carry, after, strict=True)]
         carry = [
             domain.full(old, new) if varied or not is_point(old) else old
             for old, new, varied in zip(carry, after, varies, strict=True)
         ]
-        if not any(varies):
+        if not any(varies) and not hidden:
             break
+        hidden = False
+        probe = [new if is_point(old) else old for old, new in zip(carry, after, strict=True)]
 
     def step(carry, x):
         out, ys = body(carry, x)
