@@ -347,12 +347,7 @@ class Coordinator(eqx.Module):
         return Arrival(time, walk.rang, arrival.mark)
 
     def apply_arrivals(
-        self,
-        state: State,
-        itinerary: Itinerary,
-        arrivals: Arrival,
-        until: Float[Array, "*C"],
-        ready: Bool[Array, " C"],
+        self, state: State, itinerary: Itinerary, arrivals: Arrival, until: Float[Array, "*C"], ready: Bool[Array, " C"]
     ) -> tuple[State, Knots]:
         """Keep the path up to the earliest arrival (stacked over sites) and apply the winner's jump.
 
