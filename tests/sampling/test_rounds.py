@@ -12,6 +12,8 @@ from fedpdmc.sampling.engines.rounds import RoundsEngine
 class Breaks:
     """A federation that is interrupted at one of its rounds."""
 
+    needs_time = False
+
     def __init__(self, federation, at):
         self.federation, self.left = federation, at
         self.names, self.evaluations, self.plans = federation.names, federation.evaluations, []
