@@ -1,5 +1,6 @@
 """A coordinator that sends a posterior of its own making, and a site that sends a file of its own making."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -145,3 +146,19 @@ def test_names_of_a_file_do_not_become_html(falls, honest, tmp_path):
     path.write_text(json.dumps(told))
     page = Assessment([SiteAssessment.read(path)])._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+def test_small_numbers_and_unknown_ones_are_shown_as_such(falls, honest):
+    told = assess_site(falls.study, "a", falls.tables["a"], honest)
+    assert told.without is not None
+    small = {"mean": {"age": 4.1234e-5, "drug": -0.31}, "sd": {"age": 1e-5, "drug": 0.1}, "k": 0.4}
+    far = {"mean": {"age": np.nan, "drug": np.nan}, "sd": {"age": np.nan, "drug": np.nan}, "k": 1.3}
+    scores = pd.DataFrame({"a": {"score": 20.0, "df": 2.0, "p": 4e-5}, "b": {"score": 1.0, "df": 2.0, "p": 0.61}}).T
+    near = dataclasses.replace(told, without=small)
+    whole = Assessment([near, dataclasses.replace(told, site="b", without=far)], scores=scores)
+    page = whole._repr_html_()
+    assert "<td>4.123e-05</td>" in page and "<td>&lt;0.001</td>" in page and "<td>0.610</td>" in page
+    assert page.count("<td>–</td>") == 2 and "nan" not in page.lower()
+    assert "too far from the posterior of all sites: fit without it" in page
+    assert "<0.001" in repr(whole) and "0.000" not in repr(whole)
+    assert "too far" not in Assessment([near], scores=scores)._repr_html_()

@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedpdmc as fp
@@ -67,6 +68,40 @@ def test_a_run_that_has_not_converged_is_said_first(tmp_path):
                       init=np.zeros(1), seed=1, progress=False)  # fmt: skip
     text = short.report(tmp_path / "short.html").read_text()
     assert 'class="verdict bad"' in text and text.index("NOT converged") < text.index("Estimates")
+
+
+def _with_effects():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"region": np.repeat(["n", "s", "w"], 20), "dose": rng.normal(size=60)})
+    frame["ill"] = rng.integers(0, 2, 60)
+    sites = fp.sites(frame, by="region", formula="ill ~ dose + (1 | region)", family="logistic")
+    return fp.sample(sites, chains=2, duration=4.0, burn_in=1.0, seed=1, progress=False)
+
+
+def _of_means(names=("n", "s", "w"), **options):
+    sites = [fp.Site(fp.models.gaussian_mean(np.ones((9, 1))), name=name) for name in names]
+    prior = fp.models.normal_prior(1, scale=3.0)
+    return fp.sample(sites, prior, **options, chains=2, duration=4.0, burn_in=1.0, seed=1, progress=False)
+
+
+@pytest.mark.parametrize("made", [_with_effects, lambda: _of_means(prior_at="extra")])
+def test_who_walks_the_prior_is_not_a_site(made, tmp_path):
+    run = made()
+    assert run.settings["sites"] == ["n", "s", "w", "prior"]
+    run.save(tmp_path / "run")
+    post = fp.load(tmp_path / "run")
+    text = post.report(tmp_path / "study.html").read_text()
+    sites = text[text.index("<h2>Sites") : text.index("<h2>Convergence")]
+    assert "<th>w</th>" in sites and "<th>prior</th>" not in sites
+    assert f"{int(post.bytes[:3].sum()):,} bytes in all" in sites
+    assert "from records at 3 sites" in text and "prior (coordinator): " in text and "\nw: " in text
+    assert "messages (the coordinator's own for the prior included)" in str(post.summary()).replace("\n", " ")
+
+
+def test_a_site_that_is_named_prior_is_a_site(tmp_path):
+    post = _of_means(names=("n", "prior"))
+    text = post.report(tmp_path / "study.html").read_text()
+    assert "<th>prior</th>" in text and "from records at 2 sites" in text and "(coordinator)" not in text
 
 
 def test_plots_are_arviz_plots(post):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 NOTABLE = 0.3
 # Columns that are counts.
 COUNTS = ("records", "high_k", "df")
+# In place of a number that is not known, and why a mean without a site is not.
+NOTHING, TOO_FAR = "–", "too far from the posterior of all sites: fit without it"
 
 
 class Assessment:
@@ -150,13 +152,13 @@ class Assessment:
         if any(one.loo is not None for one in self.sites):
             parts += ["", "predictive accuracy (elpd: larger is better)", self.loo.round(2).to_string()]
         if len(self.checks):
-            parts += ["", "posterior predictive checks", self.checks.round(3).to_string()]
+            parts += ["", "posterior predictive checks", _formatted(self.checks).to_string()]
         if len(self.pull):
             parts += ["", "pull on each parameter, in posterior sd", self.pull.round(2).to_string()]
         if len(self.sensitivity):
             parts += ["", "sensitivity to the power of prior and likelihood", self.sensitivity.round(2).to_string()]
         if self.scores is not None:
-            parts += ["", "heterogeneity: score test of each site", self.scores.round(3).to_string()]
+            parts += ["", "heterogeneity: score test of each site", _formatted(self.scores).to_string()]
         return "\n".join([*parts, "", *(self.warnings() or ["nothing stands out"])])
 
     def _repr_html_(self) -> str:
@@ -167,15 +169,34 @@ class Assessment:
         if self.scores is not None:
             tables.append(("heterogeneity", self.scores))
         shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in tables if len(table))
+        if self.without.isna().any(axis=None):
+            shown += f"<p>{NOTHING}: {TOO_FAR}.</p>"
         return shown + "".join(f"<p>{escape(line)}</p>" for line in self.warnings())
 
 
 def _html(table: pd.DataFrame) -> str:
-    """A table of numbers with three digits, and of counts as they are."""
+    """A table as it is read."""
     if table.index.nlevels > 1:
         table = table.reset_index().set_index("site")
-    shown = table.astype({name: int for name in COUNTS if name in table}).round(3).rename_axis(index=None)
+    shown = _formatted(table).rename_axis(index=None)
     return f'<div style="overflow-x: auto">{shown.to_html(border=0)}</div>'
+
+
+def _formatted(table: pd.DataFrame) -> pd.DataFrame:
+    """Counts as they are, p-values to a thousandth, other numbers with four significant digits."""
+    return pd.DataFrame({name: [_cell(name, x) for x in table[name]] for name in table.columns}, index=table.index)
+
+
+def _cell(column: str, x: Any) -> str:
+    if isinstance(x, str):
+        return x
+    if pd.isna(x):
+        return NOTHING
+    if column in COUNTS:
+        return f"{int(x):,}"
+    if column == "p":
+        return f"{x:.3f}" if x >= 0.001 else "<0.001"
+    return f"{x:,.1f}" if 1e3 <= abs(x) < 1e9 else f"{x:.4g}"
 
 
 def _accuracy(told: Mapping[str, float]) -> dict[str, float]:
@@ -244,7 +265,8 @@ def heterogeneity(post: Posterior) -> pd.DataFrame | None:
     parameters a gradient with covariance ``V = H − H P⁻¹ H``, P the posterior's precision: ``gᵀ V⁺ g`` is about χ² with as
     many degrees of freedom as V has rank.
     """
-    control = {name: part for name, part in (post.reference.control or {}).items() if name in post.settings["sites"]}
+    names = set(post.settings["sites"]) - {post.settings.get("prior_site")}
+    control = {name: part for name, part in (post.reference.control or {}).items() if name in names}
     if len(control) < 2 or any(len(part.point) != len(post.names) or part.order != 2 for part in control.values()):
         return None
     precision = np.linalg.inv(np.asarray(post.cov()))

@@ -61,17 +61,18 @@ def _program(potential: Any) -> Program | None:
 class Certificate(list[dict[str, Any]]):
     """The entries of all sites, with how often each site's exact rates were computed; prints in words."""
 
-    def __init__(self, entries: list[dict[str, Any]], evaluations: Any, certified: bool):
+    def __init__(self, entries: list[dict[str, Any]], evaluations: Any, certified: bool, prior_site: str | None = None):
         super().__init__(
             entry | {"evaluations": int(count)} for entry, count in zip(entries, evaluations, strict=False)
         )
-        self.certified = certified
+        self.certified, self.prior_site = certified, prior_site
 
     def __str__(self) -> str:
         head = "Event times are exact under the proofs below." if self.certified else "Event times are NOT certified."
         lines = [f"{head} This says nothing about convergence."]
         for entry in self:
-            lines.append(f"{entry['site']}: {entry['clock']}" + (f", {entry['domain']}" if entry.get("domain") else ""))
+            name = f"{entry['site']} (coordinator)" if entry["site"] == self.prior_site else entry["site"]
+            lines.append(f"{name}: {entry['clock']}" + (f", {entry['domain']}" if entry.get("domain") else ""))
             for key in ("model", "continuity", "rounding", "evaluations"):
                 if key in entry:
                     lines.append(f"  {key}: {entry[key]}")

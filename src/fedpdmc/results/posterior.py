@@ -105,7 +105,8 @@ class Posterior:
     @property
     def certificate(self) -> Certificate:
         """What ``certified`` rests on, site by site: a list of dicts that prints in words. Convergence is another matter."""
-        return Certificate(self.settings.get("certificate", []), self.gradient_evaluations, self.certified)
+        prior = self.settings.get("prior_site")
+        return Certificate(self.settings.get("certificate", []), self.gradient_evaluations, self.certified, prior)
 
     @property
     def chains(self) -> int:

@@ -159,10 +159,11 @@ def _notes(post: Posterior) -> list[str]:
         cost = f"one shot: {post.rounds} rounds, {int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes."
         return [post.settings["chosen"], cost, *privacy_lines(post.privacy)]
     found, _ = post.diagnosis()
+    own = " (the coordinator's own for the prior included)" if post.settings.get("prior_site") else ""
     lines = [
         f"energy: ESS {found.ess[-1]:,.0f}, R-hat {found.rhat[-1]:.3f}",
         f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
-        f"{int(post.messages.sum())} messages, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
+        f"{int(post.messages.sum())} messages{own}, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
         f"{100 * post.settings['objected']:.3g} % of plans ended by an arrival.",
     ]
     if post.settings.get("chosen"):

@@ -23,6 +23,13 @@ CHEAP, BURDEN = 256, 8
 PRIOR_SITE = "prior"
 
 
+class PriorSite(Site):
+    """The coordinator's own member, which walks with the prior: it is asked as a site is, but owns no records."""
+
+    def __init__(self, prior: Any):
+        super().__init__(prior, name=PRIOR_SITE)
+
+
 def check_sites(sites: Any) -> tuple[Member, ...]:
     """At least one site, and no two of one name; some may be elsewhere."""
     if isinstance(sites, Site):
@@ -75,7 +82,7 @@ def resolve_members(
                 "sites", f"a site named {PRIOR_SITE!r}", "Rename it: a prior that is a function is that site."
             )
         walked, prior = (prior.spreads, prior.normal) if isinstance(prior, SpreadPrior) else (prior, None)
-        members = (*members, Site(walked, name=PRIOR_SITE))
+        members = (*members, PriorSite(walked))
     prior = check_prior(prior)
     unknown = [site for site in members if isinstance(site, Site) and site.known_dim is None]
     if unknown:

@@ -24,7 +24,7 @@ from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
-from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
+from fedpdmc.sampling.members import PRIOR_SITE, PriorSite, resolve_members
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
@@ -203,7 +203,7 @@ def choose(settings: Settings) -> Method:
     found, control = make_controls(members, prior, found, control_name, start, named)
     check_centre(walls_of(constraints, found), found)
     if prior is not None and prior_at == "extra":
-        members = (*members, Site(prior, name=PRIOR_SITE))
+        members = (*members, PriorSite(prior))
     walked = prior if prior_at == "coordinator" else None
     public = public_potential(members, walked, control, found, dynamics, mixture)
     silent = public is None and dynamics.refresh == 0.0 and dynamics.excess == 0

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from fedpdmc.sampling.engines.base import Engine
-from fedpdmc.sampling.members import PRIOR_SITE
+from fedpdmc.sampling.members import PRIOR_SITE, PriorSite
 from fedpdmc.sampling.method import Method
 
 
@@ -24,6 +24,7 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "control": method.control_name,
         "chosen": method.chosen,
         "prior_at": _prior_at(method),
+        "prior_site": _prior_site(method),
         "redistribution": method.redistribution,
         "chains": method.chains,
         "segments": method.segments,
@@ -48,3 +49,8 @@ def _prior_at(method: Method) -> str:
     if method.prior is not None:
         return method.prior_at
     return "extra" if any(site.name == PRIOR_SITE for site in method.sites) else "flat"
+
+
+def _prior_site(method: Method) -> str | None:
+    """The member that walks with the prior for the coordinator; a site that happens to have its name is a site."""
+    return next((site.name for site in method.sites if isinstance(site, PriorSite)), None)

@@ -24,7 +24,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.ledger_entries import Request
 from fedpdmc.results.run_state import RunState
-from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
+from fedpdmc.sampling.members import PRIOR_SITE, PriorSite, resolve_members
 from fedpdmc.sampling.prior_shares import Redistributed
 
 AS_BEFORE = "Give the sites that sample() was given"
@@ -111,7 +111,7 @@ def members_of(
         )
     own = [site for site in members if isinstance(site, Site)]
     if prior is not None and state.facts["prior_at"] == "extra":
-        own.append(Site(prior, name=PRIOR_SITE))
+        own.append(PriorSite(prior))
     return _in_order(state, own, told if isinstance(told, MixturePrior) else prior, rate), prior, rate
 
 

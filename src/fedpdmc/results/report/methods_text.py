@@ -12,7 +12,9 @@ PAPER = "Bierkens, J. and Duncan, A. Federated Bayesian Computation via Piecewis
 
 def methods_text(post: Posterior, model: str | None) -> str:
     """A paragraph that can be pasted."""
-    settings, sites = post.settings, len(post.messages)
+    settings = post.settings
+    # The member that walks the prior is the coordinator's own and has no records.
+    sites = len(post.messages) - (settings.get("prior_site") is not None)
     version = settings.get("versions", {}).get("fedpdmc", "")
     about = f"The model was {model}. " if model else ""
     if settings.get("method") == "private-laplace":

@@ -149,8 +149,10 @@ def _sites(post: Posterior) -> str:
         },
         index=pd.Index(names),
     )
-    cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes.sum()):,} bytes in all.</p>"
-    return cost + _table(table)
+    # The member that walks the prior is the coordinator's own: it has no records and no line to it.
+    site = np.asarray([name != post.settings.get("prior_site") for name in names])
+    cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes[site].sum()):,} bytes in all.</p>"
+    return cost + _table(table.loc[site])
 
 
 def _convergence(post: Posterior) -> str:
