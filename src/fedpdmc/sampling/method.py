@@ -46,8 +46,8 @@ SECOND_RUN = 2**30
 # The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. Two turns are enough from
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
-# Scales of a prior begin at one point of their law, and move with the refreshments.
-MIXTURE_BURN_IN = 16 * QUARTER
+# Scales of a prior begin at one point of their law, and move with the refreshments; spreads of private latents have long tails.
+SLOW_BURN_IN = 16 * QUARTER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -155,8 +155,8 @@ class Method:
         """The burn-in that was asked for, or what the method usually needs."""
         if wanted is not None:
             return float(wanted)
-        if self.mixture is not None:
-            return MIXTURE_BURN_IN
+        if self.mixture is not None or any(site.latents for site in self.sites):
+            return SLOW_BURN_IN
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)
