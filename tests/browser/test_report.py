@@ -16,7 +16,7 @@ import fedpdmc as fp
 pytestmark = pytest.mark.browser
 FOLDER = Path(__file__).parents[2] / "build" / "browser"
 SECTIONS = ["Question", "Model", "Estimates", "Sites", "Convergence", "Fit at the sites", "Privacy", "Exactness", "Methods",
-            "Citation", "Record of the run"]  # fmt: skip
+            "Citation", "Record of the run", "Words"]  # fmt: skip
 HOSTILE = "A trial <img src=x onerror=alert(1)><script>alert(2)</script>"
 # Pairs of texts that overlap: of a figure, or of two blocks of the page.
 OVERLAPS = """

@@ -54,6 +54,7 @@ def test_a_report_needs_nothing_else_and_says_what_the_run_was(post, tmp_path):
     assert not re.search(r"url\((?!#)|@import", text)
     assert page.titles == [
         "Question", "Estimates", "Sites", "Convergence", "Privacy", "Exactness", "Methods", "Citation", "Record of the run",
+        "Words",
     ]  # fmt: skip
     for words in ("Trial", "Does it work?", "<a>", "dose & age", f"{post.rounds} rounds", "not differentially private"):
         assert words in page.text
@@ -102,6 +103,36 @@ def test_a_site_that_is_named_prior_is_a_site(tmp_path):
     post = _of_means(names=("n", "prior"))
     text = post.report(tmp_path / "study.html").read_text()
     assert "<th>prior</th>" in text and "from records at 2 sites" in text and "(coordinator)" not in text
+
+
+@pytest.mark.parametrize(
+    ("family", "scale", "ratio"),
+    [("logistic", "log odds", "odds ratio"), ("poisson", "log rates", "rate ratio"), ("linear", None, None)],
+)
+def test_ratios_prior_and_dropped_records_are_told(family, scale, ratio, tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"region": np.repeat(["n", "s"], 20), "dose": rng.normal(size=40)})
+    frame["ill"] = rng.integers(0, 2, 40)
+    frame.loc[3, "dose"] = np.nan
+    sites = fp.sites(frame, by="region", formula="ill ~ dose", family=family, missing="drop", standardize=False)
+    post = fp.sample(sites, chains=2, duration=6.0, burn_in=1.0, seed=1, progress=False)
+    page = Page(post.report(tmp_path / "study.html", sites=sites).read_text())
+    methods = page.text[page.text.index("The model was") :]
+    assert "1 of 40 records dropped for a missing value." in methods and "hold 90 % of the posterior" in methods
+    deviation = np.asarray(sites.prior.precision)[1, 1] ** -0.5
+    assert "The prior was weakly informative" in methods and f"{deviation:.3g} (dose)" in methods
+    estimates = page.text[page.text.index("Estimates") : page.text.index("Intervals")]
+    if scale is None:
+        assert "log " not in estimates and "ratio" not in estimates
+        return
+    assert f"on the scale of {scale}" in estimates and f"{ratio} (median)" in estimates
+    told = estimates[estimates.index("95 % interval") :].split()
+    assert "Intercept" not in told
+    median, low, _, high = told[told.index("dose") + 1 :][:4]
+    draws = np.exp(post.draws(1000)[..., 1])
+    np.testing.assert_allclose(
+        [float(low), float(median), float(high)], np.quantile(draws, [0.025, 0.5, 0.975]), rtol=0.05
+    )
 
 
 def test_plots_are_arviz_plots(post):

@@ -27,7 +27,7 @@ def report(
     from fedpdmc.federation.seals import read_seals
     from fedpdmc.results.report.page import write_report
     from fedpdmc.study import read_study
-    from fedpdmc.study.description import modelled, released
+    from fedpdmc.study.description import modelled, ratios, released
 
     inside = run / "posterior.zarr"
     post = fp.load(inside if inside.exists() else run)
@@ -43,7 +43,7 @@ def report(
     write_report(
         post, out, title=title, question=question, about=[] if contract is None else modelled(contract),
         released=[] if contract is None else released(contract), assessment=Assessment(found) if found else None,
-        logs=seals,
+        logs=seals, ratios=None if contract is None else ratios(contract),
     )  # fmt: skip
     say(f"Written: {out}. It needs no network and can be sent as it is.")
     return 0

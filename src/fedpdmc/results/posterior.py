@@ -362,7 +362,7 @@ class Posterior:
         """
         from fedpdmc.results.report.page import write_report
 
-        told = {} if sites is None else {"about": sites.lines(), "released": sites.released()}
+        told = {} if sites is None else {"about": sites.lines(), "released": sites.released(), "ratios": sites.ratios()}
         return write_report(self, path, title=title, question=question, assessment=assessment, **told)
 
     def plot_forest(self, **options: Any):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from fedpdmc.study.units import OriginalUnits
+from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
 if TYPE_CHECKING:
     from fedpdmc.study.bound_model import BoundModel
@@ -19,6 +19,8 @@ DERIVATIVES = {
     "summed": ["derivatives summed over the sites"],
     "own": ["each site's derivatives"],
 }
+# What coefficients are logarithms of.
+LOG_SCALES = {"logistic": "odds", "poisson": "rates", "negative_binomial": "rates"}
 
 
 def modelled(study: Study, prior: str | None = None) -> list[str]:
@@ -57,6 +59,20 @@ def released(study: Study) -> list[str]:
     return [*arrivals, *DERIVATIVES[study.derivatives], *passes, *fit]
 
 
+def ratios(study: Study) -> dict[str, list[str]]:
+    """The coefficients of covariates that are on a log scale, by what they are logarithms of; empty for other families."""
+    if study.model is not None or study.family not in LOG_SCALES:
+        return {}
+    return {LOG_SCALES[study.family]: [name for name in study.design.names if name != INTERCEPT]}
+
+
+def spread_words(study: Study) -> str:
+    """The prior of the spreads of effects, to follow that of the coefficients."""
+    if study.effects is None:
+        return ""
+    return f"; of each spread {study.effects.spread} with scale {study.effects.spread_scale:g}"
+
+
 def as_html(study: Study) -> str:
     """A contract as notebooks show it: what is modelled, who takes part, what is released, and its hash."""
     lines = [*modelled(study), f"sites: {', '.join(study.sites)}", f"they release: {'; '.join(released(study))}"]
@@ -86,6 +102,4 @@ def _prior(study: Study) -> str:
     if study.prior_horseshoe:
         shrunk = ", ".join(study.prior_horseshoe)
         found += f"; horseshoe of global scale {study.prior_global_scale:g} with these slabs: {shrunk}"
-    if study.effects is not None:
-        found += f"; of each spread {study.effects.spread} with scale {study.effects.spread_scale:g}"
-    return found
+    return found + spread_words(study)

@@ -34,6 +34,8 @@ PREDICTOR_SD = {"poisson": 1.0} | dict.fromkeys(
 LEVEL_SD = 0.5
 # The intercept is where the covariates are average; others are log σ of a standardised response, a log shape, and the like.
 INTERCEPT_SD, AUXILIARY_SD = 5.0, 2.0
+# Parameters up to which the scales of the default prior are told one by one.
+MOST_SCALES = 12
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def prior_by_name(
     mean, scale, df = _default(names, design, columns, family)
     if told is None:
         usual = "weakly informative (all terms together explain about half of the variation)"
-        return Prior(names, mean, scale, df, usual)
+        return Prior(names, mean, scale, df, f"{usual}, normal with {_scales(names, scale)}")
     if isinstance(told, str):
         told = {OTHERS: told}
     stray = sorted(set(told) - {*names, OTHERS})
@@ -127,6 +129,13 @@ def prior_by_name(
         raise InputError("prior", "horseshoes of different global scales", "Give one: its members share it.")
     said = ", ".join(f"{name}: {words}" for name, words in told.items())
     return Prior(names, mean, scale, df, said, tuple(shrunk), next(iter(shrunk.values()), 1.0))
+
+
+def _scales(names: tuple[str, ...], scale: np.ndarray) -> str:
+    """The standard deviations in words, as they enter the model."""
+    if len(names) > MOST_SCALES:
+        return f"standard deviations from {scale.min():.3g} to {scale.max():.3g}"
+    return f"standard deviations {', '.join(f'{x:.3g} ({name})' for name, x in zip(names, scale, strict=True))}"
 
 
 def _default(names: tuple[str, ...], design: Design, columns: Mapping[str, Column], family: str):

@@ -21,7 +21,7 @@ from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
-from fedpdmc.study.description import modelled, released
+from fedpdmc.study.description import modelled, ratios, released, spread_words
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
 from fedpdmc.study.prior_names import Prior, prior_by_name
@@ -97,13 +97,22 @@ class Sites(DescribedSites):
         """What leaves the sites in a run, in words."""
         return released(self.study)
 
+    def ratios(self) -> dict[str, list[str]]:
+        """The coefficients of covariates on a log scale, by what they are logarithms of: "odds" or "rates"."""
+        return ratios(self.study)
+
     def lines(self) -> list[str]:
         """What is modelled, in words."""
         counts = [len(table) for table in self.tables.values()]
-        first, *others = modelled(self.study, self._prior.words)
+        first, *others = modelled(self.study, self._prior.words + spread_words(self.study))
+        read = sum(table.attrs.get("count", len(table)) for table in self.tables.values())
+        dropped = (
+            [f"{read - sum(counts):,} of {read:,} records dropped for a missing value"] if read > sum(counts) else []
+        )
         return [
             first,
             f"{len(self)} sites with {min(counts)} to {max(counts)} records, {sum(counts):,} in all",
+            *dropped,
             *others,
         ]
 

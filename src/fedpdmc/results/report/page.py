@@ -43,6 +43,14 @@ footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
 }
 """
 
+GLOSSARY = (
+    "Pull: the change of a posterior mean, in posterior sd, per unit of power on a site's likelihood or on the prior. "
+    "Arrivals: the times of events that sites send. Worst k: the largest Pareto k of importance weights; above 0.7 they are "
+    "not to be trusted. Dense clock: proposes event times from a polynomial of time with a proved error and accepts them by "
+    "the records. vb reference: the Gaussian variational approximation that coordinates are scaled by; it does not change "
+    "the target."
+)
+
 
 def write_report(
     post: Posterior,
@@ -54,10 +62,16 @@ def write_report(
     released: Sequence[str] = (),
     assessment: Any = None,
     logs: Mapping[str, str] | None = None,
+    ratios: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
-    """Write the report of a posterior; see `Posterior.report`. ``logs`` are hashes of the sites' logs by name."""
+    """Write the report of a posterior; see `Posterior.report`.
+
+    ``logs`` are hashes of the sites' logs by name. ``ratios`` has the coefficients on a log scale, by what they are the
+    logarithms of: "odds" or "rates" (`fedpdmc.study.description.ratios`).
+    """
     path = Path(path)
-    path.write_text(page(post, title, question, about, released, assessment, logs or {}), encoding="utf-8")
+    text = page(post, title, question, about, released, assessment, logs or {}, ratios or {})
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -69,6 +83,7 @@ def page(
     released: Sequence[str],
     assessment: Any,
     logs: Mapping[str, str],
+    ratios: Mapping[str, Sequence[str]],
 ) -> str:
     """The whole page."""
     head = title or post.settings.get("study") or "A federated posterior"
@@ -76,7 +91,7 @@ def page(
         _verdict(post),
         _section("Question", f"<p>{escape(question)}</p>") if question else "",
         _section("Model", _list(about)) if about else "",
-        _section("Estimates", _table(post.summary()._formatted()) + _figures(post)),
+        _section("Estimates", _table(post.summary()._formatted()) + _ratios(post, ratios) + _figures(post)),
         _section(
             "Sites", _sites(post) + (f"<p>Sites released: {escape('; '.join(released))}.</p>" if released else "")
         ),
@@ -84,9 +99,10 @@ def page(
         _section("Fit at the sites", assessment._repr_html_()) if assessment is not None else "",
         _section("Privacy", _privacy(post)),
         _section("Exactness", _exactness(post)),
-        _section("Methods", f"<blockquote>{escape(methods_text(post, about[0] if about else None))}</blockquote>"),
+        _section("Methods", f"<blockquote>{escape(methods_text(post, about))}</blockquote>"),
         _section("Citation", f"<p>{escape(PAPER)}</p>"),
         _section("Record of the run", _facts(post, logs)),
+        _section("Words", f"<p>{escape(GLOSSARY)}</p>"),
     ]
     made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return (
@@ -118,9 +134,35 @@ def _verdict(post: Posterior) -> str:
     return f'<p class="{kind}">{escape(str(post.verdict))}</p>'
 
 
+def _each(post: Posterior) -> int:
+    """Draws of each chain that figures are made of."""
+    return min(max(-(-DRAWS // post.chains), 1), post.most_draws)
+
+
+def _ratios(post: Posterior, ratios: Mapping[str, Sequence[str]]) -> str:
+    """Ratios of odds or rates with 95 % intervals, of coefficients on a log scale."""
+    parts, values = [], scalars(post.variables(_each(post))) if ratios else {}
+    for what, names in ratios.items():
+        found, one = [name for name in names if name in values], "odds" if what == "odds" else "rate"
+        if not found:
+            continue
+        low, middle, high = np.exp([np.quantile(values[name], [0.025, 0.5, 0.975]) for name in found]).T
+        shown = pd.DataFrame(
+            {
+                f"{one} ratio (median)": [f"{x:.3g}" for x in middle],
+                "95 % interval": [f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)],
+            },
+            index=pd.Index(found),
+        )
+        parts.append(
+            f"<p>Estimates of coefficients are on the scale of log {what}. Exponentiated, they are {one} ratios for one "
+            f"unit more of a covariate, or for a level against the first:</p>{_table(shown)}"
+        )
+    return "".join(parts)
+
+
 def _figures(post: Posterior) -> str:
-    each = min(max(-(-DRAWS // post.chains), 1), post.most_draws)
-    values = scalars(post.variables(each))
+    values = scalars(post.variables(_each(post)))
     names, draws = list(values), np.stack([value.reshape(-1) for value in values.values()], -1)
     # Parameters in very different units are read from the densities; the forest has them in posterior sd.
     spread = draws.std(0)
