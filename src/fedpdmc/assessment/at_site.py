@@ -117,8 +117,10 @@ class SiteAssessment:
 
     def write(self, path: str | Path) -> Path:
         """Write it as JSON, which can be read before it is sent. Digits that nobody needs stay at the site."""
-        path = Path(path)
-        path.write_text(json.dumps(_rounded(asdict(self)), indent=2) + "\n")
+        path, told = Path(path), _rounded(asdict(self))
+        if told["without"] is not None:
+            told["without"] = _nan_as_null(told["without"])
+        path.write_text(json.dumps(told, indent=2) + "\n")
         return path
 
     @classmethod
@@ -131,8 +133,9 @@ class SiteAssessment:
         """
         remedy = "Give a file that `fedpdmc assess` has written."
         try:
-            found = cls(**json.loads(Path(path).read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            told = json.loads(Path(path).read_text())
+            found = cls(**told | {"without": _null_as_nan(told.get("without"))})
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InputError("assessment", f"{path}: {str(error)[:200]}", remedy) from error
         if found.format != FORMAT:
             raise InputError("assessment", f"format {found.format!r}"[:80], f"This version of fedpdmc reads {FORMAT}.")
@@ -163,6 +166,24 @@ def _is_assessment(told: SiteAssessment) -> bool:
             and isinstance(without["k"], float)
         )
     )
+
+
+def _nan_as_null(without: dict[str, Any]) -> dict[str, Any]:
+    """Means and sds that are not known, as JSON has them."""
+    known = {part: {name: None if np.isnan(x) else x for name, x in without[part].items()} for part in ("mean", "sd")}
+    return without | known
+
+
+def _null_as_nan(without: Any) -> Any:
+    """The means and sds of a file, NaN where it has null."""
+    if not isinstance(without, dict):
+        return without
+    known = {
+        part: {name: np.nan if x is None else x for name, x in without[part].items()}
+        for part in ("mean", "sd")
+        if isinstance(without.get(part), dict)
+    }
+    return without | known
 
 
 def _numbers(told: Any) -> bool:

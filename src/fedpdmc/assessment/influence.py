@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from fedpdmc.assessment.loo import pareto_smoothed
+from fedpdmc.assessment.loo import HIGH_K, pareto_smoothed
 
 Draws = Mapping[str, np.ndarray]
 
@@ -25,9 +25,17 @@ def pull(log_likelihood: np.ndarray, draws: Draws) -> dict[str, float]:
 
 
 def without(log_likelihood: np.ndarray, draws: Draws, efficiency: float) -> dict[str, Any]:
-    """Mean and sd of the posterior without these records, by importance weights ``1/L``, and Pareto k of the weights."""
-    weights, k = pareto_smoothed(-log_likelihood[None], efficiency)
+    """Mean and sd of the posterior without these records, by importance weights ``1/L``, and Pareto k of the weights.
+
+    Above a k of `HIGH_K` an average with these weights is not near its expectation for any number of draws that one has:
+    mean and sd are NaN.
+    """
+    weights, shape = pareto_smoothed(-log_likelihood[None], efficiency)
+    k = float(np.nan_to_num(shape[0], nan=np.inf, posinf=np.inf))
+    if k > HIGH_K:
+        unknown = dict.fromkeys(draws, np.nan)
+        return {"mean": unknown, "sd": dict(unknown), "k": k}
     share = np.exp(weights[0] - logsumexp(weights[0]))
     mean = {name: float(share @ x) for name, x in draws.items()}
     sd = {name: float(np.sqrt(share @ (x - mean[name]) ** 2)) for name, x in draws.items()}
-    return {"mean": mean, "sd": sd, "k": float(k[0])}
+    return {"mean": mean, "sd": sd, "k": k}

@@ -38,7 +38,8 @@ def predict(
     sites : Sites
         From `fedpdmc.sites`, which ``post`` was sampled from.
     table : pandas or polars DataFrame, or Arrow table
-        The formula's columns, without the response. Values must be within the declared bounds.
+        The formula's columns, without the response. Values must be within the declared bounds:
+        `fedpdmc.sites` takes wider ones, ``columns={"age": {"bounds": [18, 100]}}``.
     kind : {"mean", "response"}
         The expected response (a probability, a rate, a time), or a response itself, with its own variation.
     level : float

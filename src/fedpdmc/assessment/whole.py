@@ -49,6 +49,8 @@ class Assessment:
         The prior's pull on each parameter, in posterior sd.
     scores : DataFrame or None
         Heterogeneity: the score test of each site against the common parameters.
+    scores_unknown : str
+        Why there are no scores, in words; empty where there is nothing to say.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Assessment:
         sites: Sequence[SiteAssessment],
         prior_pull: Mapping[str, float] | None = None,
         scores: pd.DataFrame | None = None,
+        scores_unknown: str = "",
     ):
         same_draws(sites)
         self.sites, self.prior_pull, self.scores = tuple(sites), prior_pull, scores
+        self.scores_unknown = scores_unknown
 
     @property
     def loo(self) -> pd.DataFrame:
@@ -115,13 +119,23 @@ class Assessment:
 
     @property
     def without(self) -> pd.DataFrame:
-        """Posterior mean without each site, and Pareto k of the weights: above 0.7 they cannot be trusted."""
+        """Posterior mean without each site, and Pareto k of the weights: above 0.7 the means are NaN.
+
+        Such a site moves the posterior too far for weights on the draws. Sample again without it to know.
+        """
         rows = {
             one.site: one.without["mean"] | {"pareto_k": one.without["k"]}
             for one in self.sites
             if one.without is not None
         }
         return pd.DataFrame(rows).T
+
+    def _without_shown(self) -> pd.DataFrame:
+        """`without` with a note beside the sites whose means are not known."""
+        told = {one.site: one.without for one in self.sites if one.without is not None}
+        notes = {site: _far(one["k"]) for site, one in told.items() if any(map(np.isnan, one["mean"].values()))}
+        shown = _formatted(self.without)
+        return shown.assign(note=[notes.get(site, "") for site in told]) if notes else shown
 
     def warnings(self) -> list[str]:
         """What deserves a look."""
@@ -157,8 +171,12 @@ class Assessment:
             parts += ["", "pull on each parameter, in posterior sd", self.pull.round(2).to_string()]
         if len(self.sensitivity):
             parts += ["", "sensitivity to the power of prior and likelihood", self.sensitivity.round(2).to_string()]
+        if len(self.without):
+            parts += ["", "posterior mean without each site", self._without_shown().to_string()]
         if self.scores is not None:
             parts += ["", "heterogeneity: score test of each site", _formatted(self.scores).to_string()]
+        elif self.scores_unknown:
+            parts += ["", f"heterogeneity: {self.scores_unknown}"]
         return "\n".join([*parts, "", *(self.warnings() or ["nothing stands out"])])
 
     def _repr_html_(self) -> str:
@@ -171,7 +189,8 @@ class Assessment:
         shown = "".join(f"<h4>{title}</h4>{_html(table)}" for title, table in tables if len(table))
         if self.without.isna().any(axis=None):
             shown += f"<p>{NOTHING}: {TOO_FAR}.</p>"
-        return shown + "".join(f"<p>{escape(line)}</p>" for line in self.warnings())
+        unknown = [f"heterogeneity: {self.scores_unknown}"] if self.scores is None and self.scores_unknown else []
+        return shown + "".join(f"<p>{escape(line)}</p>" for line in unknown + self.warnings())
 
 
 def _html(table: pd.DataFrame) -> str:
@@ -180,6 +199,10 @@ def _html(table: pd.DataFrame) -> str:
         table = table.reset_index().set_index("site")
     shown = _formatted(table).rename_axis(index=None)
     return f'<div style="overflow-x: auto">{shown.to_html(border=0)}</div>'
+
+
+def _far(k: float) -> str:
+    return f"Pareto k {k:.3g}: too far from the posterior of all, fit without this site to know"
 
 
 def _formatted(table: pd.DataFrame) -> pd.DataFrame:
@@ -242,7 +265,7 @@ def assess(
         assess_site(sites.study, name, records, public, checks=checks, seed=seed + i)
         for i, (name, records) in enumerate(sites.tables.items())
     ]
-    return Assessment(found, prior_pull(sites, public), heterogeneity(post))
+    return Assessment(found, prior_pull(sites, public), heterogeneity(post), scores_unknown(post))
 
 
 @double_precision
@@ -280,6 +303,14 @@ def heterogeneity(post: Posterior) -> pd.DataFrame | None:
         score = float(np.sum((axes[:, kept].T @ gradient) ** 2 / size[kept]))
         rows[name] = {"score": score, "df": float(kept.sum()), "p": float(stats.chi2.sf(score, max(kept.sum(), 1)))}
     return pd.DataFrame(rows).T
+
+
+def scores_unknown(post: Posterior) -> str:
+    """Why a run with each site's derivatives has no score test; empty where it has one, or never had the derivatives."""
+    made = post.settings.get("reference") in ("laplace", "vb") and post.settings.get("control") == "quadratic"
+    if made and not post.reference.name:
+        return "not known for a posterior that was read from disk without the state of its run"
+    return ""
 
 
 def compare(models: Mapping[str, tuple[Posterior, Sites]], *, draws: int = DRAWS) -> pd.DataFrame:

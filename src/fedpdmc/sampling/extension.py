@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,27 @@ from fedpdmc.sampling.costs import GivenUp
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.public_potential import public_potential
-from fedpdmc.sampling.run_position import unpack_choices, unpack_position
+from fedpdmc.sampling.run_position import unpack_choices, unpack_position, unpack_reference
 from fedpdmc.sampling.same_sites import check_ledger, members_of
 from fedpdmc.sampling.settings import check_length
 
 
+@double_precision
 def load(path: str | Path) -> Posterior:
     """Read a posterior that `Posterior.save` wrote.
 
-    It holds no records. To go on, give it the sites and the prior again: ``post.extend(ess=..., sites=sites, prior=prior)``.
+    It holds no records. With the state of its run it has the sites' derivatives, which `fedpdmc.assessment` needs for
+    heterogeneity. To go on, give it the sites and the prior again: ``post.extend(ess=..., sites=sites, prior=prior)``.
     """
     post, state = read(path)
     if state is not None:
         post.attach(SavedRun(post, state))
+        try:
+            made = unpack_reference(state.facts["reference"], state.arrays)
+            post.reference = dataclasses.replace(post.reference, control=made.control, name=made.name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found = f"{path}, whose run has a state that cannot be read ({type(error).__name__})"
+            raise InputError("load(path)", found, "Give a folder that Posterior.save wrote, whole.") from error
     return post
 
 

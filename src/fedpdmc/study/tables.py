@@ -39,6 +39,10 @@ ROLES = {"binary": "level", "index": "level", "count": "count", "real": "number"
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
 
+# What to do about values out of bounds.
+WIDEN = ' For more, give fedpdmc.sites wider bounds and sample: columns={{"{name}": {{"bounds": [least, most]}}}}.'
+
+
 class Sites(DescribedSites):
     """The sites of a study, with formula, columns, family and prior; a sequence of `Site`.
 
@@ -359,7 +363,7 @@ def checked_table(study: Study, table: Any, where: str = "table", *, response: b
     if not count:
         raise InputError(where, "no records", "Give at least one record.")
     raw = {column: _as_declared(series, study.columns[column]) for column, series in raw.items()}
-    return checked_records(study, raw, Origin(where, None), count)
+    return checked_records(study, raw, Origin(where, None), count, widen=WIDEN)
 
 
 def _of_formula(study: Study) -> set[str]:

@@ -138,11 +138,17 @@ def faulty_sites(found: Mapping[str, InputError], sites: int) -> InputError:
 
 
 def checked_records(
-    study: Study, raw: Mapping[str, pl.Series], origin: Origin, count: int, faults: Sequence[Fault] = ()
+    study: Study,
+    raw: Mapping[str, pl.Series],
+    origin: Origin,
+    count: int,
+    faults: Sequence[Fault] = (),
+    widen: str = "",
 ) -> pd.DataFrame:
     """Numbers and levels of all columns; ``attrs["origin"]`` and ``attrs["rows"]`` give the source of each record.
 
-    ``faults`` are errors that were found before.
+    ``faults`` are errors that were found before. ``widen`` says, with ``{name}`` for a column, how to allow values that are
+    out of bounds.
     """
     missing = {name: _missing(series, study.columns[name]) for name, series in raw.items()}
     drop = study.missing == "drop"
@@ -153,7 +159,7 @@ def checked_records(
     for name, series in raw.items():
         if not drop:
             faults += [Fault(int(row), name, "a missing value", IMPUTE) for row in np.flatnonzero(missing[name])]
-        frame[name], found = _column(series, study.columns[name], kept & ~missing[name])
+        frame[name], found = _column(series, study.columns[name], kept & ~missing[name], widen)
         faults += found
     if faults:
         raise FaultyRecords(origin, faults, count)
@@ -180,7 +186,9 @@ def _missing(raw: pl.Series, column: Column) -> np.ndarray:
     return found | raw.is_nan().fill_null(value=False).to_numpy() if raw.dtype.is_float() else found
 
 
-def _column(raw: pl.Series, column: Column, present: np.ndarray) -> tuple[np.ndarray | pd.Categorical, list[Fault]]:
+def _column(
+    raw: pl.Series, column: Column, present: np.ndarray, widen: str
+) -> tuple[np.ndarray | pd.Categorical, list[Fault]]:
     """The values in model units, and the errors in those that are present."""
     faults: list[Fault] = []
 
@@ -208,7 +216,8 @@ def _column(raw: pl.Series, column: Column, present: np.ndarray) -> tuple[np.nda
     refuse(np.isnan(values), "text that is not a number", "Give a number.")
     refuse(~np.isfinite(values), "a value that is not finite", "Give a finite number.")
     least, most = column.bounds
-    refuse((values < least) | (values > most), "a value out of bounds", f"The contract allows {least:g} to {most:g}.")
+    remedy = f"The contract allows {least:g} to {most:g}.{widen.format(name=column.name)}"
+    refuse((values < least) | (values > most), "a value out of bounds", remedy)
     if column.type == "count":
         refuse(values != np.round(values), "a number that is not whole", "Give counts.")
     with np.errstate(invalid="ignore", divide="ignore"):
