@@ -273,6 +273,7 @@ def test_a_damaged_posterior_is_not_loaded_and_the_file_is_named(make, how, tmp_
 @pytest.mark.parametrize(
     "change",
     [
+        lambda told: told["settings"].pop("duration"),
         lambda told: told["names"].append("another"),
         lambda told: told["names"].__setitem__(0, told["names"][-1]),
         lambda told: told["names"].__setitem__(0, "\x1b[2J"),

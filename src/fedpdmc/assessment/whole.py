@@ -215,7 +215,7 @@ def _cell(column: str, x: Any) -> str:
         return x
     if pd.isna(x):
         return NOTHING
-    if column in COUNTS:
+    if column in COUNTS and np.isfinite(x):
         return f"{int(x):,}"
     if column == "p":
         return f"{x:.3f}" if x >= 0.001 else "<0.001"

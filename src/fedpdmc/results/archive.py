@@ -128,6 +128,8 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     names, settings, origin = list(attrs["names"]), attrs["settings"], arrays["origin"]
     if len(names) != len(arrays["center"]) or len(set(names)) != len(names) or not all(map(str.isprintable, names)):
         raise ValueError("names that are not those of the parameters")
+    if not np.isfinite([float(settings["duration"]), float(settings["burn_in"])]).all() or "reference" not in settings:
+        raise ValueError("settings that are not those of a run")
     post = Posterior(store, reference, dynamics, names, counts, settings, None, variables, origin)
     return post, _read_state(arrays, attrs)
 

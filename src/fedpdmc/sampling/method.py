@@ -46,7 +46,8 @@ SECOND_RUN = 2**30
 # The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. Two turns are enough from
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
-# Scales of a prior begin at one point of their law, and move with the refreshments; spreads of private latents have long tails.
+# Scales of a prior begin at one point of their law, and move with the refreshments. Spreads of private latents have long
+# tails, which chains reach slowly.
 SLOW_BURN_IN = 16 * QUARTER
 
 
