@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,6 @@ from fedpdmc.sampling.engines.event_buffer import Record
 # The share of an accelerator's memory above which knots go to the host at once.
 MOST_FILLED = 0.5
 
-_run_chunk = compiled(lockstep.run_chunk)
-
-
 _begin_block = compiled(lockstep.begin_block)
 
 
@@ -32,10 +29,25 @@ def _at_rest(*args):
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), lockstep.at_rest(*args))
 
 
+class Reached(NamedTuple):
+    """What the host must know after a chunk: iterations, the least time, events, most plans of a chain, any fault.
+
+    The chunk's own program makes these numbers. One that came after it would wait on an accelerator for the chunk that is
+    already under way behind it.
+    """
+
+    used: Any
+    time: Any
+    events: Any
+    plans: Any
+    faulty: Any
+
+
 @compiled
-def _reached(step: lockstep.Step, first):
-    """Three numbers in place of arrays, which take their time from an accelerator to the host."""
-    return jnp.min(step.t), jnp.sum(step.site_events), jnp.max(step.number - first)
+def _run_chunk(groups, coordinator, keys, step: lockstep.Step, first, until, limit, rows: int):
+    step, record, used = lockstep.run_chunk(groups, coordinator, keys, step, until, limit, rows)
+    events, plans = jnp.sum(step.site_events), jnp.max(step.number + 1 - first)
+    return step, record, Reached(used, jnp.min(step.t), events, plans, jnp.any(step.fault))
 
 
 class LockstepEngine(CompiledEngine):
@@ -46,7 +58,7 @@ class LockstepEngine(CompiledEngine):
     times longer than making them.
     """
 
-    _ahead: tuple[Any, ...] | None = None
+    _ahead: tuple[lockstep.Step, Record, Reached] | None = None
 
     @property
     def _runs_ahead(self) -> bool:
@@ -71,11 +83,11 @@ class LockstepEngine(CompiledEngine):
         return _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
 
     def _run_chunk(self, until, limit):
-        self.progress, record, used = self._ahead or self._dispatched(until, limit)
-        if not self._runs_ahead:
-            return record, used
-        self._ahead = self._dispatched(until, limit)
-        return record, used
+        self.progress, record, reached = self._ahead or self._dispatched(until, limit)
+        if self._runs_ahead:
+            self._ahead = self._dispatched(until, limit)
+        self._last = Reached(*jax.device_get(tuple(reached)))
+        return record, self._last.used
 
     def _knots(self, record: Record, used: int) -> Chunk:
         if not self._runs_ahead:
@@ -85,17 +97,14 @@ class LockstepEngine(CompiledEngine):
 
     def _dispatched(self, until, limit):
         return _run_chunk(
-            self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
+            self.federation.groups, self.coordinator, self.keys, self.progress, self._first, until, limit, self.rows
         )  # fmt: skip
 
     def _reached(self, first: np.ndarray) -> tuple[float, int, int]:
-        if not self._runs_ahead:
-            return super()._reached(first)
-        now, events, plans = _reached(self.progress, self._first)
-        return float(now), int(events), int(plans)
+        return float(self._last.time), int(self._last.events), int(self._last.plans)
 
     def _check_faults(self) -> None:
-        if self._runs_ahead and not bool(jnp.any(self.progress.fault)):
+        if not self._last.faulty:
             return
         raise_faults([self.federation.names[i] for i in self.federation.order], np.asarray(self.progress.fault))
 
