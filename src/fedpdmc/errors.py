@@ -89,7 +89,7 @@ class BadAnswer(FedPDMCError):
         self.site, self.reason = site, reason
         super().__init__(
             f"site {site!r}: {reason} (code BAD_ANSWER). The run was stopped at its last complete block; check the "
-            "site's software and start the coordinator again to go on."
+            "site's software and start the coordinator again to continue."
         )
 
 
@@ -100,7 +100,7 @@ class Refused(FedPDMCError):
     ----------
     site : str
     code : str
-        Why, in one word; the site's own log has the details.
+        A code; the site's own log has the details.
     """
 
     def __init__(self, site: str, code: str, remedy: str = "The site's audit log says why."):

@@ -63,7 +63,7 @@ class Arrival(eqx.Module):
     Attributes
     ----------
     time : (C,)
-        Time since the plan's start (the horizon where it did not ring).
+        Time since the plan's start (the horizon if there is no event).
     rang : (C,)
         Whether there was an event.
     mark : (C,) or (C, d)

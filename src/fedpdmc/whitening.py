@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-# How a reference was made of the sites' derivatives: at the mode, or as means over the reference itself.
+# Kinds of references from the sites' derivatives: at the mode, or as averages over the reference itself.
 LAPLACE, VB = "laplace", "vb"
 
 
@@ -32,7 +32,7 @@ class Reference(eqx.Module):
     name : str
         How it was made: "laplace", "vb", or nothing if it was given.
     why : str
-        Why it was made so, in words.
+        The reason for this kind.
     """
 
     center: Float[Array, " d"]

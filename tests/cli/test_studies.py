@@ -95,7 +95,7 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     np.testing.assert_array_equal(fp.load(tmp_path / "post.zarr").mean(), expected.mean())
     store = tmp_path / "run" / "sites" / "north"
     shown = call("audit", "show", store)
-    assert "joined" in shown and "Arrivals" in shown and "chains rang" in shown
+    assert "joined" in shown and "Arrivals" in shown and "arrivals on" in shown
     replayed = call("audit", "replay", "study.toml", "--name", "north", "--data", "north.csv", "--store", store)
     assert "0 differ" in replayed and "written with" not in replayed
     here = versions.present()

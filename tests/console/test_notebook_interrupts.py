@@ -21,7 +21,7 @@ SAMPLE = "post = fp.sample(hospitals(), prior(), {}chains=4, seed=3, burn_in={},
 ENDLESS_BURN_IN = SAMPLE.format("dynamics=ZIGZAG, ", "1e7", "1")
 ENDLESS = SAMPLE.format("dynamics=ZIGZAG, ", "1", "1e5")
 SHORT = SAMPLE.format("dynamics=ZIGZAG, ", "1.0", "10.0") + "\nprint(post.mean().tobytes().hex())"
-NOTHING_KEPT = "Interrupted before the first block of samples was complete: nothing is kept. The same call starts anew"
+NOTHING_KEPT = "Interrupted before the first block of samples was complete: nothing is kept. The same call starts again"
 SECONDS = 300
 
 

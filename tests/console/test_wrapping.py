@@ -12,7 +12,7 @@ from fedpdmc.console.wrapping import wrapped
 CALL, PATH = "post.extend(duration=130)", "/srv/" + "study/" * 20 + "posterior.zarr"
 VERDICT = (
     "NOT converged: R-hat 1.31 of slope (a perfect sampler: 1.02); the chains drift: slope moves by 0.4 sd from the first "
-    f"fifth to the second half. To do: go on: {CALL}."
+    f"fifth to the second half. To do: continue: {CALL}."
 )
 NOTE = "event bounds: certified (every event time is exact; this says nothing about convergence)"
 REPORT = "data: found 2 faults at 2 of 2 sites. Correct them:\n" + "\n".join(
@@ -52,7 +52,7 @@ def test_what_is_printed_fits_a_terminal(columns):
     assert max(len(line) for line in lines if PATH not in line) < columns
     # A call and a path can be copied, and a line that goes on is indented.
     assert any(CALL in line for line in lines) and any(PATH in line for line in lines)
-    assert re.search(r"^To do: go on:", terminal.text, flags=re.M)
+    assert re.search(r"^To do: continue:", terminal.text, flags=re.M)
     assert ("\n  convergence)" in "\n".join(lines)) == (columns == 80)
     assert re.search(r"^\d\d:\d\d:\d\d data: found 2 faults", terminal.text, flags=re.M)
     assert re.search(r"^    line 3, column 'age'", terminal.text, flags=re.M)

@@ -50,7 +50,7 @@ def test_entries_that_were_changed_by_hand_are_seen(ledger, change):
     db.execute(change)
     db.commit()
     db.close()
-    with pytest.raises(LedgerError, match="does not fit"):
+    with pytest.raises(LedgerError, match="does not follow"):
         Ledger.open(ledger.path)
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_is_changed_while_in_use_is_not_trusted(ledger, tmp_path):
     ledger.path.write_bytes(older)
     with pytest.raises(LedgerError):
         ledger.answer(request(2), 0.1, reply())
-    with pytest.raises(LedgerError, match="not used any more"):
+    with pytest.raises(LedgerError, match="is closed"):
         ledger.answer(request(2), 0.1, reply())
 
 

@@ -106,7 +106,7 @@ def test_the_words_of_the_comparison_fit_a_terminal(tmp_path):
     assert said.startswith("Recommended: secure sum") and max(map(len, said.splitlines())) < 80
     rows = {line.split()[0]: line.split()[1:4] for line in said.splitlines() if line[:3] in ("rep", "add", "lab")}
     assert set(rows) == {"replace", "add-remove", "label"} and rows["label"] == rows["add-remove"] != rows["replace"]
-    assert "None is worth having" in text(STUDY._replace(sensitivity=2.0), "label")
+    assert "None is useful" in text(STUDY._replace(sensitivity=2.0), "label")
     assert text(STUDY._replace(sites=2), "replace").startswith("Recommended: one shot.")
     plot(STUDY, tmp_path / "ways.png")
     assert (tmp_path / "ways.png").stat().st_size > 1000

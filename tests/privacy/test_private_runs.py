@@ -172,14 +172,14 @@ def test_other_columns_under_another_name_are_charged_to_the_same_account(tmp_pa
         spent.append(post.privacy[name]["spent"])
         assert post.privacy[name]["dataset"] == "records"
     assert spent[1] > 1.5 * spent[0] and spent[2] > 1.2 * spent[1]
-    with pytest.raises(InputError, match="keeps these terms"):
+    with pytest.raises(InputError, match="terms cannot be changed"):
         fp.sample([private_site(tmp_path / "ledger.db", "x", epsilon=41.0, dataset=None)], duration=0.5, **SHORT)
     # Nor does a name that was left out, or comes later, open a second account.
-    with pytest.raises(InputError, match="one data set without a name"):
+    with pytest.raises(InputError, match="one unnamed data set"):
         private_site(tmp_path / "ledger.db", "x", dataset="x").budget.open()
     private_site(tmp_path / "named.db", "x", dataset="x").budget.open()
     private_site(tmp_path / "named.db", "y", dataset="y").budget.open()
-    with pytest.raises(InputError, match="which keeps 'x', 'y'"):
+    with pytest.raises(InputError, match="which holds 'x', 'y'"):
         private_site(tmp_path / "named.db", "x", dataset=None).budget.open()
 
 

@@ -139,7 +139,7 @@ def test_an_account_keeps_the_bound_it_was_opened_with(tmp_path):
     terms = {"epsilon": 2.0, "delta": 1e-6, "dataset": None}
     site = private_site(ledger, **terms)
     fp.sample([site], fp.models.normal_prior(2), seed=1, progress=False)
-    with pytest.raises(BudgetSpent, match="released summaries alone"):
+    with pytest.raises(BudgetSpent, match="releases alone"):
         opened(site)
     account = next(e for e in read(ledger) if e.kind == "account")
     assert '"bound": "gaussian"' in account.detail
@@ -163,11 +163,11 @@ def test_what_a_study_was_granted_is_for_one_kind_of_answer(tmp_path):
     terms = {"epsilon": 9.0, "delta": 1e-6, "granted": (2.0, 1e-6), "dataset": None}
     site = private_site(a_ledger(tmp_path / "arrivals first.db"), **terms)
     opened(site).answer(a_plan([0.0, 0.0], [1.0, -1.0], 1e-3))
-    with pytest.raises(BudgetSpent, match="spent on arrivals too"):
+    with pytest.raises(BudgetSpent, match="has spent part of its grant on arrivals"):
         fp.sample([site], prior, method="private-laplace", seed=1, progress=False)
     site = private_site(a_ledger(tmp_path / "summaries first.db"), **terms)
     fp.sample([site], prior, method="private-laplace", seed=1, progress=False)
-    with pytest.raises(BudgetSpent, match="granted to study 'study' was opened for released summaries alone"):
+    with pytest.raises(BudgetSpent, match="grant to study 'study' was opened for releases alone"):
         opened(site)
     # Another study has a grant of its own.
     opened(private_site(tmp_path / "summaries first.db", **terms, study="another"))

@@ -83,7 +83,7 @@ def test_what_is_kept_from_the_beginning_is_looked_at():
     rng = np.random.default_rng(4)
     x = autoregression(rng, 64, 300, 3.0, phi=0.5)
     found = verdict(x, np.full((64, 3), 3.0))
-    assert not found and any("begins" in reason for reason in found.reasons)
+    assert not found and any("begin" in reason for reason in found.reasons)
 
 
 def test_too_few_draws_are_no_convergence():

@@ -120,7 +120,7 @@ def loaded(tmp_path_factory):
     ("sites", "given", "match"),
     [
         (None, None, "sites: found None.*read from disk.*sites=sites, prior=prior"),
-        (None, prior, "sites: found None beside a prior"),
+        (None, prior, "sites: found None with a prior"),
         (hospitals, None, "prior: found None, a flat prior.*sample"),
         (hospitals, lambda: fp.models.normal_prior(2), "prior: found another prior"),
         (hospitals, lambda: fp.Redistributed(prior(), 0.5), "prior: found another prior"),

@@ -88,8 +88,8 @@ def test_the_contract_gives_a_family_its_size(family):
     ("old", "new", "words"),
     [
         (DIGEST, "0" * 64, "where cloglog.fpm has"),
-        ("cloglog.fpm", "../cloglog.fpm", "beside the contract"),
-        ("cloglog.fpm", "cloglog.py", "beside the contract"),
+        ("cloglog.fpm", "../cloglog.fpm", "next to the contract"),
+        ("cloglog.fpm", "cloglog.py", "next to the contract"),
         ('formula = "ill ~ drug + age"', "", "formula"),
         ("ill ~ drug + age", "age ~ drug", "'y' is a level of two"),
         ("[prior]", '[model.columns]\ny = "ill"\n[prior]', "left of '~'"),

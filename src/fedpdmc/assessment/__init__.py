@@ -1,4 +1,4 @@
-"""After sampling: how well the model fits and predicts, worked out at the sites, of which only summaries leave."""
+"""After sampling: how well the model fits and predicts. Computed at the sites, which release summaries only."""
 
 from fedpdmc.assessment.contrasts import contrasts, ratios
 from fedpdmc.assessment.predict import effects, predict

@@ -1,4 +1,4 @@
-"""What a site works out of its own records and public draws, and what of it leaves the site."""
+"""A site's assessment of its own records under public draws, and the part of it that leaves the site."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def public_draws(post: Posterior, draws: int = DRAWS) -> PublicDraws:
     Raises
     ------
     InputError
-        They are not finite: whoever made the posterior has made it up.
+        They are not finite: the posterior is not a genuine one.
     """
     each = min(max(-(-draws // post.chains), 2), post.most_draws)
     values = post.draws(each).reshape(-1, len(post.names))
@@ -99,7 +99,7 @@ class SiteAssessment:
     loo : dict or None
         Sums over the records (`fedpdmc.assessment.loo.totals`).
     checks : dict or None
-        p-values of posterior predictive checks by statistic, and what was observed if that was agreed.
+        p-values of posterior predictive checks by statistic, with the observed values if that was agreed.
     pull, without : dict or None
         The site's influence on each reported parameter (`fedpdmc.assessment.influence`).
     """
@@ -116,7 +116,7 @@ class SiteAssessment:
     format: int = field(default=FORMAT)
 
     def write(self, path: str | Path) -> Path:
-        """Write it as JSON, which can be read before it is sent. Digits that nobody needs stay at the site."""
+        """Write it as JSON, which can be read before it is sent, with few digits."""
         path, told = Path(path), _rounded(asdict(self))
         if told["without"] is not None:
             told["without"] = _nan_as_null(told["without"])
@@ -226,7 +226,7 @@ def assess_site(
     checks : sequence of str, optional
         Statistics of posterior predictive checks; the usual ones of the family if None.
     values : bool
-        Whether checks tell the observed summary beside its p-value.
+        Whether checks include the observed summary with its p-value.
     seed : int
         Of the replicated responses.
     least_records : int

@@ -49,7 +49,7 @@ def predictive_checks(
 ) -> Mapping[str, Mapping[str, float]]:
     """The two-sided p-value of each statistic, and with ``values`` the observed and the replicated one.
 
-    p is twice the smaller of the shares of replicates that are at most and at least as large as what was observed.
+    p is twice the smaller of the shares of replicates that are at most, and at least, the observed value.
     """
     observed = outcome.observed(records)
     replicated = np.concatenate([outcome.draw(block, rng) for block in outcome.blocks(records)])

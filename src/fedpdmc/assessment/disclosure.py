@@ -1,7 +1,7 @@
 """Disclosure control of assessments.
 
-The attacker is a coordinator that sends a posterior of its own making: draws far out, where the likelihood is that of one
-record. All that an assessment releases is made of the changes ``ℓ_i(s) − mean_s ℓ_i`` of the records' log likelihoods from
+The attacker is a coordinator that sends a made-up posterior: draws far out, where the likelihood is that of one
+record. Everything that an assessment releases depends on the changes ``ℓ_i(s) − mean_s ℓ_i`` of the log likelihoods from
 draw to draw, and of sums over records. So at every draw the changes, and for every parameter the covariances with it, must
 be carried by a number of effective records, ``(Σ w)²/Σ w²``; the same holds for sums of left-out densities. Sums that
 outliers dominate in honest posteriors too (squares, the effective number of parameters) have a limit on one record's share.

@@ -67,7 +67,7 @@ class Outcome:
         return self.study.design.response(records)[:, None]
 
     def own(self, records: pd.DataFrame) -> dict[str, np.ndarray]:
-        """The family's columns beside the linear predictor, by its names for them."""
+        """The family's columns other than those of the linear predictor, by the family's names for them."""
         if self.study.model is None:
             return {}
         found = {}
@@ -90,7 +90,7 @@ class Outcome:
         return self.law(records).draw(self.own(records), rng)
 
     def blocks(self, records: pd.DataFrame) -> Iterator[pd.DataFrame]:
-        """The records in blocks that fit into memory beside all draws."""
+        """The records in blocks that fit into memory together with all draws."""
         pieces = max(self._entries + 1, self._other.shape[1], 1)
         size = max(MOST_NUMBERS // (pieces * max(len(self.draws), 1)), 1)
         for start in range(0, len(records), size):

@@ -40,7 +40,7 @@ NOTHING, TOO_FAR = "–", "too far from the posterior of all sites: fit without 
 
 
 class Assessment:
-    """What the sites told of their records under a posterior.
+    """The sites' reports on their records under a posterior.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Assessment:
     scores : DataFrame or None
         Heterogeneity: the score test of each site against the common parameters.
     scores_unknown : str
-        Why there are no scores, in words; empty where there is nothing to say.
+        The reason why there are no scores; empty if there are.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Assessment:
         """Predictive accuracy by site and in all: elpd, its standard error, effective parameters, WAIC, Pareto k."""
         told = {one.site: one.loo for one in self.sites if one.loo is not None}
         if not told:
-            raise InputError("loo", "no site that told it", "Agree on it: [releases] assessment = ['loo'].")
+            raise InputError("loo", "no site that reported it", "Agree on it: [releases] assessment = ['loo'].")
         rows = {site: _accuracy(one) for site, one in told.items()}
         sums = {key: sum(one[key] for one in told.values()) for key in next(iter(told.values()))}
         rows["all"] = _accuracy(sums | {"worst_k": max(one["worst_k"] for one in told.values())})
@@ -77,7 +77,7 @@ class Assessment:
 
     @property
     def checks(self) -> pd.DataFrame:
-        """p-values of the posterior predictive checks, by site and statistic, with what was observed where it was told."""
+        """p-values of the posterior predictive checks, by site and statistic, with the observed values if reported."""
         rows = [
             {"site": one.site, "statistic": name, **numbers}
             for one in self.sites
@@ -131,14 +131,14 @@ class Assessment:
         return pd.DataFrame(rows).T
 
     def _without_shown(self) -> pd.DataFrame:
-        """`without` with a note beside the sites whose means are not known."""
+        """`without` with a note on sites whose means are not known."""
         told = {one.site: one.without for one in self.sites if one.without is not None}
         notes = {site: _far(one["k"]) for site, one in told.items() if any(map(np.isnan, one["mean"].values()))}
         shown = _formatted(self.without)
         return shown.assign(note=[notes.get(site, "") for site in told]) if notes else shown
 
     def warnings(self) -> list[str]:
-        """What deserves a look."""
+        """Remarkable findings, as sentences."""
         found = []
         for one in self.sites:
             if one.loo is not None and one.loo["worst_k"] > HIGH_K:
@@ -177,7 +177,7 @@ class Assessment:
             parts += ["", "heterogeneity: score test of each site", _formatted(self.scores).to_string()]
         elif self.scores_unknown:
             parts += ["", f"heterogeneity: {self.scores_unknown}"]
-        return "\n".join([*parts, "", *(self.warnings() or ["nothing stands out"])])
+        return "\n".join([*parts, "", *(self.warnings() or ["nothing unusual was found"])])
 
     def _repr_html_(self) -> str:
         tables = [("predictive accuracy", self.loo)] if any(one.loo is not None for one in self.sites) else []
@@ -242,7 +242,7 @@ def assess(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Assessment:
-    """How well a model fits and predicts, worked out by each site of its own records.
+    """How well a model fits and predicts, computed by each site from its own records.
 
     Parameters
     ----------
@@ -316,8 +316,8 @@ def scores_unknown(post: Posterior) -> str:
 def compare(models: Mapping[str, tuple[Posterior, Sites]], *, draws: int = DRAWS) -> pd.DataFrame:
     """Models of the same records, by leave-one-out predictive accuracy.
 
-    Each site works out the difference of its own records' log predictive densities. Sums of the differences and of their
-    squares leave it, from which difference and standard error over all sites are made.
+    Each site computes the difference of its own records' log predictive densities. Sums of the differences and of their
+    squares leave it, which give the difference and its standard error over all sites.
 
     Parameters
     ----------

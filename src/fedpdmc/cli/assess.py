@@ -1,4 +1,4 @@
-"""``fedpdmc assess``: what a site tells of how its records fit a posterior, as a file that can be read before it is sent."""
+"""``fedpdmc assess``: a site's report on the fit to its records, as a file that can be read before it is sent."""
 
 from pathlib import Path
 from typing import Annotated

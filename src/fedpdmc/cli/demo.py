@@ -160,7 +160,7 @@ def _print_comparison(console: Console, federated: Summary, pooled: Summary, nam
 
 
 def _forest_plot(federated: Summary, pooled: Summary | None, names: tuple[str, ...]) -> Figure:
-    """Odds ratios on a log axis: median, 50 % and 95 % intervals, and pooled NUTS beside them if there is one."""
+    """Odds ratios on a log axis: median, 50 % and 95 % intervals, and pooled NUTS for comparison if available."""
     dark, accent, grey = "#22313f", "#1f6f8b", "#9aa5b1"
     figure = Figure(figsize=(8.0, 3.6), layout="constrained")
     axes = figure.add_subplot()

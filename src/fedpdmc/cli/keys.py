@@ -87,7 +87,7 @@ def revoke(
         list[str] | None, typer.Option(help="The SHA-256 of a certificate, in hexadecimal digits.")
     ] = None,
 ) -> None:
-    """Revoke a certificate. A running coordinator refuses it at once, also on open connections."""
+    """Revoke a certificate. A running coordinator refuses it immediately, also on open connections."""
     from fedpdmc.certificates import keys
 
     try:

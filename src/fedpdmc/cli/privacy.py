@@ -117,7 +117,7 @@ def _plan(
         int, typer.Option(min=0, help="Sites that may collude with the coordinator, if sites share noise.")
     ] = 1,
     plot: Annotated[
-        Path | None, typer.Option(help="Where to save a plot of the frontier; one of all ways goes beside it.")
+        Path | None, typer.Option(help="Where to save a plot of the frontier; one of all ways is saved next to it.")
     ] = None,
 ) -> None:
     """What a budget buys: one shot, one shot on a secure sum and the exact chain, compared, with a recommendation."""

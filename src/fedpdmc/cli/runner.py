@@ -73,7 +73,7 @@ def exit_status(work: Callable[[], int | None]) -> int:
 
 
 def of_the_machine(error: BaseException | None) -> bool:
-    """Whether an error comes from a machine that ran out of something or fails, and not from what was asked of it."""
+    """Whether an error comes from the machine (resources, disk, network), not from the command."""
     while error is not None:
         full = isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in SQLITE_DISK
         if full or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE):

@@ -1,19 +1,18 @@
-"""The arrivals of a private site: the first point below its rates, of points that were drawn without the records.
+"""The arrivals of a private site: proposals are drawn without the records, and the first one below the site's rates arrives.
 
 Take a Poisson process of unit intensity in the plane of time and level, one for each coordinate. Its points below the curve
 ``λ_i`` are a Poisson process of rate ``λ_i``. The points are drawn from a secret key and public facts alone; the records
-only decide which of them lie below. So no bit of a time depends on the records but through *which* point it is.
+only decide which of them lie below the curve. So a time depends on the records only through *which* point it is.
 
-*Grid.* Times are rounded up to ``j h``, ``h = 2⁻ᵏ``, before anything is done with them, and rates are taken there. Given the
-records, the numbers of points below the rates in the cells of the grid are independent Poisson numbers of mean
-``h λ_i(jh)``: what is told is the first point of a Poisson process whose rates are constant on cells, rounded up. The
-account holds for that process in real arithmetic, whatever the computed rates are, as long as they differ by at most what K
-says.
+*Grid.* Times are first rounded up to ``j h``, ``h = 2⁻ᵏ``, and rates are evaluated there. Given the records, the numbers of
+points below the rates in the cells of the grid are independent Poisson numbers of mean ``h λ_i(jh)``. The released time is
+therefore the first point, rounded up, of a Poisson process whose rates are constant on cells. The privacy account holds for
+that process in real arithmetic, whatever the computed rates are, provided they differ between neighbours by at most K.
 
 *Layers.* Levels are cut into the layers ``[0, b), [b, 2b), [2b, 4b), …``, and the layer with width ``b 2ˡ⁻¹`` into tiles of
 length ``Δ 2¹⁻ˡ``: every tile has ``μ = d b Δ`` points on average, whose number, places, coordinates and levels follow from
-a few blocks of ChaCha20. A walk looks at those tiles only that a certified bound of its rates reaches; that, and so the
-time it takes, depends on the records, and what it finds does not depend on where it looked.
+a few blocks of ChaCha20. A walk evaluates only the tiles below a certified bound of its rates. Which tiles these are, and
+hence the running time, depends on the records; the result does not depend on which tiles were evaluated.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from fedpdmc.potentials import Potential
 BITS, FINER = 31, 32
 # The longest and the shortest tile of the lowest layers, as exponents of two.
 LONGEST_TILE, SHORTEST_TILE = -2, -10
-# Coordinates slower than this do not flip: levels are multiples of 2⁻⁵⁵ or finer, which is small beside what one record can
-# change at such a speed.
+# Coordinates slower than this do not flip: levels are multiples of 2⁻⁵⁵ or finer, which is small compared with the effect
+# of one record at this speed.
 SLOWEST = 2.0**-20
-# Points that a tile can have: of mean ½ or less, more have a probability below 2⁻⁶⁴.
+# Maximum number of points in a tile: with a mean of at most ½, more have a probability below 2⁻⁶⁴.
 MOST_POINTS = 16
 # Blocks of ChaCha20 for a tile: one word of 64 bits for the number, three for each point.
 BLOCKS = 7
@@ -49,14 +48,14 @@ TOO_LONG = 3
 
 
 class Grid(NamedTuple):
-    """The public grid of each chain's plan: made of its horizon alone.
+    """The public grid of each chain's plan, a function of its horizon alone.
 
     Attributes
     ----------
     unit : (C,)
-        ``h``: a power of two, of which the horizon is less than 2³¹, and at least 2⁻⁴¹.
+        ``h``: a power of two, at least 2⁻⁴¹, such that the horizon is less than ``2³¹ h``.
     bits : (C,)
-        A tile of the lowest layers has two to this power of cells.
+        Binary logarithm of the number of cells in a tile of the lowest layers.
     base : (C,)
         ``b``, the height of the lowest layer.
     """
@@ -114,7 +113,7 @@ def power_of_two(k: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
 def tile_points(
     grid: Grid, dim: int, keys: ChainKeys, number: Int[Array, " C"], layer: Int[Array, ""], cell: Int[Array, " C"]
 ) -> Points:
-    """The points of the tile of a layer in which a cell of the grid lies: public facts and the secret key decide them."""
+    """The points of a layer's tile that contains a cell of the grid, a function of public facts and the secret key."""
     width = grid.bits - jnp.maximum(layer - 1, 0)
     within = jnp.maximum(width, 0)
     tile = cell >> within
@@ -124,9 +123,9 @@ def tile_points(
     inside = ((place >> 1) >> (63 - within).astype(jnp.uint64)).astype(jnp.int64)
     finer = ((place << within.astype(jnp.uint64)) >> 32).astype(jnp.int64)
     lower, d = draw & jnp.uint64(0xFFFFFFFF), jnp.uint64(dim)
-    # The whole part of d times a number of 64 bits after the point.
+    # The integer part of d times a fraction of 64 bits.
     mark = (((draw >> 32) * d + ((lower * d) >> 32)) >> 32).astype(jnp.int64)
-    # In the lowest layer a level has all of the 64 bits that a float can hold.
+    # In the lowest layer a level has the full precision of a 64-bit float.
     lowest = layer == 0
     u = height.astype(jnp.float64) * 2.0**-64
     above = 1.0 + (height >> 12).astype(jnp.float64) * 2.0**-52
@@ -146,16 +145,16 @@ def _words(keys: ChainKeys, number, layer, tile) -> Array:
 
 
 class Search(NamedTuple):
-    """Where a walk stands on every chain.
+    """The state of a walk on every chain.
 
     Attributes
     ----------
     next : (C,)
-        The place of the first point that it has not judged.
+        The place of the first point that is not decided.
     anchor : (C,)
-        The number j of the time ``j h`` at which it stands.
+        The number j of the current time ``j h``.
     candidate : (C,)
-        Whether it stands at a point below its bound, of coordinate ``mark`` at ``level``; ``ceiling`` is the bound.
+        Whether the walk is at a point below its bound, of coordinate ``mark`` at ``level``; ``ceiling`` is the bound.
     done, rang, fault : (C,)
     passes : ()
         Passes over the records so far.
@@ -174,7 +173,7 @@ class Search(NamedTuple):
 
 
 class Here(NamedTuple):
-    """What is known of the rates from where a walk stands: a bound that holds for a while, and speeds."""
+    """A bound of the rates that holds for a while from the current point, and speeds."""
 
     bound: RateBound
     speed: Float[Array, "C d"]
@@ -201,7 +200,7 @@ def first_below(
     Parameters
     ----------
     potential : Potential
-        The records less the public control variate, in whitened coordinates.
+        The records minus the public control variate, in whitened coordinates.
     dynamics : Dynamics
         With flips.
     excess : ()
@@ -225,7 +224,7 @@ def first_below(
 
 
 def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Search) -> Search:
-    """One pass over the records: judge the point at which the walk stands, then go to the next one below the bound."""
+    """One pass over the records: decide the current point, then move to the next one below the bound."""
     segment = jnp.minimum(jnp.sum(cells <= (now.next >> FINER)[:, None], 1), path.last)
     begin = pick(path.begin, segment)
     offset = jnp.maximum(now.anchor * grid.unit - begin, 0.0)
@@ -254,7 +253,7 @@ def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Sear
         rang | (fault != FINE) | (~hit & (until >= cells[:, -1])),
         rang, fault, now.passes + 1,
     )  # fmt: skip
-    # A walk that rings stays where it stands: its time is that of the anchor.
+    # A walk with an arrival does not move: its time is that of the anchor.
     stays = now.done | rang
     kept = jax.tree.map(lambda old, new: jnp.where(stays, old, new), now, moved._replace(passes=now.next))
     return kept._replace(
@@ -266,12 +265,12 @@ def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Sear
 
 
 def excess_rates(excess: Float[Array, ""], v: Float[Array, "C d"]) -> Float[Array, "C d"]:
-    """``ρ|v_i|``: even under the flip, so that it cancels in the condition for invariance."""
+    """``ρ|v_i|``: even under the flip, so it cancels in the condition for invariance."""
     return excess * jnp.abs(v)
 
 
 def _reach(here: Here, grid: Grid, cell, last, time) -> tuple[Int[Array, " C"], Int[Array, " C"]]:
-    """The cell before which the bound is used next, and the layers it reaches: at most a tile of each."""
+    """The cell up to which the bound is used next, and the layers below it: at most one tile of each."""
     halvings = jnp.arange(BITS + 1)[:, None]
     width = grid.bits - jnp.minimum(halvings, grid.bits)
     until = jnp.minimum(((cell >> width) + 1) << width, last)
@@ -288,7 +287,7 @@ def _reach(here: Here, grid: Grid, cell, last, time) -> tuple[Int[Array, " C"], 
 
 
 def _next_point(here: Here, grid: Grid, path: Path, keys, after, until, layers, time) -> Search:
-    """The first point from ``after`` on, before the cell ``until``, that lies below the bound."""
+    """The first point below the bound, from ``after`` on and before the cell ``until``."""
     chains, dim = here.speed.shape
     none, zero = jnp.zeros(chains, jnp.int64), jnp.zeros(chains)
     far = jnp.full(chains, jnp.iinfo(jnp.int64).max)

@@ -17,7 +17,7 @@ States = Any
 
 
 def _numpy_or_jax(t: Times) -> Any:
-    """NumPy for its own arrays: nothing is compiled for paths that are looked at after a run."""
+    """NumPy for NumPy arrays: paths that are evaluated after a run need no compilation."""
     return np if isinstance(t, np.ndarray) else jnp
 
 

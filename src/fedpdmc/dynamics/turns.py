@@ -18,7 +18,7 @@ from fedpdmc._jax.random_streams import ChainKeys, portable_normals, threefry, u
 # The name of this refreshment where a rate could stand.
 QUARTER_TURNS = "quarter-turns"
 QUARTER = math.pi / 2
-# The shortest wait: a jump less than this before a turn is not told apart from one at it.
+# The shortest wait: a jump less than this before a turn counts as one at the turn.
 LEAST_WAIT = 2.0**-40
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -33,7 +33,7 @@ class Turn(eqx.Module):
 def first_waits(chains: int) -> np.ndarray:
     """When each chain turns first: spread evenly over a quarter period, for any number of chains.
 
-    The phases are multiples of the golden ratio, so that the first so many of them are spread evenly, and a chain's phase
+    The phases are multiples of the golden ratio, so that any number of first ones is spread evenly, and a chain's phase
     does not depend on how many chains there are.
     """
     return QUARTER * ((np.arange(chains) + 0.5) * GOLDEN % 1.0)

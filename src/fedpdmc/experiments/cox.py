@@ -244,7 +244,7 @@ def run(study: Study) -> Verdict:
 
 
 def z_limit(cells: int) -> float:
-    """A deviation that the largest of so many standard normals exceeds with probability 1e-4."""
+    """A deviation that the largest of ``n`` standard normals exceeds with probability 1e-4."""
     from scipy.stats import norm
 
     return float(norm.isf(0.5e-4 / cells))

@@ -1,4 +1,4 @@
-"""How runs compare with a reference sample: their distances beside the least that such runs can have, and their means."""
+"""Comparison of runs with a reference sample: their distances, the least distances possible, and their means."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAWS = 2000
 GRID = 8000
 # Exact samples drawn for the floor of each run.
 REPEATS = 8
-# Quantiles at which distribution functions are looked at.
+# Quantiles at which distribution functions are compared.
 LEVELS = np.linspace(0.02, 0.98, 25)
 # Relative deviation from the floor that the uncertainty of the effective sizes alone can make.
 TOLERANCE = 0.1
@@ -141,7 +141,7 @@ def bias(rows: list[dict[str, Any]], *keys: str) -> Bias:
     """Means pooled over runs against HMC's, for every parameter and group of rows.
 
     ``z = (mean of the runs' means − HMC mean) / √(s²/R + HMC's error²)`` with s the spread between the R runs. A bias that
-    is small beside the error of one run, and hardly moves its distance, is ``√R`` times as large beside this one.
+    is small compared with the error of one run, and hardly changes its distance, is ``√R`` times as large here.
     """
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
 """What someone who listens to the messages of one site learns of it, with and without a prior that is redistributed.
 
-The listener hears the plans that the site is sent and its arrivals, in a federation of several sites. Where the next plan
-starts tells how much of the last one was kept, and there the process is in stationarity, ``v`` independent of ``x``. This
+The eavesdropper sees the plans that the site is sent and its arrivals, in a federation of several sites. The start of the
+next plan shows how much of the last one was kept. The process is in stationarity there, ``v`` independent of ``x``. This
 site flips coordinate i at rate ``(v_i g_i)_+`` with ``g`` the gradient of what it walks with, so the rate seen at
 ``v_i = 1`` less that at ``v_i = −1`` is ``g_i`` itself.
 """
@@ -18,14 +18,14 @@ from numpy import ndarray
 import fedpdmc as fp
 from fedpdmc.experiments.problems import Regression
 
-# Where a path is looked at, to count the time that it spends in each bin.
+# Points of a path at which its bin is found, to measure the time in each bin.
 LOOKS = 4
 
 
 class Overheard(NamedTuple):
     """Plans of one site as far as they were kept, chain after chain.
 
-    Every chain runs to the same process time: the first so many rounds of all of them would be a biased piece.
+    Every chain runs to the same process time: a fixed number of first rounds would be a biased sample.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Overheard(NamedTuple):
     share: Float[ndarray, " n"]
 
     def first(self, count: int) -> Overheard:
-        """The first so many of them."""
+        """The first ones."""
         return Overheard(*(column[:count] for column in self))
 
     def looks(self, i: int) -> Float[ndarray, "n looks"]:

@@ -39,7 +39,7 @@ def expected_rate(size: Size, sites: int) -> float:
 
 
 def one_run(size: Size, sites: int, run: int) -> dict[str, Any]:
-    """A data set of its own, with chains that start in its posterior."""
+    """A new data set, with chains that start in its posterior."""
     rng = np.random.default_rng([SEED, run])
     y = rng.normal(TRUTH, 1.0, (size.records, size.dim))
     start = y.mean(0) + rng.normal(size=(size.chains, size.dim)) / np.sqrt(size.records)
@@ -63,7 +63,7 @@ def one_run(size: Size, sites: int, run: int) -> dict[str, Any]:
 
 
 def summary(size: Size, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over runs with standard errors, beside the theory."""
+    """Means over runs with standard errors, next to the theoretical values."""
     table = []
     for m in size.sites:
         own = [row for row in rows if row["sites"] == m]

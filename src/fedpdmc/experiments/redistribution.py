@@ -1,4 +1,4 @@
-"""A prior that is divided among the sites in random parts (paper, Algorithm 4 and appendix D), and what it hides."""
+"""A prior divided among the sites in random parts (paper, Algorithm 4 and appendix D), and what it hides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MISLED = 2.0
 
 
 class Listening(NamedTuple):
-    """What was overheard, and what is to be found: ``E(∂_i U_m | x_i)`` of the first site in bins."""
+    """Intercepted messages, and the target of the attack: ``E(∂_i U_m | x_i)`` of the first site in bins."""
 
     plain: Overheard
     mixed: Overheard
@@ -42,7 +42,7 @@ class Listening(NamedTuple):
     truth: Float[ndarray, " b"]
 
     def profiles(self, count: int) -> dict[str, Profile]:
-        """What listeners who hear so many plans make of them.
+        """Estimates of an eavesdropper from given numbers of plans.
 
         The parts are uniform on the simplex, with mean 1/M: who knows the public prior takes ``x_i/M`` off, and who reads
         the parts in the plans the prior's very slope.

@@ -135,7 +135,7 @@ class Checkpoint:
 
 
 def _ascii(text: np.ndarray) -> bytes:
-    """A text as it was written, in ASCII: NumPy makes strings of anything, also of what is no character."""
+    """An ASCII text from an array; anything else, which NumPy would convert as well, is an error."""
     if text.dtype.kind != "U" or not text.dtype.isnative or text.size != 1:
         raise ValueError("not a text")
     codes = np.frombuffer(text.tobytes(), np.uint32)

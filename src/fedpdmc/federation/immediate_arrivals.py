@@ -1,4 +1,4 @@
-"""Detects a site whose arrivals always end the plans at once, which would use up the limits of all other sites."""
+"""Detects a site whose arrivals always end the plans immediately, which would use up the limits of all other sites."""
 
 from __future__ import annotations
 

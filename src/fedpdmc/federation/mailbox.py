@@ -1,4 +1,4 @@
-"""Pending requests: each waits in its site's mailbox until the site has answered it, on whichever stream."""
+"""Pending requests: each waits in its site's mailbox until the site has answered it, on any stream."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ NO_BUDGET, ACCOUNT = -1.0, 14
 
 
 def _check_noise(noise: np.ndarray) -> None:
-    """What is told of noise: two standard deviations and an account, or nothing."""
+    """Check the report of noise: two standard deviations and an account, or nothing."""
     if len(noise) not in (0, 2 + ACCOUNT) or (noise < 0).any():
         raise WireError("noise", f"{len(noise)} numbers")
 
@@ -233,7 +233,7 @@ class Arrivals(SiteAnswer):
     """Site → coordinator: for each chain whether there was an arrival; the time of each arrival and its mark.
 
     A mark is a coordinate or a unit normal. A site with a privacy budget has a time and a mark for every chain, so that the
-    size of its answer tells nothing; any other has them for arrivals only.
+    size of its answer reveals nothing; other sites send them for arrivals only.
 
     ``remaining`` is the observed time that a privacy budget still covers, ``observed`` that of this run, and ``spent`` the
     share of the account that all studies have spent. ``passes`` counts the site's passes over its records in this run, if

@@ -238,7 +238,7 @@ def _same_spread(one: Told, other: Told) -> bool:
 
 
 def _log_growth(one: Told, other: Told) -> float:
-    """The log of how many times larger a mean Hessian may be for its spread alone, whichever of the two it is."""
+    """The logarithm of the factor between two mean Hessians that their spreads alone can explain."""
 
     def mean(told: Told, sign: float) -> float:
         """``log E e^{±s|ε|}``."""
@@ -248,7 +248,7 @@ def _log_growth(one: Told, other: Told) -> float:
 
 
 def _below(one: np.ndarray, other: np.ndarray, factor: float) -> bool:
-    """Whether a Hessian is, but for rounding, at most ``factor`` times another in every direction."""
+    """Whether a Hessian is, up to rounding, at most ``factor`` times another in every direction."""
     size = np.sqrt(np.abs(np.diag(one)) + np.abs(np.diag(other)))
     size = np.where(size > 0, size, 1.0)
     least = np.linalg.eigvalsh((factor * other - one) / np.outer(size, size))[0]

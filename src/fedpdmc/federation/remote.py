@@ -91,7 +91,7 @@ class RemoteFederation(Federation):
 
     @property
     def evaluations(self) -> np.ndarray:
-        """Passes over each site's records so far, if the contract allows sites to tell them."""
+        """Passes over each site's records so far, if the contract allows sites to report them."""
         return self.passes
 
     def derivatives(
@@ -129,7 +129,7 @@ class RemoteFederation(Federation):
         return total
 
     def noisy_sums(self, x: np.ndarray) -> Noisy:
-        """``Σ∇U_m`` and ``Σ∇²U_m`` at one point with the noise that the sites share. What was asked before is told again."""
+        """``Σ∇U_m`` and ``Σ∇²U_m`` at one point with shared noise. A repeated request gets the same answer."""
         if (known := self._noisy_sums.get(x.tobytes())) is not None:
             return known
         found = self._masked(x)

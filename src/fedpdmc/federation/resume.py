@@ -128,7 +128,7 @@ def sample_study(
     if not begun:
         summed = study.derivatives == "summed"
         control = [method.control.get(SUM if summed else name) for name in federation.names]
-        # A site that is not always asked is sent the last velocity too, for what is not planned yet.
+        # A site that is not in every round also gets the last velocity, for the time after the plan.
         segments = method.segments + selective_requests.applies(federation.columns, coordinator(method))
         federation.open(method.reference, control, method.chains, segments, summed, _turn_key(method))
     elif saved is not None:
@@ -158,12 +158,12 @@ def _turn_key(method: Method) -> np.ndarray | None:
 
 
 def _one_shot(connection: Connection, ess: float | None, duration: float | None) -> Posterior:
-    """Draws from noisy derivatives at four points. Asked again, the sites tell the same at no charge."""
+    """Draws from noisy derivatives at four points. Repeated requests get the same answers at no charge."""
     if ess is not None or duration is not None:
         raise InputError(
             "ess or duration",
             "a number",
-            "The contract's method is 'private-laplace', which has neither: leave them out.",
+            "The contract's method is 'private-laplace', which has neither: omit them.",
         )
     study = connection.study
     federation = connection.federation
@@ -241,7 +241,7 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
 
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
-    """The reference: searched for with rounded derivatives, and made of exact ones at the last point."""
+    """The reference: searched with rounded derivatives, computed from exact ones at the last point."""
     search = search_vb if study.reference == VB else search_laplace
     found, x, spread = search(members, study.prior(), TOLERANCE, None, study.reach, study.names)
     federation.ask_again()

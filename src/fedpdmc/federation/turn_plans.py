@@ -1,12 +1,12 @@
-"""Plans that a site makes for itself: turns at known times, with velocities from a public key.
+"""Plans that a site computes by itself: turns at known times, with velocities from a public key.
 
 The coordinator's own events in such a plan are turns only. Their times follow from the time to the first one, and their
 velocities from the key in the opening, the chain and the number of the turn (`fedpdmc.dynamics.turns`). A message has the
-present state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans revealed:
-velocities are public randomness, and of the other sites only the present state tells anything.
+present state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans reveal:
+velocities are public randomness, and only the present state depends on the other sites.
 
-Both sides make the same bits on every machine, and a hash of the whole plans proves it. Where it differs, the site refuses
-with the code ``OTHER_VELOCITIES``: it never answers about another plan than the coordinator's.
+Both sides compute the same bits on every machine, and a hash of the whole plans verifies it. If it differs, the site refuses
+with the code ``OTHER_VELOCITIES``: it never answers a plan other than the coordinator's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedpdmc.plan import Plan
 
 
 def abbreviated(run: bytes, sequence: int, plans: messages.Plans, plan: Plan) -> messages.TurnPlans:
-    """The message that stands for whole plans, those of a `Plan` with turns."""
+    """The short form of the plans of a `Plan` with turns."""
     turns, chain = plan.turns, plans.chain
     assert turns is not None
     wait, number, left = (np.asarray(x)[chain] for x in (turns.wait, turns.number, turns.left))
@@ -36,16 +36,16 @@ def abbreviated(run: bytes, sequence: int, plans: messages.Plans, plan: Plan) ->
 
 
 def whole(message: messages.TurnPlans, keys: ChainKeys, segments: int) -> messages.Plans:
-    """The plans that a message stands for; their hash is not checked.
+    """The plans from their short form; their hash is not checked.
 
     Parameters
     ----------
     message : TurnPlans
-        Of chains that there are.
+        Of existing chains.
     keys : (C, 2)
         The public keys of the turns.
     segments : int
-        The most segments of a plan.
+        The maximum number of segments of a plan.
     """
     duration = turn_durations(message.wait, message.left, segments)
     longest = max(int(np.max(np.sum(duration > 0, 1), initial=0)), 1)
@@ -55,7 +55,7 @@ def whole(message: messages.TurnPlans, keys: ChainKeys, segments: int) -> messag
     if longest > 1:
         first = np.zeros(len(keys), np.int64)
         first[message.chain] = message.turn
-        # Of few different lengths, each of which is compiled.
+        # Padded to one of a few lengths, because each is compiled.
         count = min(1 << (longest - 2).bit_length(), segments - 1)
         made = np.asarray(_velocities(count, dim)(keys, jnp.asarray(first)))
         velocity[:, 1:] = np.swapaxes(made[: longest - 1, message.chain], 0, 1)
@@ -71,7 +71,7 @@ def _velocities(count: int, dim: int):
 
 
 def fingerprint(duration: np.ndarray, velocity: np.ndarray) -> bytes:
-    """A hash of the segments of plans: their lengths, and their velocities where they have one."""
+    """A hash of the segments of plans: their lengths, and the velocities of those that have a length."""
     used = np.where((duration > 0)[..., None], velocity, 0.0)
     parts = (np.ascontiguousarray(x, "<f8").tobytes() for x in (duration, used))
     return hashlib.sha256(b"".join(parts)).digest()

@@ -1,1 +1,1 @@
-"""What a site does with its records: it answers plans, under a privacy budget if it has one."""
+"""What a site does with its records: it answers plans, within its privacy budget if there is one."""

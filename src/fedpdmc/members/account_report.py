@@ -11,20 +11,20 @@ from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 
 COVERED = (
-    "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals, those "
-    "that lost included, on every chain, and released summaries; so also the published posterior"
+    "everything this site has revealed to anyone in all runs on this data set: times and coordinates of its arrivals on "
+    "every chain, including discarded ones, and released derivatives; therefore also the published posterior"
 )
 ALONE = ", and other sites that collude with the coordinator"
 NOT_COVERED = (
-    "how long the site takes to answer, that it fails or does not take part, what "
-    "is released outside this ledger, starting points and references that were made from the records by hand, whoever reads "
-    "the ledger itself, and a person with records at several sites"
+    "how long the site takes to answer, that it fails or does not take part, anything "
+    "released outside this ledger, starting points and references that someone computed from the records, anyone who can "
+    "read the ledger itself, and a person with records at several sites"
 )
 SEEDED = "a seed, for tests only: NOT private"
 
 
 def account_report(status: AccountStatus, budget: Budget, dynamics: Dynamics) -> dict[str, Any]:
-    """What a private site has granted and spent, for `Posterior.privacy`."""
+    """The grants and spending of a private site, for `Posterior.privacy`."""
     epsilon, delta, alpha, granted, spent = status.epsilon, status.delta, status.alpha, status.granted, status.spent
     running = spent_epsilon(status.bound, alpha, spent * account_limit(status.bound, alpha, epsilon, delta), delta)
     return {
@@ -58,4 +58,4 @@ def _against(budget: Budget) -> str:
     """Which other sites may collude with the coordinator."""
     if budget.colluding is None:
         return ALONE
-    return f"; where summaries have shared noise, as long as no more than {budget.colluding} of the other sites collude"
+    return f"; for derivatives with shared noise, if at most {budget.colluding} of the other sites collude"

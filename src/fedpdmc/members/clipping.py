@@ -1,4 +1,4 @@
-"""What a private site does with its records before anything else: name their model, and hold them to the declared bounds."""
+"""Preparation of a private site's records: their model's public facts, and clipping to the declared bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGEST = 1e100
 
 
 def model_of(potential: Potential) -> Model:
-    """The public side of a potential: which loss it sums, and its parameters."""
+    """The public facts about a potential: its loss and the loss's parameters."""
     if isinstance(potential, Quadratic) and potential.source is not None:
         kind = "gaussian_mean" if potential.source.design is None else "linear"
         return Model(kind, potential.dim, weight=potential.source.weight)
@@ -54,7 +54,7 @@ def model_of(potential: Potential) -> Model:
         raise InputError(
             "Site(budget)",
             "a linear regression with an unknown scale, whose gradient has no bound",
-            "Give a known one: fedpdmc.models.linear(X, y, scale=...).",
+            "Give a known scale: fedpdmc.models.linear(X, y, scale=...).",
         )
     if isinstance(potential, Program):
         raise InputError(
@@ -71,7 +71,7 @@ def model_of(potential: Potential) -> Model:
 
 @double_precision
 def hold_to_bounds(potential: Potential, budget: Budget) -> Potential:
-    """The potential of the records within the declared bounds: clipped there, or refused if one lies outside."""
+    """The potential of the records within the declared bounds: records outside are clipped, or refused."""
     inside = _clipped(potential, budget.bounds)
     # A record of a Cox model is a point.
     terms = _arrays(inside)[1].sum() if model_of(inside).loss == "cox" else len(_arrays(inside)[0])
@@ -109,7 +109,7 @@ def _clipped(potential: Potential, bounds: Bounds) -> Potential:
     else:
         design = bounds.clip_rows(design)
     if model.loss != "logistic":
-        # Without a declared range, still of a size that can be squared.
+        # Without a declared range: small enough that squares do not overflow.
         response = np.clip(bounds.clip_values("outcome", response), -LARGEST, LARGEST)
     low, high = bounds.offset or (0.0, 0.0)
     arrays = (jnp.asarray(x) for x in (design, response, np.clip(offset, low, high)))

@@ -1,4 +1,4 @@
-"""Exposure: how long a site is observed along a plan, which its account charges for. Plan and arrival determine it."""
+"""Exposure: the time for which a site is observed along a plan, which its account charges. Plan and arrival determine it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 
-# On rotations max_i |v_i| is bounded on cells of at most this many radians, and on at most so many cells of a segment.
+# On rotations max_i |v_i| is bounded on cells: their longest length in radians, and their maximum number per segment.
 CELL, MOST_CELLS = 1 / 16, 4096
 
 
 class Exposure:
-    """How long a site is observed along a plan, up to any time: computed once per plan.
+    """The observed time of a plan as a function of time, computed once per plan.
 
     On lines of unit speed the time itself; on rotations an upper bound of ``∫ max_i |v_i| dt``. With a grid of times, the
     rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell at its
@@ -53,7 +53,7 @@ class Exposure:
         for s in range(duration.shape[1]):
             self.starts[:, s], t, v = a, duration[:, s, None], velocity[:, s]
             a = a * np.cos(t) + v * np.sin(t) if rotating else a + v * t
-        # The largest speed by segment, chain and cell; None where it is one.
+        # The largest speed by segment, chain and cell; None if it is one.
         self._speeds: list[np.ndarray] | None = None
         if not dynamics.unit_speed:
             segments = range(duration.shape[1])
@@ -77,7 +77,7 @@ class Exposure:
 
 
 def _largest_speeds(a: np.ndarray, v: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    """``max_i sup |v_i|`` on equal cells of a segment: v_i = A cos(t + φ), largest at an end or where it peaks."""
+    """``max_i sup |v_i|`` on equal cells of a segment: v_i = A cos(t + φ) is largest at an end or at its peak."""
     cells = min(max(1, math.ceil(float(np.max(duration, initial=0.0)) / CELL)), MOST_CELLS)
     size, phase = np.hypot(a, v), np.arctan2(a, v)
     ends = phase[:, None, :] + (duration[:, None] * np.linspace(0.0, 1.0, cells + 1))[..., None]

@@ -1,4 +1,4 @@
-"""What a site knows of its own private latents after a run."""
+"""A site's posterior of its own private latents after a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LatentPosterior:
-    """Draws of a site's private latents, each with the draw of the shared parameters that it belongs to.
+    """Joint draws of a site's private latents and the shared parameters.
 
     Attributes
     ----------
@@ -29,10 +29,10 @@ class LatentPosterior:
     z : (chains, n, k)
         The latents.
     names : tuple of str
-        Of the latents.
+        Names of the latents.
     last : (chains, k) or None
-        Where the latents are at the last of these times, in the site's private coordinates: a run that was saved goes on
-        from there. None where the site's store has it.
+        The state of the latents at the last of these times, in the site's private coordinates: a saved run continues from
+        it. None if the site's store has it.
     """
 
     times: np.ndarray
@@ -42,7 +42,7 @@ class LatentPosterior:
     last: np.ndarray | None = None
 
     def save(self, path: str | Path) -> Path:
-        """Write all of it to a file, NPZ, that its owner alone can read."""
+        """Write everything to an NPZ file that only its owner can read."""
         path, parts = Path(path), {"times": self.times, "theta": self.theta, "z": self.z, "names": np.array(self.names)}
         parts |= {} if self.last is None else {"last": self.last}
         path.unlink(missing_ok=True)
@@ -52,12 +52,12 @@ class LatentPosterior:
 
     @classmethod
     def load(cls, path: str | Path) -> LatentPosterior:
-        """Read what `save` has written.
+        """Read a file written by `save`.
 
         Raises
         ------
         InputError
-            A file that is none of these.
+            Not such a file.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -66,22 +66,20 @@ class LatentPosterior:
             found = cls(parts["times"], parts["theta"], parts["z"], names, parts.get("last"))
             good = found.z.shape == (*found.theta.shape[:2], len(found.names)) and len(found.times) == found.z.shape[1]
         except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-            raise InputError(
-                "path", f"{path}: {error}", "Give a file that LatentPosterior.save has written."
-            ) from error
+            raise InputError("path", f"{path}: {error}", "Give a file written by LatentPosterior.save.") from error
         if not good:
             raise InputError(
-                "path", f"{path}: arrays that do not fit", "Give a file that LatentPosterior.save has written."
+                "path", f"{path}: arrays of inconsistent shapes", "Give a file written by LatentPosterior.save."
             )
         return found
 
     def followed_by(self, later: LatentPosterior) -> LatentPosterior:
-        """With the draws of a run that went on from here."""
+        """Joined with the draws of a run that continued from here."""
         times, theta = np.concatenate([self.times, later.times]), np.concatenate([self.theta, later.theta], 1)
         return LatentPosterior(times, theta, np.concatenate([self.z, later.z], 1), later.names, later.last)
 
     def summary(self) -> pd.DataFrame:
-        """Mean, standard deviation and quantiles of each latent, as a table of pandas."""
+        """Mean, standard deviation and quantiles of each latent, as a pandas DataFrame."""
         import pandas as pd
 
         flat = self.z.reshape(-1, self.z.shape[-1])

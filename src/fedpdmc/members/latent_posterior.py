@@ -1,4 +1,4 @@
-"""Giving sites in this process what they own of a run: draws of their private latents."""
+"""Hands the sites of this process their own draws of private latents after a run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fedpdmc.whitening import Reference
 
 
 class Run(Protocol):
-    """What is taken of a run: an engine of `fedpdmc.sampling`."""
+    """What is needed from a run: an engine of `fedpdmc.sampling`."""
 
     latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...]
     continued: bool
 
     @property
     def settled(self) -> Mapping[str, np.ndarray]:
-        """Where latents are, in private coordinates."""
+        """The present latents, in private coordinates."""
         ...
 
 
 @double_precision
 def hand_over(sites: Sequence[Site], reference: Reference, run: Run) -> None:
-    """Give each site its own latents at the ends of blocks, and where they are at the last.
+    """Give each site its own latents at the ends of blocks, and their last state.
 
-    Those of a run that was ``continued`` follow what the site has of it.
+    If the run was ``continued``, they are appended to the site's earlier draws.
     """
     drawn = run.latents
     if not drawn:
@@ -44,18 +44,18 @@ def hand_over(sites: Sequence[Site], reference: Reference, run: Run) -> None:
             names = latent_names(site)
             z = np.stack([found[site.name][:, : len(names)] for _, _, found in drawn], 1)
             found = LatentPosterior(times, theta, z, names, last[site.name])
-            # A run that goes on in memory has its earlier draws among these.
+            # A run that continues in memory includes its earlier draws.
             earlier = [own for own in site.drawn if run.continued and own.times[-1] < times[0]]
             site.drawn[:] = [earlier[0].followed_by(found) if earlier else found]
 
 
 def latents_at(sites: Sequence[Site], time: float, chains: int) -> dict[str, np.ndarray]:
-    """Where the sites' latents are at this time of a run.
+    """The sites' latents at this time of a run.
 
     Raises
     ------
     InputError
-        A site has not been given what it kept of that run.
+        A site has no latents of that run: `Site.restore_latents` was not called.
     """
     found = {}
     for site in sites:
@@ -74,7 +74,7 @@ def latents_at(sites: Sequence[Site], time: float, chains: int) -> dict[str, np.
 
 
 def latent_names(site: Site) -> tuple[str, ...]:
-    """Names of the latents: the groups', with the number of the effect where there are several."""
+    """Names of the latents: the group's name, with the number of the effect if there are several."""
     model = site.potential
     if not isinstance(model, RandomEffects):
         return () if site.model is None else site.model.latent_names

@@ -1,4 +1,4 @@
-"""What a coordinator knows of a member of a federation, whether its records are in this process or elsewhere."""
+"""What a coordinator knows about a member of a federation, in this process or remote."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Member(abc.ABC):
     coordinates : array or None
         The entries of the parameter vector that it depends on; all if None.
     records : int
-        Zero where that is not told.
+        Zero if not disclosed.
     budget : Budget or None
-        Its privacy budget, where it is kept in this process.
+        Its privacy budget, if the site is in this process.
     model : UserModel or None
-        The user's own function, where its model is one and is in this process.
+        The user's own function, if its model is one and is in this process.
     log : callable or None
-        Where a site in this process writes down what it is asked.
+        Called with every plan and arrival of a site in this process.
     bounds : Bounds or None
-        The declared bounds of the records of a site elsewhere whose derivatives are noisy.
+        The declared bounds of the records of a remote site whose derivatives are noisy.
     naming : object or None
         Names of its parameters (``names``) and the function from them to the variables that are reported (``constrain``), in
         place of those of its model.
     latents : int
-        Private latents of a site in this process; of one elsewhere at most one, which says that there are some.
+        Number of private latents of a site in this process; for a remote site 1 if it has any, else 0.
     federation : Federation or None
-        The federation through which a site elsewhere is asked; None for a site in this process.
+        The federation through which a remote site is reached; None for a site in this process.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Member(abc.ABC):
     @property
     @abc.abstractmethod
     def noisy(self) -> bool:
-        """Whether its derivatives have noise and a price."""
+        """Whether its derivatives are noisy and charged."""
 
     @abc.abstractmethod
     def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
@@ -66,7 +66,7 @@ class DescribedSites(Sequence):
     Attributes
     ----------
     prior
-        As `fedpdmc.sample` takes it, where it is given no other.
+        The prior that `fedpdmc.sample` uses if it is given no other.
     """
 
     prior: Any = None

@@ -1,4 +1,4 @@
-"""Released summaries of private sites, and the Laplace reference that is made of them."""
+"""Noisy derivatives released by private sites, and the Laplace reference computed from them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
 logger = logging.getLogger("fedpdmc.site")
-# What is left of a share, relatively, when it is spent but for rounding.
+# Relative rest of a share below which it counts as spent.
 LEAST_LEFT = 1e-6
-# Under a flat prior: the least eigenvalue of the summed noisy Hessian, relative to its largest, that is believed.
+# Under a flat prior: lower limit of the eigenvalues of the summed noisy Hessian, relative to the largest.
 LEAST_CURVATURE = 1e-3
-# The prior's standard deviations, per root of the dimension, within which the mode is looked for.
+# The mode is searched within this many prior standard deviations, times the root of the dimension.
 REACH = 3.0
-# The last node of means over predictors is nearer than this many standard deviations.
+# The last quadrature node of averages over predictors is nearer than this many standard deviations.
 LAST_NODE = 8.0
 # Parameters beyond which numbers might overflow.
 FARTHEST = 1e15
@@ -54,18 +54,18 @@ class Noisy(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A release that was not made yet: what it needs to know, all of it public but the account.
+    """A release that has not been made yet: its inputs, all public except for the account.
 
     Attributes
     ----------
     point : array of shape (d,)
         In the site's own parameters, within the declared region.
     model : Model or str
-        What is public of it, or the digest of its file.
+        The public facts about it, or the digest of its file.
     sensitivity, rounding : (float, float)
         Of gradient and Hessian.
     spread : array of shape (d, d) or None
-        The root of the covariance over which they are averaged, if they are.
+        The root of the covariance over which they are averaged, if any.
     """
 
     point: np.ndarray
@@ -91,14 +91,14 @@ class Prepared(NamedTuple):
 
 
 def prepared(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarray | None = None) -> Prepared:
-    """What a release at x needs to know; refused if none is granted there. Nothing is charged."""
+    """The inputs of a release at x, or an error if none is granted there. Nothing is charged."""
     budget = site.budget
     if budget is None or not (budget.release or schedule.usual):
         raise InputError(
             "reference",
             f"'laplace' with site {site.name!r}, whose budget grants no release",
-            "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that is "
-            "known without the data.",
+            "Use Budget(release=0.1) to spend that share of it on a noisy reference, or give a fedpdmc.Reference that was "
+            "made without the data.",
         )
     own, about = own_part(x, spread, site.coordinates)
     own = release_point(own, budget.bounds)
@@ -108,34 +108,34 @@ def prepared(site: Site, x: np.ndarray, schedule: Schedule, spread: np.ndarray |
         return Prepared(own, site.model.function.model.digest, *file_sensitivity(site.model, budget))
     model = model_of(site.potential)
     sensitivity = derivative_sensitivity(model, budget.bounds, budget.neighbours)
-    # Numbers so large that they overflow are refused.
+    # Numbers large enough to overflow are refused.
     with np.errstate(over="ignore", invalid="ignore"):
         if about is not None:
             factor = averaged_sensitivity(model, budget.bounds, about)
-            # What no record changes needs no noise, averaged or not: zero stays zero.
+            # Derivatives that no record can change need no noise, averaged or not: zero stays zero.
             sensitivity = (up(factor * sensitivity[0]), up(factor * sensitivity[1]) if sensitivity[1] else 0.0)
         rounding = _rounding(site, model, own, sensitivity, about)
     return Prepared(own, model, sensitivity, rounding, about)
 
 
 def release_key(site: Site, key: bytes, ready: Prepared) -> bytes:
-    """The secret of one release; a site with a seed of its own, for tests only, is keyed by that."""
+    """The secret of one release; derived from the site's seed if it has one, for tests only."""
     if site.seed is None:
         return key
     return hashlib.sha256(repr((site.name, site.seed, *ready.where)).encode()).digest()
 
 
 def release_spent(site: Site) -> BudgetSpent:
-    """Nothing is left for releases."""
+    """The error when nothing is left for releases."""
     assert site.budget is not None
     return BudgetSpent(
-        f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on released "
-        "summaries is spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
+        f"site {site.name!r}: the share of its privacy budget that study {site.budget.study!r} may spend on releases is "
+        "spent (code RELEASE_SPENT). Use the reference that was made with it, or grant a larger release."
     )
 
 
 def true_derivatives(site: Site, own: np.ndarray, about: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient and Hessian before noise is added; of a model file with each record held to its bound."""
+    """Gradient and Hessian before noise is added; for a model file each record is clipped to its bound."""
     if isinstance(site.model, RecordModel):
         assert site.budget is not None
         return file_derivatives(site.model, site.budget, own)
@@ -152,18 +152,17 @@ def gradient_change(site: Site) -> float:
 
 
 def release_limit(site: Site, alone: bool) -> float:
-    """What the site's study may spend; ``alone``: on released summaries and nothing else, which are accounted for exactly.
+    """The part of the account that the study may spend; ``alone``: on releases alone, which are accounted for exactly.
 
-    Which of the two applies to a study is decided by its first answer: a choice that depended on answers would be covered
-    by neither.
+    The study's first answer decides which of the two applies: neither bound covers a choice that depends on answers.
     """
     budget = site.budget
     assert budget is not None
     ledger, account = budget.open(releases_only=alone)
     if alone and budget.granted is not None and ledger.rounds(budget.account_name, budget.study):
         raise BudgetSpent(
-            f"site {site.name!r}: what was granted to study {budget.study!r} was spent on arrivals too, with which released "
-            "summaries must share it (code BUDGET_SPENT). Give the study another name, or name the share of summaries: "
+            f"site {site.name!r}: study {budget.study!r} has spent part of its grant on arrivals, so releases need a share "
+            "of their own (code BUDGET_SPENT). Give the study another name, or set the share of releases: "
             "Budget(release=0.5)."
         )
     return budget.study_limit(account, releases_only=alone)
@@ -175,11 +174,11 @@ def noisy_derivatives(
 ) -> Noisy:
     """``∇U_m`` and ``∇²U_m`` with Gaussian noise, at x within the declared region. Charged before it returns.
 
-    With a spread, their means over ``N(x, S Sᵀ)``: sums of means of ``ℓ'`` and ``ℓ''``, which have the same bounds.
+    With a spread, their averages over ``N(x, S Sᵀ)``: sums of averages of ``ℓ'`` and ``ℓ''``, which have the same bounds.
 
-    What was released before at the same point is told again at no charge; a new release costs what the schedule says of
-    what is left of the study's share, and is refused when nothing is. The sampler stays exact with it: a control variate
-    may be any symmetric quadratic, as long as both sides use the same.
+    A release that was made before at the same point is repeated at no charge. A new one costs the scheduled part of what is
+    left of the study's share, and is refused if nothing is left. The sampler stays exact: a control variate may be any
+    symmetric quadratic, provided both sides use the same.
 
     Raises
     ------
@@ -211,7 +210,7 @@ def noisy_derivatives(
             noisy = release(gradient, sigmas[0], key + b"gradient")
             noisier = release_symmetric(hessian, sigmas[1], key + b"hessian")
         except Exception:
-            # That it failed may depend on the records: it is charged, and told in one word.
+            # The failure may depend on the records: it is charged, and reported by its code alone.
             logger.exception("site %r: a release has failed", site.name)
             return Reply(FAULT, 0.0, cost)
         return Reply(np.concatenate([noisy, noisier.ravel(), sigmas]).astype("<f8").tobytes(), 0.0, cost)
@@ -222,14 +221,14 @@ def noisy_derivatives(
 
 
 def checked_content(site: Site, content: bytes) -> bytes:
-    """The reply of the ledger, if it is no fault."""
+    """The ledger's reply; raises if it is a fault."""
     if content == FAULT:
         raise NotFinite(site.name, 0, f"site {site.name!r}: its derivatives are not finite there (code FAULT).")
     return content
 
 
 def release_status(site: Site) -> AccountStatus:
-    """The account of a site that is asked for noisy derivatives alone."""
+    """The account of a site that releases noisy derivatives alone."""
     budget = site.budget
     assert isinstance(budget, Budget)
     ledger, account = budget.open(releases_only=True)
@@ -257,7 +256,7 @@ def release_status(site: Site) -> AccountStatus:
 def _rounding(
     site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float], spread: np.ndarray | None
 ) -> tuple[float, float]:
-    """Bounds of the rounding of gradient and Hessian at a point; one at which they would matter is refused."""
+    """Bounds of the rounding errors of gradient and Hessian at a point; refused if they are not negligible."""
     assert site.budget is not None
     far = own if spread is None else np.abs(own) + 0.5 * np.sum(spread**2, 1)
     if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if model.loss == "cox" else FARTHEST):
@@ -267,7 +266,7 @@ def _rounding(
     bounds, neighbours, size = site.budget.bounds, site.budget.neighbours, float(np.linalg.norm(own))
     factor = 1.0
     if spread is not None:
-        # Predictors are taken as far out as the last node. Twice: once more for the sum over nodes and for the deviations.
+        # Predictors reach to the last node. The factor two covers the sum over nodes and the deviations.
         size = up(size + LAST_NODE * float(np.linalg.norm(spread)))
         factor = 2 * averaged_sensitivity(model, bounds, spread)
     first = up(factor * gradient_rounding(model, bounds, neighbours, np.eye(model.dim), np.zeros(model.dim), size))
@@ -277,22 +276,22 @@ def _rounding(
         for known, off in zip(sensitivity, (first, second), strict=True)
     ):
         raise PlanRefused(
-            f"site {site.name!r}: a point so far away that rounding would show beside what one record can change (code "
+            f"site {site.name!r}: a point so far away that rounding is not small against the effect of one record (code "
             "BAD_POINT)."
         )
     return first, second
 
 
 def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
-    """Where a site's derivatives are taken if they are asked for at ``own``: within the declared region."""
+    """The point at which a site evaluates derivatives requested at ``own``: clipped to the declared region."""
     region = bounds.sizes("region", len(own))
     return own if region is None else np.clip(own, -region, region)
 
 
 def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray, averaged: bool = False) -> Reference:
-    """The Laplace reference from a few Newton steps on noisy sums; everything in it comes from charged releases.
+    """The Laplace reference by a few Newton steps on noisy sums; all of it comes from charged releases.
 
-    With ``averaged``, the last step is made of means over the reference that the others have found.
+    With ``averaged``, the last step uses averages over the reference found by the others.
     """
     traffic, start, last = {site.name: 0 for site in sites}, x, len(REFERENCE.steps) - 1
     spread, precision = None, np.zeros((0, 0))
@@ -307,7 +306,7 @@ def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray
                 g, h, point, *_ = noisy_derivatives(site, x, step, spread=spread)
             else:
                 (_, g, h), point = site.derivatives(x, spread), x[index]
-                # A site elsewhere takes its noisy derivatives within the region that the contract declares.
+                # A remote site evaluates noisy derivatives within the region that the contract declares.
                 point = release_point(point, site.bounds) if site.noisy else point
             gradient[index] += g
             hessian[np.ix_(index, index)] += h
@@ -332,7 +331,7 @@ def _root(precision: np.ndarray) -> np.ndarray:
 
 
 def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
-    """The prior's precision and what the noisy Hessian adds: noise can make it indefinite, the likelihood does not."""
+    """The prior's precision plus the positive part of the noisy Hessian: noise can make the Hessian indefinite."""
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
     floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
     curvature = (vectors * np.maximum(values, floor)) @ vectors.T
@@ -340,7 +339,7 @@ def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
 
 
 def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> np.ndarray:
-    """Not further from the prior's mean than the prior allows: a step that noise has made is not followed there."""
+    """Clip a step to the range of the prior, so that a step due to noise cannot lead far away."""
     if prior is None:
         return x
     off = x - mean

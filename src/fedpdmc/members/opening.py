@@ -1,4 +1,4 @@
-"""A site's opening: what it is told of a run, and its potential and clock in the run's coordinates."""
+"""A site's opening: the public facts of a run, and the site's potential and clock in the run's coordinates."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
-# Process time of all chains of a run to 1,000 effective samples, assumed by sites that are not told.
+# Process time of all chains up to 1,000 effective samples: the default where it is not known.
 USUAL_CHAIN_TIME = 4000.0
-# Gradients of a user's function for each unit of process time that are usual, many, and too many.
+# Gradients of a user's function per unit of process time: usual, costly, too costly, and the largest that is reported.
 USUAL_COST, COSTLY, HOPELESS, MOST_SAID = "5 to 50", 300.0, 1e4, 1e9
 LOOSE_REMEDY = (
     "Bounds widen where a value is used many times: in long recursions, factors of nearly singular matrices, quotients of "
-    "differences. Take fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
-    "the posterior is nearly Gaussian; bounds='adaptive' needs none of this and proves nothing."
+    "differences. Use fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
+    "the posterior is nearly Gaussian. bounds='adaptive' needs no proved bounds and is not certified."
 )
-# Relative difference of two quadratics that are the same but for rounding.
+# Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-12
 
 P = TypeVar("P", bound=Potential)
 
 
 class Opening(NamedTuple):
-    """What a site must know to take part in a run: all of it public.
+    """The public facts that a site needs to take part in a run.
 
     Attributes
     ----------
@@ -111,14 +111,14 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     if opening.adaptive and site.model is not None:
         return Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
     choice = choose(whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time)
-    # Only about a reference of the sites' own derivatives is a unit of process time about a standard deviation.
+    # A unit of process time is about one standard deviation only for a reference computed from the sites' derivatives.
     if isinstance(site.potential, Program) and opening.control is not None:
         _check_cost(choice, site.name)
     return choice
 
 
 def _check_cost(choice: Choice, name: str) -> None:
-    """Refuse a function whose bounds are so loose that a run would not end, and say so beforehand where it is long."""
+    """Refuse a function whose bounds are too loose for a run to finish, and warn if the run will be long."""
     cost = choice.costs.get(choice.clock.name, 0.0)
     if not cost <= HOPELESS:
         found = f"at least {HOPELESS:,.0f}" if cost > MOST_SAID or math.isnan(cost) else f"about {cost:,.0f}"
@@ -131,13 +131,13 @@ def _check_cost(choice: Choice, name: str) -> None:
     if cost > COSTLY:
         warn(
             f"site {name!r}: the bounds of its event rates are loose. A chain takes about {cost:,.0f} evaluations of its "
-            f"gradient for each unit of process time, where {USUAL_COST} are usual, and needs some ten units for an "
+            f"gradient for each unit of process time, where {USUAL_COST} are usual, and needs about ten units for an "
             f"effective sample. {LOOSE_REMEDY}"
         )
 
 
 def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
-    """Refuse a function that may jump; warn of it where nothing is promised."""
+    """Refuse a function that may be discontinuous; warn if bounds are adaptive."""
     try:
         program.check_continuity(lenient=adaptive)
     except Discontinuous as error:
@@ -161,7 +161,7 @@ def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> L
 
 
 def _center(site: Site, opening: Opening):
-    """Where the site's potential was expanded, if it sees every coordinate; of built-in models only to second order."""
+    """The point of expansion of the site's potential, if it has all coordinates; built-in models only to second order."""
     control, program = opening.control, isinstance(site.potential, Program)
     if control is None or site.coordinates is not None:
         return None
@@ -173,7 +173,7 @@ def _center(site: Site, opening: Opening):
 def _remainder(potential: Potential, control: ControlVariate | None, share: Quadratic | None) -> Potential:
     """``U − q`` plus the site's share of the prior: both quadratics, and one where the model can hold them exactly.
 
-    Records are held less the quadratic of their own derivatives, beside what that differs from q.
+    Records are stored minus the quadratic of their own derivatives, with the difference of that quadratic from q.
     """
     rest = share
     if control is not None:
@@ -198,7 +198,7 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
 
 @eqx.filter_jit
 def _expanded(potential: LinearPredictor, control: ControlVariate):
-    """The records less their own quadratic, what that differs from the control variate, and whether it is rounding."""
+    """The records minus their own quadratic, its difference from the control variate, and whether that is rounding."""
     own = local_quadratic(potential, control.point, control.order, control.spread)
     difference = own.plus(control.quadratic, -1.0)
     size = jnp.max(jnp.abs(own.precision))
@@ -209,7 +209,7 @@ def _expanded(potential: LinearPredictor, control: ControlVariate):
 
 
 def less_public(site: Site, opening: Opening) -> Potential:
-    """The records, and beside them the public control variate, in whitened coordinates: no branch looks at the records."""
+    """The records and the public control variate in whitened coordinates; no branch depends on the records."""
     records, control = in_coordinates(_padded(site.potential), site, opening), whitened_control(site, opening)
     return records if control is None else Sum((records, control.scaled(-1.0)))
 

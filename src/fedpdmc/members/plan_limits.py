@@ -40,7 +40,7 @@ class PlanLimits:
     Attributes
     ----------
     rounding : Limits
-        How far plans may go, and the sensitivity with room for rounding.
+        The largest distance of plans, and the sensitivity including rounding.
     excess : float
         The rate ρ that the site adds to each coordinate.
     """
@@ -57,7 +57,7 @@ class PlanLimits:
         self._model = model_of(site.potential)
         terms = (self._model, self.budget.bounds, self.budget.neighbours)
         known = sensitivity(*terms, self._rows)
-        # With room for rounding the sensitivity is at most a tenth larger, and so is the excess rate.
+        # Rounding makes the sensitivity, and hence the excess rate, at most a tenth larger.
         excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
         self.rounding: Limits = limits(*terms, self._rows, center, known, excess)
         self.excess = self.budget.excess_for(self.rounding.sensitivity, opening.private_sites)
@@ -73,20 +73,20 @@ class PlanLimits:
 
     @property
     def region(self) -> np.ndarray | None:
-        """Where the site's own parameters must stay."""
+        """The region of the site's own parameters."""
         declared = self.budget.bounds.sizes("region", self._model.dim)
         if self._model.loss == "cox":
             return np.minimum(COX_REGION, np.full(self._model.dim, COX_REGION) if declared is None else declared)
         return declared
 
     def check_shape(self, plan: PlanArrays) -> None:
-        """Refuse arrays that are no plan of these dynamics."""
+        """Refuse arrays that are not a plan of these dynamics."""
         numbers = (plan.start, plan.duration, plan.velocity)
         finite = all(np.max(np.abs(x), initial=0.0) <= LARGEST for x in numbers)
         if not finite or np.any(plan.duration < 0) or np.any(plan.number < 0) or plan.start.shape[1] != self.dim:
-            raise PlanRefused(f"site {self.site.name!r}: the plan is not one (code BAD_PLAN).")
+            raise PlanRefused(f"site {self.site.name!r}: not a valid plan (code BAD_PLAN).")
         if self.dynamics.unit_speed and np.any(np.abs(plan.velocity[plan.duration > 0]) != 1.0):
-            raise PlanRefused(f"site {self.site.name!r}: a velocity is not one of −1 and 1 (code BAD_SPEED).")
+            raise PlanRefused(f"site {self.site.name!r}: a velocity is neither −1 nor 1 (code BAD_SPEED).")
 
     def check_path(self, plan: PlanArrays, starts: np.ndarray) -> int:
         """Refuse paths that the guarantee does not cover; returns a limit on the passes of a walk along this one.
@@ -110,7 +110,7 @@ class PlanLimits:
         near = np.all(farthest <= rounding.distance) and np.all(steepest <= rounding.slope)
         if not (near and np.all(speed <= FASTEST)):
             raise PlanRefused(
-                f"site {self.site.name!r}: the plan goes further from the centre than 64-bit numbers can follow it "
+                f"site {self.site.name!r}: the plan goes further from the centre than 64-bit arithmetic allows "
                 f"(code PLAN_TOO_FAR: at most {rounding.distance:g} whitened units). Start nearer to the posterior."
             )
         steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)

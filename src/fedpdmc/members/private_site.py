@@ -1,4 +1,4 @@
-"""A site with a privacy budget: it checks a plan, walks it at its own rates plus the excess, charges, and then answers."""
+"""A site with a privacy budget: it checks a plan, charges it, walks it at its own rates plus the excess, and answers."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ logger = logging.getLogger("fedpdmc.site")
 # The largest observed time that is reported.
 LONGEST = 1e300
 # Charged for each chain of a plan and pass of its walk beyond its exposure, in units of `inaccuracy_cost`: the law of the
-# first accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass looks at no more than 33.
+# first accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass has at most 33 tiles.
 SLACK = 33 * 2.0**-54
 
 
 def check_dynamics(dynamics: Dynamics) -> None:
-    """Only coordinate flips can be private."""
+    """Refuse dynamics other than coordinate flips."""
     if not dynamics.flips:
         raise InputError(
             "dynamics",
             f"{type(dynamics).__name__} with a site that has a privacy budget",
-            "A reflection reveals the direction of the site's gradient, which is a function of the records without any "
+            "A reflection reveals the direction of the site's gradient, a function of the records without "
             "noise: no budget covers it. Use fedpdmc.ZigZag() or fedpdmc.FactorisedBoomerang().",
         )
 
@@ -59,7 +59,7 @@ class PrivateSite:
     site : Site
         With a budget.
     opening : Opening
-        What the coordinator said of the run.
+        The public facts of the run.
     run : str
         The run's name, unique among the runs of the study.
     """
@@ -93,13 +93,13 @@ class PrivateSite:
         self.ledger.begin(self.dataset, budget.study, self.run, records, json.dumps(detail))
         self._opening_hash = _opening_hash(opening, self.excess)
         self._failed = self.ledger.told(self.dataset, budget.study, self.run, FAULT)
-        # Of the process that was taken up by this run: observed time that was charged under another name.
+        # Observed time of the continued process that was charged under another name.
         self.observed_before = 0.0
-        # The records in the run's coordinates: made when a plan has been charged.
+        # The records in the run's coordinates: computed after the first plan has been charged.
         self._potential: Potential | None = None
 
     def _check_opening(self) -> None:
-        """Refuse coordinates and control variates with which nothing can be computed, before the records are touched."""
+        """Refuse coordinates and control variates of unusable size, before the records are touched."""
         control, reference = self.opening.control, self.opening.reference
         numbers = [reference.center, reference.scale_tril]
         if control is not None:
@@ -110,16 +110,16 @@ class PrivateSite:
             )
 
     def _check_bound(self) -> None:
-        """Refuse arrivals that the account does not cover: it was opened with a bound, and keeps it."""
+        """Refuse arrivals that the account does not cover: its bound was fixed when it was opened."""
         account, ratio, study = self.account, self.sensitivity.k_2 / self.excess, self.budget.study
         most = self.budget.release * self.granted * (1 + 1e-6)
         alone = self.budget.granted is not None and self.ledger.released(self.dataset, study) > most
         if account.bound == "gaussian" or alone:
-            whose = f"What was granted to study {study!r}" if alone else f"The account of data set {self.dataset!r}"
+            whose = f"The grant to study {study!r}" if alone else f"The account of data set {self.dataset!r}"
             raise BudgetSpent(
-                f"{whose} was opened for released summaries alone, to which it grants "
-                "all of the budget: it covers no arrivals (code BUDGET_SPENT). To use both methods, name the share of "
-                "summaries from the start: Budget(release=0.5)."
+                f"{whose} was opened for releases alone, which may spend "
+                "all of the budget: it covers no arrivals (code BUDGET_SPENT). To use both methods, set the share of "
+                "releases from the start: Budget(release=0.5)."
             )
         if account.bound == "tail" and ratio > usual_ratio(account.alpha):
             least = self.sensitivity.k_2 / usual_ratio(account.alpha)
@@ -180,8 +180,8 @@ class PrivateSite:
                 walked = Plan(number, start, duration, velocity)
                 time, rang, mark = self._walk(walked, self._key(key, request), passes)
             except Exception:
-                # Whether a walk fails may depend on the records, and no charge bounds what that reveals: it is told as one
-                # code, charged as a whole plan, and ends the run.
+                # Whether a walk fails may depend on the records, and no charge bounds what that reveals: it is reported as
+                # one code, charged as a whole plan, and ends the run.
                 logger.exception("site %r: a walk has failed", self.site.name)
                 return Reply(FAULT, *self._charge(exposure, passes))
             return Reply(_pack(time, rang, mark), *self._charge(exposure, passes, time))
@@ -206,7 +206,7 @@ class PrivateSite:
         return exposure, self.plan_limits.check_path(own, exposure.starts)
 
     def _charge(self, exposure: Exposure, passes: int, time: np.ndarray | float = np.inf) -> tuple[float, float]:
-        """Observed time up to ``time`` over all chains, and its cost: the Rényi divergence and the slack of the points."""
+        """Observed time up to ``time`` over all chains, and its cost: Rényi divergence and inaccuracy of the points."""
         observed, alpha = float(exposure.until(time).sum()), self.account.alpha
         if observed <= 0:
             return observed, 0.0
@@ -214,14 +214,14 @@ class PrivateSite:
         return observed, up(observed * self.cost_rate + slack)
 
     def _key(self, key: bytes, request: Request) -> bytes:
-        """The ledger's secret for this request; a site with a seed of its own, for tests only, is keyed by that."""
+        """The ledger's secret for this request; derived from the site's seed if it has one, for tests only."""
         if self.site.seed is None:
             return key
         text = json.dumps([self.site.name, self.site.seed, request.round, request.hash.hex()]).encode()
         return hashlib.sha256(text).digest()
 
     def _walk(self, plan: Plan, key: bytes, passes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Times on the public grid, whether each chain rang, and marks."""
+        """Times on the public grid, whether each chain has an arrival, and marks."""
         if self._potential is None:
             self._potential = less_public(self.site, self.opening)
         horizon, chains = np.asarray(plan.duration).sum(1), plan.start.shape[0]
@@ -234,11 +234,11 @@ class PrivateSite:
         if np.any(faults != FINE):
             raise RuntimeError(f"chain {np.flatnonzero(faults)[0]}: fault {faults[faults != FINE][0]}")
         rang = np.asarray(rang)
-        # The mark of a chain that did not ring is where the walk had come to: it is not told.
+        # The mark of a chain without an arrival depends on the end of the walk: it is not revealed.
         return np.where(rang, np.asarray(place) * grid.unit, horizon), rang, np.where(rang, np.asarray(mark), 0)
 
     def report(self) -> dict[str, Any]:
-        """For `Posterior.privacy`: what was granted, what this run used, and what that means."""
+        """The report for `Posterior.privacy`: grants, what this run has used, and what they guarantee."""
         where = {"dataset": self.dataset, "study": self.budget.study, "run": self.run}
         status = self.status
         status = status._replace(observed=self.observed_before + status.observed)
@@ -256,7 +256,7 @@ def _first(
     potential: Potential, dynamics: Dynamics, excess: Float[Array, ""], slack: Float[Array, ""], grid: Grid,
     keys: ChainKeys, passes: Int[Array, ""], plan: Plan,
 ):  # fmt: skip
-    """Place on the grid, whether it rang, coordinate and fault of the first flip on each chain."""
+    """Place on the grid, whether there is an arrival, coordinate and fault of the first flip on each chain."""
     grid = Grid(*(jnp.asarray(x) for x in grid))
     found = first_below(potential, dynamics, excess, slack, grid, follow(dynamics, plan), keys, passes)
     return found.anchor, found.rang, found.mark, found.fault

@@ -1,9 +1,9 @@
-"""Derivatives of a model file under a privacy budget: each record's own, held to a bound, and added without rounding.
+"""Derivatives of a model file under a privacy budget: computed for each record, clipped to a bound, and added exactly.
 
-A record's gradient, and its Hessian, is computed by itself, scaled down if it is longer than the certified bound (which it
-is not, if the bound is right), and rounded to multiples of a power of two q that is so large that any sum of so many of them
-is a number of 53 bits: sums are exact in every order. So one record replaced changes them by at most twice the bound and
-``√n q``, whatever the program does with it: the guarantee does not depend on the enclosures.
+The gradient and Hessian of each record are computed separately, scaled down if they exceed the certified bound (never, if
+the bound is right), and rounded to multiples of a power of two q. q is so large that any sum of them fits into 53 bits, so
+that sums are exact in every order. Replacing one record therefore changes them by at most twice the bound plus ``√n q``,
+whatever the program computes: the guarantee does not depend on the enclosures.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
 
-# Records that are worked on at a time.
+# Records per block.
 BLOCK = 1024
-# Bits of a number in which sums are exact, less one.
+# Bits of a sum that is exact, minus one.
 EXACT_BITS = 52
-# A vector that is scaled to a length is longer by less than this, relatively.
+# Relative error of the length of a scaled vector.
 SCALED = 1e-12
 
 
@@ -43,7 +43,7 @@ def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
         raise InputError(
             "Budget(neighbours)",
             f"{budget.neighbours!r} with a model file",
-            "Use 'replace': it is not known for a model file which columns are outcomes, nor what a missing record changes.",
+            "Use 'replace': a model file does not say which columns are outcomes, nor how the number of records enters.",
         )
     constants = tuple(
         (name, np.shape(value), tuple(np.ravel(np.asarray(value)).tolist()))
@@ -58,7 +58,7 @@ def grid(bound: float, most_records: int) -> float:
 
 
 def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
-    """How much one record changes gradient and Hessian, and bounds of the rounding of each record's part."""
+    """Sensitivities of gradient and Hessian to one record, and bounds of the rounding of each record's part."""
     bounds, dim = file_bounds(model, budget), model.dim or 0
     q = [grid(bound, budget.bounds.most_records) for bound in bounds[:2]]
     first, second = (up(change * (1 + SCALED)) for change in bounds.changes)
@@ -67,7 +67,7 @@ def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, f
 
 @double_precision
 def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over records of gradients and Hessians that are held to their bounds."""
+    """Sums over records of clipped gradients and Hessians."""
     bounds, n = file_bounds(model, budget), model.records
     most = budget.bounds.most_records
     limits = jnp.asarray([*bounds[:2], *(grid(bound, most) for bound in bounds[:2])])
@@ -108,7 +108,7 @@ def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
         jacobian = jax.scipy.linalg.block_diag(*[covariates[:, None]] * own.size, jnp.eye(theta.size))
         jacobian = jacobian[: own.size * width + theta.size]
         curvature = jax.hessian(f)(z, row)
-        # What is used to be convex is made so, to the last bit.
+        # Where the bound assumes convexity, negative curvature of a record is set to zero.
         curvature = jnp.maximum(curvature, 0.0) if convex else curvature
         return jacobian @ jax.grad(f)(z, row), jacobian @ curvature @ jacobian.T
 
@@ -118,7 +118,7 @@ def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
 
 
 def _held(weights, parts, bound, q):
-    """The sum of parts of weight one, each at most as long as the bound, and nothing where it is not finite."""
+    """The sum of the parts with weight one, each clipped to the bound; parts that are not finite count as zero."""
     n = len(parts)
     flat = parts.reshape(n, -1)
     flat = jnp.where(jnp.all(jnp.isfinite(flat), 1, keepdims=True), flat, 0.0)
@@ -129,7 +129,7 @@ def _held(weights, parts, bound, q):
 
 @double_precision
 def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
-    """The records within the declared bounds: clipped there, or refused if one lies outside."""
+    """The records within the declared bounds: records outside are clipped, or refused."""
     bounds: Bounds = budget.bounds
     if model.records > bounds.most_records:
         raise InputError(
@@ -137,7 +137,7 @@ def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
             f"{model.records} records where at most {bounds.most_records} are declared",
             "Declare Bounds(most_records=...): it must be known without the records.",
         )
-    # What must be declared is asked for before the records are looked at.
+    # Missing declarations are reported before the records are examined.
     file_bounds(model, budget)
     data = dict(model.data)
     if DESIGN in data:

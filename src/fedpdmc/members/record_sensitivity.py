@@ -1,4 +1,4 @@
-"""How much one record of a model file can change a site's derivatives: from the file and declared bounds alone.
+"""Sensitivity of a model file's derivatives to one record, from the file and declared bounds alone.
 
 A record's minus log likelihood depends on the parameters through linear predictors ``η_p = ξ·β_p`` and parameters θ. With
 ``z = (η, θ)``, f's gradient in (β, θ) has the Euclidean norm ``√Σ_k w_k (∂_k f)²`` and its Hessian the Frobenius norm
@@ -31,20 +31,20 @@ from fedpdmc.privacy.bounds import ROUNDING, Bounds
 from fedpdmc.privacy.branch_and_bound import PATIENCE, supremum
 from fedpdmc.privacy.sensitivity import largest_row
 
-# Combinations of levels that are looked at one by one.
+# Maximum number of combinations of levels.
 MOST_LEVELS = 256
-# What values can be where nothing is declared.
+# The range of values if none is declared.
 KNOWN = {"binary": (0.0, 1.0)}
 # A bound is rounded up to this many significant bits, so that all sites of a study have the same.
 BITS = 12
-# A second derivative below zero by no more than this, relatively, is zero but for rounding of its enclosure.
+# Relative size of a negative second derivative that counts as rounding of its enclosure.
 FLAT = 1e-9
 
 
 class RecordBounds(NamedTuple):
     """Bounds of one record's derivatives: Euclidean norm of its gradient, Frobenius norm of its Hessian.
 
-    ``convex``: a function of one predictor alone whose second derivative is not negative, but for `FLAT` of its bound.
+    ``convex``: a function of one predictor alone whose second derivative is at least ``−FLAT`` times its bound.
     """
 
     gradient: float
@@ -53,7 +53,7 @@ class RecordBounds(NamedTuple):
 
     @property
     def changes(self) -> tuple[float, float]:
-        """How much one record can change the sums of gradients and Hessians."""
+        """Sensitivities of the sums of gradients and Hessians to one record."""
         return 2 * self.gradient, (math.sqrt(2) if self.convex else 2) * self.hessian
 
 
@@ -70,7 +70,7 @@ class Domain(NamedTuple):
 @functools.lru_cache(32)
 @double_precision
 def record_bounds(model: Model, width: int, declared: str, constants: tuple = ()) -> RecordBounds:
-    """Bounds of a record's derivatives on all that the declared bounds allow.
+    """Bounds of a record's derivatives over everything that the declared bounds allow.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def record_bounds(model: Model, width: int, declared: str, constants: tuple = ()
     Raises
     ------
     InputError
-        Where a bound is not declared, or the parameters whose derivative has none.
+        A bound is not declared, or a derivative has no bound.
     """
     bounds = Bounds(**json.loads(declared))
     given = {name: np.asarray(values).reshape(shape) for name, shape, values in constants}
@@ -104,7 +104,7 @@ def record_bounds(model: Model, width: int, declared: str, constants: tuple = ()
     return RecordBounds(_rounded(found[0]), _rounded(found[1]), search.convex(found[1]))
 
 
-REMEDY = "Declare tighter bounds of columns, or a smaller region of parameters, on which one record changes little."
+REMEDY = "Declare tighter bounds of columns, or a smaller region of parameters."
 
 
 def _rounded(value: float) -> float:
@@ -115,13 +115,13 @@ def _rounded(value: float) -> float:
 
 
 def _domain(model: Model, bounds: Bounds, width: int) -> Domain:
-    """What z and the columns can be, from the declared bounds."""
+    """The box of z and the columns, from the declared bounds."""
     source = model.source
     predictors = sum(one.type.size for one in source.predictors)
     dim = predictors * width + sum(one.type.size for one in source.parameters)
     region = bounds.sizes("region", dim)
     if region is None:
-        raise InputError("Bounds(region)", "none for a model file", "Declare region=..., where the parameters stay.")
+        raise InputError("Bounds(region)", "none for a model file", "Declare region=..., a bound on the parameters.")
     reach, weight = np.zeros(predictors), 0.0
     if predictors:
         if bounds.norm is None and bounds.box is None:
@@ -171,7 +171,7 @@ class _Search:
         return supremum(*self._made[order], *self._boxes())
 
     def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
-        """A box for each combination of levels, which are sides of no length."""
+        """A box for each combination of levels; its sides along the levels have no length."""
         levels = self.levels
         ends = (np.tile(end, (len(levels), 1)) for end in (self.domain.low, self.domain.high))
         low, high = (np.concatenate([end, levels], 1) for end in ends)
@@ -226,7 +226,7 @@ class _Search:
         return found.magnitude if isinstance(found, Interval) else jnp.abs(found)
 
     def _norm(self, order: int, sizes):
-        """Of derivatives by z, as those by the coefficients and parameters."""
+        """The norm in coefficients and parameters, from the derivatives by z."""
         weights = jnp.asarray(self.domain.weights)
         weights = weights if order == 1 else weights[:, None] * weights
         return jnp.sqrt(jnp.sum(weights * sizes**2)) * (1 + 1e-12)

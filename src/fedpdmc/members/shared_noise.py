@@ -1,4 +1,4 @@
-"""Released summaries with shared noise: a site's part of a sum in which the noise of all sites protects each."""
+"""Released derivatives with shared noise: a site's part of a sum in which the noise of all sites protects each of them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Group(NamedTuple):
     Attributes
     ----------
     run : str
-        Its name, the same at all sites and new for every run: noise must never be used in two sums, of which another site's
-        part may have changed.
+        Its name, the same at all sites and new for every run: noise must never be used in two sums, because another site's
+        part may have changed in between.
     parties : int
-        How many they are.
+        Their number.
     """
 
     run: str
@@ -57,7 +57,7 @@ def share_terms(site: Site, x: np.ndarray, step: int, parties: int) -> ShareTerm
     Raises
     ------
     BudgetSpent
-        There are no more steps.
+        All steps were made.
     """
     budget = site.budget
     if budget is None or budget.colluding is None:
@@ -67,7 +67,7 @@ def share_terms(site: Site, x: np.ndarray, step: int, parties: int) -> ShareTerm
         raise InputError(
             "Site(coordinates)",
             f"{site.name!r} with shared noise",
-            "All sites of a sum need the same parameters: leave out coordinates, or Budget(colluding=...).",
+            "All sites of a sum need the same parameters: omit coordinates, or Budget(colluding=...).",
         )
     if step >= len(ONE_SHOT.steps):
         raise release_spent(site)
@@ -77,7 +77,7 @@ def share_terms(site: Site, x: np.ndarray, step: int, parties: int) -> ShareTerm
 
 
 def _squared_mu(site: Site, step: int) -> float:
-    """``μ² = Δ²/σ²`` of a step: what it costs at order 2."""
+    """``μ² = Δ²/σ²`` of a step, its cost at order 2."""
     budget = site.budget
     assert budget is not None
     epsilon, delta = budget.granted or (budget.epsilon, budget.delta)
@@ -89,7 +89,7 @@ def _squared_mu(site: Site, step: int) -> float:
 def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerms, seal: Seal) -> bytes:
     """The site's part of the sum of all gradients and Hessians at x, charged before it returns.
 
-    The charge is that of noise in full, which the shares of the honest sites make up. Noise is new in every run.
+    The charge is that of the full noise, to which the shares of the honest sites add up. Noise is new in every run.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
     x : array of shape (d,)
     group : Group
     terms : ShareTerms
-        Of `share_terms`.
+        The result of `share_terms`.
     seal : callable
-        Makes bytes of the integers, under masks if they leave the process.
+        Encodes the integers, under masks if they leave the process.
     """
     ready, budget = prepared(site, x, ONE_SHOT), site.budget
     assert budget is not None
@@ -113,7 +113,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
     public = (group.run, terms, ready.model, ready.sensitivity, own.tolist())
     asked = hashlib.sha256(repr((fingerprint(site.potential), *public)).encode()).digest()
     request = Request(dataset, study, run, "release", terms.step, asked)
-    # All steps or none: half an answer would be charged in vain.
+    # All steps or none: an incomplete answer would be charged without use.
     rest = cost * sum(ONE_SHOT.steps[terms.step :]) / ONE_SHOT.steps[terms.step]
     left = (budget.release or ONE_SHOT.usual) * limit * (1 + 1e-9) - ledger.released(dataset, study, asked)
     if rest > min(left, ledger.remaining(dataset)) and not ledger.answered(request):
@@ -124,7 +124,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
             gradient, hessian = true_derivatives(site, own)
             numbers = noisy_share(gradient, hessian, terms, release_key(site, key + group.run.encode(), ready))
         except Exception:
-            # That it failed may depend on the records: it is charged, and told in one word.
+            # The failure may depend on the records: it is charged, and reported by its code alone.
             logger.exception("site %r: a release has failed", site.name)
             return Reply(FAULT, 0.0, cost)
         return Reply(seal(numbers), 0.0, cost)
@@ -136,7 +136,7 @@ def shared_derivatives(site: Site, x: np.ndarray, group: Group, terms: ShareTerm
 def summed_derivatives(sites: Sequence[Site], x: np.ndarray, step: int, question: bytes) -> Noisy:
     """The sum over sites of this process that share their noise, as a coordinator would get it, charged at each.
 
-    ``question`` names what is asked: with other records, ledgers or questions the noise is new.
+    ``question`` identifies the run: with other records, ledgers or questions the noise is new.
     """
     terms = {site.name: share_terms(site, x, step, len(sites)) for site in sites}
     first = terms[sites[0].name]

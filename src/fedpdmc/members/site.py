@@ -1,4 +1,4 @@
-"""A site: the owner of records, who answers plans and tells nothing else."""
+"""A site: the owner of records, which answers plans and reveals nothing else."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fedpdmc.validation import optional_seed
 use_compilation_cache()
 
 NO_LATENT_BUDGET = (
-    "No budget can be kept: an arrival depends on the whole private history of the latents, whose law changes with a record "
-    "too, so that the sensitivity at fixed latents does not bound what an arrival reveals. Leave out one of them."
+    "There is no privacy bound: an arrival depends on the whole private history of the latents, whose law changes with a "
+    "record too, so the sensitivity at fixed latents does not bound what an arrival reveals. Omit the budget or the latents."
 )
 
 
@@ -50,28 +50,28 @@ class Site(Member):
         The entries of the parameter vector that the site depends on, in the order in which its model takes them; all if
         None.
     data : optional
-        Data for a potential given as a function, a pytree of arrays (floating ones are taken to 64 bits); without them
+        Data for a potential given as a function, a pytree of arrays (floating ones are converted to 64 bits); without them
         the function is called as ``f(x)``. None of the models of `fedpdmc.models` needs it.
     latent : int, tuple of int or list of str, optional
         Private latents of a potential given as a function: how many, their shape, or their names. The function is then
         ``f(x, z, data)``, minus the log of the joint density of records and latents given x, of unconstrained z. The latents
         never leave the site, cost no message, and are read with `latent_posterior`.
     seed : int, optional
-        The site's own secret randomness: it then draws the same arrivals in this process and over a network. In process None
+        The site's own secret seed: it then draws the same arrivals in this process and over a network. In process, None
         derives it from the run's seed and the site's name, or from the run's seed for all sites together.
     budget : Budget, optional
-        The site's privacy budget: the site then counts what it reveals, and stops before its limit.
+        The site's privacy budget: the site then accounts for what it reveals, and stops before the limit.
     log : callable, optional
-        In process, ``log(plan, arrival)`` is called with every plan that the site is sent and with its arrival, all that
-        passes between it and the coordinator, as NumPy arrays. Rounds are then made one by one, which is slower. Sites on a
-        network keep a log on disk.
+        In process, ``log(plan, arrival)`` is called with every plan that the site receives and with its arrival, which is
+        everything that passes between it and the coordinator, as NumPy arrays. Rounds are then run in Python, which is
+        slower. Sites on a network keep an audit log on disk.
 
     Attributes
     ----------
     raw : Potential
         The potential as given; `potential` is that of the records within the budget's declared bounds.
     model : UserModel or None
-        The user's function, where the potential is one. Until the number of its parameters is known (`sized`) there is
+        The user's function, if the potential is one. Until the number of its parameters is known (`sized`) there is
         no potential.
     """
 
@@ -112,8 +112,8 @@ class Site(Member):
         seed = optional_seed("Site(seed)", seed)
         if budget is not None and seed is not None and not budget.seeded_for_tests:
             warnings.warn(
-                f"site {name!r} has a seed and a privacy budget: whoever guesses the seed knows its randomness, and nothing "
-                "is private. Leave the seed out; for tests, Budget(seeded_for_tests=True).",
+                f"site {name!r} has a seed and a privacy budget: anyone who guesses the seed knows its draws, and nothing "
+                "is private. Omit the seed; for tests, use Budget(seeded_for_tests=True).",
                 stacklevel=2,
             )
         self.name = name
@@ -160,7 +160,7 @@ class Site(Member):
             self._potential = self.raw = self.model.sized(dim, self.name)
 
     def sized(self, dim: int) -> Site:
-        """The same site with a potential of ``dim`` parameters, where its model is a function that did not say."""
+        """The same site with a potential of ``dim`` parameters, if its model is a function of unknown dimension."""
         if self._potential is not None:
             return self
         site = copy.copy(self)
@@ -168,7 +168,7 @@ class Site(Member):
         return site
 
     def padded(self, size: int) -> Site:
-        """The same site, where its model is a function, with records padded to ``size``; itself if that cannot be done."""
+        """The same site with records padded to ``size``, if its model is a function; itself if that is not possible."""
         if self.model is None or isinstance(getattr(self._potential, "function", None), Padded):
             return self
         potential = self.model.padded(self.dim, self.name, size)
@@ -191,7 +191,7 @@ class Site(Member):
         return self._potential.latents if isinstance(self._potential, LatentPotential) else 0
 
     def latent_posterior(self) -> LatentPosterior:
-        """The site's own effects, drawn with the shared parameters: nobody else has them.
+        """Draws of the site's own latents together with the shared parameters. They exist at the site alone.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class Site(Member):
         return self.drawn[0]
 
     def restore_latents(self, kept: LatentPosterior | str | Path) -> None:
-        """Give the site back what it kept of a run, or the file of it, so that a saved posterior can be extended."""
+        """Restore the latents of an earlier run, from the object or its file, so that a saved posterior can be extended."""
         if not self.latents:
             raise InputError(f"site {self.name!r}", "a model without private latents", "Give one with latents.")
         self.drawn[:] = [kept if isinstance(kept, LatentPosterior) else LatentPosterior.load(kept)]
@@ -221,7 +221,7 @@ class Site(Member):
         return self.model.records if self.model is not None else int(getattr(self.potential, "records", 0))
 
     def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
-        """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``, or their means: a release, made only for a reference."""
+        """``U_m``, ``∇U_m`` and ``∇²U_m`` at ``x[coordinates]``, or their averages: a release, used only for a reference."""
         if self.budget is not None:
             raise PrivacyError(
                 f"site {self.name!r}: derivatives without noise are not released under a privacy budget (code NO_RELEASE)."
@@ -237,11 +237,11 @@ class Site(Member):
 
 
 def no_size(name: str) -> InputError:
-    """What a function lacks if nobody says how many parameters it has."""
+    """The error for a function whose number of parameters is not known."""
     return InputError(
         f"sites ({name!r})",
         "a function whose number of parameters is not known",
-        "Give a prior, init= or names=, or coordinates= to the site: its number of parameters is taken from there.",
+        "Give a prior, init=, names=, or coordinates= of the site: they determine the number of parameters.",
     )
 
 
@@ -266,12 +266,12 @@ def own_part(
     if spread is None:
         return x[coordinates], None
     rows = spread[coordinates]
-    # The triangular factor of the transposed rows: RᵀR is their covariance, whether or not there are more rows than columns.
+    # The triangular factor of the transposed rows: RᵀR is their covariance, for any number of rows and columns.
     return x[coordinates], np.asarray(np.linalg.qr(rows.T, mode="r")).T
 
 
 def derivatives(site: Site, own: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
-    """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, or their means, for its own use."""
+    """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, or their averages, for its own use."""
     about = None if spread is None else jnp.asarray(spread)
     value, gradient, hessian = derivatives_of(bare(site.potential), jnp.asarray(own), about)
     return float(value), np.asarray(gradient), np.asarray(hessian)

@@ -319,12 +319,12 @@ def installed_versions() -> str:
 
 
 def describe_certificate(credentials: Credentials) -> str:
-    """Name and validity of a party's certificate, if the authority beside it has signed it."""
+    """Name and validity of a party's certificate, if the authority in the same folder has signed it."""
     own, root = (read_certificate(pem) for pem in (credentials.certificate, credentials.authority))
     try:
         own.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature) as error:
-        found = "a certificate that the authority.pem beside it has not signed"
+        found = "a certificate that is not signed by the authority.pem in the same folder"
         raise InputError("keys", found, "Use both files as the study's authority sent them.") from error
     if credentials.revoked is not None and credentials.certificate in credentials.revoked:
         raise InputError("keys", "a certificate that is in this party's own revoked.txt", "Ask for a new one.")

@@ -48,7 +48,7 @@ ULPS = 64 * 2.0**-52
 UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
 # Numbers of the products of a block on an accelerator.
 WIDE_NUMBERS = 2**25
-DEGREES, MOST_NODES = (4, 6, 8, 10, 12), 12
+DEGREES = (4, 6, 8, 10, 12)
 
 
 class Curves(NamedTuple):

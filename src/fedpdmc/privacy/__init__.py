@@ -1,1 +1,1 @@
-"""What a site gives away, what that costs, and the account it keeps of it. Importing this does not import JAX."""
+"""What a site reveals, what that costs in privacy, and how the cost is accounted for. Importing this does not import JAX."""

@@ -1,8 +1,8 @@
-"""The bounds of the privacy loss that an account can be kept with: what may be spent, and what arrivals cost.
+"""The bounds on privacy loss that an account can use: the limit on spending, and the cost of arrivals.
 
-All costs are in the unit ``α s/2``, where Gaussian noise with ``Δ²/σ² = s`` costs what its Rényi divergence of order α is.
-A bound is chosen when an account is opened, before anything is revealed, and stays: a choice that depended on what was
-revealed would be covered by none of them.
+Costs are measured as ``α s/2``: Gaussian noise with ``Δ²/σ² = s`` costs its Rényi divergence of order α.
+The bound is chosen when an account is opened, before anything is revealed, and never changes: no bound covers a choice
+that depends on what was revealed.
 
 - ``tail`` (`tail_account`): arrivals and releases in any order, where arrivals have a ratio ``K/ρ`` of at most 1/(2α).
 - ``renyi`` (`accountant`): the same for any ratio.
@@ -34,7 +34,7 @@ def usual_ratio(alpha: float) -> float:
 
 
 def account_limit(bound: str, alpha: float, epsilon: float, delta: float) -> float:
-    """What may be spent within (ε, δ); negative or zero if nothing."""
+    """The largest total cost within (ε, δ); zero or negative if nothing may be spent."""
     if bound == "gaussian":
         return gaussian_limit(alpha, epsilon, delta)
     if bound == "tail":
@@ -43,7 +43,7 @@ def account_limit(bound: str, alpha: float, epsilon: float, delta: float) -> flo
 
 
 def best_bound(alpha: float, epsilon: float, delta: float) -> str:
-    """The bound under which arrivals of the usual ratio can be observed for longer."""
+    """The bound that allows the longer observed time for arrivals of the usual ratio."""
     x = usual_ratio(alpha)
     one = Sensitivity(x, x, x)
     fits = {bound: account_limit(bound, alpha, epsilon, delta) / arrival_cost(bound, alpha, one, 1.0) for bound in

@@ -10,9 +10,9 @@ from fedpdmc.privacy.ledger_entries import BOUNDS
 
 
 class AccountStatus(NamedTuple):
-    """What a private site has granted, what this run may still observe of it, and what is spent.
+    """What a private site grants, how much more this run may observe, and how much is spent.
 
-    The same whether the site is in this process (from its ledger) or elsewhere (from its messages).
+    The same for a site in this process (from its ledger) and for a remote site (from its messages).
 
     Attributes
     ----------
@@ -20,16 +20,16 @@ class AccountStatus(NamedTuple):
     dim : int
         Coordinates that the site may flip.
     epsilon, delta, alpha : float
-        Of the account, for all studies together, and the Rényi order at which it is kept.
+        Budget of the account, for all studies together, and the Rényi order of the accounting.
     granted : (epsilon, delta) or None
-        What this study alone may spend of it.
+        The part of it that this study may spend.
     cap : float
         Observed time (path length on rotations) that the whole account covers at this run's sensitivity.
     excess : float
         The rate ρ that the site adds to each coordinate.
     sensitivity : Sensitivity
     releases : int
-        Noisy summaries released so far.
+        Releases so far.
     seeded : bool
         Whether the randomness comes from a seed, for tests.
     remaining : float
@@ -39,7 +39,7 @@ class AccountStatus(NamedTuple):
     spent : float
         The share of the account that all studies have spent.
     bound : str
-        One of `BOUNDS`: what the account is kept with.
+        One of `BOUNDS`: the bound on privacy loss that the account uses.
     """
 
     site: str
@@ -59,7 +59,7 @@ class AccountStatus(NamedTuple):
     bound: str = "renyi"
 
     def numbers(self) -> list[float]:
-        """What a site tells when a run is opened, as numbers; a grant of zero is none."""
+        """The numbers that a site reports when a run is opened; a grant of zero means none."""
         granted = self.granted or (0.0, 0.0)
         account = (self.epsilon, self.delta, self.alpha, *granted, self.cap, self.excess, *self.sensitivity)
         return [*account, float(self.releases), float(self.seeded), self.spent, float(BOUNDS.index(self.bound))]
@@ -68,7 +68,7 @@ class AccountStatus(NamedTuple):
     def from_numbers(
         cls, site: str, dim: int, remaining: float, numbers: Sequence[float], observed: float = 0.0
     ) -> AccountStatus:
-        """The status that a site tells; ValueError if the numbers cannot be those of an account."""
+        """The status from a site's numbers; ValueError if they cannot be those of an account."""
         epsilon, delta, alpha, *granted, cap, excess, k_inf, k_1, k_2, releases, seeded, spent, bound = map(
             float, numbers
         )

@@ -1,7 +1,7 @@
-"""The account of a whole run: Rényi divergence per unit of observed time, and what it says in (ε, δ).
+"""Privacy accounting of a whole run: Rényi divergence per unit of observed time, and its conversion to (ε, δ).
 
-Let ``λ, λ̃ ≥ ρ`` be the rates of a coordinate under neighbouring data sets and L the likelihood ratio of all that a site
-has revealed. Under the law in the denominator ``d/dt E[L^α] = E[L^α Σ_i λ̃_i g(λ_i/λ̃_i)]``, ``g(r) = r^α − α r + α − 1``.
+Let ``λ, λ̃ ≥ ρ`` be the rates of a coordinate under neighbouring data sets and L the likelihood ratio of everything that a
+site revealed. Under the law in the denominator ``d/dt E[L^α] = E[L^α Σ_i λ̃_i g(λ_i/λ̃_i)]``, ``g(r) = r^α − α r + α − 1``.
 Along a fixed difference ``λ̃ g(λ/λ̃)`` falls as both rates grow, so it is largest where the smaller one is ρ, and the
 larger in the numerator is the worse case: ``ρ g(1 + K/ρ)``. Hence ``L^α e^{−c(α) t}`` is a supermartingale in observed
 time, however adaptively plans were chosen, and a run with observed time at most T has Rényi divergence at most
@@ -19,7 +19,7 @@ from fedpdmc.validation import positive, probability
 
 # Orders at which a cap that is fixed beforehand may be converted.
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-60, 221))
-# More than a few operations on 64-bit numbers can be off, relatively.
+# Above the relative error of a few operations in 64-bit floating point.
 ROUNDING = 2.0**-46
 
 
@@ -32,7 +32,7 @@ class Sensitivity(NamedTuple):
 
 
 def up(value: float) -> float:
-    """Above a number that was rounded a few times on the way: costs are never rounded down, nor to zero."""
+    """Round up, past the error of a few floating-point operations: costs are never rounded down, nor to zero."""
     return math.nextafter(value * (1 + ROUNDING), math.inf)
 
 
@@ -48,7 +48,7 @@ def divergence_growth(x: float, alpha: float) -> float:
     power = alpha * math.log1p(x)
     if power > 700:
         return math.inf
-    # What rounding of the power, of the exponential and of the difference can do.
+    # Rounding errors of the power, of the exponential and of the difference.
     return up(math.expm1(power) - alpha * x + 2.0**-50 * (power + 2) * math.exp(power))
 
 
@@ -79,11 +79,6 @@ def cost_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
 def renyi(alpha: float, sensitivity: Sensitivity, excess: float, observed: float) -> float:
     """Rényi divergence ``T c(α)/(α − 1)`` of a run whose observed time never exceeds T = ``observed``, rounded up."""
     return up(observed * cost_rate(alpha, sensitivity, excess)) if observed > 0 else 0.0
-
-
-def gaussian_renyi(alpha: float, sensitivity: float, noise: float) -> float:
-    """Rényi divergence ``α Δ²/(2σ²)`` of a release with Gaussian noise."""
-    return alpha * sensitivity**2 / (2 * noise**2)
 
 
 def to_epsilon(orders: Sequence[float], divergences: Sequence[float], delta: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Declared public bounds of a site's records, and what is done with a record that lies outside them."""
+"""Declared public bounds of a site's records, and the treatment of records outside them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 
-# A record may be longer than declared by this much, relatively: what rounding makes of one on the border.
+# Relative tolerance for a record on the border, whose norm is rounded.
 ROUNDING = 1e-9
-# Records that are allowed for if none are declared: rounding of their sum is below 2⁻⁹ of what one record can change. It
-# grows with their square, and at 2²⁴ it is 2⁻⁵ of it: beyond, no run would be within the limit of a tenth.
+# Default of most_records. Rounding of a sum over that many records is below 2⁻⁹ of the sensitivity to one record. It grows
+# with the square of their number: at 2²⁴ it is 2⁻⁵, and beyond that no run stays below the limit of one tenth.
 MOST_RECORDS, LARGEST_MOST_RECORDS = 1 << 22, 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """What a site declares of its records, before it looks at them: never computed from the data.
+    """Bounds of a site's records, declared in advance and never computed from the data.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ class Bounds:
         The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed where a gradient grows
         without bound.
     columns : mapping, optional
-        The ranges ``(low, high)`` of the columns of a model file, by name; of zeros and ones, and of levels, none is needed.
+        The ranges ``(low, high)`` of the columns of a model file, by name. Binary columns and levels need none.
     most_records : int
-        There are no more records (transitions, of series) than this, at most 16,777,216. The rounding of sums is bounded
-        by it.
+        An upper bound on the number of records (of transitions, for series), at most 16,777,216. It bounds the rounding
+        error of sums.
     """
 
     norm: float | None = None
@@ -100,7 +100,7 @@ class Bounds:
         return values if interval is None else np.clip(values, *interval)
 
     def describe(self) -> dict[str, Any]:
-        """As plain numbers, for reports."""
+        """The bounds as plain numbers, for reports."""
         found = {
             name: getattr(self, name)
             for name in ("norm", "box", "outcome", "offset", "region", "most_records", "columns")

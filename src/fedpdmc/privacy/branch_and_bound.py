@@ -1,7 +1,7 @@
 """The largest value of a function on a box, certified from above: branch and bound on enclosures.
 
-A box is split until what its enclosure allows exceeds the largest value that was found by no more than a share. The result
-is the largest bound of all boxes, so that it holds whenever the search ends; how long it lasts decides only how sharp it is.
+Boxes are split until their upper bounds are within a relative tolerance of the largest value found. The result is the
+largest bound over all boxes, so it is valid whenever the search stops; a longer search only makes it sharper.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 # Boxes that are bounded in one call.
 BATCH = 256
-# By how much the result may exceed the largest value that was found, and the boxes after which the search ends anyway.
+# Relative tolerance between the result and the largest value found, and the maximum number of boxes.
 SHARE, MOST_BOXES = 0.02, 1 << 16
-# Boxes after which a bound that is still infinite is taken to stay so.
+# Number of boxes after which the search gives up if the bound is still infinite.
 PATIENCE = 1 << 12
 
 Boxes = np.ndarray
@@ -38,7 +38,7 @@ def supremum(
     low, high : arrays of shape (k, n)
         Corners of the boxes.
     most : int
-        Boxes after which the search ends.
+        Maximum number of boxes.
     """
     width = np.maximum((high - low).max(0), 1e-300)
     bounds, found = _bounded(upper, value, low, high)
@@ -61,7 +61,7 @@ def supremum(
 
 
 def _halves(low: Boxes, high: Boxes, width: np.ndarray) -> tuple[tuple[Boxes, Boxes], tuple[Boxes, Boxes]]:
-    """Each box cut across the side that is longest beside that of all."""
+    """Each box, cut across its longest side relative to the side of the whole."""
     side = np.argmax((high - low) / width, 1)
     rows = np.arange(len(low))
     middle = 0.5 * (low[rows, side] + high[rows, side])
@@ -71,7 +71,7 @@ def _halves(low: Boxes, high: Boxes, width: np.ndarray) -> tuple[tuple[Boxes, Bo
 
 
 def _bounded(upper, value, low: Boxes, high: Boxes) -> tuple[np.ndarray, float]:
-    """Bounds of the boxes, infinite where there is none, and the largest value at their middles."""
+    """Upper bounds of the boxes, infinite where there is none, and the largest value at their midpoints."""
     bounds, found = np.empty(len(low)), 0.0
     for at in range(0, len(low), BATCH):
         here = np.minimum(np.arange(at, at + BATCH), len(low) - 1)

@@ -1,4 +1,4 @@
-"""A site's privacy budget: what the owner of the data grants, for all studies together."""
+"""A site's privacy budget, granted by the owner of the data for all studies together."""
 
 from __future__ import annotations
 
@@ -19,46 +19,45 @@ from fedpdmc.validation import positive, probability
 # The least total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ, and an
 # effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for few rounds.
 TOTAL_EXCESS = 1.0
-# A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: what that adds
-# to this δ, or a larger one, is less than what limits are rounded down by.
+# A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: compared with
+# this δ or a larger one, that is less than the margin by which limits are rounded down.
 LEAST_DELTA = 1e-40
-# The data set of a ledger whose owner names none: whatever its sites and columns are called, one ledger is one data set.
+# The data set's name if none is declared: then one ledger is one data set, whatever its sites and columns are called.
 DATASET = "records"
 
 
 @dataclass(frozen=True, eq=False)
 class Budget:
-    """The (ε, δ) that a site grants to everything that is ever revealed of a data set.
+    """The (ε, δ) that a site grants for everything that is ever revealed about a data set.
 
     Parameters
     ----------
     epsilon, delta : float
         The total of all runs and studies on the data set, never a figure per round.
     neighbours : {"replace", "add-remove", "label"}
-        Which two data sets must look alike: one record replaced, added or removed, or its outcome changed.
+        Which data sets must be indistinguishable: one record replaced, added or removed, or its outcome changed.
     bounds : Bounds
         Declared bounds of the records.
     on_violation : {"refuse", "clip"}
-        What to do with a record outside them. Clipped records have their own posterior, which is then sampled exactly.
+        What to do with a record outside the bounds. With "clip", the posterior of the clipped records is sampled, exactly.
     excess : float, optional
-        The rate ρ of excess flips that the site adds to every coordinate; None: twice α times K_2, and at least one divided
+        The rate ρ of excess flips that the site adds to every coordinate. None: ``2 α K_2``, and at least one divided
         by the number of private sites.
     release : float
-        The share of the budget that the summaries which a study has released for a noisy reference may cost, all of them
-        together; zero: none is released.
+        The share of the budget that a study may spend on noisy derivatives for its reference. Zero: none are released.
     ledger : path, optional
         The site's ledger. None: the file named by FEDPDMC_LEDGER, or ``fedpdmc/ledger.db`` in the user's state folder.
     dataset : str, optional
-        The data set's name in the ledger, declared by its owner: records of the same people are one data set, whichever of
-        their columns a study uses and whatever the site is called in it. None: all of the ledger is one data set.
+        The data set's name in the ledger, declared by its owner. Records of the same people are one data set, whichever
+        columns a study uses and whatever the site is called in it. None: the whole ledger is one data set.
     study : str
-        Under which name a run is charged.
+        The name under which a run is charged.
     granted : (epsilon, delta), optional
-        What this study alone may spend of it; None: all that is left.
+        The part of the budget that this study may spend. None: all that is left.
     colluding : int, optional
         Share the noise of ``method="private-laplace"`` with the other sites: only the sum over all sites is revealed, and
-        the guarantee holds as long as no more than this many of them collude with the coordinator, or use what they know of
-        their own noise. None: the site adds all of its noise itself, and need not trust anybody.
+        the guarantee holds if at most this many of them collude with the coordinator or misuse what they know about their
+        own noise. None: the site adds all of its noise itself and need not trust the others.
     seeded_for_tests : bool
         Let a site with a ``seed`` of its own answer without a warning. Its randomness can be guessed: nothing is private.
     """
@@ -113,13 +112,13 @@ class Budget:
 
     @property
     def alpha(self) -> float:
-        """The order at which the account is kept, fixed by ε and δ alone."""
+        """The Rényi order of the account, a function of ε and δ alone."""
         return best_order(self.epsilon, self.delta)
 
     def terms(self, releases_only: bool = False) -> Account:
         """The terms on which an account is opened.
 
-        ``releases_only``: with noisy summaries, which get all of what the account allows. Their exact bound covers no
+        ``releases_only``: for noisy derivatives alone, which may spend the whole account. Their exact bound covers no
         arrivals.
         """
         alpha = self.alpha
@@ -130,15 +129,15 @@ class Budget:
         return Account(self.account_name, self.epsilon, self.delta, self.neighbours, alpha, limit, bound)
 
     def excess_for(self, sensitivity: Sensitivity, sites: int = 0) -> float:
-        """The excess rate in a run with this sensitivity and so many private sites; zero: their number is not known."""
+        """The excess rate for a sensitivity and a number of private sites; zero sites: their number is not known."""
         if self.excess is not None:
             return self.excess
         return max(USUAL_EXCESS * self.alpha * sensitivity.k_2, TOTAL_EXCESS / sites if sites else 0.0)
 
     def study_limit(self, account: Account, releases_only: bool = False) -> float:
-        """What the study may spend of an account, at the account's order.
+        """The part of an account that the study may spend, at the account's order.
 
-        ``releases_only``: on summaries with Gaussian noise and nothing else.
+        ``releases_only``: for noisy derivatives and nothing else.
         """
         total = account.limit
         if self.granted is None:
@@ -149,23 +148,23 @@ class Budget:
             raise InputError(
                 "Budget(granted)",
                 f"epsilon={epsilon:g} at delta={delta:g} for study {self.study!r}",
-                f"The account of data set {account.dataset!r} is kept at the order {account.alpha:.4g}, at which that is "
-                "nothing: grant more, or a larger delta.",
+                f"The account of data set {account.dataset!r} uses the Rényi order {account.alpha:.4g}, at which this "
+                "allows nothing: grant a larger epsilon or delta.",
             )
         return min(limit, total)
 
     def open(self, releases_only: bool = False) -> tuple[Ledger, Account]:
-        """The site's ledger and its account, opened on `terms` if it is not there yet."""
+        """The site's ledger and its account, opened with `terms` if it does not exist yet."""
         ledger = self.find()
         return ledger, ledger.account(self.terms(releases_only))
 
     def find(self) -> Ledger:
-        """The site's ledger, of which the whole is one data set, or the one that is named."""
+        """The site's ledger, checked: it holds either one unnamed data set or named ones."""
         ledger = Ledger.open(default_path() if self.ledger is None else self.ledger)
         others = [name for name in ledger.datasets if name != self.account_name]
         if others and DATASET in (self.account_name, *others):
-            found = f"{self.dataset!r} in {ledger.path}, which keeps {', '.join(map(repr, others))}"
-            remedy = "A ledger is one data set without a name, or several with names: give the name, or another ledger."
+            found = f"{self.dataset!r} in {ledger.path}, which holds {', '.join(map(repr, others))}"
+            remedy = "A ledger holds one unnamed data set, or several named ones: give the name, or use another ledger."
             raise InputError("Budget(dataset)", found, remedy)
         return ledger
 

@@ -1,4 +1,4 @@
-"""Ways to a private answer, compared by the error of its mean in posterior standard deviations.
+"""Compares the ways to a private answer by the error of its mean in posterior standard deviations.
 
 In whitened coordinates the information of all records is the identity. Gradient noise of standard deviation σ at each of M
 sites moves the mean by noise of variance ``M σ²`` in every coordinate, with ``σ = K/μ`` for the ``μ²`` that the account
@@ -22,20 +22,20 @@ from fedpdmc.privacy.noise_shares import LEAST_HONEST
 from fedpdmc.privacy.planning import FACTORS, HONEST, MIXING, Question, waste
 from fedpdmc.privacy.schedule import ONE_SHOT
 
-# How many sites may collude where they share noise, if nothing else is asked for.
+# Default number of colluding sites where the noise is shared.
 COLLUDING = 1
-# What a relation of neighbours promises.
+# What each neighbour relation means.
 APPLIES = {
     "replace": "one record becomes another",
     "add-remove": "one record more or less",
     "label": "only its outcome changes",
 }
-# Errors of the mean, in posterior standard deviations, up to which an answer is worth having.
+# Largest error of the mean, in posterior standard deviations, at which an answer is useful.
 WORTH_HAVING = 1.0
 
 
 class Way(NamedTuple):
-    """One way to an answer: its error of the mean in posterior standard deviations, and what it is."""
+    """One way to an answer: its name, the error of its mean in posterior standard deviations, and a description."""
 
     name: str
     error: float
@@ -43,7 +43,7 @@ class Way(NamedTuple):
 
 
 def exact_samples(question: Question) -> float:
-    """Effective samples of the exact chain that the budget buys in practice, at the excess rate that sites choose."""
+    """Effective samples of the exact chain that the budget buys in practice, at the default excess rate."""
     alpha = best_order(question.epsilon, question.delta)
     bound = best_bound(alpha, question.epsilon, question.delta)
     limit = account_limit(bound, alpha, question.epsilon, question.delta)
@@ -59,9 +59,9 @@ def exact_samples(question: Question) -> float:
 def one_shot_error(question: Question, colluding: int | None = None) -> float:
     """Root mean square error of the mean, by coordinate, beyond that of the posterior itself.
 
-    ``colluding``: with noise that the sites share under a secure sum, if so many may collude; None: each has its own.
+    ``colluding``: the number of sites that may collude if noise is shared under a secure sum; None: each adds its own.
     """
-    # The answer is made of all steps but the first.
+    # The first step does not enter the answer.
     share = ONE_SHOT.usual * sum(ONE_SHOT.steps[1:]) / sum(ONE_SHOT.steps) * ONE_SHOT.gradient
     squared_mu = gaussian_limit(2.0, question.epsilon, question.delta) * share
     sites = question.sites
@@ -101,10 +101,10 @@ def text(question: Question, neighbours: str, colluding: int = COLLUDING) -> str
     found = ways(question, colluding)
     best = found[0]
     if best.error > WORTH_HAVING:
-        first = "None is worth having: the noise is wider than the posterior. Use more records or a larger epsilon."
+        first = "None is useful: the noise is wider than the posterior. Use more records or a larger epsilon."
     elif best.name == "secure sum":
         alone = next(way for way in found if way.name != best.name)
-        first = f"Recommended: {best.name}, if the sites trust each other so far; else {alone.name}."
+        first = f"Recommended: {best.name}, if the sites trust each other; otherwise {alone.name}."
     else:
         first = f"Recommended: {best.name}."
     lines = [first, "", f"{'':<12} {'error of the mean':>17} {'effective':>10}"]
@@ -115,19 +115,19 @@ def text(question: Question, neighbours: str, colluding: int = COLLUDING) -> str
 
 
 def _relations(question: Question, neighbours: str, colluding: int) -> list[str]:
-    """The same errors for the other relations of neighbours, which are weaker promises."""
+    """The same errors for the other neighbour relations, which are weaker guarantees."""
     names = sorted(way.name for way in ways(question, colluding))
     lines = [f"{'neighbours':<12} " + " ".join(f"{name:>12}" for name in names)]
     for relation, factor in FACTORS.items():
         other = question._replace(sensitivity=question.sensitivity * factor / FACTORS[neighbours])
         errors = {way.name: way.error for way in ways(other, colluding)}
-        chosen = "  <- asked for" if relation == neighbours else f"  {APPLIES[relation]}"
+        chosen = "  <- requested" if relation == neighbours else f"  {APPLIES[relation]}"
         lines.append(f"{relation:<12} " + " ".join(f"{errors[name]:>12.3g}" for name in names) + chosen)
     return lines
 
 
 def plot(question: Question, path: Path, colluding: int = COLLUDING) -> None:
-    """Errors of all ways against ε, as a picture."""
+    """Plot the errors of all ways against ε."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,8 @@
-"""The Gaussian mechanism for released summaries, on a public grid and in integers.
+"""The Gaussian mechanism for released derivatives, on a public grid and in integers.
 
 Values are rounded to multiples of a public power of two, and noise of the discrete Gaussian law is added in those units.
 Shifts by an integer vector of Euclidean length Δ cost ``α Δ²/(2σ²)`` exactly as under the continuous law (Canonne, Kamath
-and Steinke, *The discrete Gaussian for differential privacy*, 2020), and no number of the machine is rounded on the way.
+and Steinke, *The discrete Gaussian for differential privacy*, 2020), and no floating-point rounding is involved.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def noise_scale(multiplier: float, sensitivity: float, rounding: float, count: i
 
 
 class SecretIntegers:
-    """Uniform integers from SHAKE-256 under a secret key, and the laws that are made of them without rounding."""
+    """Uniform integers from SHAKE-256 under a secret key, and exact samplers built on them."""
 
     def __init__(self, key: bytes):
         self._key, self._block, self._bytes = key, 0, b""
@@ -61,7 +61,7 @@ class SecretIntegers:
         return self._decays_once(above % below, below)
 
     def _decays_once(self, above: int, below: int) -> bool:
-        """The same for a fraction of at most one: the alternating series of the exponential, drawn."""
+        """The same for a fraction of at most one, by sampling the alternating series of the exponential."""
         k = 1
         while self.below(below * k) < above:
             k += 1
@@ -103,7 +103,7 @@ def noisy_integers(values: np.ndarray, sigma: float, grid: float, key: bytes) ->
 def release(values: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
     """``values``, rounded to a public grid, with discrete Gaussian noise of standard deviation σ or a little more.
 
-    Without noise if σ is zero: then they are the same bits for all neighbours.
+    No noise is added if σ is zero: then the values are identical for all neighbours.
     """
     if sigma == 0:
         return values

@@ -1,9 +1,9 @@
-"""The site's ledger: append-only, durable, and charged before a reply leaves. It needs neither JAX nor NumPy.
+"""The site's ledger: append-only, durable, and charged before a reply is sent. It needs neither JAX nor NumPy.
 
 One SQLite file holds the accounts of any number of data sets. Every entry carries the hash of the one before it. Before the
-records are touched for a reply, the most that it can cost is reserved; when it is made, it is stored, and its cost takes the
-place of what was reserved; only then does it leave. A crash in between leaves the larger charge, until the same is asked
-again.
+records are touched, the maximum cost of the reply is reserved. Then the reply is computed and stored, its actual cost
+replaces the reservation, and only then is it sent. A crash in between leaves the reservation charged until the same request
+is repeated.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fedpdmc.privacy.ledger_entries import (
 )
 from fedpdmc.privacy.ledger_identity import check_file, check_head, close, connect, take_lock, write_head
 
-# A clock may be corrected by this many seconds without being taken for one that was set back.
+# Seconds by which the system clock may go backwards, as after a correction, before it counts as set back.
 CLOCK_TOLERANCE = 60.0
 WHERE = "dataset = ? AND study = ? AND run = ? AND kind = ? AND round = ?"
 
 
 class Ledger:
-    """A site's account book. Use `Ledger.open`: one process at a time may write to a ledger.
+    """A site's ledger. Use `Ledger.open`: one process at a time may write to a ledger.
 
     Parameters
     ----------
@@ -74,22 +74,22 @@ class Ledger:
             if not path.is_file():
                 raise InputError(
                     "ledger",
-                    f"{path}, which is not there",
-                    "If there was one, put that one back: a new ledger is a second budget for the same records. Else create "
-                    f"it, once: `fedpdmc ledger create {path}`, or fedpdmc.create_ledger({str(path)!r}).",
+                    f"{path}, which does not exist",
+                    "If there was one, restore it: a new ledger is a second budget for the same records. Otherwise create "
+                    f"it once: `fedpdmc ledger create {path}`, or fedpdmc.create_ledger({str(path)!r}).",
                 )
             self._lock = take_lock(path)
             self._db = connect(path)
         weakref.finalize(self, close, self._db, self._lock)
         self._secret, self._stale = b"", False
         self._accounts: dict[str, Account] = {}
-        # Of the keys that `_after` makes.
+        # Keys returned by `_after`.
         self._totals: dict[tuple[str, ...], float] = {}
         self._pending: list[tuple[tuple[int, bytes, float], dict[tuple[str, ...], float]]] = []
         self._load()
 
     def _load(self) -> None:
-        """What is on disk, checked."""
+        """Read and check the file."""
         entries = read(self.path, self._db)
         self._secret, file = self._db.execute("SELECT secret, file FROM meta").fetchone()
         check_file(self.path, file)
@@ -106,14 +106,14 @@ class Ledger:
         self._stale = False
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Close the file and release its lock."""
         with self._mutex:
             self._broken = "it was closed."
             close(self._db, self._lock)
             Ledger._open.pop(f"{self._pid}:{self.path}", None)
 
     def account(self, wanted: Account) -> Account:
-        """Open the account of a data set, or check that it is kept on the same terms; its order and limit stay."""
+        """Open the account of a data set, or check that it has the same terms; its order and limit never change."""
         with self._mutex:
             kept = self._accounts.get(wanted.dataset)
             if kept is None:
@@ -126,7 +126,7 @@ class Ledger:
                 "Budget",
                 f"epsilon={wanted.epsilon:g}, delta={wanted.delta:g}, neighbours={wanted.neighbours!r}",
                 f"The account of data set {wanted.dataset!r} in {self.path} was opened with epsilon={kept.epsilon:g}, "
-                f"delta={kept.delta:g}, neighbours={kept.neighbours!r} and keeps these terms.",
+                f"delta={kept.delta:g}, neighbours={kept.neighbours!r}. These terms cannot be changed.",
             )
         return kept
 
@@ -144,19 +144,19 @@ class Ledger:
         return max(0.0, self._accounts[dataset].limit - self.spent(dataset))
 
     def observed(self, dataset: str, study: str, run: str) -> float:
-        """Observed time of one run, over all its messages and chains."""
+        """Observed time of one run, over all messages and chains."""
         return self._totals.get(("observed", dataset, study, run), 0.0)
 
     def answers(self, dataset: str, study: str, run: str) -> int:
-        """How many rounds of a run were answered."""
+        """Number of rounds of a run that were answered."""
         return int(self._totals.get(("answers", dataset, study, run), 0))
 
     def releases(self, dataset: str) -> int:
-        """How many summaries of a data set were released, by all studies."""
+        """Number of releases of a data set, over all studies."""
         return int(self._totals.get(("releases", dataset), 0))
 
     def _after(self, request: Request, reply: Reply, reserved: float) -> dict[tuple[str, ...], float]:
-        """The totals that a reply changes, with what was reserved for it."""
+        """The totals that a reply changes, and the reservation for it."""
         dataset, study, run, kind = request[:4]
         keys = (("spent", dataset), ("spent", dataset, study))
         new: dict[tuple[str, ...], float] = {
@@ -170,28 +170,28 @@ class Ledger:
         return new | {key: self._totals.get(key, 0.0) + more for key, more in added_up}
 
     def released(self, dataset: str, study: str, asked: bytes = b"") -> float:
-        """What the summaries that one study had released have cost, rounded up; ``asked``: without this request.
+        """The cost of one study's releases, rounded up; ``asked``: a request to leave out.
 
-        What is reserved for one that was cut short counts. The noise of the next release depends on this number, which must
-        be the same, to the last bit, for all records: costs are added without rounding, since their order here is that of
-        the requests' hashes, which are made of the records.
+        Reservations of interrupted releases count. The noise of the next release depends on this number, so it must have
+        the same bits whatever the records are. Costs are therefore added exactly: their order here is that of the requests'
+        hashes, which depend on the records.
         """
         where = "dataset = ? AND study = ? AND kind LIKE 'release%' AND request <> ?"
         each = self._look_at(f"SELECT min(cost) FROM entries WHERE {where} GROUP BY request", dataset, study, asked)
         return math.fsum(cost for (cost,) in each) * (1 + 1e-12)
 
     def rounds(self, dataset: str, study: str) -> int:
-        """How many rounds of arrivals one study was answered, or cut short in."""
+        """Number of rounds of arrivals in one study, answered or interrupted."""
         where = "dataset = ? AND study = ? AND kind LIKE 'round%'"
         return int(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study))
 
     def answered(self, request: Request) -> bool:
-        """Whether this very request was answered."""
+        """Whether exactly this request was answered."""
         found = self._look(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
         return found is not None and bytes(found) == request.hash
 
     def told(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
-        """Whether a run was ever given this reply."""
+        """Whether a run ever received this reply."""
         where = "dataset = ? AND study = ? AND run = ? AND kind = 'round' AND reply = ?"
         return bool(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
 
@@ -206,14 +206,14 @@ class Ledger:
                 return self._db.execute(query, values).fetchall()
 
     def begin(self, dataset: str, study: str, run: str, records: bytes, detail: str) -> None:
-        """Note that a run begins on records with this hash; the same records are kept under one name only."""
+        """Record that a run begins on records with this hash; the same records may have one name only."""
         with self._mutex:
             other = self._look(
                 "SELECT dataset FROM entries WHERE kind = 'open' AND request = ? AND dataset <> ?", records, dataset
             )
             if other is not None:
                 raise LedgerError(
-                    f"The records of data set {dataset!r} are kept as {other!r} in {self.path}: one data set has one "
+                    f"The records of data set {dataset!r} are in {self.path} as {other!r} already: one data set has one "
                     f"budget. Declare Budget(dataset={other!r})."
                 )
             self.answer(Request(dataset, study, run, "open", 0, records), 0.0, lambda key: Reply(b"", 0.0, 0.0), detail)
@@ -226,29 +226,29 @@ class Ledger:
         detail: str = "{}",
         granted: float = math.inf,
     ) -> bytes:
-        """The reply to a request: stored if it was answered before, else charged, made by ``work``, stored and returned.
+        """The reply to a request: the stored one if there is one, else charged, computed by ``work``, stored and returned.
 
-        The most that it can cost is charged before ``work`` begins, which is done without the lock of the ledger. If
-        ``work`` raises, what was reserved stays charged until the same is asked again.
+        The maximum cost is reserved before ``work`` begins. ``work`` runs without holding the ledger's lock. If it raises,
+        the reservation stays charged until the same request is repeated.
 
         Parameters
         ----------
         request : Request
         most : float
-            The most that the reply can cost.
+            The maximum cost of the reply.
         work : callable
-            Takes 32 secret bytes, which are the same for the same request and new for any other, and makes the reply.
+            Computes the reply from 32 secret bytes, which are a function of the request.
         detail : str
-            Noted in the entry.
+            Recorded in the entry.
         granted : float
-            What the request's study may spend of the account.
+            The part of the account that the request's study may spend.
 
         Raises
         ------
         BudgetSpent
-            ``most`` is more than what is left, of the account or of the study's part. Nothing was made.
+            ``most`` exceeds what is left of the account or of the study's part. Nothing was computed.
         PlanRefused
-            The round was answered for another request, or less was reserved for it than it would cost now.
+            The round was answered for another request, or its reservation is less than it would cost now.
         LedgerError
             The ledger cannot be written or trusted.
         """
@@ -258,8 +258,8 @@ class Ledger:
             reserved = self._reserved(request)
             if reserved is not None and most > reserved:
                 raise PlanRefused(
-                    f"What was reserved for round {request.round} of run {request.run!r} when it was cut short "
-                    f"({reserved:.4g}) does not cover what it would cost now ({most:.4g}): ask it as it was asked (code "
+                    f"The reservation for the interrupted round {request.round} of run {request.run!r} ({reserved:.4g}) "
+                    f"does not cover what it would cost now ({most:.4g}): repeat the identical request (code "
                     "OTHER_PLAN)."
                 )
             if reserved is None and most > 0:
@@ -267,7 +267,7 @@ class Ledger:
                 self._append(request._replace(kind=request.kind + RESERVED), Reply(b"", 0.0, most), detail)
         reply = work(self.key(request))
         if not 0 <= reply.cost <= most:
-            raise LedgerError(f"A reply costs {reply.cost!r}, more than the {most!r} it was to cost at most.")
+            raise LedgerError(f"A reply costs {reply.cost!r}, more than its reservation of {most!r}.")
         with self._mutex, self._transaction():
             if (stored := self._stored(request)) is not None:
                 return stored
@@ -285,22 +285,22 @@ class Ledger:
             )
         if not added(self.spent(request.dataset, request.study), most) <= granted:
             raise BudgetSpent(
-                f"What data set {request.dataset!r} grants to study {request.study!r} does not cover this request "
+                f"The part of data set {request.dataset!r} granted to study {request.study!r} does not cover this request "
                 "(code BUDGET_SPENT)."
             )
 
     def key(self, request: Request) -> bytes:
-        """Secret bytes for a request, so that one that is made again after a crash is the same."""
+        """Secret bytes for a request: a reply that is computed again after a crash is the same."""
         text = json.dumps([*request[:5], request.hash.hex()]).encode()
         return hmac.new(self._secret, text, hashlib.sha256).digest()
 
     def _stored(self, request: Request) -> bytes | None:
-        """The reply that the request was given."""
+        """The stored reply to a request."""
         found = self._db.execute(f"SELECT request, reply FROM entries WHERE {WHERE}", request[:5]).fetchone()
         return None if found is None else self._same(request, *found)
 
     def _reserved(self, request: Request) -> float | None:
-        """What is reserved for a request."""
+        """The reservation for a request."""
         kept = request._replace(kind=request.kind + RESERVED)
         found = self._db.execute(f"SELECT request, cost FROM entries WHERE {WHERE}", kept[:5]).fetchone()
         return None if found is None else self._same(request, *found)
@@ -308,8 +308,8 @@ class Ledger:
     def _same(self, request: Request, known: bytes, value: Any) -> Any:
         if bytes(known) != request.hash:
             raise PlanRefused(
-                f"Round {request.round} of run {request.run!r} was answered for another plan: the same round gets the same "
-                "plan or none (code OTHER_PLAN)."
+                f"Round {request.round} of run {request.run!r} was answered for another plan: repeat the plan that was "
+                "answered (code OTHER_PLAN)."
             )
         return bytes(value) if isinstance(value, bytes) else value
 
@@ -318,7 +318,7 @@ class Ledger:
         now = time.time()
         if now < last - CLOCK_TOLERANCE:
             raise LedgerError(
-                f"The clock shows {last - now:.0f} s before the last entry of {self.path}: it was set back. Set it right."
+                f"The clock is {last - now:.0f} s before the last entry of {self.path}: it was set back. Correct the clock."
             )
         totals = self._after(request, reply, self._reserved(request) or 0.0)
         row = (
@@ -334,7 +334,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it on disk at the end, or nothing; after trouble with the file the ledger is not used again."""
+        """A durable transaction, all or nothing; after an error of the file the ledger is not used again."""
         self._check_usable()
         self._pending.clear()
         if self._stale:
@@ -346,7 +346,7 @@ class Ledger:
                 found = self._db.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
                 if (found or (0, b"")) != self._head[:2]:
                     raise LedgerError(
-                        f"{self.path} was changed by someone else while it was in use: it is not trusted."
+                        f"{self.path} was changed by another program while in use, so it cannot be trusted."
                     )
                 yield
                 self._db.execute("COMMIT" if self._pending else "ROLLBACK")
@@ -361,7 +361,7 @@ class Ledger:
                 write_head(self.path, self._secret, *self._head[:2])
 
     def _give_up(self, error: BaseException) -> None:
-        """Undo. What reached the disk is read again before the next entry; after trouble with the file, never."""
+        """Roll back, and read the file again before the next entry; after an error of the file, refuse further use."""
         self._stale = True
         if isinstance(error, LedgerError):
             self._broken = str(error)
@@ -374,10 +374,10 @@ class Ledger:
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise LedgerError(
-                f"{self.path} was opened by another process: open it in this one, after that one has ended."
+                f"{self.path} was opened by another process: open it in this one after the other has ended."
             )
         if self._broken is not None:
-            raise LedgerError(f"{self.path} is not used any more since: {self._broken} Open it again.")
+            raise LedgerError(f"{self.path} is closed: {self._broken} Open it again.")
 
     @contextmanager
     def _trouble(self, doing: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A copy of a ledger as it was before a run, to make the run's replies again from the same secrets."""
+"""A copy of a ledger as it was before a run, to compute the run's replies again from the same secrets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedpdmc.privacy.ledger_entries import read
 def rewound(ledger: str | Path, copy: str | Path, run: str, study: str) -> str:
     """Copy a ledger, checked, without the first entry of a run and all that follow; returns the run's data set.
 
-    A run that had summaries released only, which are not told twice, is found by its study.
+    A run with releases alone has no entry of its own and is found by its study.
 
     Parameters
     ----------
     ledger : path
     copy : path
-        Where the copy goes; it is not there yet.
+        The new file; it must not exist.
     run : str
-        As it is called in the ledger.
+        Its name in the ledger.
     study : str
         Its study.
     """

@@ -1,4 +1,4 @@
-"""What a ledger holds: requests, replies and accounts as entries, each tied to the one before it, read back and checked.
+"""The entries of a ledger (requests, replies and accounts), chained by hashes, and their checks on reading.
 
 It needs neither JAX nor NumPy.
 """
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from fedpdmc.errors import InputError, LedgerError
 
 FORMAT = 2
-# Bounds of the privacy loss that an account can be kept with.
+# Bounds on privacy loss that an account can use.
 BOUNDS = ("renyi", "gaussian", "tail")
-# Ends the kind of an entry that charges for a reply which is still to be made.
+# Suffix of the kind of an entry that reserves the cost of a reply.
 RESERVED = " reserved"
-DAMAGED = "it does not have the terms of an account. Restore a copy that is whole."
-# The reply of what failed at the site.
+DAMAGED = "it does not have the terms of an account. Restore an intact copy."
+# The reply if the computation failed at the site.
 FAULT = b"fault"
 COLUMNS = (
     "dataset", "study", "run", "kind", "round", "request", "reply", "exposure", "cost", "spent", "time", "detail",
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 class Request(NamedTuple):
-    """What is asked of a site: under which account, in which run and round, and the hash of what was sent."""
+    """A request to a site: its account, run and round, and the hash of its content."""
 
     dataset: str
     study: str
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a site is about to say: the bytes, the observed time in them, and their Rényi cost at the account's order."""
+    """A site's reply: the bytes, their observed time, and their Rényi cost at the account's order."""
 
     content: bytes
     exposure: float
@@ -48,9 +48,9 @@ class Reply(NamedTuple):
 
 
 class Account(NamedTuple):
-    """The terms on which a data set is kept: fixed when it is first used.
+    """The terms of a data set's account, fixed when it is first used.
 
-    ``bound`` is one of `BOUNDS`, of which `fedpdmc.privacy.account_bounds` makes the limit.
+    ``bound`` is one of `BOUNDS`; `fedpdmc.privacy.account_bounds` computes the limit from it.
     """
 
     dataset: str
@@ -82,37 +82,35 @@ class Entry(NamedTuple):
 
 
 def added(spent: float, cost: float) -> float:
-    """The total after a charge, rounded up: what is charged never vanishes beside what was spent before."""
+    """The total after a charge, rounded up, so that a small charge is never lost in a large total."""
     return math.nextafter(spent + cost, math.inf) if cost > 0 else spent
 
 
 def settled(spent: float, reserved: float, cost: float) -> float:
-    """The total when what was reserved for a reply, and is in it, gives way to the reply's cost; rounded up."""
+    """The total after a reservation in it is replaced by the reply's actual cost, rounded up."""
     if cost == reserved:
         return spent
     return added(max(math.nextafter(spent - reserved, math.inf), 0.0) if reserved else spent, cost)
 
 
 def explained(path: Path, doing: str, error: Exception) -> LedgerError:
-    """What went wrong with a ledger's file, and what to do."""
+    """The error for a failed operation on a ledger's file, with a remedy."""
     text = str(error)
     if "locked" in text or "busy" in text:
         return LedgerError(f"{path} is in use by another process: one at a time may write to a ledger.")
     if "full" in text or "disk I/O" in text or isinstance(error, OSError):
-        return LedgerError(
-            f"{path}: cannot {doing} ({text}). Nothing was answered. Make room on the disk, then start again."
-        )
-    return LedgerError(f"{path} is damaged ({text}): restore it from a copy that is not older than its last reply.")
+        return LedgerError(f"{path}: cannot {doing} ({text}). Nothing was answered. Free disk space, then restart.")
+    return LedgerError(f"{path} is damaged ({text}): restore a copy that includes its last reply.")
 
 
 def entry_hash(previous: bytes, seq: int, row: tuple[Any, ...]) -> bytes:
-    """The hash that ties an entry to all before it."""
+    """The hash that chains an entry to all before it."""
     plain = [value.hex() if isinstance(value, bytes) else repr(value) for value in row]
     return hashlib.sha256(previous + json.dumps([seq, *plain]).encode()).digest()
 
 
 def account_of(entry: Entry) -> Account:
-    """The terms that an entry opened an account with."""
+    """The terms of the account that an entry opened."""
     try:
         found = Account(**json.loads(entry.detail))
         good = isinstance(found.dataset, str) and isinstance(found.neighbours, str)
@@ -131,7 +129,7 @@ def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> 
     Raises
     ------
     LedgerError
-        Something does not add up.
+        The file is damaged or inconsistent.
     """
     where = Path(path)
     own = None
@@ -139,7 +137,7 @@ def read(path: str | os.PathLike[str], db: sqlite3.Connection | None = None) -> 
         if db is None:
             if not where.is_file():
                 raise InputError("ledger", str(path), "Give the file of a ledger.")
-            # Not read-only: what a killed process left unfinished is undone by whoever opens the file next.
+            # Not read-only: SQLite rolls back an unfinished transaction of a killed process on opening.
             own = db = sqlite3.connect(f"{where.resolve().as_uri()}?mode=rw", uri=True, timeout=5.0)
         if (state := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(state)
@@ -173,4 +171,6 @@ def _verify(path: Path, rows: list[tuple[Any, ...]]) -> None:
 
 
 def _does_not_fit(path: Path, place: int) -> LedgerError:
-    return LedgerError(f"{path} is damaged: entry {place} does not fit those before it. Restore a copy that is whole.")
+    return LedgerError(
+        f"{path} is damaged: entry {place} does not follow from those before it. Restore an intact copy."
+    )

@@ -1,4 +1,4 @@
-"""The file of a ledger: created once, locked by one process, told from a copy and from an older version of itself."""
+"""The file of a ledger: created once, locked by one process, distinguished from copies and older versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = (
 
 
 def take_lock(path: Path) -> sqlite3.Connection:
-    """The right to write, as a lock on a file beside the ledger that the system takes back when the process ends."""
+    """An exclusive lock on a file next to the ledger, which the system releases when the process ends."""
     lock = sqlite3.connect(f"{path}.lock", isolation_level=None, timeout=0.0, check_same_thread=False)
     try:
         lock.execute("BEGIN EXCLUSIVE")
@@ -40,7 +40,7 @@ def close(*connections: sqlite3.Connection) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection whose commits are on disk when they return, the folder's entry for the journal included."""
+    """A connection whose commits are durable when they return, including the directory entry of the journal."""
     db = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
     for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON"):
         db.execute(f"PRAGMA {pragma}")
@@ -48,12 +48,12 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_ledger(path: str | os.PathLike[str]) -> Path:
-    """Create an empty ledger, once: it must be there from then on.
+    """Create an empty ledger. Do this once for each data set.
 
     Parameters
     ----------
     path : path
-        Where no file is yet.
+        The new file; it must not exist.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def create_ledger(path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     InputError
-        There is a file.
+        The file exists.
     """
     where = Path(path).resolve()
     where.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def create_ledger(path: str | os.PathLike[str]) -> Path:
         raise InputError(
             "ledger",
             f"{where}, where a ledger of {known[1]} entries was",
-            "Put that ledger back: a new one is a second budget for the same records. Only if it is for other records: "
+            "Restore that ledger: a new one is a second budget for the same records. Only if it is for other records: "
             f"remove {head_path(where)}.",
         )
     try:
@@ -91,7 +91,7 @@ def create_ledger(path: str | os.PathLike[str]) -> Path:
 
 
 def adopt_ledger(path: str | os.PathLike[str]) -> None:
-    """Make a ledger usable where it is now: one that was moved to another disk, never a copy beside the one in use."""
+    """Accept a ledger at its present place after it was moved to another disk. Never adopt a copy of one in use."""
     where = Path(path).resolve()
     read(where)
     lock = take_lock(where)
@@ -104,31 +104,33 @@ def adopt_ledger(path: str | os.PathLike[str]) -> None:
 
 
 def check_file(path: Path, file: int) -> None:
-    """A ledger is one file: what was charged to a copy would not be known to the other."""
+    """Refuse copies and hard links: a charge to one copy would be missing in the other."""
     found = os.stat(path)
     if found.st_nlink != 1:
-        raise LedgerError(f"{path} has {found.st_nlink} names (hard links): leave it one, so that it has one lock.")
+        raise LedgerError(
+            f"{path} has {found.st_nlink} names (hard links). Leave one: the lock protects one name only."
+        )
     if found.st_ino != file:
         raise LedgerError(
-            f"{path} is a copy of a ledger: what is charged to it the other does not know. Use that one. Only if that one "
-            f"is gone, and nothing was charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
+            f"{path} is a copy of a ledger: charges to it would be missing in the original. Use the original. Only if it "
+            f"is lost, and nothing was charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
         )
 
 
 def head_path(path: Path) -> Path:
-    """Where the number and hash of the last entry are kept, beside the ledger."""
+    """The file next to the ledger with the number and hash of the last entry."""
     return path.with_name(path.name + ".head")
 
 
 def write_head(path: Path, secret: bytes, seq: int, digest: bytes) -> None:
-    """Note the last entry. The ledger itself is on disk before this, so a crash leaves an older note, never a newer one."""
+    """Record the last entry. The ledger is durable before this, so a crash leaves an older record, never a newer one."""
     new = path.with_name(path.name + ".head.new")
     new.write_text(json.dumps([hashlib.sha256(secret).hexdigest(), seq, digest.hex()]))
     os.replace(new, head_path(path))
 
 
 def check_head(path: Path, secret: bytes, entries: Sequence[Entry]) -> None:
-    """Refuse a ledger that lacks an entry which was noted: an older version was put in its place."""
+    """Refuse a ledger without the entry that was recorded as its last: it was replaced by an older version."""
     known = _read_head(path)
     if known is None:
         return
@@ -137,14 +139,14 @@ def check_head(path: Path, secret: bytes, entries: Sequence[Entry]) -> None:
     if not same or len(entries) < seq or (seq > 0 and entries[seq - 1].hash.hex() != digest):
         found = f"{len(entries)} entries where it had {seq}" if same else "another ledger"
         raise LedgerError(
-            f"{path} is not the ledger that was used here last ({found}): an older copy, or another file, was put in its "
-            "place, and what was charged since is missing. Put the newer file back. Only if it is lost, and nothing was "
+            f"{path} is not the ledger that was used here last ({found}): it was replaced by an older copy or another "
+            "file, and the charges since then are missing. Restore the newer file. Only if it is lost, and nothing was "
             f"charged to it after this copy was made: `fedpdmc ledger adopt {path}`."
         )
 
 
 def _read_head(path: Path) -> tuple[str, int, str] | None:
-    """Identity, number and hash of the last entry that was noted; None if there is no note that can be read."""
+    """Identity, number and hash of the recorded last entry; None if there is no readable record."""
     try:
         identity, seq, digest = json.loads(head_path(path).read_text())
         return str(identity), int(seq), str(digest)

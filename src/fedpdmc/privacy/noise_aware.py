@@ -1,23 +1,23 @@
 """The posterior given noisy derivatives: the noise is part of the uncertainty.
 
-Near a public point x a likelihood of many records is ``exp(−g·δ − ½ δᵀHδ)`` in ``δ = θ − x``, so the gradient g tells of θ
-as an observation from ``N(−Hδ, H)`` does (the score is centred at the truth, with the information as its variance). What is
-seen is ``ĝ = g + N(0, Σ)`` and ``Ĥ = H + E`` with Gaussian E, so that
+Near a public point x a likelihood of many records is ``exp(−g·δ − ½ δᵀHδ)`` in ``δ = θ − x``, so the gradient g informs
+about θ like an observation from ``N(−Hδ, H)`` (the score is centred at the truth, with the information as its variance).
+Observed are ``ĝ = g + N(0, Σ)`` and ``Ĥ = H + E`` with Gaussian E, so that
 
     p(θ, H | ĝ, Ĥ) ∝ p(θ) N(ĝ; −H(θ − x), H + Σ) N(Ĥ; H) 1[H positive definite].
 
-Given H this is Gaussian in θ, with precision ``P_0 + H (H + Σ)⁻¹ H``: without noise that of the Laplace approximation, with
-ever more noise that of the prior. H is integrated over by elliptical slice sampling (Murray, Adams and MacKay, 2010).
+Given H this is Gaussian in θ, with precision ``P_0 + H (H + Σ)⁻¹ H``. Without noise this is the Laplace approximation; as
+noise grows, it tends to the prior. H is integrated out by elliptical slice sampling (Murray, Adams and MacKay, 2010).
 
 Releases at several points ``x_k`` are averaged first. Where the likelihood is quadratic, ``ĝ_k = −H(θ − x_k) + s + n_k``
 with the same score s of the records, so for any weights w_k of sum one
 
     Σ w_k ĝ_k = −H(θ − Σ w_k x_k) + s + Σ w_k n_k
 
-is again such a release, at the mean of the points. Where it is not, the curvature between x_k and θ differs from that at
-x_k: ``ĝ_k`` is off by a share of ``H(θ − x_k)``. That share is taken as Gaussian with standard deviation `CURVATURE_CHANGE`,
-and weights are inverse to both variances together: noise, and this error. The points near θ decide where there is
-little noise, and all of them where noise exceeds the error.
+is again such a release, at the mean of the points. Otherwise the curvature between x_k and θ differs from that at x_k, and
+``ĝ_k`` has an error proportional to ``H(θ − x_k)``. The factor is modelled as Gaussian with standard deviation
+`CURVATURE_CHANGE`, and the weights are inverse to the sum of both variances, of the noise and of this error. With little
+noise the points near θ dominate; with much noise all points count.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Draws of the Hessian that are made side by side, and sweeps of the slice sampler for each of them.
+# Parallel draws of the Hessian, and sweeps of the slice sampler for each.
 HESSIANS, SWEEPS = 256, 25
-# A slice shrinks geometrically: beyond so many steps it is the point itself, up to rounding.
+# A slice shrinks geometrically: after this many steps it is the current point, up to rounding.
 MOST_SHRINKS = 60
 # Standard deviation of the relative change of the curvature between the point of a release and the parameters.
 CURVATURE_CHANGE = 0.2
-# Times that the weights of releases and the mean that they depend on are worked out in turn.
+# Fixed-point iterations between the weights of releases and the mean that they depend on.
 TURNS = 2
-# Share of the noise that the least eigenvalue of a start keeps.
+# Smallest eigenvalue of a start, as a share of the noise.
 LEAST_EIGENVALUE = 1e-2
 
 
@@ -83,7 +83,7 @@ def given_hessian(release: Release, hessian: np.ndarray, prior: Gaussian) -> tup
 def pooled(releases: Sequence[Release], prior: Gaussian) -> tuple[Release, np.ndarray]:
     """The weighted mean of releases, and the mean of θ given it.
 
-    The first of several is left out: it is at the prior's mean, which has nothing to do with the records.
+    The first of several is left out: it was made at the prior's mean, which does not depend on the records.
     """
     last, used = releases[-1], releases[1:] or releases
     curvature = believable(last.hessian, last.hessian_sd)
@@ -95,7 +95,7 @@ def pooled(releases: Sequence[Release], prior: Gaussian) -> tuple[Release, np.nd
 
 
 def _weighted(releases: Sequence[Release], curvature: np.ndarray, mean: np.ndarray) -> Release:
-    """The mean of releases, with weights inverse to the variances of noise and of the change of curvature up to ``mean``."""
+    """The weighted mean of releases; weights are inverse to the variances of noise and of the change of curvature."""
     noise = np.array([np.mean(one.gradient_sd**2) for one in releases])
     change = np.array([CURVATURE_CHANGE**2 * np.mean((curvature @ (mean - one.x)) ** 2) for one in releases])
     weights = 1 / np.maximum(noise + change, 1e-300)
@@ -111,14 +111,14 @@ def _weighted(releases: Sequence[Release], curvature: np.ndarray, mean: np.ndarr
 
 
 def believable(hessian: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """The nearest matrix whose eigenvalues are positive: at least a small share of the noise."""
+    """The nearest positive definite matrix: eigenvalues of at least a small share of the noise."""
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
     least = max(LEAST_EIGENVALUE * float(np.max(sd)), 1e-12 * float(np.abs(values).max()), 1e-300)
     return (vectors * np.maximum(values, least)) @ vectors.T
 
 
 def draws(release: Release, prior: Gaussian, n: int, rng: np.random.Generator) -> np.ndarray:
-    """``n`` draws of θ, of shape (n, d), with both noises integrated over."""
+    """``n`` draws of θ, of shape (n, d), with the noise of gradient and Hessian integrated out."""
     hessians = _hessians(release, prior, rng)
     means, covariances = given_hessian(release, hessians, prior)
     factors = np.linalg.cholesky((covariances + np.swapaxes(covariances, -1, -2)) / 2)
@@ -127,7 +127,7 @@ def draws(release: Release, prior: Gaussian, n: int, rng: np.random.Generator) -
 
 
 def _hessians(release: Release, prior: Gaussian, rng: np.random.Generator) -> np.ndarray:
-    """Draws of H from its posterior: its error E is Gaussian a priori, the rest of the density decides on slices."""
+    """Draws of H from its posterior by slice sampling: the error E has a Gaussian prior, the rest is the likelihood."""
     center, sd, prior_cov = release.hessian, release.hessian_sd, np.linalg.inv(prior.precision)
     start = believable(center, sd)
     if not np.any(sd > 0):
@@ -147,7 +147,7 @@ def _hessians(release: Release, prior: Gaussian, rng: np.random.Generator) -> np
 
 
 def _evidence(release: Release, hessian: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
-    """``log N(ĝ; −H(μ_0 − x), H + Σ + H C_0 H)``: θ integrated over, for each H."""
+    """``log N(ĝ; −H(μ_0 − x), H + Σ + H C_0 H)`` for each H: θ is integrated out."""
     spread = hessian + np.diag(release.gradient_sd**2) + hessian @ cov @ hessian
     off = release.gradient + hessian @ (mean - release.x)
     return -0.5 * (np.linalg.slogdet(spread)[1] + np.sum(off * np.linalg.solve(spread, off[..., None])[..., 0], -1))
@@ -160,7 +160,7 @@ def _symmetric_noise(sd: np.ndarray, count: int, rng: np.random.Generator) -> np
 
 
 def _slice(error, now, log_density, other, rng: np.random.Generator):
-    """One elliptical slice update of every matrix: a point on the ellipse through it and a fresh one, by shrinking."""
+    """One elliptical slice update of every matrix: a point on the ellipse through it and a new draw, by shrinking."""
     level = now + np.log(rng.random(len(now)))
     angle = rng.random(len(now)) * 2 * np.pi
     low, high = angle - 2 * np.pi, angle.copy()

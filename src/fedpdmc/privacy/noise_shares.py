@@ -1,15 +1,15 @@
 """Noise in shares: each of M sites adds a part of the noise that the sum of all needs.
 
-The attacker knows the sum of all sites' integers and everything of t sites that collude with the coordinator. After
-subtraction of what it knows there remains the sum over ``M − t`` sites, with the noise of all of these. For the noise in it
-to have standard deviation σ, each site's share is ``σ/√(M − t)``. The sum of all has ``σ √(M/(M − t))``, where noise of its
-own at every site would make ``σ √M``.
+The attacker knows the sum of all sites' integers and everything about t sites that collude with the coordinator. After
+subtraction of what it knows, the sum over ``M − t`` sites remains, with the noise of all of them. For that noise to have
+standard deviation σ, each site's share is ``σ/√(M − t)``. The noise of the whole sum is ``σ √(M/(M − t))``, compared with
+``σ √M`` if every site added all of its noise.
 
 Sums of discrete Gaussians are not discrete Gaussians, but nearly: n of them of standard deviation s (in cells) are, value by
 value, within a factor ``e^{±τ}`` of the one with ``s √n``, ``τ = 10 Σ_{k<n} exp(−2π² s² k/(k+1))`` (Kairouz, Liu and
 Steinke, *The distributed discrete Gaussian mechanism*, 2021). With s at least 2²⁹ this is below ``exp(−10¹⁷)``.
 
-All arithmetic is in integers modulo 2¹²⁸. Reduction of the sum is post-processing, and the sum is far too small to wrap.
+All arithmetic is modulo 2¹²⁸. Reduction of the sum is post-processing, and the sum is far too small to wrap around.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.gaussian_mechanism import from_triangle, noisy_integers, public_grid, triangle
 
 MODULUS = 1 << 128
-# The grid of numbers that need no noise, being the same for all neighbours.
+# The grid of numbers that need no noise because they are identical for all neighbours.
 FINEST = 2.0**-64
-# In a sum with one honest site there is nobody to share its noise with.
+# A single honest site has no partner to share its noise with.
 LEAST_HONEST = 2
 
 
 class ShareTerms(NamedTuple):
-    """What all sites of a sum must agree on: public, and the same at all of them.
+    """The public terms that all sites of a sum must agree on.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class ShareTerms(NamedTuple):
     step : int
         Which release of the run this is.
     gradient, hessian : float
-        Standard deviations of each site's share; zero: no noise is needed.
+        Standard deviations of each site's share; zero if no noise is needed.
     """
 
     parties: int
@@ -67,18 +67,18 @@ class ShareTerms(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Keys the masks: sites that disagree on the terms have masks that do not cancel."""
+        """The input of the masks: those of sites that disagree on the terms do not cancel."""
         return hashlib.sha256(repr(tuple(self)).encode()).digest()
 
 
 def check_honest(where: str, parties: int, colluding: int) -> None:
-    """Raise `InputError` unless two sites at least are left that do not collude."""
+    """Raise `InputError` unless at least two sites do not collude."""
     if parties - colluding < LEAST_HONEST:
         raise InputError(
             where,
             f"{colluding} of {parties} sites with shared noise",
-            f"At least {LEAST_HONEST} must be honest: allow at most {max(parties - LEAST_HONEST, 0)}, or leave it out, "
-            "with which every site adds all of the noise.",
+            f"At least {LEAST_HONEST} must be honest: allow at most {max(parties - LEAST_HONEST, 0)}, or omit it; then "
+            "every site adds all of its noise.",
         )
 
 

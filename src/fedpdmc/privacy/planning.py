@@ -1,10 +1,10 @@
-"""What a privacy budget buys: which excess rate, observed time, horizon, rounds and effective samples go together.
+"""What a privacy budget buys: feasible combinations of excess rate, observed time, horizon, rounds and effective samples.
 
 All in units of posterior standard deviations, for the Zig-Zag. With M sites every coordinate flips at the excess rate
 ``R = M ρ``; a Gaussian coordinate then needs ``1.6 + 4 R`` units of process time for an effective sample (for large R the
-path is a diffusion with constant ``1/(2R)``). A site is observed for longer than the process runs, because it answers to the
-end of the plan whichever site has the first arrival: until its own arrival or the horizon H. Arrivals of the records
-themselves come on top; they are few with control variates. Reference, burn-in and reserve take the share `HONEST` leaves.
+path is a diffusion with constant ``1/(2R)``). A site is observed for longer than the process runs: it answers up to its own
+arrival or the horizon H, even if another site's arrival is earlier. Arrivals due to the records come in addition; they are
+few with control variates. Reference, burn-in and reserve take what the share `HONEST` leaves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedpdmc.privacy.accountant import Sensitivity, run_cap
 from fedpdmc.validation import positive, probability
 
 FACTORS = {"replace": 2.0, "add-remove": 1.0, "label": 1.0}
-# Excess rates that are looked at, in units of the sensitivity.
+# Excess rates of the search, in units of the sensitivity.
 EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 41))
-# Horizons that are looked at, in units of the mean time between arrivals.
+# Horizons of the search, in units of the mean time between arrivals.
 HORIZONS = (2.0, 1.0, 0.5, 0.25, 0.1)
 # Process time for an effective sample: without excess flips, and per unit of their rate.
 MIXING = (1.6, 4.0)
@@ -31,12 +31,12 @@ MIXING = (1.6, 4.0)
 # and δ = 1e-5; from 0.45 to 0.79 in one run each of six other settings (d from 2 to 6, 30,000 and 100,000 records, ε from 1
 # to 8).
 HONEST = 0.45
-# Below so many effective samples there is nothing to report.
+# Fewest effective samples that are reported.
 LEAST_SAMPLES = 1.0
 
 
 class Question(NamedTuple):
-    """What is asked of the planner.
+    """A question to the planner.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class Choice(NamedTuple):
     process_time : float
         Process time over all chains that this leaves.
     rounds : float
-        Exchanges, if it all were one chain; C chains need one C-th.
+        Rounds with a single chain; C chains need a C-th of them.
     samples : float
         Effective samples.
     """
@@ -91,8 +91,8 @@ def usual_sensitivity(
 ) -> float:
     """``K_2`` in posterior standard deviations for covariates of unit norm, ``f √(d/(N M w))`` with w the mean curvature.
 
-    The information of N M records of norm one is about ``N M w/d`` in every direction, and a record points in one of them:
-    this takes records that lie evenly, and is an estimate to plan with. For logistic regression ``w ≤ ¼``.
+    The information of N M records of norm one is about ``N M w/d`` in every direction, and a record points in one of them.
+    This assumes records spread evenly over directions; it is an estimate for planning. For logistic regression ``w ≤ ¼``.
     """
     if neighbours not in FACTORS:
         raise InputError("neighbours", repr(neighbours), f"Give one of {', '.join(map(repr, FACTORS))}.")
@@ -100,7 +100,7 @@ def usual_sensitivity(
 
 
 def waste(arrivals: float, horizon: float, sites: int) -> float:
-    """How much longer a site is observed than the process runs.
+    """The ratio of a site's observed time to process time.
 
     With Λ arrivals per unit of time in all, the process runs for ``(1 − e^{−ΛH})/Λ`` in a round, and each of M equal
     sites is observed for ``(1 − e^{−ΛH/M})/(Λ/M)``: at most M times as long, and with one site no longer at all.
@@ -112,7 +112,7 @@ def waste(arrivals: float, horizon: float, sites: int) -> float:
 
 
 def choices(question: Question) -> list[Choice]:
-    """Ways to spend the budget: for every excess rate and horizon what comes of it."""
+    """Ways to spend the budget: the outcome for every excess rate and horizon."""
     k = positive("sensitivity", question.sensitivity)
     probability("delta", question.delta)
     one = Sensitivity(k, k * math.sqrt(question.dim), k)
@@ -132,7 +132,7 @@ def choices(question: Question) -> list[Choice]:
 
 
 def frontier(question: Question) -> list[Choice]:
-    """The choices of at least one effective sample that no other beats in both rounds and samples, fewest rounds first."""
+    """The Pareto front in rounds and samples of the choices with at least one effective sample, fewest rounds first."""
     best, kept = 0.0, []
     for choice in sorted(choices(question), key=lambda c: (c.rounds, -c.samples)):
         if choice.samples > best and choice.samples >= LEAST_SAMPLES:
@@ -142,17 +142,17 @@ def frontier(question: Question) -> list[Choice]:
 
 
 def answer(question: Question) -> Choice | None:
-    """The choice of fewest rounds that makes the effective samples wanted, or None."""
+    """The choice with the fewest rounds that reaches the effective samples wanted, or None."""
     return next((c for c in frontier(question) if c.samples >= question.samples), None)
 
 
 def most_samples(question: Question) -> float:
-    """The most effective samples that the budget can buy, at any number of rounds."""
+    """The largest number of effective samples that the budget can buy, for any number of rounds."""
     return max(c.samples for c in choices(question))
 
 
 def advice(question: Question) -> str:
-    """The answer in words."""
+    """The answer as text."""
     found, most = answer(question), most_samples(question)
     asked = (
         f"{question.sites} sites of {question.records:,} records, d = {question.dim}, epsilon = {question.epsilon:g} at "
@@ -173,7 +173,7 @@ def advice(question: Question) -> str:
 
 
 def table(question: Question, rows: int = 12) -> str:
-    """The frontier as lines of text."""
+    """The Pareto front as lines of text."""
     found = frontier(question)
     lines = [
         f"{'excess':>10} {'observed':>10} {'horizon':>10} {'process':>10} {'rounds x chains':>16} {'effective':>10}"
@@ -188,7 +188,7 @@ def table(question: Question, rows: int = 12) -> str:
 
 
 def plot(questions: Sequence[Question], path: Path) -> None:
-    """The frontiers of several questions, rounds against effective samples, as a picture."""
+    """Plot the fronts of several questions, rounds against effective samples."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,18 +1,18 @@
-"""Rounding of a site's gradient, bounded from public facts: what it may change between neighbours is added to K.
+"""A bound on the rounding error of a site's gradient, from public facts; it is added to the sensitivity K.
 
 A site computes ``Σ_n ℓ'(ξ_n·a + o_n) ξ_n``, with whitened records, in 64-bit numbers. With ``γ_n = n u/(1 − n u)`` and
-u = 2⁻⁵³, a sum of n terms is off by at most γ_n times the sum of their sizes, in whatever order the terms are added. Hence,
-for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictors that are off by δz, and k a bound of
-``‖ |S|ᵀ|ξ| ‖``, the gradient is off by at most
+u = 2⁻⁵³, the error of a sum of n terms is at most γ_n times the sum of their sizes, in any order of summation. Hence,
+for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictors with error δz, and k a bound of
+``‖ |S|ᵀ|ξ| ‖``, the error of the gradient is at most
 
     r = N k (s₂ δz + s₁ (γ_N + γ_{d+16})),    δz = γ_{2d+8} (k |a| + |ξ| |c| + |o|).
 
 Two neighbours' computed gradients differ by at most K + 2r. A rate is compared with levels on a grid: near a level λ their
-spacing is at most ``max(2⁻⁵⁵, 2⁻⁵² λ)``, so a rate counts as one that is off by as much. Per unit of speed, at least 2⁻²⁰,
+spacing is at most ``max(2⁻⁵⁵, 2⁻⁵² λ)``, which counts as an error of the rate. Per unit of speed, at least 2⁻²⁰,
 that is ``2⁻³⁵ + 2⁻⁵²(|G_i| + ρ)`` in each coordinate, hence ``√d 2⁻³⁵ + 2⁻⁵²(|G| + √d ρ)`` in Euclidean norm.
 
-The bound needs a limit on how far from the centre plans go, and one on the slope of the public control variate; both are
-chosen here, from public facts, so that r is small beside K.
+The bound needs a limit on the distance of plans from the centre, and one on the slope of the public control variate. Both
+are chosen here, from public facts, so that r is small compared with K.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, largest_row, row_bounds, slopes
 
 UNIT = 2.0**-53
-# Whitened coordinates within which plans must stay at most, and below which the limit is not set.
+# Largest and smallest limit on the whitened distance of plans.
 FARTHEST, NEAREST = 1e6, 1e3
-# The share of K that rounding should not exceed, and must not.
+# Target and hard limit of the rounding error, as shares of K.
 USUAL_SHARE, LARGEST_SHARE = 0.01, 0.1
-# The slope of a control variate, in units of K, beyond which its rounding would show: d u·2³⁶ is d 2⁻¹⁷ of K.
+# The largest slope of a control variate, in units of K: its rounding error d u·2³⁶ is d 2⁻¹⁷ of K.
 STEEPEST = 2.0**36
-# And a slope that no control variate of use has.
+# A slope beyond that of any useful control variate.
 MOST_SLOPE = 1e12
 # Spacing of low levels, 2⁻⁵⁵, at the least speed of a coordinate that flips, 2⁻²⁰.
 LEVELS = 2.0**-35
-# Log intensities of a Cox model stay within this: beyond, a count would be lost in the rounding of an intensity.
+# Limit on log intensities of a Cox model: beyond it, a count would be lost in the rounding of an intensity.
 COX_REGION = 20.0
 
 
 class Limits(NamedTuple):
-    """What the site holds every plan of a run to, and what that makes of K: public facts alone decide it.
+    """The limits that a site puts on every plan of a run, and the resulting K, from public facts alone.
 
     Attributes
     ----------
     distance : float
-        Euclidean norm of ``(a, v)`` on rotations, of ``a`` on lines, on all of a plan.
+        Euclidean norm of ``(a, v)`` on rotations, of ``a`` on lines, on a whole plan.
     slope : float
-        The largest ``|∇q|`` of the control variate, in whitened coordinates, on all of a plan.
+        The largest ``|∇q|`` of the control variate, in whitened coordinates, on a whole plan.
     rounding : float
-        ``r``, with which `sensitivity` was enlarged.
+        ``r``, included in `sensitivity`.
     sensitivity : Sensitivity
         ``K + 2r``.
     """
@@ -77,7 +77,7 @@ def limits(
     exact: Sensitivity,
     excess: float = 0.0,
 ) -> Limits:
-    """The widest limits at which rounding is small beside K.
+    """The widest limits at which rounding is small compared with K.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def limits(
     Raises
     ------
     InputError
-        Coordinates in which rounding could hide, or make, what one record changes.
+        In these coordinates rounding errors are as large as the effect of one record.
     """
     distance, slope = _within_region(bounds, scale, center), min(STEEPEST * exact.k_2, MOST_SLOPE)
     dim, wide = scale.shape[1], math.sqrt(scale.shape[1])
@@ -108,8 +108,8 @@ def limits(
     if not share <= LARGEST_SHARE:
         raise InputError(
             "reference",
-            f"coordinates in which rounding can change a rate by {share:.3g} of what one record can",
-            "Use a reference whose centre and scale fit the posterior, bounds and a region no wider than needed, and "
+            f"coordinates in which rounding can change a rate by {share:.3g} of the effect of one record",
+            "Use a reference with the centre and scale of the posterior, bounds and a region no wider than needed, and "
             "most_records=... no larger.",
         )
     k_inf, k_1, k_2 = exact
@@ -131,7 +131,7 @@ def gradient_rounding(
         weighted = np.broadcast_to(model.weight, (model.dim,))[:, None] * absolute
         k = largest_row(bounds, weighted).k_2
         size = float(np.linalg.norm(weighted, 2)) * (float(np.linalg.norm(absolute, 2)) * distance + where)
-        # The number of records is known but for one of them under add-remove, and then x is within the region.
+        # Under add-remove the number of records is known up to one, and x is within the region.
         return up(terms * (k * many + size * gamma(3 * dim + 32)))
     rows = row_bounds(model, bounds)
     k, longest = largest_row(rows, absolute).k_2, largest_row(rows, np.eye(model.dim)).k_2
@@ -140,7 +140,7 @@ def gradient_rounding(
     if model.loss == "linear":
         weight = float(np.max(model.weight))
         high = 0.0 if bounds.outcome is None else max(map(abs, bounds.outcome))
-        # Of covariates that are public, sums are the same bits for both neighbours.
+        # Sums of public covariates have the same bits for both neighbours.
         known = gamma(3 * dim + 32) if neighbours == "label" else many
         return up(terms * k * weight * (z * known + high * many))
     slope = slopes(model, bounds, neighbours)
@@ -149,7 +149,7 @@ def gradient_rounding(
 
 
 def _within_region(bounds: Bounds, scale: np.ndarray, center: np.ndarray) -> float:
-    """`FARTHEST`, or as far as the declared region reaches."""
+    """`FARTHEST`, or the extent of the declared region."""
     region = bounds.sizes("region", len(center))
     if region is None or scale.shape[0] != scale.shape[1]:
         return FARTHEST

@@ -29,7 +29,7 @@ WIDEST = 8.0
 
 
 class Model(NamedTuple):
-    """What sensitivity needs to know of a model: all of it public.
+    """The public facts about a model that determine its sensitivity.
 
     Attributes
     ----------
@@ -37,11 +37,11 @@ class Model(NamedTuple):
     dim : int
         Number of the model's own parameters.
     rows : int
-        Terms of the likelihood that one record contributes (the transitions of a series).
+        Number of likelihood terms that one record contributes (the transitions of a series).
     weight : float or array
         ``1/scale²`` of Gaussian models.
     df, scale : float
-        Of Student-t models.
+        Parameters of Student-t models.
     """
 
     loss: str
@@ -63,7 +63,7 @@ class Slopes(NamedTuple):
 
 
 def slopes(model: Model, bounds: Bounds, neighbours: str) -> Slopes:
-    """The loss's own bounds on the declared domain; infinite where nothing bounds them."""
+    """The loss's own bounds on the declared domain; infinite if there are none."""
     if model.loss == "logistic":
         return Slopes(1.0, 0.25, 1.0, 0.0)
     if model.loss == "student_t":
@@ -90,7 +90,7 @@ def sensitivity(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray
     ----------
     model : Model
     bounds : Bounds
-        Declared.
+        Declared bounds of the records.
     neighbours : {"replace", "add-remove", "label"}
     scale : array of shape (k, d)
         The rows of S for the model's own parameters.
@@ -103,12 +103,12 @@ def sensitivity(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray
     scale = np.atleast_2d(np.asarray(scale, dtype=np.float64))
     _check(model, bounds, neighbours)
     found = Sensitivity(*(up(k) for k in _changes(model, bounds, neighbours, scale)))
-    # Rounded up, zero is far below all that can be computed with.
+    # Rounding up turns a zero into a number that is too small to compute with.
     if not 1e-300 < min(found) <= max(found) < math.inf:
         raise InputError(
             "Bounds",
             f"a change of at most {max(found):.3g} by one record",
-            "Declare bounds of a size that can be computed with, and an outcome that can take more than one value.",
+            "Declare larger bounds, and an outcome that can take more than one value.",
         )
     return found
 
@@ -119,7 +119,7 @@ def _changes(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -
     if model.loss == "gaussian_mean":
         return _means(model, bounds, neighbours, scale)
     slope = slopes(model, bounds, neighbours)
-    # Two gradients that may point anywhere are at most twice as far apart as one is long.
+    # Two gradients of any direction differ by at most twice their largest norm.
     factor = {"replace": 2 * slope.first, "add-remove": slope.first, "label": slope.label_first}[neighbours]
     if not math.isfinite(factor):
         raise _missing(model, neighbours)
@@ -137,7 +137,7 @@ def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tup
         return gradient, changed if neighbours == "add-remove" else 0.0
     slope = slopes(model, bounds, neighbours)
     square = largest_row(row_bounds(model, bounds), np.eye(model.dim)).k_2 ** 2
-    # Matrices ℓ'' ξξᵀ of one sign have a non-negative inner product: their difference is at most √2 as long.
+    # Matrices ℓ'' ξξᵀ of one sign have a non-negative inner product: their difference has at most √2 times their norm.
     two = 2.0 if model.loss == "student_t" else math.sqrt(2.0)
     factor = {"replace": two * slope.second, "add-remove": slope.second, "label": slope.label_second}[neighbours]
     if not math.isfinite(factor):
@@ -146,10 +146,10 @@ def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tup
 
 
 def averaged_sensitivity(model: Model, bounds: Bounds, spread: np.ndarray) -> float:
-    """How many times more one record can change means of the derivatives over ``N(x, S Sᵀ)`` with ``S = spread``.
+    """The factor by which sensitivity grows if derivatives are averaged over ``N(x, S Sᵀ)`` with ``S = spread``.
 
-    Bounds of ``ℓ'`` and ``ℓ''`` hold for their means. Only the intensities of a Poisson model have theirs from the region,
-    which a Gaussian leaves: ``E e^{ξ·x} = e^{ξ·m + ½|Sᵀξ|²}``. Those of Cox cells are public.
+    Bounds of ``ℓ'`` and ``ℓ''`` hold for their averages. Only intensities of a Poisson model are bounded by the region,
+    which a Gaussian leaves: ``E e^{ξ·x} = e^{ξ·m + ½|Sᵀξ|²}``. Intensities of Cox cells are public.
     """
     if model.loss != "poisson":
         return 1.0
@@ -170,8 +170,8 @@ def _check(model: Model, bounds: Bounds, neighbours: str) -> None:
     if model.series and neighbours == "label":
         raise InputError("neighbours", "'label'", "The values of a series are covariates too: use 'replace'.")
     if model.loss == "poisson" and bounds.region is None:
-        # Not even where only the outcome changes: in the rounding of an intensity without bound it would be lost.
-        raise InputError("Bounds(region)", "none for a poisson model", "Declare region=..., where the parameters stay.")
+        # Needed even if only the outcome changes: the outcome would be lost in the rounding of an unbounded intensity.
+        raise InputError("Bounds(region)", "none for a poisson model", "Declare region=..., a bound on the parameters.")
     if bounds.outcome is not None and model.loss == "poisson" and bounds.outcome[0] < 0:
         raise InputError("Bounds(outcome)", repr(bounds.outcome), "Counts are not negative: give (0, high).")
 
@@ -181,7 +181,7 @@ def _missing(model: Model, neighbours: str) -> InputError:
     return InputError(
         "Bounds",
         f"no bound on the gradient of a {model.loss} record under {neighbours!r}",
-        f"Declare {wanted}: without it one record can change a rate without limit.",
+        f"Declare {wanted}. Otherwise one record can change a rate without limit.",
     )
 
 
@@ -225,7 +225,7 @@ def largest_row(rows: Bounds, scale: np.ndarray) -> Sensitivity:
 
 
 def _corners(box: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
-    """Largest sum and Euclidean norm of ``Sᵀξ`` over a box: both are convex, so at a corner; or bounds of them."""
+    """Largest sum and Euclidean norm of ``Sᵀξ`` over a box, attained at a corner by convexity; or bounds of them."""
     if len(box) > MOST_CORNERS:
         return float((box @ np.abs(scale)).sum()), math.sqrt(float(box @ np.abs(scale @ scale.T) @ box))
     corners = np.array(list(itertools.product((1.0, -1.0), repeat=len(box)))) * box @ scale
@@ -244,7 +244,7 @@ def _cells(scale: np.ndarray, neighbours: str) -> Sensitivity:
 
 
 def _means(model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray) -> Sensitivity:
-    """Gaussian means: a record's gradient is ``w (x − y)``, so x matters only when a record comes or goes."""
+    """Gaussian means: a record's gradient is ``w (x − y)``, so x matters only if a record is added or removed."""
     weight = np.broadcast_to(model.weight, (model.dim,))
     region = bounds.sizes("region", model.dim)
     if bounds.norm is None and bounds.box is None:

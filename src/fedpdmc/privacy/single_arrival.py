@@ -1,4 +1,4 @@
-"""Guarantees for a single arrival: the paper's Theorem 5.1 both ways, and the censored arrival, which needs no δ."""
+"""Guarantees for a single arrival: the paper's Theorem 5.1, its inverse, and the censored arrival, which needs no δ."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def one_arrival_excess(epsilon: float, delta: float, sensitivity: float) -> floa
 def censored_horizon(epsilon: float, k_inf: float, k_1: float, excess: float) -> float:
     """The longest plan whose one arrival (time, index, or "none") is ε-DP with δ = 0: ``(ε − log(1 + K_∞/ρ))/K_1``.
 
-    The density of (t, i) changes by at most the factor ``(1 + K_∞/ρ) e^{K_1 t}``, the chance of silence by ``e^{K_1 H}``.
-    ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1.
+    The density of (t, i) changes by at most the factor ``(1 + K_∞/ρ) e^{K_1 t}``, the probability of no arrival by
+    ``e^{K_1 H}``. ``K_1`` bounds the change of the *total* rate; ``K_∞`` in its place is wrong as soon as d > 1.
 
     Returns
     -------
     float
-        Zero if even an arrival at once would cost more than ε: then ρ is too small.
+        Zero if even an immediate arrival costs more than ε: then ρ is too small.
     """
     epsilon, rho = positive("epsilon", epsilon), positive("excess", excess)
     k_inf, k_1 = positive("k_inf", k_inf), positive("k_1", k_1)

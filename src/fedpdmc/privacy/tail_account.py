@@ -1,4 +1,4 @@
-"""A numerical account of arrivals and Gaussian releases together, from the tail of the privacy loss. It needs no NumPy.
+"""Numerical accounting of arrivals and Gaussian releases together, by a tail bound of the privacy loss. It needs no NumPy.
 
 Let L be the likelihood ratio of all that was revealed, ``a = e^ε``, and ``f(l) = (l − b)_+²/(4(a − b))`` with ``0 < b < a``.
 Then ``(l − a)_+ ≤ f(l)``, with equality at ``l = 2a − b``, so ``δ ≤ E[f(L)]`` under the law in the denominator.
@@ -25,15 +25,15 @@ from functools import lru_cache
 
 from fedpdmc.privacy.gaussian_account import gaussian_limit
 
-# Of ε, for noise that is discrete; and of δ, for rounding of the sums.
+# Part of ε reserved for discrete noise, and part of δ for rounding of the sums.
 DISCRETE, ROUNDING = 1e-9, 1e-9
-# Beyond so many standard deviations there is nothing that a double could hold.
+# Standard deviations beyond which probabilities underflow.
 FAR = 40.0
-# Logarithm of numbers that are too large to be of use.
+# Logarithm of the largest useful number.
 LARGEST = 600.0
-# Beyond this ε the Rényi account is better by far.
+# ε above which the Rényi bound is much better.
 MOST = 100.0
-# Logarithms of b/a below which b is not looked for.
+# Smallest log(b/a) of the search for b.
 LOWEST = 4.0
 
 
@@ -56,7 +56,7 @@ def tail_delta(epsilon: float, ratio: float, exposure: float) -> float:
         square, linear, mass = square + weight * above * above, linear + weight * above, mass + weight
         if mass <= 0:
             continue
-        # The value before n must not lie above b; if others do not either they only add.
+        # The value before n must not lie above b; further values below b only increase the bound.
         gap = min(math.sqrt(square / mass), -math.expm1(loss - step))
         if gap > 0:
             best = min(best, (square / gap + 2 * linear + gap * mass) / 4)

@@ -1,17 +1,17 @@
-"""How much work a plan can be, from public facts: one that would take too long is refused before the records are touched.
+"""A bound on the work of a plan, from public facts: a plan that takes too long is refused before the records are touched.
 
 A walk (`fedpdmc.clocks.public_proposals`) makes passes over the records. At a pass it has a certified ceiling of its rates,
-and goes to the first point below the ceiling within a dyadic interval of length ℓ with ``d ℓ · ceiling < 2μ``,
+and moves to the first point below the ceiling within a dyadic interval of length ℓ with ``d ℓ · ceiling < 2μ``,
 ``¼ < μ ≤ ½``, or to the end of the interval if there is no point (an *empty* pass). With ``c = H/cells``, of `cells` below,
-the ceiling is at most ``V + W + E``: V the largest signed rate where the walk stands, ``W + E`` its rise and the excess, and
+the ceiling is at most ``V + W + E``: V the largest signed rate at the current point, ``W + E`` its rise and the excess, and
 
     d c (W + E) ≤ ½.
 
 Let ``ℓ_A`` be the largest dyadic length of at most ``c/4``, so that ``d ℓ_A (W + E) ≤ ⅛``. Then:
 
-1. Any pass is empty with probability at least ``e^{−2μ} ≥ 1/e``, whatever came before: points beyond the last one that was
-   judged have not been looked at.
-2. If ``d ℓ_A V ≤ ¼`` (A), an interval of length ℓ_A fits: an empty pass leaves the cell of length ℓ_A in which it stands.
+1. Any pass is empty with probability at least ``e^{−2μ} ≥ 1/e``, given the past: points beyond the last one that was judged
+   have not been examined.
+2. If ``d ℓ_A V ≤ ¼`` (A), an interval of length ℓ_A fits: an empty pass leaves the current cell of length ℓ_A.
    There are at most ``a = 8 cells + 2 + 2S`` of them with S segments.
 3. Else (B) ``W + E ≤ V/2``, so the rate of the steepest coordinate is at least V/2 within ℓ_A, and an interval of length at
    least ``1/(8dV)`` fits. If ``1/(16dV)`` of it is ahead, the walk ends at this pass, with an arrival, with probability at
@@ -35,20 +35,20 @@ import numpy as np
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, largest_row, predictor_reach, row_bounds, slopes
 
-# Cells of a plan, by the public bound of their number, beyond which it is refused.
+# The largest number of cells of a plan, by their public bound.
 MOST_CELLS = 2.0**18
-# Passes, per coordinate, in which a walk that sees high rates ends but with probability e^{−186}.
+# Passes per coordinate within which a walk at high rates ends, except with probability e^{−186}.
 STEEP_PASSES = 1 << 14
 # Coordinates slower than this do not flip.
 SLOWEST = 2.0**-20
-# Of `fedpdmc.clocks.envelopes.second_order`: a position is off by this, relatively.
+# Relative error of a position in `fedpdmc.clocks.envelopes.second_order`.
 POSITION_SLACK = 1e-13
 
 
 def steepness(
     model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, where: np.ndarray
 ) -> tuple[float, float, float, float]:
-    """``N s_1 k, N s_2 k², N s_3 k³`` and ``k``: bounds of the gradient of all records and of how it can change.
+    """``N s_1 k, N s_2 k², N s_3 k³`` and ``k``: bounds of the gradient of all records and of its derivatives.
 
     ``s_j`` bounds the j-th derivative of the loss, ``k`` a whitened record (zero where no reach depends on it), and
     ``where`` each parameter on the plan. A linear model's gradient is bounded at distance one, and grows like its slope.
@@ -99,7 +99,7 @@ def cells(
     Parameters
     ----------
     steep : tuple
-        Of `steepness`.
+        The result of `steepness`.
     dim : int
     rotating : bool
     excess : (float, float)
@@ -126,6 +126,6 @@ def cells(
 
 
 def most_passes(cells: float, dim: int, segments: int) -> int:
-    """Passes over the records that a walk makes, but with probability 2⁻²⁶⁷: ``4(5a + 6n + S)``."""
+    """Maximum number of passes over the records of a walk, except with probability 2⁻²⁶⁷: ``4(5a + 6n + S)``."""
     empty = 8 * cells + 2 + 2 * segments
     return math.ceil(4 * (5 * empty + 6 * STEEP_PASSES * dim + segments))

@@ -27,7 +27,7 @@ from fedpdmc.whitening import Reference
 FORMAT = 4
 # Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
 VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
-# Arrays of the state of the run, from which it can go on.
+# Arrays of the state of the run, from which it can continue.
 RUN = "run-"
 COUNTS = ("messages", "bytes", "events", "gradient_evaluations", "violations")
 
@@ -39,7 +39,7 @@ def save(post: Posterior, path: Path, state: bool = True) -> None:
         raise InputError(
             "save(path)", f"{path}, which is not a saved posterior", "Give a new path, or one of a posterior."
         )
-    # Beside its place, and then moved there: whoever is killed while saving leaves what was there before.
+    # Written next to its place and then renamed: a process that is killed while saving leaves the previous folder.
     draft, before = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
     _write(post, draft, post.run_state if state else None)
     manifest.write(draft)
@@ -114,7 +114,7 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     arrays: dict[str, np.ndarray] = {name: np.asarray(group[name][...]) for name in stored}
     kind = getattr(all_dynamics, attrs["dynamics"]["kind"])
     if not issubclass(kind, Dynamics):
-        # A file says which class is made, and may say no other.
+        # The file names a class; only known ones are constructed.
         raise TypeError(f"{kind} is no dynamics")
     dynamics = kind(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))

@@ -33,7 +33,7 @@ def bulk_ess(values: np.ndarray) -> float:
 def _correlation_time(rho: np.ndarray) -> float:
     """``−1 + 2 Σ_t ρ_t`` over the initial positive pairs, made monotone."""
     n = len(rho)
-    # Pairs (1, 2), (3, 4), … are looked at until the sum of the last two correlations is not positive.
+    # Pairs (1, 2), (3, 4), … are added until the sum of the last two correlations is not positive.
     t, last = 1, (rho[0], rho[1])
     kept = np.zeros(n)
     kept[:2] = rho[:2]

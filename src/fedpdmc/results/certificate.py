@@ -1,4 +1,4 @@
-"""What ``certified`` rests on, site by site: how event times were drawn, and what was proved of the model."""
+"""The basis of ``certified`` for each site: how event times were drawn, and what was proved about the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     entry["certified"] = not isinstance(clock, AdaptiveClock)
     program = _program(getattr(clock, "potential", None))
     if program is None:
-        return entry | {"model": "built in: its bounds are derived by hand"}
+        return entry | {"model": "built in: its bounds are derived in the source"}
     used = inventory(program._gradient, program.dim)
     entry |= {"model": "a function", "primitives": used.primitives, "functions": used.functions, "taught": used.taught}
     if not entry["certified"]:
@@ -59,7 +59,7 @@ def _program(potential: Any) -> Program | None:
 
 
 class Certificate(list[dict[str, Any]]):
-    """The entries of all sites, with how often each site's exact rates were computed; prints in words."""
+    """The entries of all sites, with the number of evaluations of each site's exact rates; prints as a text."""
 
     def __init__(self, entries: list[dict[str, Any]], evaluations: Any, certified: bool, prior_site: str | None = None):
         super().__init__(

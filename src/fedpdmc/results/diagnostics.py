@@ -65,7 +65,7 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray) -> Diagno
         Draws of every chain, equally spaced.
     names : list of str
     starts : (C, q)
-        The quantities where each chain set out, before its burn-in.
+        The quantities at the start of each chain, before its burn-in.
     """
     ess = effective_sizes(values)
     columns = [_nested(values[..., i], starts[:, i]) for i in range(values.shape[-1])]
@@ -106,16 +106,16 @@ def _cuts(chains: int) -> int:
 
 
 def nested_rhat(values: np.ndarray, starts: np.ndarray) -> float:
-    """Nested R-hat of draws (C, n): whether superchains agree that are made of chains with like starts.
+    """Nested R-hat of draws (C, n): whether superchains, groups of chains with similar starts, agree.
 
     With K superchains of M chains, ``x̄_k`` the mean of a superchain, ``B̃_k`` the variance of its chains' means and
     ``W̃_k`` the mean variance within its chains, ``R² = 1 + var_k(x̄_k) / mean_k(B̃_k + W̃_k)`` (Margossian et al., 2024).
     The classical R-hat of 64 chains asks that the mean of *each* be known well, which takes 64 long chains. This one asks
     it of four superchains: their mean has the variance ``σ²K/ESS`` in a stationary run, hence the floor ``√(1 + K/ESS)``.
 
-    There, the chains of a superchain start at one point. Here every chain has a start of its own, and a superchain is
-    made of the chains whose starts in this quantity are neighbours, a quarter of them each. A run that has forgotten its
-    starts cannot tell these groups apart; one that has not shows them as different, however many chains are in each.
+    There, the chains of a superchain start at one point. Here every chain has its own start, and each superchain is the
+    quarter of chains whose starts in this quantity are neighbours. If the run has forgotten its starts, the superchains
+    have the same distribution; if not, they differ, however many chains each has.
     Groups by chance would average that away. Chains that are stuck, but not near their starts, show in the ESS of each
     chain.
 

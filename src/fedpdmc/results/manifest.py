@@ -1,7 +1,7 @@
 """What belongs to a folder on disk: the SHA-256 of every file, so that damage is found before anything is read.
 
 A manifest shows damage, by accident or by someone who does not know of it. Whoever can write the folder can write the
-manifest too: what was sealed by others is in a site's audit log.
+manifest too: seals by other parties are in a site's audit log.
 """
 
 from __future__ import annotations

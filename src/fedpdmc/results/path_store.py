@@ -68,7 +68,7 @@ class SkeletonStore(Store):
     flow : Flow
     skeleton : Skeleton, optional
     origin : float, optional
-        The process time at which the chains set out, if they turn.
+        The process time at which the chains started, for dynamics with turns.
     """
 
     def __init__(self, flow: Flow, skeleton: Skeleton | None = None, origin: float | None = None):

@@ -39,7 +39,7 @@ class Continuation(Protocol):
     """The run of a posterior: open in this process, or as it was saved."""
 
     def state(self) -> RunState | None:
-        """Where it stands; None where the sites keep a part of that."""
+        """The run's state; None if the sites keep a part of it."""
         ...
 
     def extend(self, *, duration: Any, ess: Any, sites: Any, prior: Any, progress: bool) -> Posterior:
@@ -48,7 +48,7 @@ class Continuation(Protocol):
 
 
 class Posterior:
-    """Draws and exact path integrals of a posterior, with how they were made.
+    """Draws and exact path integrals of a posterior, with their provenance.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Posterior:
 
     @property
     def certificate(self) -> Certificate:
-        """What ``certified`` rests on, site by site: a list of dicts that prints in words. Convergence is another matter."""
+        """The basis of ``certified`` for each site: a list of dicts that prints as text. Says nothing about convergence."""
         prior = self.settings.get("prior_site")
         return Certificate(self.settings.get("certificate", []), self.gradient_evaluations, self.certified, prior)
 
@@ -147,7 +147,7 @@ class Posterior:
     def draws(self, n: int) -> np.ndarray:
         """Positions equally spaced in process time over the common span of all chains, of shape (chains, n, d).
 
-        On quarter turns they are positions at the turns of each chain, as long as it has so many. Those between turns add
+        On quarter turns they are positions at the turns of each chain, if it has enough of them. Those between turns add
         little: they lie on the arc from one turn to the next.
         """
         n = integer("draws(n)", n, 1, remedy="Ask for at least one draw of each chain.")
@@ -189,7 +189,7 @@ class Posterior:
 
     @property
     def origin(self) -> np.ndarray:
-        """Where the chains set out, before the burn-in: (chains, d); where the first draws are, if that is not known."""
+        """Starts of the chains before the burn-in, (chains, d); the first draws if the starts are not known."""
         return self.draws(self.diagnostic_draws())[:, 0] if self._origin is None else self._origin
 
     def diagnosis(self) -> tuple[Diagnosis, Verdict]:
@@ -225,11 +225,11 @@ class Posterior:
 
     @property
     def run_state(self) -> RunState | None:
-        """Where the run stands, as data that `save` keeps; None for a run that cannot go on from it."""
+        """The run's state as data that `save` writes; None for a run that cannot continue from it."""
         return None if self._run is None else self._run.state()
 
     def attach(self, run: Continuation) -> None:
-        """Have a run with which `extend` goes on."""
+        """Attach the run that `extend` continues."""
         self._run = run
 
     @deferred(UNCHANGED)
@@ -267,13 +267,13 @@ class Posterior:
         Raises
         ------
         InputError
-            Other sites or another prior than those of the run, or a run that cannot go on from here: a posterior of a
-            network study goes on from its store, with `connect` and `sample`.
+            Other sites or another prior than those of the run, or a run that cannot be continued here: a posterior of a
+            network study continues from its store, with `connect` and `sample`.
         """
         if self._run is None:
             raise cannot_go_on(self.settings)
         if prior is not None and sites is None:
-            raise InputError("sites", "None beside a prior", "Give both, as sample() was given them, or neither.")
+            raise InputError("sites", "None with a prior", "Give both, as they were given to sample(), or neither.")
         return self._run.extend(duration=duration, ess=ess, sites=sites, prior=prior, progress=progress)
 
     def summary(self, level: float = 0.9, *, interval: str = "quantile", exp: bool = False) -> Summary:
@@ -306,7 +306,7 @@ class Posterior:
         return self._named.of(self.draws(n))
 
     def origin_variables(self) -> dict[str, np.ndarray]:
-        """The model's variables where the chains set out, each of shape (chains, 1, …)."""
+        """The model's variables at the starts of the chains, each of shape (chains, 1, …)."""
         return self._named.at_origin(self.origin[:, None])
 
     @property
@@ -350,7 +350,7 @@ class Posterior:
         path : path
             Such as ``"study.html"``.
         sites : Sites, optional
-            From `fedpdmc.sites`: the report then says what was modelled.
+            From `fedpdmc.sites`: the report then describes the model.
         assessment : Assessment, optional
             From `fedpdmc.assessment.assess`.
         title, question : str, optional
@@ -392,7 +392,7 @@ class Posterior:
         ----------
         path : path
         state : bool
-            Whether the run can go on from the folder (`extend`). Its state holds a hash of each site's records and, with
+            Whether the run can be continued from the folder (`extend`). It has a hash of each site's records and, with
             control variates, each site's gradient and Hessian at the centre of the reference. False leaves it out.
         """
         from fedpdmc.results.archive import save

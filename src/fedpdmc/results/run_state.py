@@ -1,4 +1,4 @@
-"""Where a run stands between two blocks, as data: what it takes to go on, but for the sites and their records."""
+"""The state of a run between two blocks, as data: all that is needed to continue except for the sites and their records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cannot_go_on(settings: dict[str, Any]) -> InputError:
         return InputError(
             "extend",
             f"a saved posterior of study {settings['study']!r}, whose sites are on a network",
-            "The study goes on from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
+            "The study continues from the coordinator's store: fedpdmc.sample(fedpdmc.connect(contract, ..., store=folder), "
             "ess=...), or `fedpdmc coordinator study.toml --store folder`.",
         )
     return InputError(

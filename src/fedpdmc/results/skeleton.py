@@ -172,7 +172,7 @@ class Skeleton(Knots):
 
     @property
     def durations(self) -> Arrays:
-        """How long the flow goes on after each knot."""
+        """How long the flow continues after each knot."""
         after = np.append(self.t[1:], self.end)
         after[self.offsets[1:-1] - 1] = self.end
         return after - self.t
@@ -205,7 +205,7 @@ class Skeleton(Knots):
         return join([Block((a, v), [], time, self.end), rest])
 
     def jumps(self, flow: Flow, until: float) -> Arrays:
-        """How often the velocity of each chain has changed at once up to a time: (C,)."""
+        """Number of jumps of each chain's velocity up to a time: (C,)."""
         moved = flow.move(self.a, self.v, self.durations)[1]
         changed = np.abs(moved[:-1] - self.v[1:]).max(1) > SMALL_CHANGE * (1 + np.abs(self.v[1:]).max(1))
         changed = np.concatenate([[False], changed])

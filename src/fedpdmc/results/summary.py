@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Draws of each chain that intervals are taken from.
 INTERVAL_DRAWS = 1000
-# Left out of what is printed, in this order, where the table is too wide for the terminal.
+# Columns that are left out, in this order, if the table is too wide for the terminal.
 SPARED = ("median", "mcse")
 
 
@@ -27,14 +27,14 @@ class Summary(pd.DataFrame):
 
     What is printed fits the width of the terminal, or 80 columns where there is none.
     The columns are mean, sd, mcse (Monte Carlo standard error of the mean), median, the ends of the interval, ess and rhat.
-    Whatever is made of it, such as some of its rows, is a plain `pandas.DataFrame`.
+    Anything derived from it, such as a selection of rows, is a plain `pandas.DataFrame`.
 
     Attributes
     ----------
     verdict : str
         One line on convergence.
     notes : list of str
-        How the run went, what its bounds are, and what it cost in privacy.
+        The run's verdict, its kind of bounds, and its cost in privacy.
     """
 
     _metadata = ["verdict", "notes"]
@@ -59,7 +59,7 @@ class Summary(pd.DataFrame):
         return f"<p><b>{_escaped(self.verdict)}</b></p>{self._formatted().to_html()}<p>{lines}</p>"
 
     def _table(self, width: int) -> str:
-        """The table; where it is too wide, columns that are missed least are left out of what is printed."""
+        """The table as printed; if it is too wide, the least important columns are left out."""
         shown = self._formatted().rename_axis(index=None)
         for column in SPARED:
             # pandas breaks lines that are nearly as wide.
@@ -180,7 +180,7 @@ def bounds_line(post: Posterior) -> str:
 
 
 def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
-    """One line for each site with a budget, then in words what is covered and what is not."""
+    """One line for each site with a budget, then what is covered and what is not."""
     if not privacy:
         return []
     lines = []

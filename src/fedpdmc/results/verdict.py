@@ -76,7 +76,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     settings : dict
         Of the posterior.
     distance : float
-        How far from the mean of what is kept the chains set out, at most over coordinates, in standard deviations.
+        Largest distance, over coordinates, of the chains' starts from the mean of the kept draws, in standard deviations.
     """
     worst = int(np.argmin(found.ess))
     ess, each = float(found.ess[worst]), float(found.ess[worst]) / chains
@@ -98,7 +98,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     away = (np.abs(found.begin) > found.begin_limit) & (bias > small)
     if away.any():
         i = int(np.argmax(np.where(away, np.abs(found.begin), 0)))
-        reasons.append(f"what is kept begins {abs(found.begin[i]):.2g} sd off in {found.names[i]}")
+        reasons.append(f"the kept draws begin {abs(found.begin[i]):.2g} sd off in {found.names[i]}")
         burn = True
     if burn:
         reasons.append(f"the burn-in of {settings['burn_in']:.3g} was too short for a start {distance:.2g} sd away")
@@ -128,7 +128,9 @@ def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[st
         factor = max(LEAST_ESS, LEAST_ESS_PER_CHAIN * chains) / max(ess, 1.0)
         length = _round(duration * float(np.clip(factor, 1.0, 100.0)))
         how = (
-            f"go on to a duration of {length} or more" if contract else f"go on: post = post.extend(duration={length})"
+            f"continue to a duration of {length} or more"
+            if contract
+            else f"continue: post = post.extend(duration={length})"
         )
         remedies.append(how)
     return remedies

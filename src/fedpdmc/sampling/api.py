@@ -28,13 +28,13 @@ from fedpdmc.sampling.site_event_rate import suited
 from fedpdmc.whitening import Reference
 
 ANEW = (
-    "before the first block of samples was complete: nothing is kept. The same call starts anew, and with the same seed it "
+    "before the first block of samples was complete: nothing is kept. The same call starts again, and with the same seed it "
     "makes the same draws; what has been compiled is not compiled again."
 )
 
 
 class StudyConnection(abc.ABC):
-    """A study whose contract says what is sampled and how; `fedpdmc.connect` makes one."""
+    """A study whose contract says what is sampled and how; see `fedpdmc.connect`."""
 
     @abc.abstractmethod
     def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
@@ -84,7 +84,7 @@ def sample(
         Whitened coordinates: of a Gaussian with nearly the posterior's mean and covariance, of the Laplace
         approximation, of its standard deviations alone, or none. None: "vb" with rotating dynamics, "laplace" with straight
         ones; with flips and sites that see some coordinates "diagonal", which keeps flips local; with a privacy budget
-        "identity", since the others are made of the sites' derivatives. ``settings["reference"]`` and
+        "identity", since the others need the sites' derivatives. ``settings["reference"]`` and
         ``settings["reference_why"]`` say what was used.
     control : {"none", "linear", "quadratic"}, optional
         Public quadratics moved from the sites to the coordinator. None: where the reference was made of the sites'
@@ -175,7 +175,7 @@ def _budgeted(sites: Any) -> bool:
 
 
 def _check_private_files(sites: Any) -> None:
-    """Refuse, before anything looks at its records, a site with a model file and a budget."""
+    """Refuse a site with a model file and a budget, before its records are used."""
     for site in [sites] if isinstance(sites, Site) else sites if isinstance(sites, (list, tuple)) else ():
         if isinstance(site, Site) and site.budget is not None and site.model is not None:
             raise InputError(

@@ -54,18 +54,18 @@ class Goal(NamedTuple):
         """Process time at which all chains meet next."""
         if keep == "skeleton":
             done = round((now - self.begin) / (self.until - self.begin) * self.pieces) + 1
-            # The last stop is set, not worked out: rounding must not leave a piece after it.
+            # The last stop is set, not computed: rounding must not leave a piece after it.
             return self.until if done >= self.pieces else self.begin + (self.until - self.begin) * done / self.pieces
         return self.until if now + 1.5 * self.step >= self.until else now + self.step
 
     def after(self, plans: float, rounds: int, dim: int, memory: BlockMemory) -> Goal:
-        """The goal with the length of the next block, after one of so many plans and rounds."""
+        """The goal with the length of the next block, given the plans and rounds of the last one."""
         made = max(plans, 1.0) * 8 * (2 * dim + 2) + memory.per_round * rounds
         return self._replace(step=self.step * float(np.clip(memory.most / made, 0.25, 4.0)))
 
 
 def pieces(plans_per_time: float, length: float) -> int:
-    """Blocks of a process time in which a chain makes so many plans per unit of time."""
+    """Division of a process time into blocks, for a chain with this many plans per unit of time."""
     return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
 
 
@@ -84,7 +84,7 @@ def first_length(target: float, chains: int, whitened: bool, turns: bool = False
 
 
 def first_block(method: Method, duration: float | None, ess: float | None) -> float:
-    """Process time of the first block: as long as it is asked for, or likely to be needed; on turns not too long."""
+    """Process time of the first block: as requested, or as likely to be needed; on turns not too long."""
     if duration is None:
         length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns)
     else:

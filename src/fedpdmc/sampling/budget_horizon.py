@@ -38,7 +38,7 @@ class Pace:
     accounts : callable
         The present accounts of all private sites.
     begin : float
-        Process time at which the chains set out.
+        Process time at which the chains start.
     """
 
     def __init__(self, dynamics: Dynamics, dim: int, accounts: Callable[[], Sequence[AccountStatus]], begin: float):

@@ -17,7 +17,7 @@ def where_chains(chains: Bool[Array, " C"], new, old):
 
 
 def scan_segments(segment, carry, chances):
-    """Run ``segment`` over what is random in each, and stack its outputs along axis 1."""
+    """Scan ``segment`` over the random inputs of each segment, and stack its outputs along axis 1."""
     if chances[0].shape[0] == 1:
         carry, out = segment(carry, jax.tree.map(lambda x: x[0], chances))
         return carry, jax.tree.map(lambda x: x[:, None], out)

@@ -54,7 +54,7 @@ def check_centre(walls: Walls | None, reference: Reference) -> None:
 
 
 def start_inside(walls: Walls | None, a, step, told: bool):
-    """Where chains set out: a step from a point inside, cut short before a wall; points that were told stay.
+    """Starts of chains inside the walls: a step from an interior point, shortened before a wall; given points are kept.
 
     Raises
     ------

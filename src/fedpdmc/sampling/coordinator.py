@@ -27,7 +27,7 @@ from fedpdmc.sampling.prior_shares import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 
-# A plan reaches this many times as far as a chain has gone between events of sites so far: e⁻⁴ of plans end before one. It
+# A plan is this many times as long as the mean time between site events so far: e⁻⁴ of plans end without one. It
 # starts from the pace of the paper's logistic regression: one event in twenty units of time.
 MARGIN, USUAL_EVENTS, USUAL_TIME = 4.0, 1.0, 20.0
 # How often the scales of a prior are renewed by dynamics that have no refreshment.
@@ -35,7 +35,7 @@ RENEWAL_RATE = 1.0
 
 
 class State(eqx.Module):
-    """Where every chain is: position, velocity, process time, number of its next plan, jumps so far.
+    """The state of every chain: position, velocity, process time, number of its next plan, number of jumps.
 
     ``site_events`` are the jumps of sites among them, and ``planned`` the segments of all plans so far. ``share`` is the
     sites' parts of a prior that is redistributed, and None for any other; ``scales`` those of a prior that is normal given
@@ -75,7 +75,7 @@ class PublicKeys(NamedTuple):
 
 
 class Itinerary(eqx.Module):
-    """What the coordinator intends: the path whose plan it sends, and what it keeps to itself.
+    """A planned path: the plan that is sent, and what stays with the coordinator.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class Coordinator(eqx.Module):
     redistribution : float
         The rate at which the shares of the prior are renewed, where the sites hold it.
     begin : float
-        The process time at which the chains set out.
+        The process time at which the chains start.
     walls : Walls, optional
         Limits of the support, at which the path turns.
     """
@@ -172,7 +172,7 @@ class Coordinator(eqx.Module):
         return potential if isinstance(potential, ScaleMixture) else None
 
     def reach(self, state: State) -> Float[Array, " C"]:
-        """How far ahead a plan of several segments reaches: so far that most plans end in an event of a site.
+        """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
 
         ``H = 4 (t + 20)/(n + 1)`` after n events in t units of the chain's own time: beyond that a site walks, and is
         sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and the same whichever
@@ -230,7 +230,7 @@ class Coordinator(eqx.Module):
         return Itinerary(path, ending, end_a, end_v, final, share, waits, self.schedule(state, remaining), held)
 
     def _renewed(self, scales, a, refreshed, keys: PublicKeys, number) -> Float[Array, "C m"]:
-        """Scales of the prior after a segment: drawn anew given the position where it ended in a refreshment.
+        """Scales of the prior after a segment: drawn given the position if it ended in a refreshment.
 
         A refreshment comes at a time that does not depend on the state, and the draw leaves the joint law of position and
         scales as it is. A plan that is cut before it uses nothing of the draw, so the next plan may make it again.
@@ -244,7 +244,7 @@ class Coordinator(eqx.Module):
         return jax.lax.cond(jnp.any(refreshed), draw, lambda: scales)
 
     def schedule(self, state: State, left: Float[Array, " C"]) -> TurnSchedule | None:
-        """What a plan follows from if the coordinator has no events of its own but turns."""
+        """The short form of a plan if the coordinator's only events are turns."""
         other = self.clock is not None or self.walls is not None or self.dynamics.excess > 0 or self.redistribution > 0
         return None if state.turn is None or other else TurnSchedule(state.turn.wait, state.turn.number, left)
 
@@ -253,7 +253,7 @@ class Coordinator(eqx.Module):
 
         They depend on the number of the turn alone. A plan that is cut before a turn keeps its velocity for the next plan,
         which is exact: given the sequence of all of them, the path is that of clocks along a path with these jumps at
-        these times, and no clock looks ahead, since the law of an arrival before a turn does not depend on what follows it.
+        these times. No clock needs to look beyond a turn: the law of an arrival before it does not depend on what follows.
         """
         assert state.turn is not None
         made = functools.partial(turn_velocities, count=self.segments, dim=state.a.shape[1])
@@ -394,6 +394,6 @@ class Coordinator(eqx.Module):
 
 
 def _next_turn(turns, wait, ending):
-    """Wait for the next turn, and turns so far, after a segment of length ``wait``."""
+    """Time to the next turn, and number of turns, after a segment of length ``wait``."""
     turned = ending == REFRESHED
     return jnp.where(turned, QUARTER, jnp.maximum(turns[0] - wait, LEAST_WAIT)), turns[1] + turned

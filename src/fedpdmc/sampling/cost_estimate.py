@@ -1,4 +1,4 @@
-"""What a run will still cost: rounds and seconds to its goal, from what it has cost so far."""
+"""Estimates of the remaining cost of a run: rounds and seconds to its goal, from the cost so far."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def remedies(method: Method) -> str | None:
 
 
 class CostEstimate:
-    """What a run will cost, in words; and a warning where that is much, once and again when it has grown.
+    """A text about the expected cost of a run; warns if it is high, and again when the estimate has grown.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def message_bytes(plans: int, segments: int, sent: int, flips: bool, share: bool
 
     Of each of ``plans`` plans of single chains: the chain, the plan's number, how many segments it has, the start, and
     the site's ``share`` of a prior that is redistributed; of each of their ``segments`` segments in all, a duration and a
-    velocity. An arrival is the time, whether it rang, and a coordinate or a normal.
+    velocity. An arrival has a time, a flag, and a coordinate or a normal.
     """
     plan = 8 * (plans * (3 + sent + share) + segments * (1 + sent))
     return plan, plans * (8 + 1 + (4 if flips else 8 * sent))
@@ -74,6 +74,6 @@ def _bytes(method: Method, engine: Engine, given_up: GivenUp, site: Member, plan
         made += sum(message_bytes(given_up.plans, given_up.segments, sent, False, share))
     if engine.coordinator.schedule(engine.state, engine.state.t) is not None and columns is None:
         return made + sum(turn_bytes(plans, sent, method.dynamics.flips))
-    # Sites that are not always asked are sent the last velocity too, for what is not planned yet.
+    # Sites that are not in every round also get the last velocity, for the time after the plan.
     segments = plans * (method.segments + 1) if engine.selective else int(engine.planned.sum())
     return made + sum(message_bytes(plans, segments, sent, method.dynamics.flips, share))

@@ -1,4 +1,4 @@
-"""A run and what is kept of it: whole blocks, to a process time or to an effective sample size."""
+"""A run and its result: whole blocks, to a process time or to an effective sample size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import check_length
 
-# What ends a run for good: the blocks so far are kept.
+# Errors that end a run; the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)
 
 
@@ -49,7 +49,7 @@ class Watch(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What the settings should say beside the rest."""
+        """Additional entries of the settings."""
         ...
 
     def privacy(self) -> dict[str, Any] | None:
@@ -68,14 +68,14 @@ class Sampler:
         self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
         self.goal: Goal | None = None
-        # What a burn-in has cost that was given up before this run, and what this one's has cost so far.
+        # The cost of an abandoned burn-in before this run, and of this run's burn-in.
         self.given_up = self._cost = GivenUp.nothing(len(method.sites))
-        # The posterior that was made last, and when: its diagnostics are not made twice.
+        # The last posterior and its time: diagnostics are not computed twice.
         self._made: tuple[float, Posterior] | None = None
         self._proofs: list[dict[str, Any]] | None = None
         self._identity: dict[str, Any] | None = None
         self.engine, self.pace = open_engine(method, burn_in)
-        # Where the chains set out, in the parameters' own coordinates.
+        # Starts of the chains, in the parameters' own coordinates.
         self.origin = method.reference.to_x(np.asarray(self.engine.state.a))
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         # Private sites have events by design, and so has a prior with scales: they say nothing of the reference.
@@ -108,7 +108,7 @@ class Sampler:
         self.pace.promised = until
 
     def _end_with_budget(self, span: float, fits: float, name: str, display: Display) -> None:
-        """A last block as long as the budget covers: decided before it, so what it will show has no part in it."""
+        """A last block as long as the budget covers. Its length is fixed in advance and does not depend on its content."""
         self.check_budget(span + 1e-3 * max(span, FIRST_BLOCK))
         warn(
             f"The privacy budget of site {name!r} covers {fits:.4g} more process time on each of "
@@ -159,7 +159,7 @@ class Sampler:
 
     @property
     def _may_switch(self) -> bool:
-        """Whether the sites can be opened anew: those elsewhere have agreed to one method."""
+        """Whether the sites can be opened again: remote sites have agreed to one method."""
         return self.method.open_dynamics and self.distance is not None and not self.engine.sites_remember
 
     def resume(self, progress: bool) -> bool:
@@ -178,7 +178,7 @@ class Sampler:
             raise stopped
         reasons = {BudgetSpent: "A privacy budget is spent", LimitReached: "A limit of the contract is reached"}
         why = reasons.get(type(stopped), "Interrupted")
-        on = "" if type(stopped) in reasons else " post = post.extend(...) goes on from there."
+        on = "" if type(stopped) in reasons else " post = post.extend(...) continues from there."
         warn(
             f"{why}: the unfinished block is dropped, and the posterior ends at process time {self.engine.time:g}.{on}",
         )
@@ -198,7 +198,7 @@ class Sampler:
 
     @double_precision
     def state(self) -> RunState | None:
-        """All that it takes to go on with the same sites and prior; None where sites keep a part of it."""
+        """The state from which the same sites and prior can continue; None if sites keep a part of it."""
         method = self.method
         if method.elsewhere:
             return None
@@ -254,7 +254,7 @@ class Sampler:
         return post
 
     def _say_costs(self, length: float, goal: str, display: Display) -> None:
-        """Say what it will cost to go on by a process time."""
+        """Show the estimated cost of continuing by a process time."""
         method, time = self.method, self.burn_in_time + self.engine.time
         plans = self.engine.plans - method.first_plan - 1
         rounds = rounds_ahead(np.maximum(plans, 0), time, length, method.site_event_rate or 0.0)
@@ -332,7 +332,7 @@ class Sampler:
             self.watch.block(block)
 
     def _until(self, target: float, display: Display) -> None:
-        """Append whole blocks, each as long as the ESS so far suggests, and evaluate the ESS between them only."""
+        """Append whole blocks, each of a length suggested by the ESS so far; the ESS is evaluated between blocks only."""
         if self.keep == "draws" and target > LEAST_DRAWS * self.method.chains:
             raise InputError(
                 "ess",
@@ -370,7 +370,7 @@ class Sampler:
 
     @double_precision
     def posterior(self) -> Posterior:
-        """What has been drawn so far."""
+        """The posterior of what has been drawn so far."""
         if self._made is not None and self._made[0] == self.engine.time:
             return self._made[1]
         found = counts(self.method, self.engine, self.given_up) | {

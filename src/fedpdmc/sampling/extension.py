@@ -1,4 +1,4 @@
-"""A saved run that goes on: its state from an archive, its sites and prior from the user."""
+"""Continuing a saved run: its state from an archive, its sites and prior from the user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(path: str | Path) -> Posterior:
     """Read a posterior that `Posterior.save` wrote.
 
     It holds no records. With the state of its run it has the sites' derivatives, which `fedpdmc.assessment` needs for
-    heterogeneity. To go on, give it the sites and the prior again: ``post.extend(ess=..., sites=sites, prior=prior)``.
+    heterogeneity. To continue, give it the sites and the prior again: ``post.extend(ess=..., sites=sites, prior=prior)``.
     """
     post, state = read(path)
     if state is not None:
@@ -70,7 +70,7 @@ class SavedRun:
         prior: Any = None,
         progress: bool = True,
     ) -> Posterior:
-        """Open the sites again, and go on by ``duration`` or to ``ess``."""
+        """Open the sites again, and continue by ``duration`` or to ``ess``."""
         check_length(duration, ess)
         if sites is None:
             raise InputError(
@@ -87,8 +87,8 @@ class SavedRun:
     def _sampler(self, sites: Any, prior: Any) -> Sampler:
         """A sampler that is where the saved one was.
 
-        A site with a budget begins a new run in its ledger, with random numbers of its own; what was observed before is
-        added to what it reports.
+        A site with a budget begins a new run in its ledger, with new random numbers; the observed time before is added to
+        its report.
         """
         facts, arrays, post = self._state.facts, self._state.arrays, self.post
         method = self._method(sites, prior)

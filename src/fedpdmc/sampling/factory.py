@@ -36,7 +36,7 @@ from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.prior_shares import shares
 
-# How much wider than the reference chains set out where sites are elsewhere.
+# How much wider than the reference the starts of chains are if sites are remote.
 WIDE = 1.5
 
 
@@ -44,7 +44,7 @@ def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
     """The engine of a run, its sites opened, and how far ahead it plans where sites have a privacy budget."""
     parts = coordinator(method, burn_in), start_state(method, burn_in), coordinator_key(method)
     if not method.elsewhere and not any(site.budget is not None or site.log is not None for site in method.sites):
-        # In lockstep all sites draw from one stream: a site that has a seed of its own draws by itself.
+        # In lockstep all sites draw from one stream, so a site with its own seed is not run in lockstep.
         together = method.chains >= LEAST_CHAINS and all(site.seed is None for site in method.own_sites)
         together = together and lockstep.suits(parts[0])
         members = local_federation(method, dense=together)
@@ -107,24 +107,24 @@ def local_federation(method: Method, sites: Sequence[Site] | None = None, dense:
 
 
 def opening(method: Method, site: Member) -> Opening:
-    """What a site is told at the start of a run."""
+    """The public facts that a site gets at the start of a run."""
     share = method.prior if method.redistribution > 0 else None
     if method.prior is not None and method.prior_at == "sites":
         records = sum(s.records for s in method.sites)
         share = method.prior.scaled(site.records / records if records else 1 / len(method.sites))
     control, redistributed = method.control.get(site.name), method.redistribution > 0
     private, adaptive = sum(site.budget is not None for site in method.sites), method.bounds == "adaptive"
-    # A site with a seed of its own walks as it would on a network, where it is not told.
+    # A site with its own seed walks as it would on a network, where this is not known.
     time = USUAL_CHAIN_TIME if isinstance(site, Site) and site.seed is not None else method.chain_time
     return Opening(method.reference, method.dynamics, control, share, redistributed, adaptive, private, time)
 
 
 def start_state(method: Method, burn_in: float = 0.0) -> State:
-    """Where the chains set out: at ``init``, or spread about the reference's centre or the prior's mean.
+    """Starts of the chains: at ``init``, or spread around the reference's centre or the prior's mean.
 
-    The reference of sites elsewhere is not taken on trust: chains set out wider than it, so that they disagree for long
+    The reference of remote sites is not trusted: chains start wider than it, so that they disagree for long
     if it is too narrow for the events of the sites. They do so at one distance from its centre: the farthest of many
-    chains would otherwise meet so many events that all others wait for it.
+    chain could otherwise have so many events that all others wait for it.
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)

@@ -84,7 +84,7 @@ def search_laplace(
     reach: np.ndarray | None,
     names: Sequence[str] | None,
 ) -> tuple[Reference, np.ndarray, None]:
-    """`laplace`, and the point at which it was made; its derivatives are not averaged."""
+    """`laplace`, and the point of its derivatives, which are not averaged."""
     search = begin_search(sites, prior, start, names)
     if any(site.noisy for site in search.sites):
         return noisy_laplace(search.sites, search.prior, search.start), search.start, None

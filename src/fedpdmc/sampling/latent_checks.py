@@ -25,7 +25,7 @@ def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: 
         if site.budget is not None or site.log is not None:
             raise InputError(
                 f"sites ({site.name!r})",
-                "a budget or a log beside a site with private latents",
+                "a budget or a log together with a site with private latents",
                 "Such sites are asked one message at a time, which private latents are not ready for: leave it out.",
             )
     grouped = {site.name: site.potential for site in members if isinstance(site, Site)}

@@ -17,9 +17,9 @@ from fedpdmc.potentials import Potential, Quadratic
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.sampling.prior_shares import Redistributed
 
-# Records that cost little beside a compilation, and how many times its own a site may be padded to beyond that.
+# Number of records that cost little compared with a compilation, and the largest padding factor beyond that.
 CHEAP, BURDEN = 256, 8
-# The site that walks with a prior of its own.
+# The site that walks with a non-Gaussian prior.
 PRIOR_SITE = "prior"
 
 
@@ -46,7 +46,7 @@ def check_sites(sites: Any) -> tuple[Member, ...]:
     names = [site.name for site in members]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InputError("sites", f"several sites named {twice[0]!r}", "Give every site a name of its own.")
+        raise InputError("sites", f"several sites named {twice[0]!r}", "Give every site its own name.")
     return members
 
 

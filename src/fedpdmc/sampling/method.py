@@ -1,4 +1,4 @@
-"""How a run samples: what was asked for, with every choice made that was left open."""
+"""The method of a run: the user's settings, with defaults chosen for everything left open."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Method:
     prior, prior_at
         The Gaussian prior, if there is one, and who walks with it.
     mixture : MixturePrior or None
-        The prior itself, where it has scales and ``prior`` stands in for it.
+        The prior itself, if it is a scale mixture and ``prior`` is its Gaussian stand-in.
     dynamics : Dynamics
     reference, reference_name
     control, control_name
@@ -125,7 +125,7 @@ class Method:
 
     @property
     def whitened(self) -> bool:
-        """Whether the reference was made of the sites' derivatives."""
+        """Whether the reference was computed from the sites' derivatives."""
         return self.reference.control is not None
 
     @property
@@ -164,7 +164,7 @@ class Method:
 
 
 def choose(settings: Settings) -> Method:
-    """Check that the settings fit together and choose what was left open, before anything runs."""
+    """Check that the settings are consistent and choose defaults, before anything runs."""
     wanted, redistribution = settings, 0.0
     mixture = wanted.prior if isinstance(wanted.prior, MixturePrior) else None
     prior_at = wanted.prior_at
@@ -267,8 +267,8 @@ def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at:
 def on_lines(method: Method, reason: str, when: str) -> Method | None:
     """What is better where the few-rounds method has turned out unsuitable: Zig-Zag on the same reference.
 
-    None where there are no certified bounds for it. The decision is made before anything is drawn, or from a burn-in of
-    which nothing is kept. The run that is kept is drawn afresh: its plans have numbers of their own, so that it shares no
+    None where there are no certified bounds for it. The decision is made before anything is drawn, or from a discarded
+    burn-in. The run that is kept is drawn independently: its plans have their own numbers, so that it shares no
     random number with what the decision saw. Given the decision it is a run of Zig-Zag as any other, and exact as such.
     """
     dynamics = ZigZag()

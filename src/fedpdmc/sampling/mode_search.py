@@ -10,11 +10,11 @@ import numpy as np
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, ModeNotFound, NoMode
 
 MOST_ROUNDS = 60
-# Relative eigenvalue of a flat direction, and the loss of curvature that tells of a potential that only levels off.
+# Relative eigenvalue of a flat direction, and the loss of curvature that indicates a potential that levels off.
 SINGULAR, LEVELLED = 1e-10, 1e-2
 # A fall of the potential in one step that is none of rounding, and the growth of curvature down a funnel.
 FALLING, STEEPER = 1e-2, 1e6
-# Of a direction those parameters are named whose part in it is this much of the largest, and so many at most.
+# Parameters named in messages about a direction: least share of the largest component, and maximum number.
 PART, MOST_NAMED = 0.5, 3
 # The largest change of a predictor in the first step, where predictors are kept from changing more.
 FIRST_REACH = 1.0
@@ -68,7 +68,7 @@ def find_mode(
     Raises
     ------
     ImproperPosterior, NoMode, ModeNotFound
-        By what the last points look like; ``flat`` says that there is no prior. They tell the parameters by ``names``.
+        Judged from the last points; ``flat``: there is no prior. Messages use the parameters' ``names``.
     """
     here, rounds, damping, falls = start, 1, 0.0, [0.0]
     radius = np.inf if reach is None else FIRST_REACH

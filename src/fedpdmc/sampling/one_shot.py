@@ -50,7 +50,7 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
     """The posterior of θ given the derivatives that private sites release with noise, all of it charged.
 
     Each of four rounds asks every site for a noisy gradient and Hessian at one public point, the mean of the posterior given
-    what was released so far; `noise_aware.draws` are made of their weighted mean. It is not exact: the log likelihood is
+    the releases so far; `noise_aware.draws` uses their weighted mean. It is not exact: the log likelihood is
     taken as quadratic over the width of the posterior, which for many records it nearly is. Sites without a budget take
     part without noise.
 
@@ -245,7 +245,7 @@ def _posterior(
 
 
 def _report(site: Site) -> dict[str, Any]:
-    """The site's account, as that of a run is told."""
+    """The site's account, in the form of a run's report."""
     budget = site.budget
     assert isinstance(budget, Budget)
     where = {"dataset": budget.account_name, "study": budget.study}

@@ -15,7 +15,7 @@ class Redistributed:
     """A prior that the sites walk with in random shares, renewed at random times (paper, Algorithm 4).
 
     Site m walks with ``U_m + α_m U_0``: its rate is ``(v_i ∂_i(U_m + α_m U_0))_+`` for flips and ``⟨v, ∇(U_m + α_m U_0)⟩_+``
-    for reflections. The weights α are uniform on the simplex (Dirichlet with all parameters one) and drawn anew by the
+    for reflections. The weights α are uniform on the simplex (Dirichlet with all parameters one) and renewed by the
     coordinator at the times of a Poisson process. For each fixed α the process leaves the posterior invariant, and α is
     drawn independently of position, velocity and past, so the posterior times the law of α is invariant.
 

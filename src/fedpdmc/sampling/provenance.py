@@ -1,4 +1,4 @@
-"""What a posterior says of how it was made: the settings and versions of its run."""
+"""Provenance of a posterior: the settings and versions of its run."""
 
 from __future__ import annotations
 

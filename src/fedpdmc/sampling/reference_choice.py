@@ -46,7 +46,7 @@ def make_reference(
 ) -> tuple[Reference, str]:
     """The reference and its name.
 
-    ``optional``: nobody asked for one of the sites' derivatives. The identity then takes its place if it does not exist.
+    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used.
     """
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
@@ -62,7 +62,7 @@ def make_reference(
         if not optional or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise
         warn(
-            "No reference could be made of the sites' derivatives, so the chains move in the parameters' own coordinates: "
+            "No reference could be computed from the sites' derivatives, so chains move in the parameters' own coordinates: "
             f"{error} To choose: reference=fedpdmc.Reference(center, scales) or reference='identity'.",
         )
         return identity, "identity"

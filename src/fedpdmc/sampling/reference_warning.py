@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedpdmc.console.progress import Tick
 from fedpdmc.console.warnings import warn
 
-# Effective samples that a chain on a good reference makes per unit of process time, and what is too few.
+# Effective samples of a chain per unit of process time: with a good reference, and too few.
 USUAL_YIELD, POOR_YIELD = 0.2, 0.02
 # Events of sites per unit of time above which a rotation about the reference does not pay: of all chains on average,
 # and rounds of the slowest chain, which far out in a heavy tail meets ``|a||v|`` events per unit of time.
@@ -24,7 +24,7 @@ REMEDY = (
 
 
 class Unsuitable(Exception):
-    """The burn-in has shown that the few-rounds method is not for this posterior; the message says what it was."""
+    """The burn-in has shown that the few-rounds method does not suit this posterior; the message gives the reason."""
 
 
 class Distance:
@@ -45,7 +45,7 @@ class Distance:
         self._began: tuple[float, int, int] | None = None
 
     def tick(self, tick: Tick) -> None:
-        """Check a block while it is being made: what it has cost so far is the least that it will cost."""
+        """Check an unfinished block: its cost so far is a lower bound of its cost."""
         if self._began is None or self._began[0] != tick.began:
             self._began = (tick.began, tick.events, tick.rounds)
             return
@@ -65,7 +65,7 @@ class Distance:
             self._tell(f"a chain that is far out took {rounds} rounds for at most {length:.3g} units of process time")
 
     def judge(self, events: float, ess: float | None, span: float) -> None:
-        """Check what was kept: mean events of a chain and the worst ESS, if it is known, in a process time."""
+        """Check the kept blocks: mean events of a chain and the worst ESS, if it is known, in a process time."""
         if span <= 0:
             return
         if events > self._many * span:
@@ -88,7 +88,7 @@ class Distance:
 
     @property
     def _many(self) -> float:
-        """Events of sites per unit of process time that are too many: for good, or as long as there is a choice."""
+        """Site events per unit of process time above which a run is warned about, or another method is chosen."""
         return LINES_EVENTS * self.dim if self.deciding else MANY_EVENTS
 
     def _tell(self, reason: str) -> None:

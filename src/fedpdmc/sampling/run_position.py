@@ -25,7 +25,7 @@ OF_PRIOR = ("share", "scales")
 
 
 class Position(NamedTuple):
-    """Where a run stands between two blocks.
+    """The position of a run between two blocks.
 
     Every random number is a function of a key, a chain and the number of a plan, so this and the keys decide what follows.
 
@@ -33,7 +33,7 @@ class Position(NamedTuple):
     ----------
     chains : State
     rounds : int
-        Serial exchanges so far.
+        Rounds so far.
     asked : (2, sites)
         Of each site: exchanges that it took part in, and plans of single chains that it was sent.
     passes, violations : (sites,)
@@ -121,9 +121,9 @@ def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Re
 
 
 def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The choices of a run, but for its sites and prior, as facts and arrays."""
+    """The choices of a run except for its sites and prior, as facts and arrays."""
     reference, arrays = pack_reference(method.reference)
-    # The control variates of a reference that has none were made apart from it.
+    # A reference without control variates: they were computed separately.
     orders, own = pack_control(method.control if method.reference.control is None else {}, "own_")
     facts = {name: getattr(method, name) for name in CHOICES}
     return facts | {"reference": reference, "control_orders": orders}, arrays | own

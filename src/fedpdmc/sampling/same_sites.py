@@ -1,4 +1,4 @@
-"""Whether a run that goes on has the sites and the prior that it began with.
+"""Whether a continued run has the sites and the prior that it began with.
 
 The state of a run holds a hash of each site's model and records. Whoever reads an archive can test a guess of all records of
 a site against it; the paths and the seed, which are there too, allow that test without the hash. Of a site with a privacy
@@ -56,7 +56,7 @@ def site_fingerprint(site: Site) -> str:
 
 
 def _feed(digest, value: Any) -> None:
-    """Add numbers, arrays and what is made of them to a hash, each with its kind."""
+    """Add numbers, arrays and containers of them to a hash, each with its type."""
     if dataclasses.is_dataclass(value):
         digest.update(type(value).__name__.encode())
         for field in dataclasses.fields(value):

@@ -34,7 +34,7 @@ def check_signs(sites: Sequence[Any], start: Point, mode: Point | None) -> None:
     ----------
     sites : sequence of Site
     start, mode : Point
-        Where the search for the mode began, and what it found.
+        The start and the result of the search for the mode.
     """
     points = [start] if mode is None else [mode, start]
     scales = [root_of_inverse(positive_definite(point.hessian)) for point in points]

@@ -24,7 +24,7 @@ PAIRS, NEAR, FAR, FARTHEST = 32, 96, 48, 1e4
 TAIL, LEAST_SLOPE = (3.0, 6.0), 1.7
 # Events of sites in a unit of process time from which more chains take fewer rounds.
 MANY_EVENTS = 0.1
-# Values of single records that this may take, and the rays, in effective number, that can tell something.
+# Limit on the evaluated values of single records, and the least effective number of rays for a judgement.
 MOST_VALUES, LEAST_PAIRS, LEAST_RAYS = 3e7, 4, 8.0
 
 
@@ -87,7 +87,7 @@ def flattest_tail(
     ways = np.concatenate([ways, -ways])
     points = np.asarray(reference.center) + np.asarray(TAIL)[:, None, None] * ways
     energy = np.zeros(points.shape[:2]) if prior is None else _quadratic(prior, points)
-    # Laid out as the rays are, of which only the first are filled: nothing is compiled anew.
+    # In the shape of all rays, of which only the first are filled, so that nothing is compiled again.
     count = -(-points[..., 0].size // (NEAR + FAR))
     rays = np.zeros((max(2 * _pairs(sites, dim), count), NEAR + FAR, dim))
     rays.reshape(-1, dim)[: points[..., 0].size] = points.reshape(-1, dim)
@@ -110,7 +110,7 @@ def site_event_rate(
     A site with ``W_m = U_m − q_m``, in whitened coordinates, has events at the rate ``(v·∇W_m)₊``, and ``v`` is Gaussian and
     independent of ``a`` in the long run: ``Σ_m E|∇W_m(a)| / √(2π)`` with ``a`` from the posterior. In polar coordinates
     ``E f = ∫∫ f(ru) r^{d−1} e^{−U(ru)} dr du`` up to a constant: a quadrature in ``r``, and a mean over random rays ``u``.
-    Its nodes reach far into heavy tails, which chains that set out near the mode do not see in a burn-in.
+    Its nodes reach far into heavy tails, which chains that start near the mode do not see in a burn-in.
 
     Nothing is drawn from the run's randomness, and the sites are functions in this process: none elsewhere is asked.
     """
@@ -146,7 +146,7 @@ def _pairs(sites: tuple[Site, ...], dim: int) -> int:
 
 
 def _along_site(site: Site, control: dict[str, ControlVariate], reference: Reference, points: np.ndarray, count: int):
-    """Values of a site's potential, and lengths of its whitened gradient less the control variate's, on the first rays."""
+    """Values of a site's potential, and norms of its whitened gradient minus the control variate's, on the first rays."""
     own = slice(None) if site.coordinates is None else np.asarray(site.coordinates)
     quadratic = control[site.name].quadratic if site.name in control else None
     rows = np.asarray(reference.matrix)[own]

@@ -73,7 +73,7 @@ def vb(
     Returns
     -------
     Reference
-        With ``name`` "vb", or "laplace" where averages could not be used; ``why`` says what was found.
+        With ``name`` "vb", or "laplace" if averages could not be used; ``why`` gives the reason.
 
     Raises
     ------
@@ -92,11 +92,11 @@ def search_vb(
     reach: np.ndarray | None,
     names: Sequence[str] | None,
 ) -> tuple[Reference, np.ndarray, np.ndarray | None]:
-    """`vb`, and where it was made: the last point, and the spread over which derivatives were averaged there, if any."""
+    """`vb`, the last point, and the spread over which derivatives were averaged there, if any."""
     search = begin_search(sites, prior, start, names)
     if any(site.noisy for site in search.sites):
         return noisy_laplace(search.sites, search.prior, search.start, averaged=True), search.start, None
-    # Whether a flat prior has a posterior is told from the mode. Without averages there it is looked for again, to the end.
+    # With a flat prior, whether the posterior is proper is judged at the mode, which is then searched to convergence.
     tolerances, rounds = [tolerance] if search.flat else [max(tolerance, BEGIN_AVERAGING), tolerance], 0
     for wanted in tolerances:
         mode = search.mode(wanted, reach)

@@ -176,7 +176,7 @@ def read_model(
 def _file(table: Table, file: Callable[[str], bytes]) -> Model:
     name, digest = table.text(FILE), table.text("sha256")
     if name != name.strip(".") or not all(c.isalnum() or c in "-_." for c in name) or not name.endswith(".fpm"):
-        raise table.invalid(FILE, "Give the name of a file beside the contract, such as 'weibull.fpm'.")
+        raise table.invalid(FILE, "Give the name of a file next to the contract, such as 'weibull.fpm'.")
     text = file(name)
     found = hashlib.sha256(text).hexdigest()
     if found != digest:

@@ -48,7 +48,7 @@ class Study:
     most_derivatives : int
         The largest number of points at which derivatives are released.
     most_records : int
-        The largest number of records of a site. Derivatives that so many records could not have are refused, and under a
+        The largest number of records of a site. Derivatives that this many records cannot have are refused, and under a
         privacy budget it bounds the rounding of sums.
     method : {"exact", "private-laplace"}
         Draws of the exact posterior from arrivals, or of an approximate one from a few noisy derivatives.
@@ -255,7 +255,7 @@ class Study:
 
     @property
     def scaled_prior(self) -> bool:
-        """Whether some parameters have a prior with scales of its own, Student-t or a horseshoe."""
+        """Whether some parameters have a scale-mixture prior: Student-t or a horseshoe."""
         return bool(self.prior_df or self.prior_horseshoe)
 
     def coordinates(self, site: str) -> list[int] | None:
@@ -354,11 +354,11 @@ class Study:
 
 
 def read_study(path: str | Path) -> Study:
-    """Read a contract from a TOML file; a model file that it names is read from beside it."""
+    """Read a contract from a TOML file; a model file that it names is in the same folder."""
     with naming_file("study.toml", path):
         text = read_bytes(path, "study")
-        beside, remedy = Path(path).parent, "Put the model file that the contract names beside the contract."
-        return parse_study(text, lambda name: read_bytes(beside / name, "study.toml: model: file", remedy))
+        folder, remedy = Path(path).parent, "Put the model file that the contract names into the contract's folder."
+        return parse_study(text, lambda name: read_bytes(folder / name, "study.toml: model: file", remedy))
 
 
 def _no_file(name: str) -> bytes:

@@ -31,7 +31,7 @@ KINDS = {"ZigZag": {"excess": 0.0}, "BouncyParticle": {"refresh": 1.0}, "Boomera
          "FactorisedBoomerang": {"refresh": 1.0, "excess": 0.0}}  # fmt: skip
 # What sites may release of their derivatives, from least to most.
 DERIVATIVES = ("none", "noisy", "noisy-summed", "summed", "own")
-# What sites may tell of how their records fit, after the run: see fedpdmc.assessment.
+# What sites may report about the fit to their records after the run: see fedpdmc.assessment.
 ASSESSMENTS = ("loo", "checks", "influence")
 
 

@@ -1,4 +1,4 @@
-"""Declarations of columns, as in a contract, worked out from a table."""
+"""Declarations of columns, as in a contract, derived from a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedpdmc.study.column import Column
 from fedpdmc.study.contract_tables import VALUES
 
 MOST_LEVELS = 200
-# Bounds are wider than what was seen by this share of its range, and centre and scale have this many digits.
+# Bounds are wider than the observed range by this share of it, and centre and scale have this many digits.
 WIDER, DIGITS = 0.25, 2
 # Roles of numbers above zero and below this.
 INSIDE = {"positive": np.inf, "unit": 1.0}
@@ -190,7 +190,7 @@ def _outward(x: float, direction: int) -> float:
 
 
 def _standard(numbers: np.ndarray) -> tuple[float, float]:
-    """Centre and scale of few digits, so that a contract tells no more of the records than it must."""
+    """Centre and scale of few digits, so that a contract reveals little about the records."""
     sd = float(numbers.std())
     if sd == 0:
         return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""What a study models and what its sites release, in words."""
+"""A text that describes what a study models and what its sites release."""
 
 from __future__ import annotations
 

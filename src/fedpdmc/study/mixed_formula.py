@@ -28,7 +28,7 @@ class MixedFormula:
     fixed : str
         Without the term of the effects.
     slope : str or None
-        The column whose coefficient varies beside the intercept, if there is one.
+        The column whose coefficient varies in addition to the intercept, if there is one.
     groups : str
         The column of the groups, or `SITE`.
     """

@@ -17,7 +17,7 @@ from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
 UNPROTECTED = (
-    "A coordinator can reconstruct most of so few records from what an honest run without a privacy budget tells. Agree on "
+    "A coordinator can reconstruct most of so few records from an honest run without a privacy budget. Agree on "
     "a contract with [privacy], or lower least_without_budget in the site's policy.toml."
 )
 MOST_CHAINS = 2048
@@ -48,7 +48,7 @@ class Policy:
     models : tuple of str
         SHA-256 of model files that are allowed.
     most_operations : int
-        Any model file of at most so many operations is allowed; 0: only those listed under ``models``.
+        Any model file with at most this many operations is allowed; 0: only those listed under ``models``.
     derivatives : {"none", "noisy", "noisy-summed", "summed", "own"}
         The most that may be released of value, gradient and Hessian.
     passes : bool

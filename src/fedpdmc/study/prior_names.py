@@ -30,11 +30,9 @@ LATENT_SD = float(np.pi / np.sqrt(3))
 PREDICTOR_SD = {"poisson": 1.0} | dict.fromkeys(
     ("logistic", "ordered_logit", "multinomial_logit", "beta", "beta_binomial"), LATENT_SD
 )
-# Of a column of a level, which is 0 or 1.
-LEVEL_SD = 0.5
 # The intercept is where the covariates are average; others are log σ of a standardised response, a log shape, and the like.
 INTERCEPT_SD, AUXILIARY_SD = 5.0, 2.0
-# Parameters up to which the scales of the default prior are told one by one.
+# Maximum number of parameters whose scales in the default prior are listed one by one.
 MOST_SCALES = 12
 
 
@@ -132,7 +130,7 @@ def prior_by_name(
 
 
 def _scales(names: tuple[str, ...], scale: np.ndarray) -> str:
-    """The standard deviations in words, as they enter the model."""
+    """The standard deviations as a text, as they enter the model."""
     if len(names) > MOST_SCALES:
         return f"standard deviations from {scale.min():.3g} to {scale.max():.3g}"
     return f"standard deviations {', '.join(f'{x:.3g} ({name})' for name, x in zip(names, scale, strict=True))}"

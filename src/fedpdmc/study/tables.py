@@ -82,7 +82,7 @@ class Sites(DescribedSites):
     def write(self, path: str | Path) -> Path:
         """Write the study's contract, `study.toml`, for the same analysis over a network.
 
-        The bounds, centres and scales in it were taken from the table, rounded: look at them before you send it.
+        Its bounds, centres and scales come from the table, rounded: check them before you send it.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class Sites(DescribedSites):
         return path
 
     def released(self) -> list[str]:
-        """What leaves the sites in a run, in words."""
+        """What leaves the sites in a run, as a text."""
         return released(self.study)
 
     def ratios(self) -> dict[str, list[str]]:
@@ -106,7 +106,7 @@ class Sites(DescribedSites):
         return ratios(self.study)
 
     def lines(self) -> list[str]:
-        """What is modelled, in words."""
+        """What is modelled, as a text."""
         counts = [len(table) for table in self.tables.values()]
         first, *others = modelled(self.study, self._prior.words + spread_words(self.study))
         read = sum(table.attrs.get("count", len(table)) for table in self.tables.values())

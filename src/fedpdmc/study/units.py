@@ -24,7 +24,7 @@ INTERCEPT = "Intercept"
 
 
 class Named(NamedTuple):
-    """Names of parameters, and what is reported of them; None: themselves."""
+    """Names of parameters, and the function to the reported variables; None: the parameters themselves."""
 
     names: tuple[str, ...]
     constrain: Callable[[Any], dict[str, Any]] | None = None

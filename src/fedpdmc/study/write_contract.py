@@ -31,7 +31,7 @@ def _key(name: str) -> str:
 
 
 def column_table(column: Column) -> dict[str, Any]:
-    """A column's declaration, without what is usual."""
+    """A column's declaration, without default values."""
     if column.type == "key":
         return {"type": column.type}
     if column.type == "level":

@@ -128,7 +128,7 @@ class StreamTransport(Transport):
         return self._exchange(requests, None)
 
     def ask_last(self, requests: Sequence[Request]) -> list[bytes | None]:
-        """Send the last requests of a run and wait at most `LAST_WAIT` seconds: a site may be gone for good."""
+        """Send the last requests of a run and wait at most `LAST_WAIT` seconds: a site may never return."""
         answers = self._exchange(requests, LAST_WAIT)
         for name in (name for name, answer in zip(self.names, answers, strict=True) if answer is None):
             logger.warning("site %s has not confirmed the end of the run", name)

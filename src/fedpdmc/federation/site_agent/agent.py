@@ -40,7 +40,7 @@ class Contact:
 
     connected: bool = False
     working: bool = False
-    # When the coordinator was last heard, and how long the last answer took.
+    # The time of the coordinator's last message, and the duration of the last answer.
     heard: float = field(default_factory=time.monotonic)
     seconds: float | None = None
     _began: float | None = None
@@ -249,7 +249,7 @@ class Agent:
     def _refuse(self, data: bytes, asked: bytes, sequence: int, refused: RequestRefused) -> bytes:
         """Log a refused request and the refusal."""
         if self.refusals >= MOST_REFUSALS:
-            # The log already shows why. A coordinator that goes on like this must not fill the disk.
+            # The log already shows why. A coordinator that continues like this must not fill the disk.
             raise Refused(
                 self.site.name,
                 "TOO_MANY_REFUSALS",

@@ -1,8 +1,8 @@
 """The files of a site's audit log, and how they are read.
 
 The newest entries are in ``audit.log``. When it has grown to `MOST_SEGMENT` bytes it becomes ``audit-000001.log``, which
-never changes again, and a new ``audit.log`` goes on. Seals run through all files as through one: each entry's seal is the
-hash of this entry and of all before it, in whichever file.
+never changes again, and a new ``audit.log`` is begun. Seals run through all files as if they were one: each entry's seal is
+the hash of this entry and of all before it, in any file.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Placed(NamedTuple):
 
 
 def first_seal() -> bytes:
-    """What the first entry's seal is made from."""
+    """The value that precedes the first entry's seal in the chain of hashes."""
     return hashlib.sha256(TITLE).digest()
 
 

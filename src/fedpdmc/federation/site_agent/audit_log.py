@@ -139,7 +139,7 @@ class AuditLog:
         self._seal, self._end, self._count = seal, begin + len(data), self._count + 1
 
     def _begin_file(self) -> None:
-        """Complete the current file and begin a new one, or go on with the current one if that fails.
+        """Complete the current file and begin a new one, or continue with the current one if that fails.
 
         The new file gets the name of the current one in one step, after that one has a second name: whenever the process is
         killed, ``audit.log`` is there, and either it has two names or the new file is in use.
@@ -156,7 +156,7 @@ class AuditLog:
             os.link(self.path, closed)
             os.replace(draft, self.path)
         except OSError as error:
-            logger.warning("a new file of the audit log cannot be begun (%s): this one goes on", error)
+            logger.warning("a new file of the audit log cannot be begun (%s): the current one is continued", error)
             with contextlib.suppress(OSError):
                 if closed.exists() and os.path.samestat(os.stat(closed), os.fstat(self._file)):
                     os.unlink(closed)

@@ -243,7 +243,7 @@ def _describe(entry: Entry) -> str:
     if isinstance(message, messages.Refusal):
         return f"{words}: {message.code}"
     if isinstance(message, messages.Arrivals):
-        return f"{words}: {int(message.rang.sum())} of {len(message.rang)} chains rang"
+        return f"{words}: arrivals on {int(message.rang.sum())} of {len(message.rang)} chains"
     if isinstance(message, messages.Plans):
         return f"{words}: process time {message.duration.sum():.6g}"
     return words

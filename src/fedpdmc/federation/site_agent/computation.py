@@ -79,7 +79,7 @@ class Computation:
         self._run_seed, self._control, self._region = run_seed, control, region
         self._clock, self._keys = None, None
         self._made_clock: tuple[messages.Open, Clock] | None = None
-        # The public keys of the turns, and the last request that stood for whole plans, with those.
+        # The public keys of the turns, and the last request in short form with the plans that it stands for.
         self._turn_keys = None
         self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
         self.private: PrivateSite | None = None

@@ -1,4 +1,4 @@
-"""A site's own effects after a run, or so far: worked out from its log, its seed and its records, and written to files."""
+"""A site's own effects during or after a run: computed from its log, its seed and its records, and written to files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own_effects(
     """
     if study.effects is None:
         raise InputError(
-            "study", "a contract without effects of groups", "Nothing is private to the site but its records."
+            "study", "a contract without effects of groups", "Give a contract whose formula has effects of groups."
         )
     ended = False
     with tempfile.TemporaryDirectory(prefix="fedpdmc-effects-") as folder:

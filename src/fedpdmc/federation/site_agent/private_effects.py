@@ -1,7 +1,7 @@
-"""A site's private latents between plans: where they were when the last plan of each chain was cut, and draws of them.
+"""A site's private latents between plans: their state when the last plan of each chain was cut, and draws of them.
 
 The site answers a plan with its first arrival and keeps the plan. The next plan of the chain says at which process time it
-begins, and so when the last one was cut: the latents go back to where they were then (`fedpdmc.clocks.private_latents`).
+begins, and hence when the last one was cut: the latents return to their state at that time (`clocks.private_latents`).
 Everything follows from the site's seed, its records and the plans in its log, so that a restarted site has the same bits.
 """
 
@@ -109,7 +109,7 @@ class LatentMemory:
         self.draws = []
 
     def finish(self) -> None:
-        """The run has ended: every chain has come to the end of its last plan."""
+        """The run has ended: every chain is at the end of its last plan."""
         last = self._last
         if self.draws is not None and last.known.all() and not last.rang.any():
             self._draw(np.arange(len(last.time)), last.time + last.walked)
@@ -128,7 +128,7 @@ class LatentMemory:
             first = np.where(due, first + 1, first)
 
     def posterior(self, reference: Reference, names: tuple[str, ...]) -> LatentPosterior:
-        """The draws at all times to which every chain has come."""
+        """The draws at all times that every chain has reached."""
         chains, dim = self._last.plan[1].shape
         drawn = self.draws or []
         counts = np.zeros(chains, int)
@@ -152,7 +152,7 @@ def _settled(clock: LatentClock, keys: ChainKeys, settled, elapsed, which, plan:
 
 @compiled
 def _carried(clock: LatentClock, keys: ChainKeys, settled, elapsed, which: Bool[Array, " C"], number, *plan):
-    """Latents at the start of new plans, drawn afresh on chains that have none yet, and the positions there."""
+    """Latents at the start of new plans, newly drawn on chains that have none yet, and the positions there."""
     found, a = _settled(clock, keys, settled, jnp.asarray(elapsed), jnp.asarray(which), Plan(*plan))
     return jnp.where(jnp.isnan(found[:, :1]), clock.first(jnp.asarray(number), keys), found), a
 

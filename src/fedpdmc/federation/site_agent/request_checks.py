@@ -141,7 +141,7 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
         raise RequestRefused("NOT_AGREED")
-    # A private answer is made of derivatives at points.
+    # A private answer is computed from derivatives at points.
     if study.one_shot and message.about is not None:
         raise RequestRefused("NOT_IN_CONTRACT")
 
@@ -196,7 +196,7 @@ def _plans(study: Study, message: messages.Plans, so_far: Progress) -> None:
         used = message.duration > 0
         if (np.abs(np.abs(message.velocity[used]) - 1) > SPEED).any():
             raise RequestRefused("NOT_UNIT_SPEED")
-    # No sampler gets so far out in useful coordinates: this is an error or an attack.
+    # No sampler gets this far out in useful coordinates: this is an error or an attack.
     if max(np.max(np.abs(x), initial=0.0) for x in (message.start, message.velocity)) > FARTHEST:
         raise RequestRefused("PLAN_TOO_FAR")
     most = study.observed_time * (1 + ROUNDING)

@@ -76,14 +76,14 @@ def open_agent(
             check_cells(study, records, policy.least_cell)
             if len(records) < FEW:
                 logger.warning(
-                    "%d records and no privacy budget: whoever runs the coordinator can reconstruct a part of them",
+                    "%d records and no privacy budget: the operator of the coordinator can reconstruct a part of them",
                     len(records),
                 )
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
         raise InputError(
             "seed",
             "one for a site with a privacy budget",
-            "Leave it out: the operating system provides randomness. For tests only: seeded_for_tests (not private).",
+            "Omit it: the operating system provides randomness. For tests only: seeded_for_tests (not private).",
         )
     terms = {"dataset": dataset, "seeded_for_tests": seeded_for_tests}
     terms |= {} if policy is None else policy.budget_terms(study)

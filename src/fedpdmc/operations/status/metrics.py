@@ -20,7 +20,7 @@ PARTY = (
     ("worst_rhat", "worst_rhat", "The worst R-hat."),
     ("sites_joined", "joined", "Connected sites."),
     ("connected", "connected", "Whether the coordinator is connected."),
-    ("heard_seconds", "heard_seconds_ago", "Seconds since the coordinator was last heard."),
+    ("heard_seconds", "heard_seconds_ago", "Seconds since the last message of the coordinator."),
     ("answers_total", "answers", "Requests answered."),
     ("answers_limit", "most_answers", "Requests that the contract allows."),
     ("process_time_limit", "most_process_time", "Observed process time that the contract allows."),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PAPER = "Bierkens, J. and Duncan, A. Federated Bayesian Computation via Piecewise Deterministic Markov Processes."
 
-# How a line ends that tells of records that were dropped.
+# The end of a line about dropped records.
 DROPPED = "dropped for a missing value"
 
 

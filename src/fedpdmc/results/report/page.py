@@ -19,7 +19,7 @@ from fedpdmc.results.summary import bounds_line, privacy_lines
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Draws that figures are made of, over all chains.
+# Number of draws in figures, over all chains.
 DRAWS = 8000
 STYLE = """
 :root { color-scheme: light dark; --line: #8885; --soft: #8881; --good: #1a7f37; --bad: #c4320a; }
@@ -135,7 +135,7 @@ def _verdict(post: Posterior) -> str:
 
 
 def _each(post: Posterior) -> int:
-    """Draws of each chain that figures are made of."""
+    """Draws of each chain for the figures."""
     return min(max(-(-DRAWS // post.chains), 1), post.most_draws)
 
 

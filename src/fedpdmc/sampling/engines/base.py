@@ -24,7 +24,7 @@ class Federation(abc.ABC):
     Attributes
     ----------
     bytes : array or None
-        What has passed between the coordinator and each site so far, where it was counted.
+        Messages and bytes between the coordinator and each site so far, if counted.
     needs_time : bool
         Whether sites must know the process time at which a plan begins: those with private latents on a network.
     """
@@ -104,7 +104,7 @@ class BlockMemory(NamedTuple):
 class Engine(abc.ABC):
     """The chains of a run, moved on in whole blocks of process time.
 
-    All engines make the same bits from the same state and keys. A copy (`copy.copy`) is a run of its own from there on.
+    All engines compute the same bits from the same state and keys. A copy (`copy.copy`) is an independent run from there on.
 
     Attributes
     ----------
@@ -118,10 +118,10 @@ class Engine(abc.ABC):
         Whether only the sites are asked whose last arrival does not stand (`selective_requests`).
     latents : tuple
         For sites in this process with private latents, at the end of every block after the burn-in: the process time, the
-        positions and each site's latents. They go to the sites, and nowhere else.
+        positions and each site's latents. They are handed to the sites only.
     sites_remember : bool
         Whether sites keep what they have answered. Then a block that was interrupted is finished as it was planned before
-        anything else, a run cannot begin anew, and only the last of several copies can go on.
+        anything else, a run cannot start again, and only the last of several copies can continue.
     memory : BlockMemory
     """
 

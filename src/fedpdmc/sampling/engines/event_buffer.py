@@ -65,7 +65,7 @@ class Record(eqx.Module):
     def on_device(self, rows: int) -> Chunk:
         """At least the first rows, where they were made: they are copied to the host when they are read.
 
-        Half of the record, a quarter and so on, as rows allow: every length of its own is a program of its own.
+        Half of the record, a quarter and so on, as rows allow, because every length needs its own compiled program.
         """
         kept = self.valid.shape[1]
         while rows <= -(-kept // 2) < kept:

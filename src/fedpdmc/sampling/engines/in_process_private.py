@@ -21,7 +21,7 @@ Log = Callable[[Plan, Arrival], None]
 
 
 class GuardedFederation(Federation):
-    """Private sites, those that keep a log, and the plain ones beside them, asked one message after the other.
+    """Private sites, sites with a log, and plain sites in the same run; messages are answered one after the other.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class GuardedFederation(Federation):
     plain : LocalFederation or None
         The others.
     logs : mapping of callables, optional
-        Of those that keep one, by name: told every plan that the site is sent, and its arrival.
+        By name, for sites that have one: called with every plan that the site receives, and its arrival.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GuardedFederation(Federation):
 
     @property
     def accounts(self) -> list[AccountStatus]:
-        """The account of each private site: sites that share one have equal parts of what is left."""
+        """The account of each private site: sites that share one have equal parts of the rest."""
         shared = Counter((guard.ledger.path, guard.dataset) for guard in self.guards.values())
         found = [(guard.status, shared[guard.ledger.path, guard.dataset]) for guard in self.guards.values()]
         return [status._replace(remaining=status.remaining / sites) for status, sites in found]
@@ -96,12 +96,12 @@ class GuardedFederation(Federation):
         return {name: guard.report() for name, guard in self.guards.items()} or None
 
     def continue_accounts(self, privacy: dict[str, Any]) -> None:
-        """Add what was observed before this process took the run up."""
+        """Add the observed time before this process continued the run."""
         for name, guard in self.guards.items():
             guard.observed_before = privacy[name]["observed"]
 
 
 def _marked(arrival: Arrival) -> Arrival:
-    """With -1 for the mark of a chain that did not ring."""
+    """With -1 for the mark of a chain without an arrival."""
     rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
     return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))

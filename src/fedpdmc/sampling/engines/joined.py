@@ -1,4 +1,4 @@
-"""Sites on a network beside a prior that the coordinator walks with in its own process."""
+"""Sites on a network together with a prior that the coordinator walks with in its own process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JoinedFederation(Federation):
 
     @property
     def bytes(self) -> np.ndarray | None:  # type: ignore[override]
-        """What has passed between the coordinator and each site so far, where it was counted."""
+        """Messages and bytes between the coordinator and each site so far, if counted."""
         counted = self.elsewhere.bytes
         return None if counted is None else np.append(counted, np.zeros(len(self.own.names), counted.dtype))
 

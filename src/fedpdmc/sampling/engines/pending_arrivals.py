@@ -19,14 +19,14 @@ from fedpdmc.sampling.engines.selective_requests import Request, Sent
 
 
 class Kept(eqx.Module):
-    """What a site was last asked, and what it answered, on every chain."""
+    """A site's last request and answer on every chain."""
 
     request: Request
     arrival: Arrival
 
 
 class Answers(NamedTuple):
-    """A round: what is now kept of each site, and of each the chains that it was asked about."""
+    """A round: the kept answers of each site, and the chains that each was asked about."""
 
     kept: tuple[Kept, ...]
     asked: np.ndarray

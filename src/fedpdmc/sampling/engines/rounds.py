@@ -28,7 +28,7 @@ Reach = Callable[[State, float], Float[Array, " C"]]
 
 
 class _Unfinished(NamedTuple):
-    """A block under way: where it ends, its knots so far, how far the chains have come, and what that took.
+    """An unfinished block: its end, its knots so far, the state of the chains, and the cost so far.
 
     Where only some sites are asked, ``kept`` is what is known of each, ``end`` how far each chain was planned last, and
     ``asked`` for each site the exchanges that it took part in and the plans of single chains that it was sent.
@@ -55,8 +55,8 @@ class _Line:
 class RoundsEngine(Engine):
     """Sites that are asked one message at a time: on a network, under a privacy budget, or with a log.
 
-    A site keeps what it has answered. So a round that was sent is never planned anew: a block that was interrupted is
-    finished as it was planned before anything else, and of several copies only the one that went on last can go on.
+    A site stores its answers, so a round that was sent is never planned again: an interrupted block is finished as planned
+    before anything else, and of several copies only the last one that ran can continue.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ class RoundsEngine(Engine):
     key : key
         The coordinator's randomness.
     reach : callable, optional
-        ``reach(state, until)``: how far ahead each chain is planned at most, a function of what is known so far.
+        ``reach(state, until)``: the largest horizon of each chain's plan, a function of what is known so far.
     """
 
     sites_remember = True
-    # Arrays of a round weigh about 4 kB beside their numbers, and a block must be short enough to be repeated.
+    # Arrays of a round have an overhead of about 4 kB, and a block must be short enough to be repeated.
     memory = BlockMemory(most=2**23, per_round=4096, first=10.0)
 
     @double_precision

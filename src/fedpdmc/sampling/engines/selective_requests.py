@@ -1,9 +1,9 @@
-"""Only the sites that must be asked: an arrival stands while the path on the site's own coordinates stays as it was.
+"""Requests only to sites that need one: an arrival stays valid while the path on the site's own coordinates is unchanged.
 
 Where flips move single coordinates on straight lines and a site is sent only its own, most events leave its path as it was.
-A site is sent its path to the end of the block: what the coordinator plans, and then the last velocity, for what is not
-simulated yet. When the coordinator plans anew, let σ be the first time at which the new path differs from the one that the
-site was sent, on its own coordinates and with the coordinator's events. If its arrival comes by σ it stands. Otherwise all
+A site is sent its path to the end of the block: the coordinator's plan, and then the last velocity for the time that is not
+simulated yet. When the coordinator plans again, let σ be the first time at which the new path differs from the one that the
+site was sent, on its own coordinates and with the coordinator's events. An arrival up to σ stays valid. Otherwise all
 that is known of the site is that it is silent up to σ, and it is asked from σ on: not from now, for that would throw away
 what its arrival has told, and only when it was late.
 """
@@ -107,7 +107,7 @@ def first_difference(old: Path, lead: Float[Array, " C"], new: Path) -> Float[Ar
 
 
 def decide(request: Request, arrival: Arrival, new: Path, left: Float[Array, " C"]) -> Decision:
-    """The rule: an arrival by σ stands, and a site that is known to be silent for all that is left is not asked."""
+    """The rule: an arrival up to σ stays valid, and a site without an arrival in the rest of the block is not asked."""
     sigma = first_difference(request.path, request.lead, new)
     silent = jnp.maximum(jnp.minimum(sigma, request.lead + request.path.horizon), 0.0)
     # Of the site whose event it was σ is zero: its arrival, which has come, does not stand.
