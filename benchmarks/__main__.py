@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,10 +45,10 @@ def commit() -> str | None:
         return None
 
 
-def contest(command: list[str]) -> dict:
+def contest(command: list[str], limit: float | None = None) -> dict:
     """Run one contestant to its end and read the JSON object it prints last."""
     load = os.getloadavg()
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, timeout=limit)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command[1:])} failed:\n{done.stderr[-2000:]}")
     report = json.loads(done.stdout.strip().splitlines()[-1])
@@ -100,6 +100,17 @@ def _by_name(script: str, options: dict) -> dict:
     return contest([sys.executable, script, *arguments(options)])
 
 
+def _within(script: str, options: dict, limit: float) -> dict:
+    """A contestant of the grid; one that takes too long is reported as such."""
+    try:
+        return contest([sys.executable, script, *arguments(options)], limit)
+    except subprocess.TimeoutExpired:
+        contestant = "fedpdmc" if script == grid.OURS else "blackjax"
+        size = {name: options[name] for name in ("records", "dim", "device")}
+        failed = f"not complete after {limit:g} s"
+        return {"contestant": contestant, "sites": options.get("sites", 1), "rows": [], "failed": failed} | size
+
+
 def _heard(reports: Iterator[dict], console: Console) -> list[dict]:
     kept = []
     for report in reports:
@@ -125,13 +136,15 @@ def speed(quick: bool, console: Console) -> tuple[dict, list]:
     return {"ratios": found, "medians": rows, "contestants": reports}, tables
 
 
-def over_grid(quick: bool, console: Console, device: str = "cpu") -> tuple[dict, list]:
+def over_grid(
+    quick: bool, console: Console, device: str = "cpu", cores: Sequence[int] = (), limit: float = grid.LIMIT
+) -> tuple[dict, list]:
     """Effective samples per second over records and parameters against NUTS, on one core or on a GPU."""
     reports = []
-    for report in grid.time_all(_by_name, quick, device):
+    for report in grid.time_all(_within, quick, device, cores, limit):
         reports.append(report)
         size = f"N={report['records']}, d={report['dim']}, M={report['sites']}"
-        console.print(f"[dim]done: {size}, {report['contestant']}")
+        console.print(f"[dim]done: {size}, {report['contestant']} {report.get('failed', '')}")
     rows = grid.speeds(reports)
     found = grid.ratios(rows, device)
     return {"ratios": found, "medians": rows, "contestants": reports}, [grid.table(rows), grid.ratios_table(found)]
@@ -178,23 +191,34 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few minutes, to see that it works; not to be quoted")
     parser.add_argument("--only", choices=tuple(PARTS), action="append", help="one part, or several; all if not given")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="of the grid: one core, or the GPU")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of results.json and tables.md")
+    parser.add_argument("--cores", type=grid.cores_of, default=[], help="of the grid: 0-3 or all; one case on each")
+    parser.add_argument("--limit", type=float, default=grid.LIMIT, help="seconds of a contestant of the grid")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="folder of results.json, tables.md and plots"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=WIDTH)
     path = options.out / "results.json"
     results = json.loads(path.read_text()) if options.only and path.exists() else {}
-    shown = []
+    shown, drawn = [], []
     for name in options.only or PARTS:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         gpu = name == "grid" and options.device == "gpu"
-        found, tables = over_grid(options.quick, console, "gpu") if gpu else PARTS[name](options.quick, console)
+        if name == "grid":
+            found, tables = over_grid(options.quick, console, options.device, options.cores, options.limit)
+        else:
+            found, tables = PARTS[name](options.quick, console)
         about = {"started": started, "commit": commit(), "quick": options.quick, "machine": machine()}
-        results["grid_gpu" if gpu else name] = about | found
+        drawn.append("grid_gpu" if gpu else name)
+        results[drawn[-1]] = about | found
         path.write_text(json.dumps(results, indent=1) + "\n")
         shown += tables
     console.print(*shown)
     (options.out / "tables.md").write_text(markdown(*shown))
+    from benchmarks.figures import draw
+
+    draw({name: part for name, part in results.items() if name in drawn}, options.out)
     console.print(f"results in {options.out}")
 
 

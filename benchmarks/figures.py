@@ -76,7 +76,7 @@ def speed_figure(results: dict, path: Path) -> None:
 
 def grid_figure(results: dict, path: Path) -> None:
     """Effective samples per second against records at ten parameters, and against parameters at a thousand records."""
-    rows = [row for row in results["medians"] if row["sites"] == 1]
+    rows = [row for row in results["medians"] if row["sites"] == 1 and row["rate"] is not None]
     figure, panels = plt.subplots(1, 2, figsize=SIZE, layout="constrained", sharey=True)
     for axes, what, fixed, value in zip(panels, ("records", "dim"), ("dim", "records"), (10, 1000), strict=True):
         for contestant, label in (("fedpdmc", "fedpdmc"), ("blackjax", "NUTS")):

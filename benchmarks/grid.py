@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from statistics import median
 
 from rich.table import Table
 
-Run = Callable[[str, dict], dict]
+Run = Callable[[str, dict, float], dict]
 OURS, RIVAL = "contestant_grid.py", "rival_grid_nuts.py"
+# Seconds after which a contestant is given up, and the table says so.
+LIMIT = 600.0
 
 
 @dataclass(frozen=True)
@@ -55,24 +60,57 @@ GPU = (
 CASES = {"cpu": CPU, "gpu": GPU}
 
 
-def time_all(run: Run, quick: bool, device: str = "cpu") -> Iterator[dict]:
-    """Both sides of every case, one after the other."""
+def time_all(
+    run: Run, quick: bool, device: str = "cpu", cores: Sequence[int] = (), limit: float = LIMIT
+) -> Iterator[dict]:
+    """Both sides of every case, one after the other on one core; with several ``cores`` as many cases beside each other.
+
+    A case keeps its core for both sides.
+    """
     length: dict = {"seconds": 0.3, "repeats": 1} if quick else {"seconds": 2.0, "repeats": 3}
-    for case in CASES[device][:2] if quick else CASES[device]:
+    free: queue.Queue[int | None] = queue.Queue()
+    for core in cores or (None,):
+        free.put(core)
+
+    def both(case: Case) -> list[dict]:
+        core = free.get()
         size = {"records": case.records, "dim": case.dim, "device": device} | length
-        for sites in case.sites:
-            yield run(OURS, size | {"sites": sites, "chains": case.chains})
-        sizes = {"sizes": (0.8,)} if quick else {}
-        yield run(RIVAL, size | {"chains": case.rival_chains} | sizes)
+        size |= {} if core is None else {"core": core}
+        try:
+            found = [run(OURS, size | {"sites": sites, "chains": case.chains}, limit) for sites in case.sites]
+            sizes = {"sizes": (0.8,)} if quick else {}
+            return [*found, run(RIVAL, size | {"chains": case.rival_chains} | sizes, limit)]
+        finally:
+            free.put(core)
+
+    cases = CASES[device][:2] if quick else CASES[device]
+    # The longest cases first where they run beside each other.
+    order = cases if len(cores) < 2 else sorted(cases, key=lambda case: -case.records * case.dim)
+    with ThreadPoolExecutor(max(1, len(cores))) as pool:
+        for done in as_completed([pool.submit(both, case) for case in order]):
+            yield from done.result()
+
+
+def cores_of(text: str) -> list[int]:
+    """Numbers of cores as ``taskset`` has them (``0-3,8``), or "all" of this process."""
+    if text == "all":
+        return sorted(os.sched_getaffinity(0))
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def speeds(reports: list[dict]) -> list[dict]:
     """The best number of chains of every report: medians by the clock of the processor, or by the wall's on a GPU."""
     rows = []
-    for report in reports:
+    for report in sorted(reports, key=lambda report: (report["records"], report["dim"])):
         clock = "ess_per_cpu_second" if report["device"] == "cpu" else "ess_per_second"
         tried = [row for row in report["rows"] if row["runs"]]
         if not tried:
+            names = ("contestant", "records", "dim", "sites", "device")
+            rows.append({name: report[name] for name in names} | {"failed": _why(report), "rate": None})
             continue
         best = max(tried, key=lambda row: median(run[clock] for run in row["runs"]))
         rows.append({
@@ -87,6 +125,11 @@ def speeds(reports: list[dict]) -> list[dict]:
     return rows
 
 
+def _why(report: dict) -> str:
+    """Why there is no figure of a contestant."""
+    return report.get("failed") or "; ".join(row.get("failed", "") for row in report["rows"])
+
+
 def _cold(row: dict, ess: float) -> float:
     """Seconds to so many effective samples in a process that starts with nothing."""
     return row["ready_seconds"] + ess / median(run["ess_per_second"] for run in row["runs"])
@@ -96,7 +139,8 @@ def ratios(rows: list[dict], device: str) -> list[dict]:
     """To NUTS for each size and number of sites, and of many sites to one."""
     found = []
     for case in CASES[device]:
-        here = [row for row in rows if (row["records"], row["dim"]) == (case.records, case.dim)]
+        size = (case.records, case.dim)
+        here = [row for row in rows if (row["records"], row["dim"]) == size and row["rate"] is not None]
         nuts = next((row for row in here if row["contestant"] == "blackjax"), None)
         ours = {row["sites"]: row for row in here if row["contestant"] == "fedpdmc"}
         for sites, row in ours.items():
@@ -116,6 +160,10 @@ def table(rows: list[dict]) -> Table:
     for name in ("records", "d", "sites", "sampler", "clock", "chains", "ESS/s", "ready s", "10,000 cold, s"):
         found.add_column(name, justify="left" if name in ("sampler", "clock") else "right")
     for row in rows:
+        if row["rate"] is None:
+            size = f"{row['records']:,}", str(row["dim"]), str(row["sites"]), row["contestant"]
+            found.add_row(*size, row["failed"][:60], "", "", "", "")
+            continue
         found.add_row(
             f"{row['records']:,}", str(row["dim"]), str(row["sites"]), row["contestant"], row["clock"],
             f"{row['chains']:,}", f"{row['rate']:,.0f}", f"{row['ready_seconds']:.1f}", f"{row['cold_seconds']:.1f}",

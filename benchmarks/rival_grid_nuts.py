@@ -15,8 +15,10 @@ import numpy as np
 
 from grid_problem import JUDGED, data, judged, laplace, use_device
 
-STEP_SIZES = (0.5, 0.8, 1.1)
-LEAST, BURN_IN, PROBE = 60, 10, 8
+STEP_SIZES = (0.8, 1.1)
+LEAST, PROBE = 60, 8
+# Seconds of a draw of all chains from which on fewer are made.
+SLOW, LEAST_SLOW = 0.1, 16
 MOST_BYTES = 4e9
 
 
@@ -60,10 +62,11 @@ def measure(X: np.ndarray, y: np.ndarray, chains: int, size: float, options: arg
     clock = time.perf_counter()
     jax.block_until_ready(compiled(state, jax.random.key(2), *args, PROBE))
     each = (time.perf_counter() - clock) / PROBE
-    count = int(np.clip(options.seconds / each, LEAST, MOST_BYTES / (4 * JUDGED * X.shape[1])))
+    least = LEAST if each < SLOW else LEAST_SLOW
+    count = int(np.clip(options.seconds / each, least, MOST_BYTES / (4 * JUDGED * X.shape[1])))
     state, _ = jax.block_until_ready(compiled(state, jax.random.key(3), *args, count))
     runs = []
-    for repeat in range(options.repeats):
+    for repeat in range(options.repeats if each < SLOW else 1):
         wall, cpu = time.perf_counter(), time.process_time()
         state, draws = jax.block_until_ready(compiled(state, jax.random.key(4 + repeat), *args, count))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
