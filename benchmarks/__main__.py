@@ -175,13 +175,14 @@ def effects(quick: bool, console: Console) -> tuple[dict, list]:
 
 def defaults(of: str, quick: bool) -> tuple[dict, list]:
     """What `fedpdmc.sample` chooses by itself, cold and warm, against NUTS."""
-    reports = families.compare(of, ["weibull"] if quick else None)
+    reports = families.compare(of, ["weibull"] if quick and of != "demo" else None)
     return {"contestants": reports}, [families.table(reports)]
 
 
 PARTS = {
     "zigzag": zigzag, "rounds": rounds, "speed": speed, "models": models, "grid": over_grid, "random-effects": effects,
     "families": lambda quick, console: defaults("families", quick), "zoo": lambda quick, console: defaults("zoo", quick),
+    "demo": lambda quick, console: defaults("demo", quick),
 }  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def report(module: str, words: Sequence[str], limit: float, settings: dict[str, str]) -> dict:
+def report(
+    module: str, words: Sequence[str], limit: float, settings: dict[str, str], cores: Sequence[int] | None = None
+) -> dict:
     """What ``python -m benchmarks.MODULE WORDS`` prints last, as JSON; ``{"error": ...}`` if it fails or takes too long.
 
     Parameters
@@ -23,9 +25,13 @@ def report(module: str, words: Sequence[str], limit: float, settings: dict[str, 
         Seconds.
     settings : dict
         Added to the environment; on the CPU in any case.
+    cores : sequence of int, optional
+        The processor cores that it may use.
     """
     command = [sys.executable, "-m", f"benchmarks.{module}", *words]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"} | settings
+    if cores is not None:
+        command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:

@@ -1,22 +1,24 @@
 """Families of the standard library, or the twelve models of the tests, at three unequal sites beside NUTS.
 
-``python -m benchmarks.families``, with ``--of zoo`` for the latter. Each model runs in processes of its own: this package
-with its defaults, without programs compiled before (*cold*) and again with those that this left in the persistent cache
-(*warm*); and NumPyro's NUTS on the pooled records (four vectorised chains, 500 steps of warm-up), cold. *Wall* is the
-time of the call that samples, compilation included, until 1,000 effective samples of the worst coordinate; *opening* is the
-part of it before the first block of samples begins; *processor* is the time of all cores. ``z`` is the largest difference of
-means and standard deviations in standard errors of both.
+``python -m benchmarks.families``, with ``--of zoo`` for the latter and ``--of demo`` for the trial of ``fedpdmc demo``. Each
+model runs in processes of its own: this package with its defaults, without programs compiled before (*cold*) and again with
+those that this left in the persistent cache (*warm*); and NumPyro's NUTS on the pooled records (four vectorised chains, 500
+steps of warm-up), cold. *Wall* is the time of the call that samples, compilation included, until 1,000 effective samples of
+the worst coordinate; *opening* is the part of it until the chains move, all compilation included; *cpu* is the time of all
+cores. ``z`` is the largest difference of means and standard deviations in standard errors of both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 import numpy as np
 from benchmarks.tables import markdown
@@ -34,7 +36,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one process")
     parser.add_argument("--out", help="a JSON file for the reports")
-    parser.add_argument("--of", choices=("families", "zoo"), default="families")
+    parser.add_argument("--cores", type=int, help="processor cores of each process; all if not given")
+    parser.add_argument("--of", choices=("families", "zoo", "demo"), default="families")
     parser.add_argument("--models", nargs="*", help="some of them only")
     parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "MODEL"), help="one process: ours or nuts")
     options = parser.parse_args()
@@ -42,19 +45,30 @@ def main() -> None:
     if options.one:
         print(json.dumps((ours if options.one[0] == "ours" else nuts)(options.of, options.one[1])))
         return
-    found = compare(options.of, options.models, options.processes, options.limit)
+    found = compare(options.of, options.models, options.processes, options.limit, options.cores)
     if options.out:
         Path(options.out).write_text(json.dumps(found, indent=1))
     print(markdown(table(found)))
 
 
-def compare(of: str, names: list[str] | None = None, processes: int = 1, limit: float = 900.0) -> list[dict]:
-    """The reports of some models, or of all of a kind."""
+def compare(
+    of: str, names: list[str] | None = None, processes: int = 1, limit: float = 900.0, cores: int | None = None
+) -> list[dict]:
+    """The reports of some models, or of all of a kind; each process on so many cores of its own."""
     sys.path[:0] = [str(ROOT)]
+    free: Queue[list[int] | None] = Queue()
+    for i in range(processes):
+        free.put(None if cores is None else sorted(os.sched_getaffinity(0))[i * cores : (i + 1) * cores])
+
+    def one(name: str) -> list[dict]:
+        own = free.get()
+        try:
+            return contest(of, name, limit, own)
+        finally:
+            free.put(own)
+
     with ThreadPoolExecutor(processes) as pool:
-        return [
-            report for part in pool.map(lambda n: contest(of, n, limit), names or model_names(of)) for report in part
-        ]
+        return [report for part in pool.map(one, names or model_names(of)) for report in part]
 
 
 def model_names(of: str) -> list[str]:
@@ -63,26 +77,23 @@ def model_names(of: str) -> list[str]:
         from tests.zoo import CASES as ZOO
 
         return list(ZOO)
+    if of == "demo":
+        return ["four_hospitals"]
     from tests.family_cases import CASES as FAMILIES
 
     return [make.__name__ for make in FAMILIES]
 
 
-def contest(of: str, name: str, limit: float) -> list[dict]:
+def contest(of: str, name: str, limit: float, cores: list[int] | None = None) -> list[dict]:
     """Cold, warm, and NUTS, one after the other."""
+
+    def run(who: str, contestant: str, cache: str) -> dict:
+        words = ["--of", of, "--one", contestant, name]
+        report = child_process.report("families", words, limit, {"FEDPDMC_COMPILATION_CACHE": cache}, cores)
+        return {"family": name, "contestant": who} | report
+
     with tempfile.TemporaryDirectory() as folder:
-        return [
-            child(of, "ours", name, limit, folder) | {"contestant": "ours"},
-            child(of, "ours", name, limit, folder) | {"contestant": "warm"},
-            child(of, "nuts", name, limit, "off"),
-        ]
-
-
-def child(of: str, contestant: str, family: str, limit: float, cache: str) -> dict:
-    """A process of its own."""
-    words = ["--of", of, "--one", contestant, family]
-    report = child_process.report("families", words, limit, {"FEDPDMC_COMPILATION_CACHE": cache})
-    return {"family": family, "contestant": contestant} | report
+        return [run("ours", "ours", folder), run("warm", "ours", folder), run("nuts", "nuts", "off")]
 
 
 def problem(of: str, name: str):
@@ -96,6 +107,8 @@ def problem(of: str, name: str):
 
         sites, log_likelihood = case(name)
         return sites, fp.models.normal_prior(sites[0].dim, scale=2.0), lambda x: jnp.sum(x**2) / 8 - log_likelihood(x)
+    if of == "demo":
+        return demo()
     from tests.zoo import CASES
 
     case = CASES[name]
@@ -105,9 +118,28 @@ def problem(of: str, name: str):
     return sites, fp.models.normal_prior(case.dim, mean=case.mean, precision=case.precision), case.potential
 
 
+def demo():
+    """The trial of ``fedpdmc demo``."""
+    import jax.numpy as jnp
+    from jax.nn import softplus
+
+    import fedpdmc as fp
+    from fedpdmc.datasets import indomethacin
+
+    hospitals = indomethacin().hospitals
+    X, y = (np.concatenate([getattr(h, part) for h in hospitals]) for part in ("X", "y"))
+    sites = [fp.Site(fp.models.logistic(h.X, h.y), name=h.name) for h in hospitals]
+
+    def potential(x):
+        z = jnp.asarray(X) @ x
+        return jnp.sum(x**2) / (2 * 2.5**2) + jnp.sum(softplus(z) - y * z)
+
+    return sites, fp.models.normal_prior(X.shape[1], scale=2.5), potential
+
+
 def dimension(of: str, name: str, sites) -> int:
     """Number of parameters."""
-    if of == "families":
+    if of != "zoo":
         return sites[0].dim
     from tests.zoo import CASES
 
@@ -124,21 +156,22 @@ def middle(name: str) -> np.ndarray:
 def ours(of: str, name: str) -> dict:
     """Three sites with all defaults."""
     import fedpdmc as fp
-    from fedpdmc.sampling.driver import Sampler
+    from fedpdmc.sampling.engines.chunked import CompiledEngine
 
     sites, prior, _ = problem(of, name)
     # A prior that is a function does not say how many parameters there are.
-    names = None if of == "families" else [f"x{i}" for i in range(dimension(of, name, sites))]
+    names = None if of != "zoo" else [f"x{i}" for i in range(dimension(of, name, sites))]
     opened: list[float] = []
-    burn_in = Sampler.burn_in
+    pace = CompiledEngine._pace
 
-    def timed(self, *args, **options):
+    def timed(self, *args):
+        # Called after each chunk of rounds: the first has waited for the compiler.
         opened.append(time.perf_counter())
-        return burn_in(self, *args, **options)
+        return pace(self, *args)
 
-    Sampler.burn_in = timed  # type: ignore[method-assign]
+    CompiledEngine._pace = timed  # type: ignore[method-assign]
     wall, cpu = time.perf_counter(), time.process_time()
-    post = fp.sample(sites, prior, ess=WANTED, names=names, seed=1, progress=False)
+    post = fp.sample(sites, prior, ess=None if of == "demo" else WANTED, names=names, seed=1, progress=False)
     waited = time.perf_counter() - wall
     clocks = [str(row["clock"]) for row in post.settings["clocks"]]
     return {
@@ -163,7 +196,7 @@ def nuts(of: str, name: str) -> dict:
         kernel, num_warmup=WARM_UP, num_samples=DRAWS, num_chains=CHAINS, chain_method="vectorized", progress_bar=False
     )
     wall, cpu = time.perf_counter(), time.process_time()
-    first = np.zeros(dim) if of == "families" else middle(name)
+    first = np.zeros(dim) if of != "zoo" else middle(name)
     run.run(jax.random.key(1), init_params=first + 0.1 * jax.random.normal(jax.random.key(2), (CHAINS, dim)))
     draws = np.asarray(run.get_samples(group_by_chain=True))
     waited = time.perf_counter() - wall
@@ -194,7 +227,20 @@ def table(found: list[dict]) -> Table:
     """One line for each model; times in seconds."""
     by = {(one["family"], one["contestant"]): one for one in found}
     shown = Table(title="Defaults at three unequal sites, cold and warm, against NUTS on the pooled records")
-    for name in ("model", "rounds", "certified", "cold wall", "cpu", "opening", "warm wall", "cpu", "NUTS wall", "cpu"):
+    names = (
+        "model",
+        "rounds",
+        "certified",
+        "cold wall",
+        "cpu",
+        "opening",
+        "warm wall",
+        "cpu",
+        "opening",
+        "NUTS wall",
+        "cpu",
+    )
+    for name in names:
         shown.add_column(name)
     for name in ("cold/NUTS", "cpu/cpu", "z", "clocks"):
         shown.add_column(name)
@@ -205,8 +251,8 @@ def table(found: list[dict]) -> Table:
             continue
         a, b = np.array(us["moments"]), np.array(them["moments"])
         z = np.max(np.abs(a[:, :2] - b[:, :2]) / np.sqrt(a[:, 2:] ** 2 + b[:, 2:] ** 2))
-        spent = [f"{us['wall']:.1f}", f"{us['processor']:.1f}", f"{us['opening']:.1f}"]
-        spent += [f"{one[what]:.1f}" for one in (again, them) for what in ("wall", "processor")]
+        times = ("wall", "processor", "opening")
+        spent = [f"{one[what]:.1f}" for one in (us, again, them) for what in times if what in one]
         ratios = [f"{us[what] / them[what]:.2f}" for what in ("wall", "processor")]
         clocks = ", ".join(dict.fromkeys(us["clocks"]))
         shown.add_row(name, str(us["rounds"]), str(us["certified"]), *spent, *ratios, f"{z:.1f}", clocks)

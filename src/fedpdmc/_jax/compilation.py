@@ -41,3 +41,13 @@ def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"])
         (jnp.zeros((), turns.dtype), empty),
     )
     return out
+
+
+def computed_first(tree: T, number: Shaped[Array, " C"]) -> T:
+    """The same arrays, computed before anything is made of them.
+
+    The CPU compiler repeats what leads to an array in every fused loop that reads it: with many readers the program is many
+    times as large, and takes as many times longer to compile. See `apart` for what ``number`` is.
+    """
+    arrays, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, apart(lambda *same: same, *arrays, number=number))

@@ -16,6 +16,7 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import LatentProgram, Potential, Program, bare
+from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.potentials.padding import pad
 from fedpdmc.potentials.padding_recipe import Unpaddable
 
@@ -237,12 +238,34 @@ def _check(model: UserModel, dim: int, name: str) -> None:
         ) from error
 
 
-@eqx.filter_jit
 def derivatives_of(potential: Potential, x, spread=None):
     """Value, gradient and Hessian, compiled once for each kind and shape of potential; with a spread their averages."""
+    if not isinstance(potential, Program):
+        return _derivatives_of(potential, x, spread)
+    points, weights = public_points(x.shape[0])
+    count = len(weights)
+    if spread is None:
+        # As an average over one point: a program is compiled once for both.
+        points, weights, count, spread = 0 * points, np.ones_like(weights), 1, np.zeros((x.shape[0],) * 2)
+    return _averaged(potential, *map(jnp.asarray, (x, spread, points, weights, count)))
+
+
+@eqx.filter_jit
+def _derivatives_of(potential: Potential, x, spread):
     if spread is not None:
         return potential.averaged(x, spread)
     return potential.value(x), potential.gradient(x), potential.hessian(x)
+
+
+@eqx.filter_jit
+def _averaged(potential: Program, x, spread, points, weights, count):
+    """Means over the first points."""
+
+    def add(i, total):
+        found = potential.derivatives(x + spread @ points[i])
+        return jax.tree.map(lambda one, other: one + weights[i] * other, total, found)
+
+    return jax.lax.fori_loop(0, count, add, (jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)))
 
 
 @double_precision

@@ -118,6 +118,15 @@ class Program(Potential):
         gradient = jax.grad(self._likelihood)(a)
         return gradient if self.control is None else gradient - self.control.gradient(a)
 
+    def derivatives(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "d d"]]:
+        """``U``, ``∇U`` and ``∇²U`` in one sweep, a third of what there is to compile in three."""
+
+        def along(way):
+            return jax.jvp(jax.value_and_grad(self.value), (x,), (way,))
+
+        (value, gradient), (_, hessian) = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.dim))
+        return value, gradient, hessian
+
     def _forward(self, a, v):
         """``v·∇U(a)``, forward through the program."""
         rate = jax.jvp(self._likelihood, (a,), (v,))[1]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.compilation import computed_first
 from fedpdmc.clocks.envelopes.base import (
     INTERVAL_PRICE,
     MOST_ADDED,
@@ -46,7 +47,9 @@ class TimePolynomial(IntervalEnvelope):
 
     def rates(self, potential, dynamics, a, v, h):
         """By Taylor models."""
-        parts, error = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        found = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
+        # Many numbers of a walk are made of these few, and each would repeat all operations of the program behind them.
+        parts, error = computed_first(found, number=h)
         slack = RELATIVE_SLACK * sum(map(jnp.abs, parts))
         error = error + slack
         nodes, matrix = bernstein(self.order)

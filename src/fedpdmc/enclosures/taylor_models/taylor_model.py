@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from fedpdmc._jax.compilation import apart
+from fedpdmc._jax.compilation import computed_first
 from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, shape_of
 from fedpdmc.enclosures.intervals import TINY, Interval, hull, unit
 
@@ -247,10 +247,9 @@ class Placed(Enclosure):
 
     def whole(self) -> Curve:
         """The vector; its pieces are computed first: in what puts them together the compiler does not make vectors."""
-        arrays, structure = jax.tree.flatten([piece for _, piece in self.pieces])
-        held = apart(lambda *same: same, *arrays, number=self.pieces[0][1].error.reshape(-1))
+        held = computed_first([piece for _, piece in self.pieces], number=self.pieces[0][1].error.reshape(-1))
         there, row = [], 0
-        for (start, _), piece in zip(self.pieces, jax.tree.unflatten(structure, held), strict=True):
+        for (start, _), piece in zip(self.pieces, held, strict=True):
             there += [np.zeros(start - row, self.dtype), piece]
             row = start + piece.shape[0]
         there.append(np.zeros(self.length - row, self.dtype))
