@@ -53,32 +53,46 @@ def test_second_process_finds_the_programs_and_computes_the_same_bits(tmp_path):
     assert damaged == bits
 
 
+# The folder under each of several environments, as a new process would choose it.
 WHERE = """
-import json, jax
+import json, os, sys, jax
 from fedpdmc._jax.compilation_cache import use_compilation_cache
-use_compilation_cache()
-print(json.dumps(jax.config.jax_compilation_cache_dir))
+found = []
+for variables in json.loads({!r}):
+    os.environ.update(variables)
+    own = variables.get("JAX_COMPILATION_CACHE_DIR")
+    jax.config.update("jax_compilation_cache_dir", own)
+    use_compilation_cache()
+    found.append(jax.config.jax_compilation_cache_dir)
+    for name in variables:
+        del os.environ[name]
+print(json.dumps(found))
 """
 
 
-def test_off_elsewhere_and_the_user_s_own(tmp_path):
-    assert _run(WHERE, FEDPDMC_COMPILATION_CACHE="off", XDG_CACHE_HOME=str(tmp_path)) is None
-    assert not os.listdir(tmp_path)
-    assert _run(WHERE, FEDPDMC_COMPILATION_CACHE=str(tmp_path / "here")).startswith(str(tmp_path / "here"))
-    assert _run(WHERE, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine")) == str(tmp_path / "mine")
+def _folders(*environments):
+    return _run(WHERE.format(json.dumps(environments)))
 
 
-def test_folder_that_others_can_write_is_not_used(tmp_path):
-    folder = _run(WHERE, XDG_CACHE_HOME=str(tmp_path))
-    assert os.stat(folder).st_mode & 0o077 == 0
+def test_which_folder_is_used(tmp_path):
+    off, here, mine, usual, blocked = (tmp_path / name for name in ("off", "here", "mine", "usual", "blocked"))
+    for folder in (off, usual, blocked):
+        folder.mkdir()
+    (blocked / "fedpdmc").write_text("a file where the folder should be")
+    found = _folders(
+        {"FEDPDMC_COMPILATION_CACHE": "off", "XDG_CACHE_HOME": str(off)},
+        {"FEDPDMC_COMPILATION_CACHE": str(here)},
+        {"JAX_COMPILATION_CACHE_DIR": str(mine)},
+        {"XDG_CACHE_HOME": str(blocked)},
+        {"XDG_CACHE_HOME": str(usual)},
+    )
+    assert found[0] is None and not os.listdir(off)
+    assert found[1].startswith(str(here)) and found[2] == str(mine) and found[3] is None
+    folder = found[4]
+    assert folder.startswith(str(usual)) and os.stat(folder).st_mode & 0o077 == 0
     for mode in (0o770, 0o707):
         os.chmod(folder, mode)
-        assert _run(WHERE, XDG_CACHE_HOME=str(tmp_path)) is None
-
-
-def test_no_folder_can_be_made(tmp_path):
-    (tmp_path / "fedpdmc").write_text("a file where the folder should be")
-    assert _run(WHERE, XDG_CACHE_HOME=str(tmp_path)) is None
+        assert _folders({"XDG_CACHE_HOME": str(usual)}) == [None]
 
 
 def test_oldest_entries_go_first(tmp_path, monkeypatch):

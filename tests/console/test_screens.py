@@ -14,7 +14,7 @@ import fcntl, os, signal, struct, sys, termios, time
 from fedpdmc.console import progress, screens
 from fedpdmc.console.progress import Tick
 
-screens.FIRST_LINE = 0.1
+screens.FIRST_LINE = 0.05
 CONDITIONS = {
     "plain80": (80, {}), "plain200": (200, {}), "dumb": (80, {"TERM": "dumb"}), "nocolor": (80, {"NO_COLOR": "1"}),
     "forced": (80, {"FORCE_COLOR": "1"}), "narrow": (30, {}), "resized": (200, {}),
@@ -44,13 +44,13 @@ def seen(this, seconds):
 def show(name):
     with progress.showing(True, lambda: "north 1.2 ms, south away for 3 s") as this:
         progress.report("compiling", 3, 18)
-        seen(this, 0.3)
+        seen(this, 0.15)
         with progress.Display(True, "burn-in") as display:
-            seen(this, 0.3)
+            seen(this, 0.15)
             display.aim(0.0)
             for k in range(3):
                 display.tick(Tick(-5.0, -5.0 + 2 * k, 0.0, 100 * k, 4 * k, 0.1))
-                time.sleep(0.1)
+                time.sleep(0.05)
         with progress.Display(True, "sampling") as display:
             display.aim(20.0, 1000.0)
             for k in range(1, 8):
@@ -60,10 +60,10 @@ def show(name):
                     seen(this, 0.0)
                     if name == "resized":
                         resize(60)
-                time.sleep(0.1)
+                time.sleep(0.05)
             if name not in ("narrow", "resized"):
                 display.tick(Tick(0.0, 20.0, 20.0, 9000, 36, 0.1))
-                seen(this, 0.3)
+                seen(this, 0.15)
 
 for name in sys.argv[1:] or CONDITIONS:
     columns, variables = CONDITIONS[name]

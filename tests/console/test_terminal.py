@@ -12,10 +12,10 @@ from tests.federation.studies import Folder
 
 README = Path(__file__).parents[2] / "README.md"
 SAMPLE = """
-from tests.support import hospitals, prior
+from tests.support import ZIGZAG, hospitals, prior
 import fedpdmc as fp
 
-post = fp.sample(hospitals(), prior(), chains=4, ess=30, seed=3)
+post = fp.sample(hospitals(), prior(), dynamics=ZIGZAG, reference="laplace", chains=4, ess=30, seed=3)
 post = post.extend(duration=5.0)
 print("rounds:", post.rounds)
 """

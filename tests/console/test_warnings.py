@@ -1,4 +1,4 @@
-"""What other packages would tell a user, and what does not reach him."""
+"""Warnings of other packages that do not reach the user."""
 
 import os
 import subprocess
@@ -19,28 +19,22 @@ with quiet_compiler() if sys.argv[1] == "quiet" else contextlib.nullcontext():
 jax.block_until_ready(jnp.ones(4))
 """
 ARVIZ = """
-import sys
 from fedpdmc.console.warnings import import_arviz
 import_arviz() if sys.argv[1] == "quiet" else __import__("arviz")
 """
 
 
-def errors(script, how, **env):
-    """Standard error of a script in a process of its own."""
+def errors(how, cache):
+    """Standard error of both scripts in a process of their own, whose user has this cache folder."""
+    # What an earlier run has compiled would be compiled without an alarm; ArviZ keeps a stamp of the day.
+    env = {**os.environ, "FEDPDMC_COMPILATION_CACHE": "off", "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run(
-        [sys.executable, "-c", script, how], env={**os.environ, **env}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", ALARM + ARVIZ, how], env=env, capture_output=True, text=True, check=True
     )
     return done.stderr
 
 
-def test_the_alarm_of_the_compiler_does_not_reach_the_user():
-    # What an earlier run has compiled would be compiled without an alarm.
-    anew = {"FEDPDMC_COMPILATION_CACHE": "off"}
-    assert "Constant folding" in errors(ALARM, "loud", **anew)
-    assert errors(ALARM, "quiet", **anew) == ""
-
-
-def test_the_daily_word_of_arviz_does_not_reach_the_user(tmp_path):
-    # Its stamp of the day is in the user's cache.
-    assert "ArviZ is undergoing" in errors(ARVIZ, "loud", XDG_CACHE_HOME=str(tmp_path / "loud"))
-    assert errors(ARVIZ, "quiet", XDG_CACHE_HOME=str(tmp_path / "quiet")) == ""
+def test_warnings_of_the_compiler_and_of_arviz_do_not_reach_the_user(tmp_path):
+    loud = errors("loud", tmp_path / "loud")
+    assert "Constant folding" in loud and "ArviZ is undergoing" in loud
+    assert errors("quiet", tmp_path / "quiet") == ""

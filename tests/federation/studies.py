@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, model_file, rows, with_model_file, write_csv
 
 import fedpdmc as fp
@@ -51,11 +52,32 @@ class Folder:
     def keys(self, name):
         return self.path / "keys" / ("coordinator" if name == "coordinator" else f"sites/{name}")
 
-    def in_process(self, **options):
-        """The run with all sites in this process, each with its own seed."""
+    def connected(self, store=None):
+        """A connection to all sites in this process, each with its own seed."""
         seeds = dict.fromkeys(self.study.sites, SITE_SEED)
-        with fp.connect(self.study, data=self.data, seed=SEED, site_seeds=seeds) as connection:
+        return fp.connect(self.study, data=self.data, seed=SEED, site_seeds=seeds, store=store)
+
+    def in_process(self, **options):
+        """The run with all sites in this process."""
+        with self.connected() as connection:
             return fp.sample(connection, progress=False, **options)
+
+    def crashed_and_resumed(self, store, rounds, **options):
+        """The same run, stopped after some rounds and resumed from its store; the sequence numbers at the stop."""
+        with self.connected(store) as connection:
+            ask, left = connection.transport.ask, iter(range(rounds))
+
+            def crash(requests):
+                if next(left, None) is None:
+                    raise RuntimeError("pulled the plug")
+                return ask(requests)
+
+            connection.transport.ask = crash
+            with pytest.raises(RuntimeError, match="pulled the plug"):
+                fp.sample(connection, progress=False, **options)
+            sequence = connection.federation.sequence.tolist()
+        with self.connected(store) as connection:
+            return fp.sample(connection, progress=False, **options), sequence
 
     def listening(self, **options):
         """A coordinator that listens, with TLS."""

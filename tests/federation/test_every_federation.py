@@ -228,26 +228,9 @@ def test_only_the_sites_that_must_be_asked_get_a_message(wards, tmp_path):
 
 
 def test_a_run_that_asks_only_some_goes_on_after_a_crash_to_the_same_bits(wards, tmp_path):
-    whole, store = wards.in_process(duration=8.0), tmp_path / "store"
-    seeds = dict.fromkeys(wards.study.sites, SITE_SEED)
-
-    def connected():
-        return fp.connect(wards.study, data=wards.data, seed=SEED, site_seeds=seeds, store=store)
-
-    with connected() as connection:
-        ask, left = connection.transport.ask, iter(range(30))
-
-        def crash(requests):
-            if next(left, None) is None:
-                raise RuntimeError("pulled the plug")
-            return ask(requests)
-
-        connection.transport.ask = crash
-        with pytest.raises(RuntimeError, match="pulled the plug"):
-            fp.sample(connection, duration=8.0, progress=False)
-        assert len(set(connection.federation.sequence.tolist())) > 1
-    with connected() as connection:
-        resumed = fp.sample(connection, duration=8.0, progress=False)
+    whole = wards.in_process(duration=8.0)
+    resumed, sequence = wards.crashed_and_resumed(tmp_path / "store", 30, duration=8.0)
+    assert len(set(sequence)) > 1
     assert same_bits(whole, resumed) and whole.rounds == resumed.rounds
     np.testing.assert_array_equal(whole.messages, resumed.messages)
     np.testing.assert_array_equal(whole.bytes, resumed.bytes)

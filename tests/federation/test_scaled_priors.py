@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, Folder, same_bits
+from tests.federation.studies import FEW_ROUNDS, Folder, same_bits
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
@@ -23,24 +23,7 @@ def folder(tmp_path_factory):
 
 def test_a_run_that_died_goes_on_with_the_scales_and_sites_are_sent_nothing_of_them(folder, tmp_path):
     whole = folder.in_process()
-    seeds = dict.fromkeys(folder.study.sites, SITE_SEED)
-
-    def connected():
-        return fp.connect(folder.study, data=folder.data, seed=SEED, site_seeds=seeds, store=tmp_path / "store")
-
-    with connected() as connection:
-        ask, left = connection.transport.ask, iter(range(9))
-
-        def crash(requests):
-            if next(left, None) is None:
-                raise RuntimeError("pulled the plug")
-            return ask(requests)
-
-        connection.transport.ask = crash
-        with pytest.raises(RuntimeError, match="pulled the plug"):
-            fp.sample(connection, progress=False)
-    with connected() as connection:
-        resumed = fp.sample(connection, progress=False)
+    resumed, _ = folder.crashed_and_resumed(tmp_path / "store", 9)
     assert same_bits(whole, resumed) and whole.rounds == resumed.rounds
     agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
     with folder.listening() as connection, folder.sites(connection, agents):

@@ -86,7 +86,7 @@ def test_it_stays_below_when_arrivals_lose_and_chains_add_up(tmp_path):
 def test_a_ledger_that_forgets_losing_arrivals_is_caught(tmp_path, name):
     case = CASES[name]
     sites = pair(tmp_path, case, RHO)
-    options = {"rival": 8.0, "copies": WIDTH, "rule": losers_forgotten, "most_rounds": 40}
+    options = {"rival": 8.0, "copies": WIDTH, "rule": losers_forgotten, "most_rounds": 20}
     assert found(sites, case, **options) > account(sites[0])
 
 

@@ -85,7 +85,9 @@ def _of_means(names=("n", "s", "w"), **options):
     return fp.sample(sites, prior, **options, chains=2, duration=4.0, burn_in=1.0, seed=1, progress=False)
 
 
-@pytest.mark.parametrize("made", [_with_effects, lambda: _of_means(prior_at="extra")])
+@pytest.mark.parametrize(
+    "made", [pytest.param(_with_effects, marks=pytest.mark.long), lambda: _of_means(prior_at="extra")]
+)
 def test_who_walks_the_prior_is_not_a_site(made, tmp_path):
     run = made()
     assert run.settings["sites"] == ["n", "s", "w", "prior"]
