@@ -44,8 +44,8 @@ def remainder(model, x, spread=0.3, seed=1):
     """In coordinates with correlations, less a quadratic."""
     rng = np.random.default_rng(seed)
     rows = jnp.asarray(spread * (np.eye(model.dim) + 0.3 * np.tril(rng.normal(size=(model.dim, model.dim)), -1)))
-    hessian = jax.hessian(model.value)(x)
-    control = Quadratic(hessian, jax.grad(model.value)(x) - hessian @ x)
+    gradient, hessian = jax.jit(lambda x: (jax.grad(model.value)(x), jax.hessian(model.value)(x)))(x)
+    control = Quadratic(hessian, gradient - hessian @ x)
     return model.opened(x, rows, control), rows, control
 
 
@@ -81,7 +81,7 @@ def test_remainder_is_the_joint_potential_through_the_map(family, effects):
         volume = jnp.linalg.slogdet(jacobian[:padded, :padded])[1]
         return energy - volume - control.value(theta)
 
-    wanted = jax.vmap(jax.grad(joint))(a, zeta)
+    wanted = jax.jit(jax.vmap(jax.grad(joint)))(a, zeta)
     np.testing.assert_allclose(part.gradients(a, zeta), wanted, rtol=1e-8, atol=1e-8)
     rates = part.rates(a.T, v.T, part._columns(zeta))
     np.testing.assert_allclose(rates, jnp.sum(wanted * v, 1), rtol=1e-8, atol=1e-8)
