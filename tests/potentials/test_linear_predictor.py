@@ -147,6 +147,6 @@ def test_a_site_without_records_has_a_field_of_zeros():
 def test_bucket_holds_the_records_and_wastes_little(n):
     size = bucket(n)
     assert size >= n
-    assert size == 16 or size < 2 * n
+    assert size == 32 or size < 2 * n
     assert n <= 1024 or size <= 1.125 * n + 1
     assert bucket(size) == size

@@ -83,7 +83,7 @@ def test_who_is_padded(caplog):
     assert padded(_sites(poisson, (7, 7))) == [None, None]
     assert padded(_sites(poisson, (7, 40))) == [64, 64]
     # A small site does not carry the records of a very large one.
-    assert padded(_sites(poisson, (7, 3000))) == [16, bucket(3000)]
+    assert padded(_sites(poisson, (7, 3000))) == [bucket(7), bucket(3000)]
     with caplog.at_level("INFO", "fedpdmc.site"):
         assert padded(_sites(ordered, (7, 9))) == [None, None]
     assert "site 'h0' is compiled for its own number of records: its records are ordered" in caplog.text

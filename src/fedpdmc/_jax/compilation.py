@@ -8,7 +8,8 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Shaped
+import numpy as np
+from jaxtyping import Array, ArrayLike, Shaped
 
 T = TypeVar("T")
 
@@ -41,6 +42,14 @@ def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"])
         (jnp.zeros((), turns.dtype), empty),
     )
     return out
+
+
+def on_device(x: ArrayLike) -> Array:
+    """A NumPy array as one of JAX's, of the same type where precision allows it; outside of compiled code.
+
+    ``jnp.asarray`` compiles a program for every shape, ten milliseconds each.
+    """
+    return jax.device_put(np.asarray(x))
 
 
 def computed_first(tree: T, number: Shaped[Array, " C"]) -> T:

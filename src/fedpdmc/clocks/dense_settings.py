@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.clocks.envelopes.base import usual_states
 from fedpdmc.dynamics import QUARTER, Dynamics
@@ -103,7 +104,7 @@ def pooled(potentials: Sequence[LinearPredictor]) -> LinearPredictor:
 
     def joined(name: str, axis: int):
         parts = [np.asarray(getattr(potential, name)) for potential in potentials]
-        return jnp.asarray(np.concatenate(parts, axis))
+        return on_device(np.concatenate(parts, axis))
 
     control = None if potentials[0].control is None else joined("control", 1)
     return LinearPredictor(

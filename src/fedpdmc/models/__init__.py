@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.models.family_models import beta as beta
@@ -68,8 +69,8 @@ def _counts(name: str, value: np.ndarray) -> np.ndarray:
 
 
 def _predictor(design, response, loss, offset=None) -> LinearPredictor:
-    offset = None if offset is None else jnp.asarray(offset)
-    return LinearPredictor.from_records(jnp.asarray(design), jnp.asarray(response), loss, offset)
+    offset = None if offset is None else on_device(offset)
+    return LinearPredictor.from_records(on_device(design), on_device(response), loss, offset)
 
 
 @double_precision
@@ -106,7 +107,7 @@ def normal_prior(dim: int, mean: Any = 0.0, scale: Any = 1.0, *, cov: Any = None
         name = "normal_prior(cov)" if precision is None else "normal_prior(precision)"
         matrix = _positive_definite(name, cov if precision is None else precision, dim)
         matrix = np.linalg.inv(matrix) if precision is None else matrix
-    return Quadratic(jnp.asarray(matrix), jnp.asarray(-matrix @ center))
+    return Quadratic(on_device(matrix), on_device(-matrix @ center))
 
 
 def _positive_definite(name: str, value: Any, dim: int) -> np.ndarray:

@@ -13,16 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.potentials import LatentProgram, Potential, Program, bare
+from fedpdmc.potentials import LatentProgram, LinearPredictor, Potential, Program, bare
 from fedpdmc.potentials.gaussian_average import public_points
-from fedpdmc.potentials.padding import pad
+from fedpdmc.potentials.padding import bucket, pad
 from fedpdmc.potentials.padding_recipe import Unpaddable
 
 logger = logging.getLogger("fedpdmc.site")
 
 CALL = "Site(potential)"
+# Up to so many records, all sites share the program that computes derivatives.
+FEW_RECORDS = 1024
 SHOULD = "Give a JAX function f(x, data) that returns the minus log likelihood, a number."
 
 
@@ -240,6 +243,12 @@ def _check(model: UserModel, dim: int, name: str) -> None:
 
 def derivatives_of(potential: Potential, x, spread=None):
     """Value, gradient and Hessian, compiled once for each kind and shape of potential; with a spread their averages."""
+    if isinstance(potential, LinearPredictor):
+        rows = potential.design.shape[0]
+        size = max(bucket(rows), FEW_RECORDS)
+        return _derivatives_of(
+            potential.padded(size), x, spread, on_device(float(0 if potential.diagonal else size - rows))
+        )
     if not isinstance(potential, Program):
         return _derivatives_of(potential, x, spread)
     points, weights = public_points(x.shape[0])
@@ -251,10 +260,16 @@ def derivatives_of(potential: Potential, x, spread=None):
 
 
 @eqx.filter_jit
-def _derivatives_of(potential: Potential, x, spread):
+def _derivatives_of(potential: Potential, x, spread, appended=None):
+    """Less the values of records that padding has appended, of which the predictor is zero, and the response."""
     if spread is not None:
-        return potential.averaged(x, spread)
-    return potential.value(x), potential.gradient(x), potential.hessian(x)
+        value, gradient, hessian = potential.averaged(x, spread)
+    else:
+        value, gradient, hessian = potential.value(x), potential.gradient(x), potential.hessian(x)
+    if appended is not None:
+        assert isinstance(potential, LinearPredictor)
+        value = value - appended * potential.loss.value(jnp.zeros(()), jnp.zeros(()))
+    return value, gradient, hessian
 
 
 @eqx.filter_jit

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential, Sum
 from fedpdmc.potentials.losses import Loss
 
@@ -49,7 +50,7 @@ class LinearPredictor(Potential):
     def from_records(cls, design, response, loss: Loss, offset=None) -> LinearPredictor:
         """A potential of all records, with no control variate."""
         n = design.shape[0]
-        offset = jnp.zeros(n) if offset is None else offset
+        offset = on_device(np.zeros(n)) if offset is None else offset
         return cls(design, offset, response, loss)
 
     @property
@@ -149,7 +150,7 @@ class LinearPredictor(Potential):
         extra = n - self.design.shape[0]
 
         def pad(x, *widths):
-            return jnp.asarray(np.pad(np.asarray(x), widths))
+            return on_device(np.pad(np.asarray(x), widths))
 
         return dataclasses.replace(
             self,

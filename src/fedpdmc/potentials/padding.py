@@ -17,6 +17,9 @@ from jaxtyping import Array, Float
 from fedpdmc.potentials.padding_recipe import Recipe, Unpaddable, called, numbers_of
 from fedpdmc.potentials.record_axis import compare, pruned
 
+# The least padded number of records.
+FEWEST = 32
+
 
 class PaddedData(NamedTuple):
     """Data with their records padded by copies of the first one.
@@ -218,9 +221,9 @@ def _masked(value, weights, axis: int):
 
 
 def bucket(n: int) -> int:
-    """The padded number of records: powers of two to 1024, then steps of an eighth of a power of two."""
-    if n <= 16:
-        return 16
+    """The padded number of records: powers of two from 32 to 1024, then steps of an eighth of a power of two."""
+    if n <= FEWEST:
+        return FEWEST
     power = 1 << (n - 1).bit_length()
     if power <= 1024:
         return power

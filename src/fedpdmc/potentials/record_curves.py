@@ -26,6 +26,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -34,7 +35,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.linear_predictor import LinearPredictor
+from fedpdmc.potentials.losses import Loss
 
 # Reach of a record's polynomial in units of |ξ|; the predictor of a record is within it but for e⁻⁸ of the states.
 SPREAD = 4.0
@@ -49,6 +52,8 @@ UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
 # Numbers of the products of a block on an accelerator.
 WIDE_NUMBERS = 2**25
 DEGREES = (4, 6, 8, 10, 12)
+# Numbers of a loss that are computed at a time, before a run.
+AT_A_TIME = 2**14
 
 
 class Curves(NamedTuple):
@@ -255,16 +260,14 @@ def local_terms(
     design, size, reach = design[own], size[own], SPREAD * size[own]
     offset, response = np.asarray(potential.offset)[own], np.asarray(potential.response)[own]
     y = chebyshev_nodes(degree)
-    first = np.asarray(
-        potential.loss.first(jnp.asarray(offset[:, None] + reach[:, None] * y), jnp.asarray(response)[:, None])
-    )
+    first = slopes(potential.loss, offset[:, None] + reach[:, None] * y, response[:, None])[0]
     if potential.control is not None:
         point, slope, curvature = (x[own, None] for x in np.asarray(potential.control))
         first = first - slope - curvature * (offset[:, None] + reach[:, None] * y - point)
     to_monomials, tau = _powers(degree, nodes)
     c = (first * reach[:, None]) @ to_monomials.T
     growth = potential.loss.growth
-    order = np.asarray(potential.loss.beyond(degree + 1, jnp.asarray(offset), jnp.asarray(response)))
+    (order,) = by_record(lambda z, y: (potential.loss.beyond(degree + 1, z, y),), offset, response)
     space = reach * np.exp(growth * reach) * order / math.factorial(degree) * reach**degree * 2.0 ** (1 - degree)
     # The coefficients' own rounding, in 64 bits.
     space += ULPS * 2.0**degree * np.abs(first).max(1, initial=0.0) * reach
@@ -290,19 +293,41 @@ def packed(x: np.ndarray, shape: tuple[int, int]) -> Float32[Array, "B b m"]:
     """Rows in blocks, padded with zeros: a record of zeros adds nothing to rate and error."""
     padded = np.zeros((math.prod(shape), x.shape[1]), np.float32)
     padded[: x.shape[0]] = x
-    return jnp.asarray(padded.reshape(*shape, -1))
+    return on_device(padded.reshape(*shape, -1))
 
 
 def exact_rounding(potential: LinearPredictor) -> Float[Array, ""]:
     """Some units in the last place of all terms of ``Σ ρ' ξ·v`` in 64 bits, before they cancel."""
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
-    offset, response, loss = potential.offset, potential.response, potential.loss
-    first, second = (np.abs(np.asarray(g(offset, response))) for g in (loss.first, loss.second))
+    offset, response = np.asarray(potential.offset), np.asarray(potential.response)
+    first, second = map(np.abs, slopes(potential.loss, offset, response))
     terms = 1 + np.abs(response) + first + second * (np.abs(offset) + size)
     if potential.control is not None:
         point, slope, curvature = np.abs(np.asarray(potential.control))
         terms = terms + slope + curvature * (np.abs(offset) + point + size)
-    return jnp.asarray(ULPS * float(np.sum(size * terms)))
+    return on_device(ULPS * float(np.sum(size * terms)))
+
+
+def by_record(function: Callable, z: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """The numbers ``function(z, y)`` of a loss, computed so many at a time: nothing is compiled for another shape."""
+    places = np.broadcast_arrays(z, y)
+    parts = []
+    for start in range(0, max(places[0].size, 1), AT_A_TIME):
+        some = [np.ravel(x)[start : start + AT_A_TIME] for x in places]
+        count = len(some[0])
+        found = function(*(on_device(np.pad(x, (0, AT_A_TIME - count))) for x in some))
+        parts.append([np.asarray(x)[:count] for x in found])
+    return [np.concatenate(x).reshape(places[0].shape) for x in zip(*parts, strict=True)]
+
+
+def slopes(loss: Loss, z: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """The first two derivatives of the loss of some predictors."""
+    return by_record(functools.partial(_slopes, loss), z, y)
+
+
+@eqx.filter_jit
+def _slopes(loss: Loss, z, y):
+    return loss.first(z, y), loss.second(z, y)
 
 
 def count_records(potential: LinearPredictor) -> int:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.compilation import compiled, on_device
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, LatentClock, Path, Walk, answer, follow, holding
 from fedpdmc.errors import BoundViolation, NotFinite
@@ -210,7 +210,7 @@ def _group(clocks, columns, keys) -> tuple[tuple[Group, ...], np.ndarray]:
 
 def _stacked(*arrays) -> Array:
     """Stacked by NumPy: nothing is compiled for it."""
-    return jnp.asarray(np.stack([np.asarray(array) for array in arrays]))
+    return on_device(np.stack([np.asarray(array) for array in arrays]))
 
 
 def begin(groups: tuple[Group, ...], coordinator: Coordinator, state: State) -> Progress:
