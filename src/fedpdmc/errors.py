@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+# What to do about an operation that is not finite, in a user's function.
+GUARD = (
+    "Give that operation an argument for which it is smooth, by a jnp.where inside of it and another around it; write "
+    "sqrt(x * x) as abs(x); or keep the parameters away from there with constraints=(A, b) or a change of variables."
+)
+
 
 class FedPDMCError(Exception):
     """Root of all errors that the package raises on purpose."""
@@ -40,15 +46,19 @@ class BoundViolation(FedPDMCError):
 
 
 class NotFinite(FedPDMCError):
-    """A site's rate was not a finite number at a point of the plan."""
+    """A site's rate was not a finite number at a point of the plan.
 
-    def __init__(self, site: str, chain: int, message: str | None = None):
-        self.site, self.chain = site, chain
-        super().__init__(
-            message
-            or f"site {site!r}, chain {chain}: the rate was not finite (code NOT_FINITE). Start nearer to the posterior "
-            "(init=), rescale the covariates, or use reference='laplace'."
-        )
+    ``where`` names the operation of a user's function that is not finite there, and its line.
+    """
+
+    def __init__(self, site: str, chain: int, message: str | None = None, where: str | None = None):
+        self.site, self.chain, self.where = site, chain, where
+        cause, remedy = "", "Start nearer to the posterior (init=), rescale the covariates, or use reference='laplace'."
+        if where is not None:
+            cause = f". The function or its gradient is infinite or not a number here: {where}"
+            remedy = GUARD
+        found = f"site {site!r}, chain {chain}: the rate was not finite (code NOT_FINITE){cause}. {remedy}"
+        super().__init__(message or found)
 
 
 class RunTooLong(FedPDMCError):

@@ -12,7 +12,8 @@ from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.costs import message_bytes
 from fedpdmc.sampling.engines import compiled_gaussian, compiled_loop
-from fedpdmc.sampling.engines.compiled_loop import raise_faults, run_chunk
+from fedpdmc.sampling.engines.compiled_loop import run_chunk
+from fedpdmc.sampling.engines.faults import raise_faults
 
 ENDS = (3.0, 8.0)
 

@@ -116,7 +116,10 @@ class ThinnedClock(Clock[ThinnedWalk]):
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
         gradient, rates, bound = look(self.dynamics, self.potential, a, v, ahead)
-        finite = jnp.all(jnp.isfinite(gradient), -1) & jnp.all(jnp.isfinite(bound.curve), -1)
+        # A bound that is not a number has no candidates: the walk would go on as if the rate were zero.
+        finite = jnp.all(jnp.isfinite(gradient), -1) & jnp.all(
+            jnp.isfinite(bound.value + bound.slope + bound.curve), -1
+        )
         rate = pick_mark(rates, walk.mark)
         accepted, fault = judged(state.threshold, rate, state.ceiling, finite, candidate=state.candidate)
         no = jnp.zeros_like(accepted)

@@ -5,11 +5,12 @@ from fedpdmc.enclosures.domain import Truth
 from fedpdmc.enclosures.interpreter import enclose
 from fedpdmc.enclosures.intervals import Cell, Interval, Series, span
 from fedpdmc.enclosures.inventory import inventory
+from fedpdmc.enclosures.not_finite import not_finite_along, not_finite_at
 from fedpdmc.enclosures.recognised_calls import smoothed
 from fedpdmc.enclosures.registry import register
 from fedpdmc.enclosures.taylor_models.taylor_model import Curve, Stretch
 
 __all__ = [
     "Cell", "Curve", "Interval", "Series", "Stretch", "Truth", "check_continuity", "enclose", "inventory",
-    "register", "smoothed", "span",
+    "not_finite_along", "not_finite_at", "register", "smoothed", "span",
 ]  # fmt: skip

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.errors import InputError
+from fedpdmc.enclosures import not_finite_at
+from fedpdmc.errors import GUARD, InputError
 from fedpdmc.potentials import LatentProgram, LinearPredictor, Potential, Program, bare
 from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.potentials.padding import bucket, pad
@@ -290,9 +291,9 @@ def check_start(potential: Potential, x: np.ndarray, name: str) -> None:
     value, gradient, _ = derivatives_of(bare(potential), jnp.asarray(x), None)
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         what = "value" if not np.isfinite(value) else "gradient"
+        where = not_finite_at(potential.value, x)
         raise InputError(
             f"sites ({name!r})",
-            f"a model whose {what} is not finite at the start {np.asarray(x)[:4]}",
-            "Give init=, a point at which every site's likelihood is finite, or look for log(0), division by zero or "
-            "overflow in the model.",
+            f"a model whose {what} is not finite at the start {np.asarray(x)[:4]}" + (f": {where}" if where else ""),
+            f"Give init=, a point at which every site's likelihood is finite. {GUARD}",
         )

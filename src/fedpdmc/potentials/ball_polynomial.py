@@ -274,7 +274,9 @@ def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float
     off = np.maximum(jet.hi[0] - middle, middle - jet.lo[0])
     with np.errstate(invalid="ignore"):
         width = np.maximum(np.abs(jet.hi - middle), np.abs(jet.lo - middle))
-    omega = ROOM * np.asarray([form_norm(table, column, order) for column in width])
+    # Where the value or a lower derivative is not a number, as 0 log 0, the highest may be one all the same.
+    lost = np.isnan(width).any(1)
+    omega = np.where(lost, np.inf, ROOM * np.asarray([form_norm(table, column, order) for column in width]))
     coefficients = _gradient_of(program, center, table, middle)
     control = np.zeros_like(middle) if program.control is None else _quadratic(program.control, center, table)
     rest = middle - control

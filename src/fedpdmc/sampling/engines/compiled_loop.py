@@ -20,14 +20,15 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled, on_device
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import NOT_FINITE, VIOLATED, Clock, LatentClock, Path, Walk, answer, follow, holding
-from fedpdmc.errors import BoundViolation, NotFinite
+from fedpdmc.clocks import NOT_FINITE, Clock, LatentClock, Path, Walk, answer, follow, holding
+from fedpdmc.errors import NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.sampling.engines import compiled_gaussian, local_latents, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
+from fedpdmc.sampling.engines.faults import not_finite, raise_faults
 from fedpdmc.sampling.engines.selective_requests import Request, Sent, finish_round
 
 
@@ -134,10 +135,22 @@ class LocalFederation(Federation):
         return arrivals
 
     def faults(self, progress: Progress) -> None:
-        """Raise the first fault of any site."""
-        raise_faults([self._names[i] for i in self.order], self._faults(progress))
+        """Raise the first fault of any site, with the operation that is not finite where it is known."""
+        try:
+            raise_faults([self._names[i] for i in self.order], self._faults(progress))
+        except NotFinite as error:
+            place = self._names.index(error.site)
+            where = not_finite(self._clocks[place], self._columns[place], *self._walks(progress, place), error.chain)
+            raise NotFinite(error.site, error.chain, where=where) from None
         if bool(progress.broken):
             raise NotFinite("coordinator", 0)
+
+    def _walks(self, progress: Progress, place: int) -> tuple[Path | None, Walk]:
+        """The path that a site walks, where all sites walk the same, and how far it has come."""
+        parts = [jax.vmap(lambda c, w: c.walk(w))(g.clock, w) for g, w in zip(self.groups, progress.walks, strict=True)]
+        row = int(np.argmax(self.order == place))
+        walk = jax.tree.map(lambda *x: np.concatenate([np.asarray(part) for part in x])[row], *parts)
+        return progress.itinerary.path if progress.requests is None else None, walk
 
     def _faults(self, progress: Progress) -> np.ndarray:
         parts = zip(self.groups, progress.walks, strict=True)
@@ -180,14 +193,6 @@ class LocalFederation(Federation):
         out = np.zeros(len(self._names), dtype=np.int64)
         out[self.order] = counts
         return out
-
-
-def raise_faults(names, faults: np.ndarray) -> None:
-    """Raise for the first fault in an array of shape (sites, chains)."""
-    bad = np.argwhere(faults != 0)
-    if bad.size:
-        site, chain = (int(i) for i in bad[0])
-        raise (BoundViolation if faults[site, chain] == VIOLATED else NotFinite)(names[site], chain)
 
 
 _answer = compiled(answer)

@@ -14,8 +14,8 @@ from fedpdmc.results.skeleton import Chunk
 from fedpdmc.sampling.coordinator import State
 from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.chunked import CompiledEngine
-from fedpdmc.sampling.engines.compiled_loop import raise_faults
 from fedpdmc.sampling.engines.event_buffer import Record
+from fedpdmc.sampling.engines.faults import raise_faults
 
 # The share of an accelerator's memory above which knots go to the host at once.
 MOST_FILLED = 0.5

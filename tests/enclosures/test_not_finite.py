@@ -1,0 +1,152 @@
+"""NaN in a branch that is not taken, zero distances, 0/0 and 0 log 0: never under a finite bound, and named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.special import xlogy
+from tests.enclosures.by_numpy import by_numpy
+
+import fedpdmc as fp
+from fedpdmc._jax.random_streams import chain_keys
+from fedpdmc.clocks import NOT_FINITE, answer
+from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.enclosures import enclose, not_finite_along, not_finite_at
+from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
+from fedpdmc.enclosures.multi_index import monomials
+from fedpdmc.errors import InputError, NotFinite
+from fedpdmc.plan import Plan
+from fedpdmc.potentials import Program
+from fedpdmc.potentials.jax_function import _rates
+
+COUNT = np.array([1.0, 0.0, 2.0])
+START = np.array([0.0, 0.4])
+
+
+def distances(x):
+    places = jnp.stack([x, 0.5 * x + 1.0])
+    return jnp.sum(jnp.exp(-jnp.linalg.norm(places[:, None] - places, axis=-1)))
+
+
+def guarded_distances(x):
+    square = jnp.sum((jnp.stack([x, 0.5 * x + 1.0])[:, None] - jnp.stack([x, 0.5 * x + 1.0])) ** 2, -1)
+    apart = ~np.eye(2, dtype=bool)
+    return jnp.sum(jnp.where(apart, jnp.exp(-jnp.sqrt(jnp.where(apart, square, 1.0))), 1.0))
+
+
+# With the primitive that is named at x = (0, 0.4), where the first parameter is zero; often that of a derivative.
+BROKEN = {
+    "root in one where": (lambda x: jnp.where(x[0] > 0, jnp.sqrt(x[0]), 0.0), "div"),
+    "root of a square": (lambda x: jnp.sqrt(x[0] ** 2), "div"),
+    "norm of zero": (lambda x: jnp.linalg.norm(x[:1]), "div"),
+    "zero distances": (distances, "div"),
+    "0/0 of data": (lambda x: jnp.sum(jnp.where(COUNT > 0, x[1] / jnp.asarray(COUNT), 0.0)), "div"),
+    "0/0 of parameters": (lambda x: jnp.where(x[0] == 0, 1.0, jnp.sin(x[0]) / x[0]), "integer_pow"),
+    "0 log 0 of data": (lambda x: jnp.sum(COUNT * jnp.log(COUNT * jnp.exp(x[1]))), "log"),
+    "0 log 0 of parameters": (lambda x: jnp.sum(xlogy(jnp.abs(x[:1]), jnp.abs(x[:1]))), "div"),
+    "a power with an infinite slope": (lambda x: jnp.abs(x[0]) ** 0.5, "pow"),
+}  # fmt: skip
+HARMLESS = {
+    "root in two wheres": lambda x: jnp.where(x[0] > 1, jnp.sqrt(jnp.where(x[0] > 1, x[0] - 0.5, 1.0)), 1.0),
+    "guarded distances": guarded_distances,
+    "0/0 of data, guarded": lambda x: jnp.sum(jnp.where(COUNT > 0, x[1] / np.where(COUNT > 0, COUNT, 1.0), 0.0)),
+    "0 log 0 of data, guarded": lambda x: jnp.sum(xlogy(COUNT, np.maximum(COUNT, 1.0) * jnp.exp(x[1]))),
+}
+
+
+def whole(function):
+    """A proper potential with this term."""
+    return Program(lambda x, data: function(x) + 0.5 * jnp.sum((x - 0.3) ** 2), jnp.zeros(1), 2)
+
+
+def bounds(program, flips):
+    """The largest numbers of the bounds on a short stretch through the start, in cells and as a Taylor model."""
+    a, v = START - np.array([0.005, 0.0]), np.ones(2)
+    cell = by_numpy(lambda a, v, h: _rates(program._program(flips), False, a, v, h), a, v, 0.01)
+    parts, error = by_numpy(
+        lambda a, v, h: program.curves(False, flips, a, v, h, 2), a[:, None], v[:, None], np.array([0.01])
+    )
+    return cell.value + cell.error + cell.slope + cell.low + cell.high, parts[0] + error
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("flips", [True, False])
+@pytest.mark.parametrize("name", [name for name in BROKEN if name != "0/0 of data"])
+def test_no_bound_is_finite_where_the_gradient_is_not(name, flips):
+    for found in bounds(whole(BROKEN[name][0]), flips):
+        assert not np.all(np.isfinite(found))
+    balls = Balls(np.asarray([0.0, 0.1]), monomials(2, 2))
+    with np.errstate(all="ignore"):
+        jet = enclose(BROKEN[name][0], balls)(identity(balls, START))
+    if isinstance(jet, Jet):
+        with np.errstate(invalid="ignore"):
+            assert not np.all(np.isfinite(jet.hi[1] - jet.lo[1]))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_operation_and_its_line_are_named(name):
+    function, primitive = BROKEN[name]
+    named = not_finite_at(function, START)
+    assert named is not None and named.startswith(f"{primitive!r} at ") and "test_not_finite.py:" in named
+
+
+@pytest.mark.usefixtures("double")
+def test_a_division_by_a_zero_of_the_data_that_is_not_used_has_the_derivatives_of_the_guarded_one():
+    """Its gradient is NaN, which the start shows; on balls the choice by the data leaves the zero out."""
+    balls = Balls(np.asarray([0.0, 0.1]), monomials(2, 2))
+    with np.errstate(all="ignore"):
+        plain = enclose(BROKEN["0/0 of data"][0], balls)(identity(balls, START))
+    guarded = enclose(HARMLESS["0/0 of data, guarded"], balls)(identity(balls, START))
+    np.testing.assert_array_equal(plain.lo, guarded.lo)
+    np.testing.assert_array_equal(plain.hi, guarded.hi)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", HARMLESS)
+def test_guards_are_harmless(name):
+    program = whole(HARMLESS[name])
+    assert not_finite_at(program.value, START) is None
+    for flips in (True, False):
+        for found in bounds(program, flips):
+            assert np.all(np.isfinite(found))
+        along = not_finite_along(program.value, program._program(flips), START, np.ones(2))
+        assert along is None
+
+
+@pytest.mark.usefixtures("double")
+def test_what_is_finite_but_not_smooth_is_named_along_a_path():
+    """The gradient is finite on both sides of the place."""
+    program = whole(lambda x: jnp.sqrt(x[0] ** 2))
+    named = not_finite_along(program.value, program._program(True), np.array([1e-9, 0.4]), np.array([-1.0, 1.0]))
+    assert named is not None and named.startswith("'sqrt' at ") and "test_not_finite.py:" in named
+
+
+def test_a_start_where_the_gradient_is_not_finite_is_refused_with_the_line():
+    with pytest.raises(InputError, match=r"gradient is not finite at the start.*'div' at .*test_not_finite.py:\d+"):
+        fp.sample(fp.Site(lambda x: jnp.linalg.norm(x), name="a"), fp.models.normal_prior(2), duration=1.0)
+
+
+def test_a_run_that_meets_such_a_place_stops_with_the_line():
+    site = fp.Site(lambda x: jnp.where(x[0] > 0, jnp.sqrt(x[0]), 0.0), name="a")
+    settings = {
+        "reference": fp.Reference(jnp.array([0.5]), jnp.array([0.5])),
+        "init": [0.5],
+        "chains": 4,
+        "duration": 20.0,
+        "seed": 1,
+    }
+    with pytest.raises(NotFinite, match=r"'sqrt' at .*test_not_finite.py:\d+.*jnp.where inside") as found:
+        fp.sample(site, fp.models.normal_prior(1), dynamics=fp.ZigZag(), progress=False, **settings)
+    assert found.value.where is not None
+
+
+@pytest.mark.usefixtures("double")
+def test_a_bound_that_is_not_a_number_stops_a_walk_in_cells():
+    """It has no candidates: without a fault the walk would pass over the cell."""
+    program = whole(lambda x: jnp.sum(COUNT ** jnp.exp(x[0])))
+    clock = ThinnedClock(program, fp.ZigZag())
+    plan = Plan(jnp.zeros(1, int), jnp.asarray(START)[None], jnp.ones((1, 1)), jnp.ones((1, 1, 2)))
+    assert np.all(np.isfinite(program.gradient(jnp.asarray(START))))
+    _, walk = jax.jit(answer)(clock, chain_keys(jax.random.key(0), 1), plan)
+    assert int(walk.fault[0]) == NOT_FINITE
