@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 # Chains whose records are passed over together.
 MOST_LANES, LEAST_LANES = 16, 8
@@ -52,6 +52,33 @@ def gathered(index: Int[Array, " L"], rows: S) -> S:
 def scattered(index: Int[Array, " L"], old: S, new: S) -> S:
     """The old rows with the new ones in their places."""
     return jax.tree.map(lambda before, after: before.at[index].set(after, mode="drop"), old, new)
+
+
+def in_turns(
+    function: Callable[[Any], Shaped[Array, "L n"]], which: Bool[Array, " C"], rows: Any, width: int
+) -> Float[Array, "C n"]:
+    """``function`` of the rows of these chains, some at a time; zeros for the others.
+
+    Few arrays to gather and one to put back: each costs a kernel to compile.
+    """
+    chains, count = which.shape[0], jnp.sum(which)
+    lanes = lane_count(chains)
+    # The chains in question first; all others are beyond the last row.
+    order = jnp.nonzero(which, size=chains + lanes, fill_value=chains)[0]
+
+    def some(carry):
+        turn, out = carry
+        index = jax.lax.dynamic_slice(order, (turn * lanes,), (lanes,))
+        return turn + 1, out.at[index].set(function(gathered(index, rows)), mode="drop")
+
+    start = (jnp.zeros((), count.dtype), jnp.zeros((chains, width)))
+    return jax.lax.while_loop(lambda carry: carry[0] * lanes < count, some, start)[1]
+
+
+def enough(which: Bool[Array, " C"], moving: Bool[Array, " C"]) -> Bool[Array, " C"]:
+    """These chains, where they fill the lanes or few others move that could join them; else none."""
+    lanes = lane_count(which.shape[0])
+    return which & (jnp.sum(which) >= jnp.minimum(lanes, 1 + jnp.sum(moving) // LEAST_LANES))
 
 
 def served(

@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import ChainKeys, exponentials, normals, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, unit
-from fedpdmc.clocks.batching import served
+from fedpdmc.clocks.batching import enough, in_turns
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials.informed_map import CHEBYSHEV, POINTS
@@ -40,8 +40,8 @@ from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 SILENT = 1.0
 # Parts of a cell with a bound of their own, and candidates that a step looks at.
 PARTS, CANDIDATES = 8, 6
-# Apart from the keys of arrivals: those of silent events and of the first latents.
-SILENT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x7F4A7C15)
+# Apart from the keys of arrivals: those of silent events, of the times between them, and of the first latents.
+SILENT_KEY, WAIT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x6A09E667), np.uint32(0x7F4A7C15)
 
 
 class LatentWalk(eqx.Module):
@@ -62,8 +62,8 @@ class LatentWalk(eqx.Module):
         Whether the plan has not been looked at yet.
     waiting, due : (C,)
         Whether the exact rate is due at the candidate where the walk stands, or a silent event is.
-    threshold, ceiling, least, most : (C,)
-        Of the candidate: the level that the rate must exceed, its bound, and the polynomial's squeeze.
+    candidate : (C, 4)
+        The level that the rate must exceed, its bound, and the least and the most that the polynomial allows.
     """
 
     walk: Walk
@@ -74,10 +74,7 @@ class LatentWalk(eqx.Module):
     new: Bool[Array, " C"]
     waiting: Bool[Array, " C"]
     due: Bool[Array, " C"]
-    threshold: Float[Array, " C"]
-    ceiling: Float[Array, " C"]
-    least: Float[Array, " C"]
-    most: Float[Array, " C"]
+    candidate: Float[Array, "C 4"]
 
 
 class LatentClock(Clock[LatentWalk]):
@@ -111,7 +108,7 @@ class LatentClock(Clock[LatentWalk]):
         zeta = jnp.full((chains, self.potential.latents), jnp.nan)
         walk = Walk.idle(self.dynamics, chains, self.dim)
         zeros, no = jnp.zeros(chains), jnp.zeros(chains, bool)
-        return LatentWalk(walk, zeta, zeta, zeros, jnp.zeros(chains, int), no, no, no, zeros, zeros, zeros, zeros)
+        return LatentWalk(walk, zeta, zeta, zeros, jnp.zeros(chains, int), no, no, no, jnp.zeros((chains, 4)))
 
     def restart(self, state, new, path):
         """Start on new plans, from the settled latents."""
@@ -152,13 +149,17 @@ class LatentClock(Clock[LatentWalk]):
         return path.state(self.dynamics, segment, at - path.at(path.begin, segment))[0]
 
     def _wait(self, path: Path, keys: ChainKeys, count: Int[Array, " C"]) -> Float[Array, " C"]:
-        u = uniforms(keys ^ SILENT_KEY, path.number, count, self.potential.chances + 1)[0]
-        return exponentials(u) / self.silent_rate
+        return exponentials(uniforms(keys ^ WAIT_KEY, path.number, count, 1)[0]) / self.silent_rate
 
-    def _moved(self, a, zeta, path: Path, keys: ChainKeys, count: Int[Array, " C"]):
-        """The latents after this silent event of the plan."""
-        u = uniforms(keys ^ SILENT_KEY, path.number, count, self.potential.chances + 1)
-        return self.potential.kernel(a, zeta, u[1:])
+    def _moved(self, which: Bool[Array, " C"], a, zeta, path: Path, keys: ChainKeys, count: Int[Array, " C"]):
+        """The latents after this silent event of the plan, on some chains."""
+
+        def kernel(rows):
+            (a, zeta), (number, count), keys = rows
+            return self.potential.kernel(a, zeta, uniforms(keys ^ SILENT_KEY, number, count, self.potential.chances))
+
+        moved = in_turns(kernel, which, ((a, zeta), (path.number, count), keys), zeta.shape[1])
+        return jnp.where(which[:, None], moved, zeta)
 
     def settle(
         self, state: LatentWalk, path: Path, elapsed: Float[Array, " C"], which: Bool[Array, " C"], keys: ChainKeys
@@ -172,8 +173,7 @@ class LatentClock(Clock[LatentWalk]):
         def event(carry):
             zeta, silent, count = carry
             happens = which & (silent < elapsed)
-            moved = self._moved(self.position(path, silent), zeta, path, keys, count)
-            zeta = jnp.where(happens[:, None], moved, zeta)
+            zeta = self._moved(happens, self.position(path, silent), zeta, path, keys, count)
             count = count + happens
             return zeta, jnp.where(happens, silent + self._wait(path, keys, count), silent), count
 
@@ -184,60 +184,69 @@ class LatentClock(Clock[LatentWalk]):
 
     def step(self, state, path, keys):
         """One cell of the path on every chain; arrivals and silent events are worked out where enough chains wait."""
-        state = self._begun(state, path, keys)
-        state = keep_done(state.walk.done | state.waiting | state.due, state, self._cell(state, path, keys))
-        own = (path, keys)
-        state = served(self.walk, state, own, lambda now: now.waiting, self._decided)
-        return served(self.walk, state, own, lambda now: now.due, self._silenced)
+        begun = jax.lax.cond(jnp.any(state.new), lambda: self._begun(state, path, keys), lambda: state)
+        state = self._cell(begun, path, keys)
+        a, v = path.state(self.dynamics, state.walk.segment, state.walk.offset)
+        return self._silenced(self._decided(state, path, a, v), path, keys, a)
 
     def _cell(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
         """Bound the rate on a cell and go to the first candidate, to the silent event, or to the cell's end."""
-        walk = state.walk
+        walk, moving = state.walk, _moving(state)
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         now = path.at(path.begin, walk.segment) + walk.offset
         remaining = path.at(path.duration, walk.segment) - walk.offset
         before = jnp.maximum(state.silent - now, 0.0)
+
+        def look(rows):
+            (a, v, zeta, room), (number, draws), keys = rows
+            cell = self.potential.cell(a, v, zeta, room)
+            since, threshold, ceiling, hit, whole = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
+            known = _polynomial(cell, since)
+            finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values), 0) | (room <= 0)
+            found = (threshold, ceiling, known - cell.error, known + cell.error, since, cell.length, hit, whole, finite)
+            return jnp.stack([jnp.asarray(x, float) for x in found], 1)
+
         room = jnp.minimum(remaining, before)
-        cell = self.potential.cell(a, v, state.zeta, room)
-        u = uniforms(keys, path.number, walk.draws, 2 * CANDIDATES)
-        since, threshold, ceiling, hit, whole = _candidate(cell, u)
-        known = _polynomial(cell, since)
-        finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values), 0) | (room <= 0)
-        ends = whole & (cell.length >= remaining)
+        rows = ((a, v, state.zeta, room), (path.number, walk.draws), keys)
+        found = in_turns(look, moving, rows, 9)
+        since, length = found[:, 4], found[:, 5]
+        hit, whole, finite = (found[:, k] > 0 for k in (6, 7, 8))
+        ends = whole & (length >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
         moved = walk.moved(path, segment, offset, over, walk.mark, jnp.where(finite, FINE, NOT_FINITE))
         moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + POINTS)
-        due = whole & (cell.length >= before) & ~over
-        return eqx.tree_at(
-            lambda s: (s.walk, s.waiting, s.due, s.threshold, s.ceiling, s.least, s.most),
-            state,
-            (moved, hit & ~over & finite, due, threshold, ceiling, known - cell.error, known + cell.error),
-        )
+        due = whole & (length >= before) & ~over
+        own = (keep_done(~moving, walk, moved), state.waiting | moving & hit & ~over & finite, state.due | moving & due)
+        candidate = jnp.where(moving[:, None], found[:, :4], state.candidate)
+        return eqx.tree_at(lambda s: (s.walk, s.waiting, s.due, s.candidate), state, (*own, candidate))
 
-    def _decided(self, state: LatentWalk, own: tuple[Path, ChainKeys]) -> LatentWalk:
-        """The exact rate at candidates."""
-        walk, (path, _) = state.walk, own
-        a, v = path.state(self.dynamics, walk.segment, walk.offset)
-        gradient = self.potential.gradients(a, state.zeta)
+    def _decided(self, state: LatentWalk, path: Path, a, v) -> LatentWalk:
+        """The exact rate at candidates, where enough chains wait for it."""
+        walk, which = state.walk, enough(state.waiting, _moving(state))
+        rows = (a, state.zeta)
+        gradient = in_turns(lambda rows: self.potential.gradients(*rows), which, rows, a.shape[1])
         rate = jnp.sum(gradient * v, -1)
-        accepted, fault = judged(
-            state.threshold, rate, state.ceiling, jnp.isfinite(rate), (state.least, state.most)
-        )  # fmt: skip
+        threshold, ceiling, least, most = state.candidate.T
+        accepted, fault = judged(threshold, rate, ceiling, jnp.isfinite(rate), (least, most), which)
         decided = walk.decided(path, accepted, fault, unit(gradient))
-        new = eqx.tree_at(lambda s: (s.walk, s.waiting), state, (decided, jnp.zeros_like(accepted)))
-        return keep_done(~state.waiting, state, new)
-
-    def _silenced(self, state: LatentWalk, own: tuple[Path, ChainKeys]) -> LatentWalk:
-        """Apply silent events."""
-        path, keys = own
-        a, _ = path.state(self.dynamics, state.walk.segment, state.walk.offset)
-        zeta = self._moved(a, state.zeta, path, keys, state.count)
-        count = state.count + 1
-        silent = state.silent + self._wait(path, keys, count)
-        new = eqx.tree_at(
-            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, count, jnp.zeros_like(state.due))
+        return eqx.tree_at(
+            lambda s: (s.walk, s.waiting), state, (keep_done(~which, walk, decided), state.waiting & ~which)
         )
-        return keep_done(~state.due, state, new)
+
+    def _silenced(self, state: LatentWalk, path: Path, keys: ChainKeys, a) -> LatentWalk:
+        """Apply silent events, where enough chains have one."""
+        which = enough(state.due, _moving(state))
+        zeta = self._moved(which, a, state.zeta, path, keys, state.count)
+        count = state.count + which
+        silent = jnp.where(which, state.silent + self._wait(path, keys, count), state.silent)
+        return eqx.tree_at(
+            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, count, state.due & ~which)
+        )
+
+
+def _moving(state: LatentWalk) -> Bool[Array, " C"]:
+    """The chains that can go on."""
+    return ~(state.walk.done | state.waiting | state.due)
 
 
 def _chebyshev_matrix() -> np.ndarray:

@@ -42,6 +42,8 @@ LOOSE_REMEDY = (
     "differences. Use fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
     "the posterior is nearly Gaussian. bounds='adaptive' needs no proved bounds and is not certified."
 )
+# Records so few that a clock which is compiled soon is the best.
+FEW_RECORDS = 3
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-12
 
@@ -165,7 +167,7 @@ def _center(site: Site, opening: Opening):
     control, program = opening.control, isinstance(site.potential, Program)
     if control is None or site.coordinates is not None:
         return None
-    if not program and (control.order != 2 or not site.records):
+    if not program and (control.order != 2 or site.records <= FEW_RECORDS):
         return None
     return jnp.asarray(opening.reference.to_a(np.asarray(control.point)))
 

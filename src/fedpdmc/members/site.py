@@ -172,8 +172,10 @@ class Site(Member):
         if self.model is None or isinstance(getattr(self._potential, "function", None), Padded):
             return self
         potential = self.model.padded(self.dim, self.name, size)
-        if potential is None:
-            return self
+        return self if potential is None else self.holding(potential)
+
+    def holding(self, potential: Potential) -> Site:
+        """The same site with another form of its potential."""
         site = copy.copy(self)
         site._potential = site.raw = potential
         return site

@@ -5,10 +5,10 @@ Gaussian with mean ``σ(u) m`` and variance ``σ(u)/h``, where ``u = 2 log τ + 
 map ``z = σ(u) m(θ) + √(σ(u)/h) ζ`` makes it standard normal in ζ: centred for ``h → ∞``, non-centred for ``h → 0``. h, m and
 ``∂m/∂θ`` are chosen so that mean, variance and the slope of the mean are those of the true conditional at the reference.
 
-**Bounds.** Let ``f(t) = R(a(t), ζ)`` with ζ at rest on a rotation, ``a(t) = a cos t + v sin t``, ``r² = |a|² + |v|²``. For
-``t = x + iy``: ``a(t) = cosh y a(x) + i sinh y v(x)``, so that for any linear form l, and ``|y| ≤ b``,
+**Bounds.** Let ``f(t) = R(a(t), ζ)`` with ζ at rest on a rotation, ``a(t) = a cos t + v sin t``. For
+``t = x + iy`` any linear form is ``l·a(t) = A cos(t − t₀)`` with ``A² = (l·a)² + (l·v)²``, so that for ``|y| ≤ b``
 
-    |l·a(t)|, |l·a'(t)| ≤ |l| r cosh b,        |Im l·a(t)| ≤ |l| r sinh b.
+    |l·a(t)|, |l·a'(t)| ≤ A cosh b,        |Im l·a(t)| ≤ A sinh b.
 
 Predictors, ``log τ`` and m are linear forms. On ``|Im u| ≤ y < π``: ``|σ(u)| ≤ min(1, e^{Re u})``, over ``sin y`` where
 ``y > π/2``, and ``σ' = σ(u)σ(−u)``. This bounds ``|z|, |z'|, |Im z|``, with them ``|Im η|`` (which must stay in the family's
@@ -32,14 +32,14 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.potentials.grouped_families import STRIP, Family
-from fedpdmc.potentials.latent import PrivateRemainder, RateCell, rotated
+from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
 
 if TYPE_CHECKING:
     from fedpdmc.potentials.random_effects import RandomEffects
 
 # Points of a cell, the error of its polynomial, strips that are tried as shares of the widest, and the widest.
-POINTS, ERROR, SHARES, WIDEST = 8, 0.01, (1.1, 0.9, 0.7, 0.3, 0.01), 2.5
+POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (1.1, 0.9, 0.7, 0.3, 0.01), 2.5
 # Of B, for rounding.
 ROUNDING = 1e-11
 # The least information of records on an effect, relative to its prior's.
@@ -57,6 +57,32 @@ class Conditional(NamedTuple):
     variance: Float[Array, "G r"]
 
 
+class Forms(NamedTuple):
+    """Linear forms along a rotation, each as its values at position and velocity: ``p cos t + q sin t``.
+
+    Chains are the last axis. ``control`` has ``aᵀPv``, ``½(vᵀPv − aᵀPa)``, ``l·a`` and ``l·v`` of the control variate, whose
+    rate is ``cos 2t`` times the first, plus ``sin 2t`` times the second, plus ``l·v(t)``.
+    """
+
+    design: tuple[Float[Array, "N C"], Float[Array, "N C"]]
+    spread: tuple[Float[Array, "r C"], Float[Array, "r C"]]
+    slope: tuple[Float[Array, "G r C"], Float[Array, "G r C"]]
+    scale: tuple[Float[Array, " C"], Float[Array, " C"]]
+    turn: tuple[Float[Array, " C"], Float[Array, " C"]]
+    control: Float[Array, "4 C"]
+
+
+class Reach(NamedTuple):
+    """Amplitudes of the forms along a rotation, the largest of a group's records for the design; and a bound of the control."""
+
+    design: Float[Array, "G C"]
+    spread: Float[Array, "r C"]
+    slope: Float[Array, "G r C"]
+    scale: Float[Array, " C"]
+    turn: Float[Array, " C"]
+    control: Float[Array, "2 C"]
+
+
 class InformedRemainder(PrivateRemainder):
     """``R(a, ζ)`` of grouped records under the informed map.
 
@@ -68,8 +94,8 @@ class InformedRemainder(PrivateRemainder):
         ``log τ = log_spread + spread a``; likewise ``scale`` and ``turn`` for ``log σ`` and ``φ``, each (d,) with its value.
     slope, center, information : (G, r, d), (G, r), (G, r)
         ``m = center + slope a`` and h.
-    counts, stats, widest, most : (G,), (3, G), (G,), (G, r)
-        Of the bounds: records, `Family.largest`, the largest ``|design_i|`` and ``|w_i|`` of a group.
+    counts, stats, most : (G,), (3, G), (G, r)
+        Of the bounds: records, `Family.largest`, and the largest ``|w_i|`` of a group.
     """
 
     design: Float[Array, "N d"]
@@ -89,7 +115,6 @@ class InformedRemainder(PrivateRemainder):
     control: Quadratic
     counts: Float[Array, " G"]
     stats: Float[Array, "3 G"]
-    widest: Float[Array, " G"]
     most: Float[Array, "G r"]
     family: Family
 
@@ -126,8 +151,7 @@ class InformedRemainder(PrivateRemainder):
             design, offset, model.effects, model.response, model.weight, model.index, model.present,
             rows[first : first + r], rho, (rows[p] if scaled else none, s), (rows[-1] if model.correlated else none, phi),
             jnp.einsum("grd,de->gre", slope, rows), center, information, whole,
-            model.summed(model.weight), stats, largest(jnp.linalg.norm(design, axis=1)), largest(jnp.abs(model.effects)),
-            model.family,
+            model.summed(model.weight), stats, largest(jnp.abs(model.effects)), model.family,
         )  # fmt: skip
 
     @property
@@ -143,48 +167,77 @@ class InformedRemainder(PrivateRemainder):
     def _columns(self, zeta):
         return zeta.T.reshape(*self.center.shape, zeta.shape[0])
 
-    def _mapped(self, a, zeta):
-        """Effects, ``e = z/τ``, log spreads and φ: ``e = √σ(−u) (√(hσ(u)) m + ζ)``, since ``σ(u)e^{−u} = σ(−u)``."""
-        rho = self.log_spread[:, None] + self.spread @ a
+    def _linear(self, a):
+        """Log spreads, m and φ."""
+        m = self.center[..., None] + jnp.einsum("grd,dc->grc", self.slope, a)
+        return self.log_spread[:, None] + self.spread @ a, m, self.turn[1] + self.turn[0] @ a
+
+    def _mapped(self, rho, m, zeta):
+        """Effects, ``e = z/τ`` and σ(u): ``e = √σ(−u) (√(hσ(u)) m + ζ)``, since ``σ(u)e^{−u} = σ(−u)``."""
         h = self.information[..., None]
         u = 2 * rho + jnp.log(h)
         up, down = 1 / (1 + jnp.exp(-u)), 1 / (1 + jnp.exp(u))
-        m = self.center[..., None] + jnp.einsum("grd,dc->grc", self.slope, a)
-        z = up * m + jnp.sqrt(up / h) * zeta
-        e = jnp.sqrt(down) * (jnp.sqrt(h * up) * m + zeta)
-        return z, e, rho, up, self.turn[1] + self.turn[0] @ a
+        return up * m + jnp.sqrt(up / h) * zeta, jnp.sqrt(down) * (jnp.sqrt(h * up) * m + zeta), up
 
-    def _effects(self, a, zeta):
+    def _effects(self, rho, m, phi, zeta):
         """Effects, and the energy of their prior less the map's log determinant, summed over groups."""
-        z, e, rho, up, phi = self._mapped(a, zeta)
+        z, e, up = self._mapped(rho, m, zeta)
         energy = 0.5 * jnp.sum(e * e, 1) + jnp.sum(rho - 0.5 * jnp.log(up), 1)
         if e.shape[1] == 2:
             c, s = jnp.cosh(phi), jnp.sinh(phi)
             energy = energy + 0.5 * s * s * jnp.sum(e * e, 1) - s * c * e[:, 0] * e[:, 1] - jnp.log(c)
         return z, jnp.sum(self.present[:, None] * energy, 0)
 
+    def _of_records(self, z):
+        """``w_i·z_g(i)``."""
+        return jnp.sum(self.effects[..., None] * z[self.index], 1)
+
     def _predictor(self, a, z):
-        return self.offset[:, None] + self.design @ a + jnp.sum(self.effects[..., None] * z[self.index], 1)
+        return self.offset[:, None] + self.design @ a + self._of_records(z)
 
     def _log_scale(self, a):
         return self.scale[1] + self.scale[0] @ a
 
-    def rates(self, a, v, zeta):
-        """``v·∇_a R``, forward; of columns ``a``, ``v`` of shape (d, C) and ``zeta`` (G, r, C), complex ones too."""
-        (z, _), (dz, energy) = jax.jvp(lambda x: self._effects(x, zeta), (a,), (v,))
-        s, y = self._log_scale(a), self.response[:, None]
-        eta = self._predictor(a, z)
-        speed = self.design @ v + jnp.sum(self.effects[..., None] * dz[self.index], 1)
-        total = self.weight @ (self.family.slope(eta, y, s) * speed)
+    def forms(self, a, v) -> Forms:
+        """Of columns ``a``, ``v`` of shape (d, C)."""
+        precision, linear = self.control.precision, self.control.linear
+        own = precision @ v
+        control = jnp.stack([
+            jnp.sum(a * own, 0), 0.5 * (jnp.sum(v * own, 0) - jnp.sum(a * (precision @ a), 0)), linear @ a, linear @ v,
+        ])  # fmt: skip
+        slope = tuple(jnp.einsum("grd,dc->grc", self.slope, x) for x in (a, v))
+        design, spread, scale, turn = (
+            (form @ a, form @ v) for form in (self.design, self.spread, self.scale[0], self.turn[0])
+        )
+        return Forms(design, spread, (slope[0], slope[1]), scale, turn, control)
+
+    def _along(self, forms: Forms, t, zeta):
+        """``v·∇_a R`` at the angle ``t`` (C,) of the rotation."""
+        c, s = jnp.cos(t), jnp.sin(t)
+
+        def of(form):
+            return form[0] * c + form[1] * s, form[1] * c - form[0] * s
+
+        (eta, speed), (rho, drho), (m, dm) = of(forms.design), of(forms.spread), of(forms.slope)
+        (scale, dscale), (phi, dphi) = of(forms.scale), of(forms.turn)
+        at = self.log_spread[:, None] + rho, self.center[..., None] + m, self.turn[1] + phi
+        (z, _), (dz, energy) = jax.jvp(lambda *x: self._effects(*x, zeta), at, (drho, dm, dphi))
+        log_scale, y = self.scale[1] + scale, self.response[:, None]
+        eta = self.offset[:, None] + eta + self._of_records(z)
+        total = self.weight @ (self.family.slope(eta, y, log_scale) * (speed + self._of_records(dz)))
         if self.family.scaled:
-            total = total + (self.weight @ self.family.scale_slope(eta, y, s)) * (self.scale[0] @ v)
-        quadratic = jnp.sum(v * (self.control.precision @ a + self.control.linear[:, None]), 0)
-        return total + energy - quadratic
+            total = total + (self.weight @ self.family.scale_slope(eta, y, log_scale)) * dscale
+        cross, half, la, lv = forms.control
+        return total + energy - ((c * c - s * s) * cross + 2 * c * s * half + lv * c - la * s)
+
+    def rates(self, a, v, zeta):
+        """``v·∇_a R`` of columns ``a``, ``v`` of shape (d, C) and ``zeta`` (G, r, C), complex ones too."""
+        return self._along(self.forms(a, v), jnp.zeros(a.shape[1]), zeta)
 
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``, backward."""
         columns, a = self._columns(zeta), a.T
-        (z, _), back = jax.vjp(lambda x: self._effects(x, columns), a)
+        (z, _), back = jax.vjp(lambda x: self._effects(*self._linear(x), columns), a)
         s, y = self._log_scale(a), self.response[:, None]
         eta = self._predictor(a, z)
         slope = self.weight[:, None] * self.family.slope(eta, y, s)
@@ -200,31 +253,42 @@ class InformedRemainder(PrivateRemainder):
 
     def cell(self, a, v, zeta, room):
         """By interpolation, on a cell as long as the error allows."""
-        a, v, columns = a.T, v.T, self._columns(zeta)
-        length, error = self._reach(a, v, columns, room)
+        forms, columns = self.forms(a.T, v.T), self._columns(zeta)
+        length, error = self._longest(self.reach(forms), jnp.abs(columns), room)
         half = 0.5 * length
 
         def at(point):
-            return self.rates(*rotated(a, v, half * (1 + point)), columns)
+            return self._along(forms, half * (1 + point), columns)
 
         return RateCell(length, jax.lax.map(at, jnp.asarray(CHEBYSHEV)), error)
 
-    def _reach(self, a, v, zeta, room):
+    def reach(self, forms: Forms) -> Reach:
+        """Amplitudes along the rotation."""
+
+        def amplitude(form):
+            return jnp.sqrt(form[0] ** 2 + form[1] ** 2)
+
+        held = jnp.where(self.weight[:, None] > 0, amplitude(forms.design), 0.0)
+        groups = self.present.shape[0]
+        design = jnp.maximum(jax.ops.segment_max(held, self.index, groups, indices_are_sorted=True), 0.0)
+        cross, half, la, lv = jnp.abs(forms.control)
+        return Reach(
+            design, amplitude(forms.spread), amplitude(forms.slope), amplitude(forms.scale), amplitude(forms.turn),
+            jnp.stack([cross + half, la + lv]),
+        )  # fmt: skip
+
+    def _longest(self, reach: Reach, size, room):
         """The longest cell, and the certified error of its polynomial."""
-        norm = jnp.sqrt(jnp.sum(a * a + v * v, 0))
-        tilt = jnp.max(jnp.linalg.norm(self.spread, axis=1)) * 2
-        turning = jnp.linalg.norm(self.turn[0]) * 2
-        tilt = jnp.maximum(tilt, turning * (2 * STRIP / math.pi))
-        size = jnp.abs(zeta)
+        tilt = 2 * jnp.maximum(jnp.max(reach.spread, 0), reach.turn * (2 * STRIP / math.pi))
         # Where the strip would end if what grows with it grew like ``sinh b`` from one on.
-        _, leaning = self._strip(norm, size, jnp.ones_like(norm))
+        _, leaning = self._strip(reach, size, jnp.ones_like(tilt))
         least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
-        widest = jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(norm * tilt, 1e-12)))
+        widest = jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12)))
         widest = jnp.minimum(WIDEST, widest)
 
         def attempt(share):
             b = jnp.minimum(share * widest, WIDEST)
-            most, fits = self.largest(norm, size, b)
+            most, fits = self.largest(reach, size, b)
             needed = 1 + (4 * most / ERROR) ** (1 / POINTS)
             return jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0), most
 
@@ -233,10 +297,10 @@ class InformedRemainder(PrivateRemainder):
         length, most = (jnp.take_along_axis(x, best[None], 0)[0] for x in (lengths, largest))
         return jnp.minimum(length, room), ERROR + ROUNDING * most
 
-    def largest(self, norm, size, b):
+    def largest(self, reach: Reach, size, b):
         """A bound of ``|f'|`` in the strip ``|Im t| ≤ b``, and whether the strip is free of poles; by chain."""
-        grow, tilt = norm * jnp.cosh(b), norm * jnp.sinh(b)
-        (fast, up, down, m, ms), leaning = self._strip(norm, size, b)
+        grow, tilt = jnp.cosh(b), jnp.sinh(b)
+        (fast, up, down, m, ms), leaning = self._strip(reach, size, b)
         h = self.information[..., None]
         root = jnp.sqrt(up / h)
         z = up * m + root * size
@@ -245,24 +309,24 @@ class InformedRemainder(PrivateRemainder):
         de = 0.5 * up * fast * e + jnp.sqrt(down * h * up) * (0.5 * down * fast * m + ms)
         prior = jnp.sum(e * de + 0.5 * fast * up, 1)
         if e.shape[1] == 2:
-            prior = prior + self._correlation(e, de, grow)
-        wide, most = self.widest[:, None], self.most[..., None]
-        eta, speed = wide * grow + jnp.sum(most * z, 1), wide * grow + jnp.sum(most * dz, 1)
-        steep = jnp.linalg.norm(self.scale[0]) * grow
+            prior = prior + self._correlation(e, de, reach.turn * grow)
+        most, wide = self.most[..., None], reach.design * grow
+        eta, speed = wide + jnp.sum(most * z, 1), wide + jnp.sum(most * dz, 1)
+        steep = reach.scale * grow
         first, second = self.family.largest(self.stats, eta, self.scale[1] - steep)
         total = self.counts[:, None] * (first * speed + second * steep) + self.present[:, None] * prior
-        quadratic = grow * (jnp.linalg.norm(self.control.precision) * grow + jnp.linalg.norm(self.control.linear))
-        length = jnp.max(jnp.linalg.norm(self.spread, axis=1))
-        fits = (leaning <= self.family.strip) & (2 * length * tilt <= STRIP)
-        fits &= jnp.linalg.norm(self.turn[0]) * tilt <= math.pi / 4
+        # |cos 2t|, |sin 2t| ≤ cosh 2b.
+        quadratic = reach.control[0] * (grow**2 + tilt**2) + reach.control[1] * grow
+        fits = (leaning <= self.family.strip) & (2 * jnp.max(reach.spread, 0) * tilt <= STRIP)
+        fits &= reach.turn * tilt <= math.pi / 4
         bound = jnp.sum(total, 0) + quadratic
         return bound, fits & jnp.isfinite(bound)
 
-    def _strip(self, norm, size, b):
+    def _strip(self, reach: Reach, size, b):
         """Bounds of ``|u'|, |σ(u)|, |σ(−u)|, |m|, |m'|`` in the strip ``|Im t| ≤ b``, and of ``|Im η|`` over all records."""
-        grow, tilt = norm * jnp.cosh(b), norm * jnp.sinh(b)
-        length, h = jnp.linalg.norm(self.spread, axis=1)[:, None], self.information[..., None]
-        fast, leaning = 2 * length * grow, 2 * length * tilt
+        grow, tilt = jnp.cosh(b), jnp.sinh(b)
+        h = self.information[..., None]
+        fast, leaning = 2 * reach.spread * grow, 2 * reach.spread * tilt
         middle = 2 * self.log_spread[:, None] + jnp.log(h)
         pole = 1 / jnp.sin(jnp.clip(leaning, math.pi / 2, STRIP))
         up = pole * jnp.exp(jnp.minimum(middle + fast, 0.0))
@@ -270,19 +334,18 @@ class InformedRemainder(PrivateRemainder):
         # The argument of ``1 + e^{−u}`` grows with ``e^{−Re u}``.
         far = jnp.exp(jnp.minimum(fast - middle, 50.0))
         turned = jnp.arctan2(far * jnp.sin(leaning), 1 + far * jnp.cos(leaning))
-        slope = jnp.linalg.norm(self.slope, axis=-1)[..., None]
-        m = jnp.abs(self.center)[..., None] + slope * grow
+        m = jnp.abs(self.center)[..., None] + reach.slope * grow
         # |Im σ(x + iy)| = e^{−x} sin y/(1 + 2 e^{−x} cos y + e^{−2x}) is largest at x = 0.
         aside = jnp.minimum(
             0.5 * jnp.tan(jnp.minimum(leaning, STRIP) / 2), up * jnp.sin(jnp.minimum(turned, math.pi / 2))
         )
-        off = aside * m + up * slope * tilt + jnp.sqrt(up / h) * jnp.sin(jnp.minimum(turned / 2, math.pi / 2)) * size
-        eta = self.widest[:, None] * tilt + jnp.sum(self.most[..., None] * off, 1)
-        return (fast, up, down, m, slope * grow), jnp.max(eta, 0)
+        off = aside * m + up * reach.slope * tilt
+        off = off + jnp.sqrt(up / h) * jnp.sin(jnp.minimum(turned / 2, math.pi / 2)) * size
+        eta = reach.design * tilt + jnp.sum(self.most[..., None] * off, 1)
+        return (fast, up, down, m, reach.slope * grow), jnp.max(eta, 0)
 
-    def _correlation(self, e, de, grow):
+    def _correlation(self, e, de, turning):
         """``|d/dt|`` of ``½ sinh²φ |e|² − sinh φ cosh φ e₁e₂ − log cosh φ``, with ``|tanh φ| ≤ 1`` for ``|Im φ| ≤ π/4``."""
-        turning = jnp.linalg.norm(self.turn[0]) * grow
         top = jnp.cosh(jnp.abs(self.turn[1]) + turning) ** 2
         one, other, d1, d2 = e[:, 0], e[:, 1], de[:, 0], de[:, 1]
         square = one**2 + other**2
@@ -312,14 +375,15 @@ class InformedRemainder(PrivateRemainder):
 
     def _prior_in_zeta(self, a):
         """``z = τ ε`` in ζ: ``ζ = √(h/σ(u)) (τ ε − σ(u) m) = ε/√σ(−u) − √(hσ(u)) m``."""
-        zero = jnp.zeros((*self.center.shape, a.shape[1]))
-        _, at_zero, rho, _, _ = self._mapped(a, zero)
+        rho, m, _ = self._linear(a)
+        at_zero = self._mapped(rho, m, 0.0)[1]
         wide = jnp.sqrt(1 + self.information[..., None] * jnp.exp(2 * rho))
         return at_zero * wide, wide
 
     def _weights(self, a, zeta, shift, wide):
         """Log of target over proposal, by group."""
-        z, e, _, _, phi = self._mapped(a, zeta)
+        rho, m, phi = self._linear(a)
+        z, e, _ = self._mapped(rho, m, zeta)
         energy = 0.5 * jnp.sum(e * e, 1)
         if e.shape[1] == 2:
             c, s = jnp.cosh(phi), jnp.sinh(phi)
@@ -335,5 +399,6 @@ class InformedRemainder(PrivateRemainder):
 
     def to_z(self, a, zeta):
         """The effects."""
-        z = self._mapped(a.T, self._columns(zeta))[0]
+        rho, m, _ = self._linear(a.T)
+        z = self._mapped(rho, m, self._columns(zeta))[0]
         return z.reshape(-1, z.shape[-1]).T

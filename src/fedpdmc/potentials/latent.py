@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc.errors import InputError
@@ -110,8 +109,3 @@ class PrivateRemainder(Potential):
     def field(self, rotating, flips, a, v):
         """Refused: its bounds depend on the latents."""
         raise InputError("dynamics", "a site with private latents", NEEDS_ROTATION)
-
-
-def rotated(a, v, s):
-    """Position and velocity at angle ``s`` (C,), chains in the last axis."""
-    return a * jnp.cos(s) + v * jnp.sin(s), v * jnp.cos(s) - a * jnp.sin(s)

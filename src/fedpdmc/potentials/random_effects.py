@@ -163,6 +163,21 @@ class RandomEffects(LatentPotential):
         slope, (center, variance) = jax.jacfwd(mean, has_aux=True)(x)
         return Conditional(center, slope, variance)
 
+    def padded(self, records: int, groups: int) -> RandomEffects:
+        """The same with more padding: up to so many records and groups."""
+        more, room = records - self.weight.shape[0], groups - self.present.shape[0]
+
+        def filled(x, value=0):
+            return jnp.asarray(np.concatenate([np.asarray(x), np.full((more, *x.shape[1:]), value, x.dtype)]))
+
+        rows = (self.design, self.effects, self.response, self.offset, self.weight)
+        design, effects, response, offset, weight = (filled(x) for x in rows)
+        present = jnp.asarray(np.concatenate([np.asarray(self.present), np.zeros(room)]))
+        return dataclasses.replace(
+            self, design=design, effects=effects, response=response, offset=offset, weight=weight, present=present,
+            index=filled(self.index, groups - 1),
+        )  # fmt: skip
+
     def stripped(self):
         """Without names and counts."""
         return dataclasses.replace(self, records=0, groups=0, names=None, labels=())

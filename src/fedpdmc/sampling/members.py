@@ -13,7 +13,7 @@ from fedpdmc.members.site import Site, no_size
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import UserModel
-from fedpdmc.potentials import Potential, Quadratic
+from fedpdmc.potentials import Potential, Quadratic, RandomEffects
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.sampling.prior_shares import Redistributed
 
@@ -105,7 +105,26 @@ def _of_one_size(members: tuple[Member, ...]) -> tuple[Member, ...]:
         most = max(site.records for site in family)
         if any(site.records != most for site in family):
             padded.update({site.name: site.padded(_common(site.records, most)) for site in family})
+    padded.update(_alike_effects([site for site in members if isinstance(site, Site)]))
     return tuple(padded.get(site.name, site) for site in members)
+
+
+def _alike_effects(sites: list[Site]) -> dict[str, Site]:
+    """Sites with grouped effects padded to few sizes: the largest, a quarter of it, and so on."""
+    models = {site.name: site.potential for site in sites if isinstance(site.potential, RandomEffects)}
+    if len({(model.weight.shape, model.present.shape) for model in models.values()}) < 2:
+        return {}
+    classes: dict[int, list[str]] = {}
+    for name, model in models.items():
+        size, own = max(other.weight.shape[0] for other in models.values()), model.weight.shape[0]
+        while size % 4 == 0 and size // 4 >= own:
+            size //= 4
+        classes.setdefault(size, []).append(name)
+    found = {}
+    for size, names in classes.items():
+        groups = max(models[name].present.shape[0] for name in names)
+        found |= {name: models[name].padded(size, groups) for name in names}
+    return {site.name: site.holding(found[site.name]) for site in sites if site.name in found}
 
 
 def _common(records: int, most: int) -> int:

@@ -52,8 +52,8 @@ def _by_site(groups, names, walks, of_group: Callable[[Any, Any], Any]) -> dict[
     found: dict[str, np.ndarray] = {}
     for group, walk in zip(groups, walks, strict=True):
         if isinstance(group.clock, LatentClock):
-            for place, z in zip(np.asarray(group.place), of_group(group, walk), strict=True):
-                found[names[place]] = np.asarray(z)
+            for place, z in zip(np.asarray(group.place), np.asarray(of_group(group, walk)), strict=True):
+                found[names[place]] = z
     return found
 
 
