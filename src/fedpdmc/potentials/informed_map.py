@@ -73,7 +73,7 @@ class Forms(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Amplitudes of the forms along a rotation, the largest of a group's records for the design; and a bound of the control."""
+    """Amplitudes of the forms along a rotation, of the design a group's largest; and sums of those of the control."""
 
     design: Float[Array, "G C"]
     spread: Float[Array, "r C"]
@@ -206,9 +206,8 @@ class InformedRemainder(PrivateRemainder):
             jnp.sum(a * own, 0), 0.5 * (jnp.sum(v * own, 0) - jnp.sum(a * (precision @ a), 0)), linear @ a, linear @ v,
         ])  # fmt: skip
         slope = tuple(jnp.einsum("grd,dc->grc", self.slope, x) for x in (a, v))
-        design, spread, scale, turn = (
-            (form @ a, form @ v) for form in (self.design, self.spread, self.scale[0], self.turn[0])
-        )
+        forms = (self.design, self.spread, self.scale[0], self.turn[0])
+        design, spread, scale, turn = ((form @ a, form @ v) for form in forms)
         return Forms(design, spread, (slope[0], slope[1]), scale, turn, control)
 
     def _along(self, forms: Forms, t, zeta):
@@ -221,7 +220,7 @@ class InformedRemainder(PrivateRemainder):
         (eta, speed), (rho, drho), (m, dm) = of(forms.design), of(forms.spread), of(forms.slope)
         (scale, dscale), (phi, dphi) = of(forms.scale), of(forms.turn)
         at = self.log_spread[:, None] + rho, self.center[..., None] + m, self.turn[1] + phi
-        (z, _), (dz, energy) = jax.jvp(lambda *x: self._effects(*x, zeta), at, (drho, dm, dphi))
+        (z, _), (dz, energy) = jax.jvp(lambda rho, m, phi: self._effects(rho, m, phi, zeta), at, (drho, dm, dphi))
         log_scale, y = self.scale[1] + scale, self.response[:, None]
         eta = self.offset[:, None] + eta + self._of_records(z)
         total = self.weight @ (self.family.slope(eta, y, log_scale) * (speed + self._of_records(dz)))
@@ -242,9 +241,8 @@ class InformedRemainder(PrivateRemainder):
         eta = self._predictor(a, z)
         slope = self.weight[:, None] * self.family.slope(eta, y, s)
         groups = self.present.shape[0]
-        dz = jax.ops.segment_sum(
-            slope[:, None] * self.effects[..., None], self.index, groups, indices_are_sorted=True
-        )  # fmt: skip
+        own = slope[:, None] * self.effects[..., None]
+        dz = jax.ops.segment_sum(own, self.index, groups, indices_are_sorted=True)
         (through,) = back((dz, jnp.ones(a.shape[1])))
         total = self.design.T @ slope + through - self.control.precision @ a - self.control.linear[:, None]
         if self.family.scaled:
@@ -283,8 +281,7 @@ class InformedRemainder(PrivateRemainder):
         # Where the strip would end if what grows with it grew like ``sinh b`` from one on.
         _, leaning = self._strip(reach, size, jnp.ones_like(tilt))
         least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
-        widest = jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12)))
-        widest = jnp.minimum(WIDEST, widest)
+        widest = jnp.minimum(WIDEST, jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12))))
 
         def attempt(share):
             b = jnp.minimum(share * widest, WIDEST)
@@ -388,11 +385,10 @@ class InformedRemainder(PrivateRemainder):
         if e.shape[1] == 2:
             c, s = jnp.cosh(phi), jnp.sinh(phi)
             energy = energy + 0.5 * s * s * jnp.sum(e * e, 1) - s * c * e[:, 0] * e[:, 1]
-        loss = self.family.value(self._predictor(a, z), self.response[:, None], self._log_scale(a))
-        groups = self.present.shape[0]
-        energy = energy + jax.ops.segment_sum(
-            self.weight[:, None] * loss, self.index, groups, indices_are_sorted=True
-        )  # fmt: skip
+        loss = self.weight[:, None] * self.family.value(
+            self._predictor(a, z), self.response[:, None], self._log_scale(a)
+        )
+        energy = energy + jax.ops.segment_sum(loss, self.index, self.present.shape[0], indices_are_sorted=True)
         near = math.log(1 - FROM_PRIOR) - 0.5 * jnp.sum(zeta**2, 1)
         far = math.log(FROM_PRIOR) - jnp.sum(0.5 * ((zeta + shift) / wide) ** 2 + jnp.log(wide), 1)
         return -energy - jnp.logaddexp(near, far)
