@@ -1,5 +1,7 @@
 """The choices that are made where a user leaves them open."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tests.federation.rounds import method
@@ -32,6 +34,8 @@ def test_the_default_is_the_few_rounds_method(default):
     assert default.segments == 64 and default.names == ["x0", "x1"]
     assert default.burn_in(None, None) == default.burn_in(None, 1000.0) == np.pi and default.burn_in(2, None) == 2.0
     assert default.replace(dynamics=fp.Boomerang(1.2)).burn_in(None, None) == 5.0
+    unsettled = dataclasses.replace(default.reference, name="laplace", why="averages did not settle")
+    assert default.replace(reference=unsettled).burn_in(None, None) == 8 * np.pi
 
 
 @pytest.mark.parametrize(
@@ -94,8 +98,12 @@ def test_zigzag_in_place_of_the_default_shares_its_reference_and_none_of_its_ran
     assert other is not None and other.reference is default.reference and other.control_name == "linear"
     assert other.segments == 1 and other.first_plan == SECOND_RUN and not other.open_dynamics
     assert other.chosen == "Zig-Zag was chosen in a test, in place of the Boomerang: it was slow"
+    # Rounds are those of the slowest chain: as many chains again where their number was left open.
+    assert other.chains == default.chains
+    assert getattr(on_lines(default.replace(open_chains=True), "", ""), "chains", 0) == 2 * default.chains
     one, two = factory.start_state(default), factory.start_state(other)
-    assert np.all(np.asarray(two.number) == SECOND_RUN) and not np.any(np.asarray(one.a) == np.asarray(two.a))
+    assert np.all(np.asarray(two.number) == SECOND_RUN)
+    assert not np.any(np.asarray(one.a) == np.asarray(two.a))
 
 
 def test_chains_set_out_at_init_or_about_the_centre(default):

@@ -168,6 +168,10 @@ def _notes(post: Posterior) -> list[str]:
     ]
     if post.settings.get("chosen"):
         lines.append(post.settings["chosen"])
+    if post.settings["reference"] == "laplace" and post.settings.get("reference_why"):
+        lines.append(
+            f"Laplace reference and a burn-in of {post.settings['burn_in']:.3g}: {post.settings['reference_why']}."
+        )
     return [*lines, bounds_line(post), *privacy_lines(post.privacy)]
 
 

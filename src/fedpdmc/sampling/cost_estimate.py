@@ -42,7 +42,8 @@ def remedies(method: Method) -> str | None:
     return (
         f"What may help: {lines}more chains{where}, which share every round (there are {method.chains}); a smaller "
         "ess or duration; parameters in which the posterior is nearer to a Gaussian (logarithms of scales, effects that "
-        "are standardised, columns that are centred)."
+        "are standardised, columns that are centred); effects of groups that only one site sees as its own latents "
+        "(fedpdmc.Site(f, latent=...), or a formula with (1 | group))."
     )
 
 

@@ -30,7 +30,7 @@ from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
 from fedpdmc.sampling.settings import Settings, check_init, check_names
 from fedpdmc.sampling.sign_check import check_rays
-from fedpdmc.whitening import Reference
+from fedpdmc.whitening import LAPLACE, Reference
 
 # The few-rounds method takes as many chains as reach the effective samples asked for in about twenty units of time: rounds
 # are those of the slowest chain. Where a budget pays for the burn-in of every chain, there are half as many.
@@ -47,7 +47,7 @@ SECOND_RUN = 2**30
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 # Scales of a prior begin at one point of their law, and move with the refreshments. Spreads of private latents have long
-# tails, which chains reach slowly.
+# tails, which chains reach slowly, and so has a posterior whose Gaussian average does not settle.
 SLOW_BURN_IN = 16 * QUARTER
 
 
@@ -156,7 +156,8 @@ class Method:
         """The burn-in that was asked for, or what the method usually needs."""
         if wanted is not None:
             return float(wanted)
-        if self.mixture is not None or any(site.latents for site in self.sites):
+        slow = self.reference.name == LAPLACE and bool(self.reference.why)
+        if slow or self.mixture is not None or any(site.latents for site in self.sites):
             return SLOW_BURN_IN
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
@@ -278,11 +279,12 @@ def on_lines(method: Method, reason: str, when: str) -> Method | None:
     except NoEnclosure:
         return None
     controls = linear_control(method.reference)
+    more = method.open_chains and 2 * method.chains <= MOST_CHAINS
     prior = method.prior if method.prior_at == "coordinator" else None
     public = public_potential(method.sites, prior, controls, method.reference, dynamics, method.mixture)
     return method.replace(
         dynamics=dynamics, control=controls, control_name="linear", segments=SEGMENTS_MANY_EVENTS, open_dynamics=False,
-        public=public, first_plan=SECOND_RUN, site_event_rate=None,
+        public=public, first_plan=SECOND_RUN, site_event_rate=None, chains=method.chains * (1 + more),
         chosen=f"Zig-Zag was chosen {when}, in place of the Boomerang: {reason}",
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ def search_vb(
     here, step, _ = mode
     scale, why = (
         root_of_inverse(positive_definite(here.hessian)),
-        "averages over it could not be used, or did not settle",
+        "averages over the Laplace approximation could not be used, or did not settle",
     )
     return search.reference(here, here.x + step, scale, rounds, LAPLACE, why), here.x, None
 
