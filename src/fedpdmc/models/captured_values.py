@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import re
 import weakref
 from typing import Any
@@ -15,6 +17,9 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.models.user_function import UserModel
 
+# A number that belongs to what JAX remembers traced functions by: with a new one they are traced again.
+_TRACE = jax.make_user_context(0) if hasattr(jax, "make_user_context") else None
+_NUMBERS = itertools.count(1)
 # What users' functions were when they were first traced, by function, and by what they were traced with.
 _SEEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
@@ -26,13 +31,25 @@ def check_unchanged(model: UserModel, dim: int, name: str) -> None:
     A function may close over numbers and arrays or read them from its module. They become a part of the program that is
     compiled, and programs are kept by function: with other values the old program would run.
 
+    It is traced twice, the second time without what JAX remembers of compiled functions that it calls. A function that is
+    traced to another program then has bounds of one program and rates of another.
+
     Raises
     ------
     InputError
-        If the function reads something that has changed.
+        If the function reads something that has changed, or that changes whenever it is called.
     """
     found = program_digest(model, dim)
     own, wrappers = _innermost(model.function)
+    with _traced_anew():
+        anew = program_digest(model, dim)
+    if anew != found:
+        raise InputError(
+            f"sites ({name!r})",
+            f"the function {getattr(own, '__name__', own)!r}, which is not the same whenever it is traced: it draws "
+            "random numbers, changes a value that it reads, or calls a jax.jit function that read another value before",
+            "Draw random numbers once and give them as data; give what changes as data; keep no state in the function.",
+        )
     shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(model.data)]
     kind = repr((wrappers, dim, str(jax.tree.structure(model.data)), shapes))
     try:
@@ -57,6 +74,11 @@ def program_digest(model: UserModel, dim: int) -> str:
     for const in closed.consts:
         digest.update(np.ascontiguousarray(const).tobytes())
     return digest.hexdigest()
+
+
+def _traced_anew() -> contextlib.AbstractContextManager[Any]:
+    """In which functions under `jax.jit` are traced again."""
+    return contextlib.nullcontext() if _TRACE is None else _TRACE(next(_NUMBERS))
 
 
 def _innermost(function: Any) -> tuple[Any, list[Any]]:

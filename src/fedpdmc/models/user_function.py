@@ -151,6 +151,11 @@ class Minus:
 def user_model(function: Callable, data: Any = None, latent: Any = None) -> UserModel:
     """A user's function with its data; without data it is called as ``f(x)``, with latents as ``f(x, z, data)``."""
     names: tuple[str, ...] = ()
+    try:
+        hash(function)
+    except TypeError:
+        remedy = "Give a function, or an object with a __hash__ of its own: compiled work is kept by function."
+        raise InputError("Site(potential)", f"a {type(function).__name__} that cannot be hashed", remedy) from None
     if latent is not None:
         shape, names = _latents(latent)
         function = WithLatents(function, shape, data is None)

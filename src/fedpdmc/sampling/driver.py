@@ -24,7 +24,7 @@ from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_
 from fedpdmc.sampling.cost_estimate import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.costs import GivenUp, counts
 from fedpdmc.sampling.factory import open_engine
-from fedpdmc.sampling.method import Method, on_lines
+from fedpdmc.sampling.method import Method, check_functions_unchanged, on_lines
 from fedpdmc.sampling.provenance import describe, versions
 from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
@@ -145,7 +145,7 @@ class Sampler:
         left = None if duration is None else float(duration) - max(self.engine.time, 0.0)
         if left is not None and left <= 0:
             return self._finished()
-        return self.extend(duration=left, ess=None if left is not None else ess, progress=progress)
+        return self._extend(left, None if left is not None else ess, progress)
 
     def _instead(self, reason: str) -> Sampler:
         """The sampler that takes this one's place; this one, which will not ask again, if there is none."""
@@ -216,18 +216,17 @@ class Sampler:
         members_of(state, self.method.names, sites, prior)
 
     def extend(
-        self,
-        *,
-        duration: float | None = None,
-        ess: float | None = None,
-        sites: Any = None,
-        prior: Any = None,
+        self, *, duration: float | None = None, ess: float | None = None, sites: Any = None, prior: Any = None,
         progress: bool = True,
-    ) -> Posterior:
+    ) -> Posterior:  # fmt: skip
         """Go on by ``duration``, or until the worst ESS reaches ``ess``."""
         check_length(duration, ess)
         if sites is not None:
             self._check_same(sites, prior)
+        check_functions_unchanged(self.method.own_sites)
+        return self._extend(duration, ess, progress)
+
+    def _extend(self, duration: float | None, ess: float | None, progress: bool) -> Posterior:
         following = copy.copy(self)
         following.engine, following.store = copy.copy(self.engine), self.store.copy()
         with self._display(progress, "sampling") as display:

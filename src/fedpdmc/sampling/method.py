@@ -333,11 +333,17 @@ def _check_functions(
         start = init if init.ndim == 1 else init[0]
     else:
         start = np.zeros(dim) if prior is None else prior_mean(prior)
+    check_functions_unchanged(written)
     for site in written:
-        assert site.model is not None
-        check_unchanged(site.model, site.dim, site.name)
         check_start(site.potential, start if site.coordinates is None else start[site.coordinates], site.name)
     return start
+
+
+def check_functions_unchanged(sites: Sequence[Site]) -> None:
+    """Refuse users' functions that read something that has changed since they were first used."""
+    for site in sites:
+        if site.model is not None:
+            check_unchanged(site.model, site.dim, site.name)
 
 
 @double_precision
