@@ -10,7 +10,7 @@ from jax.scipy.special import betaln, gammaln, log_ndtr, logsumexp, ndtr, xlogy
 from tests import zoo
 
 import fedpdmc as fp
-from fedpdmc.enclosures import check_continuity, smoothed
+from fedpdmc.enclosures import check_continuity, jump_surfaces, smoothed
 from fedpdmc.errors import Discontinuous
 from fedpdmc.members.opening import Opening, choose_clock
 from fedpdmc.potentials import Program
@@ -104,6 +104,47 @@ def test_what_is_not_shown_to_meet_is_refused_with_its_line(name):
         check_continuity(smoothed(JUMPS[name]), 3)
 
 
+# Programs that jump only where affine values are equal, with the number of hyperplanes.
+SURFACES = {"a wall": len(Y), "a change point": len(np.unique(T)), "order": 1, "sign": 3, "a comparison as a number": 3,
+            "cond": 1, "heaviside": 3, "a softplus by halves": 3, "double where with a gap": 3}  # fmt: skip
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", JUMPS)
+def test_jumps_at_hyperplanes_are_found_and_no_others(name):
+    if name not in SURFACES:
+        with pytest.raises(Discontinuous):
+            jump_surfaces(smoothed(JUMPS[name]), 3)
+        return
+    found = jump_surfaces(smoothed(JUMPS[name]), 3)
+    assert found is not None and found.level.shape == (SURFACES[name],)
+    np.testing.assert_allclose(np.linalg.norm(found.normal, axis=1), 1.0)
+
+
+@pytest.mark.usefixtures("double")
+def test_surfaces_are_where_values_jump():
+    def potential(x):
+        return jnp.where(2 * x[0] - x[1] > 0.5, 1.0, 3.0) + jnp.sum(jnp.abs(x))
+
+    found = jump_surfaces(potential, 2)
+    assert found is not None
+    np.testing.assert_allclose(found.normal, [np.array([2.0, -1.0]) / np.sqrt(5)])
+    np.testing.assert_allclose(found.level, [0.5 / np.sqrt(5)])
+    assert jump_surfaces(lambda x: jnp.sum(jnp.abs(x)), 2) is None
+
+
+@pytest.mark.usefixtures("double")
+def test_a_helper_that_also_runs_in_a_loop_is_not_taken_for_affine():
+    """One compiled helper compares an affine value here and one that is not in the loop."""
+    helper = jax.jit(lambda z: jnp.where(z > 0.3, 1.0, 0.0))
+
+    def potential(x):
+        return helper(x[0]) + jax.lax.scan(lambda c, s: (c + helper(jnp.sin(x[1]) * s), None), 0.0, jnp.asarray(Y))[0]
+
+    with pytest.raises(Discontinuous):
+        jump_surfaces(potential, 2)
+
+
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("name", zoo.CASES)
 def test_models_of_practice_are_not_refused(name):
@@ -126,7 +167,7 @@ def test_what_is_shown_of_some_data_is_not_taken_for_others():
 
 def test_a_run_is_refused_before_it_begins():
     def shifted(x, y):
-        return jnp.where(jnp.all(y > x[0]), jnp.sum(y - x[0]), jnp.inf)
+        return jnp.where(jnp.all(y > jnp.exp(x[0])), jnp.sum(y - jnp.exp(x[0])), jnp.inf)
 
     site = fp.Site(shifted, name="a", data=1.0 + np.abs(Y))
     for reference in (None, "laplace"):
@@ -143,7 +184,7 @@ def opened(function, adaptive=True):
 @pytest.mark.usefixtures("double")
 def test_bounds_that_are_not_proved_warn_of_a_jump():
     with pytest.warns(UserWarning, match=r"'adaptive'.*may jump.*constraints=\(A, b\)"):
-        opened(lambda x, t: jnp.sum(jnp.where(t < x[0], 1.0, 2.0)))
+        opened(lambda x, t: jnp.sum(jnp.where(t < x[0] ** 3, 1.0, 2.0)))
 
 
 @pytest.mark.usefixtures("double")

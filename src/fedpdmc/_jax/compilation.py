@@ -16,13 +16,23 @@ T = TypeVar("T")
 # Wide vectors pay in long loops over chains and records; processors without them ignore it.
 OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 
+# Whole loops are handed to a GPU as graphs, so that they go on without the host. Where they cannot be, they run as usual.
+GRAPHS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+
 # Below this many chains a loop of its own costs more than it saves.
 FEW_CHAINS = 8
 
 
-def compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile with the package's options: the same for all that walks or plans, so that the bits are the same too."""
-    return eqx.filter_jit(function, compiler_options=OPTIONS)  # type: ignore[call-overload]
+def compiled(function: Callable[..., T], graphs: bool = False) -> Callable[..., T]:
+    """Compile with the package's options: the same for all that walks or plans, so that the bits are the same too.
+
+    ``graphs``: loops are graphs of a GPU.
+    """
+    options = OPTIONS | GRAPHS if graphs else OPTIONS
+    return eqx.filter_jit(function, compiler_options=options)  # type: ignore[call-overload]
 
 
 def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"]) -> T:

@@ -4,6 +4,7 @@ from fedpdmc.clocks.base import Clock
 from fedpdmc.clocks.choose import Choice, clock_for
 from fedpdmc.clocks.closed_form import AffineClock
 from fedpdmc.clocks.interval_thinning import IntervalClock
+from fedpdmc.clocks.jumps import JumpClock
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, follow, pick
 from fedpdmc.clocks.private_latents import LatentClock
 from fedpdmc.clocks.segment_bounds import SegmentClock
@@ -20,6 +21,7 @@ __all__ = [
     "Choice",
     "Clock",
     "IntervalClock",
+    "JumpClock",
     "LatentClock",
     "Path",
     "SegmentClock",

@@ -89,6 +89,7 @@ def choose(
     center: Float[Array, " d"] | None = None,
     site: str = "",
     chain_time: float = math.inf,
+    jumps: bool = False,
 ) -> Choice:
     """The cheapest exact clock for a potential in whitened coordinates.
 
@@ -102,9 +103,11 @@ def choose(
         Whose potential it is, for errors.
     chain_time : float
         Process time of all chains that the clock is made for: in a short run a dear one that is compiled soon is better.
+    jumps : bool
+        Whether a function may jump at surfaces: then it has no Taylor polynomial of the position.
     """
     if isinstance(potential, Program):
-        return _cheapest(_of_program(potential, dynamics, center, site, chain_time))
+        return _cheapest(_of_program(potential, dynamics, center, site, chain_time, jumps))
     potential = prepared(potential, dynamics)
     if potential.affine(dynamics.flow.rotating):
         return Choice(AffineClock(potential, dynamics), "rates are inverted in closed form", {})
@@ -175,12 +178,15 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
     )  # fmt: skip
 
 
-def _of_program(program: Program, dynamics: Dynamics, center, site: str, chain_time: float) -> Iterator[Offer]:
+def _of_program(
+    program: Program, dynamics: Dynamics, center, site: str, chain_time: float, jumps: bool
+) -> Iterator[Offer]:
     """Clocks of a user's function: polynomials of the position where there are few parameters, of time, and cells.
 
     Those of the position cost the least and are dear to make: where a run is short, those of time come first.
     """
-    few = dynamics.flips != dynamics.flow.rotating and bool(known_orders(program.dim, dynamics.flow.rotating))
+    smooth = not jumps and dynamics.flips != dynamics.flow.rotating
+    few = smooth and bool(known_orders(program.dim, dynamics.flow.rotating))
     soon = COMPILATION / (max(program.records, 1) * chain_time)
     early = few and soon >= 1
     if early:

@@ -1,6 +1,6 @@
 """Proved enclosures of the values of a JAX program on a piece of path, in a box or on balls."""
 
-from fedpdmc.enclosures.continuity.proof import check_continuity
+from fedpdmc.enclosures.continuity.proof import check_continuity, jump_surfaces
 from fedpdmc.enclosures.domain import Truth
 from fedpdmc.enclosures.interpreter import enclose
 from fedpdmc.enclosures.intervals import Cell, Interval, Series, span
@@ -12,5 +12,5 @@ from fedpdmc.enclosures.taylor_models.taylor_model import Curve, Stretch
 
 __all__ = [
     "Cell", "Curve", "Interval", "Series", "Stretch", "Truth", "check_continuity", "enclose", "inventory",
-    "not_finite_along", "not_finite_at", "register", "smoothed", "span",
+    "jump_surfaces", "not_finite_along", "not_finite_at", "register", "smoothed", "span",
 ]  # fmt: skip

@@ -11,8 +11,10 @@ import numpy as np
 
 from fedpdmc.clocks import AdaptiveClock, Choice, Clock, LatentClock
 from fedpdmc.clocks.choose import choose
+from fedpdmc.clocks.jumps import with_jumps
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import Discontinuous, InputError
 from fedpdmc.members.member import Member
 from fedpdmc.members.site import Site
@@ -89,7 +91,17 @@ def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
 
 
 def open_site(site: Site, opening: Opening) -> Clock:
-    """The site's clock for this run."""
+    """The clock of a site on a network.
+
+    Its model must not jump: an event at a jump tells where it is, and it is where the records have their values.
+
+    Raises
+    ------
+    NoEnclosure
+        If the site's model is a function that jumps, or that has no certified bounds.
+    """
+    if isinstance(site.potential, Program):
+        site.potential.check_continuity(lenient=opening.adaptive)
     return choose_clock(site, opening).clock
 
 
@@ -99,20 +111,28 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     Raises
     ------
     NoEnclosure
-        If the site's model is a function that jumps, or that has no certified bounds.
+        If the site's model is a function that jumps but at hyperplanes, or that has no certified bounds.
     """
     if isinstance(site.potential, LatentPotential):
         return Choice(_latent_clock(site, site.potential, opening), "private latents", {})
+    surfaces = None
     if isinstance(site.potential, Program):
-        _check_continuity(site.potential, site.name, opening.adaptive)
+        surfaces = _jump_surfaces(site.potential, site.name, opening.adaptive)
     share = None if opening.redistributed else opening.prior_share
     potential = _remainder(_padded(site.potential), opening.control, share)
     whitened = in_coordinates(potential, site, opening)
     if opening.redistributed and opening.prior_share is not None:
+        if surfaces is not None:
+            raise InputError("redistribution", "a rate, with a model that jumps", "Use redistribution=0.")
         whitened = Shared(whitened, whiten(opening.prior_share, opening.reference, None))
     if opening.adaptive and site.model is not None:
-        return Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
-    choice = choose(whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time)
+        choice = Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
+        return choice if surfaces is None else _with_jumps(choice, surfaces, whitened, site.name)
+    choice = choose(
+        whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time, surfaces is not None
+    )  # fmt: skip
+    if surfaces is not None:
+        choice = _with_jumps(choice, surfaces, whitened, site.name)
     # A unit of process time is about one standard deviation only for a reference computed from the sites' derivatives.
     if isinstance(site.potential, Program) and opening.control is not None:
         _check_cost(choice, site.name)
@@ -138,14 +158,26 @@ def _check_cost(choice: Choice, name: str) -> None:
         )
 
 
-def _check_continuity(program: Program, name: str, adaptive: bool) -> None:
-    """Refuse a function that may be discontinuous; warn if bounds are adaptive."""
+def _jump_surfaces(program: Program, name: str, adaptive: bool) -> JumpSurfaces | None:
+    """The hyperplanes at which a function jumps; refuse one that may jump elsewhere, or warn if bounds are adaptive."""
     try:
-        program.check_continuity(lenient=adaptive)
+        return program.jump_surfaces(lenient=adaptive)
     except Discontinuous as error:
         if not adaptive:
             raise
         warn(f"site {name!r}, bounds='adaptive': {error}")
+    return None
+
+
+def _with_jumps(choice: Choice, surfaces: JumpSurfaces, whitened: Potential, name: str) -> Choice:
+    """The clock with the jumps of a function of ``x = c + S a``."""
+    assert isinstance(whitened, Program)
+    normal, level = surfaces.normal, surfaces.level
+    if whitened.center is not None and whitened.scale is not None:
+        scale = np.asarray(whitened.scale)
+        level = level - normal @ np.asarray(whitened.center)
+        normal = normal * scale if scale.ndim == 1 else normal @ scale
+    return choice._replace(clock=with_jumps(choice.clock, normal, level, name))
 
 
 def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> LatentClock:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.enclosures import Cell, Curve, Series, Stretch, check_continuity, enclose, smoothed, span
+from fedpdmc.enclosures import Cell, Curve, Series, Stretch, check_continuity, enclose, jump_surfaces, smoothed, span
+from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.base import Field, Potential, RateBound
 from fedpdmc.potentials.cells import LONGEST, best_lines, fitted_line, speed
@@ -188,6 +189,16 @@ class Program(Potential):
             Where that is not shown.
         """
         check_continuity(self._likelihood, self.dim, lenient)
+
+    def jump_surfaces(self, lenient: bool = False) -> JumpSurfaces | None:
+        """The hyperplanes at which the function may jump, of its own argument; None where it has no jumps.
+
+        Raises
+        ------
+        Discontinuous
+            Where it may jump elsewhere.
+        """
+        return jump_surfaces(self._likelihood, self.dim, lenient)
 
     def check(self, rotating: bool, flips: bool) -> None:
         """Walk through the program once, without computing anything.

@@ -146,8 +146,13 @@ class RecordCurves(eqx.Module):
 
     def _wide(self, both, cos, sin, shrink, slip, rows, terms):
         """All records of a block at once."""
-        chains = both.shape[1] // 2
-        product = jnp.dot(rows, both, precision="highest")
+        chains, dim = both.shape[1] // 2, rows.shape[1]
+        if dim <= FEW_COLUMNS:
+            # Not written to memory: every sum below makes it for itself.
+            parts = [rows[:, j : j + 1] * both[j] for j in range(dim)]
+            product = functools.reduce(jnp.add, parts)
+        else:
+            product = jnp.dot(rows, both, precision="highest")
         y, speed = product[:, :chains], product[:, chains:]
         c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
         # Sums of one shape over the same numbers, which the compiler makes in one pass.

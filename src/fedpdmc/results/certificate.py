@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks import AdaptiveClock, Clock
+from fedpdmc.clocks import AdaptiveClock, Clock, JumpClock
 from fedpdmc.enclosures import inventory
 from fedpdmc.potentials import Program, Shared, Sum
 from fedpdmc.potentials.jax_function import NOISE, SAMPLES
@@ -30,7 +30,7 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if clock is None:
         return {"site": name, "clock": "at the site"}
     entry: dict[str, Any] = {"site": name, "clock": clock.name, "domain": clock.domain}
-    entry["certified"] = not isinstance(clock, AdaptiveClock)
+    entry["certified"] = not isinstance(clock.between if isinstance(clock, JumpClock) else clock, AdaptiveClock)
     program = _program(getattr(clock, "potential", None))
     if program is None:
         return entry | {"model": "built in: its bounds are derived in the source"}
@@ -39,6 +39,11 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
     if not entry["certified"]:
         return entry
     entry["continuity"] = "shown"
+    if isinstance(clock, JumpClock):
+        entry["continuity"] = (
+            f"shown but for {clock.level.shape[-1]} surfaces where compared values are equal: the jump is evaluated there, "
+            "and crossed or not"
+        )
     entry["rounding"] = "a bound is carried with every value"
     if "Taylor polynomial" in entry["domain"] and program.noise is not None:
         entry["rounding"] = (

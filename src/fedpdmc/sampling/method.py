@@ -349,13 +349,13 @@ def check_functions_unchanged(sites: Sequence[Site]) -> None:
 @double_precision
 def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
     """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
-    potentials = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
-    programs = [
-        potential.joint if isinstance(potential, LatentProgram) else potential
-        for potential in potentials
-        if isinstance(potential, (Program, LatentProgram))
-    ]
+    own = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
+    potentials = [potential for potential in own if isinstance(potential, (Program, LatentProgram))]
+    programs = [potential.joint if isinstance(potential, LatentProgram) else potential for potential in potentials]
     for program in {program.function: program for program in programs}.values():
         program.check(dynamics.flow.rotating, dynamics.flips)
-    for program in programs:
-        program.check_continuity()
+    for potential, program in zip(potentials, programs, strict=True):
+        if isinstance(potential, LatentProgram):
+            program.check_continuity()
+        else:
+            program.jump_surfaces()

@@ -15,7 +15,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
+from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces, affine_comparisons, surfaces_of
 from fedpdmc.enclosures.continuity.program_reader import Reader
 from fedpdmc.errors import Discontinuous
 
@@ -30,18 +32,48 @@ def check_continuity(function: Callable, dim: int, lenient: bool = False) -> Non
     Discontinuous
         Where that is not shown: it may jump there.
     """
-    closed = jax.make_jaxpr(lambda x: function(x))(jax.ShapeDtypeStruct((dim,), jnp.float64))
+    _show(_traced(function, dim), lenient)
+
+
+def jump_surfaces(function: Callable, dim: int, lenient: bool = False) -> JumpSurfaces | None:
+    """The hyperplanes at which a function may jump; None where it is shown to be continuous.
+
+    It is shown to be continuous between them: with the results of its comparisons of affine values held fixed, whatever
+    they are.
+
+    Raises
+    ------
+    Discontinuous
+        Where it may jump elsewhere.
+    """
+    closed = _traced(function, dim)
+    try:
+        _show(closed, lenient)
+    except Discontinuous:
+        found = affine_comparisons(closed, np.zeros(dim))
+        if not found.equations:
+            raise
+        _show(closed, lenient, found.equations)
+        return surfaces_of(lambda x: affine_comparisons(closed, x), dim)
+    return None
+
+
+def _traced(function: Callable, dim: int) -> core.ClosedJaxpr:
+    return jax.make_jaxpr(lambda x: function(x))(jax.ShapeDtypeStruct((dim,), jnp.float64))
+
+
+def _show(closed: core.ClosedJaxpr, lenient: bool, fixed: frozenset[int] = frozenset()) -> None:
+    """Continuity with the results of some comparisons held fixed, for all data if that can be shown, else for these."""
     text = str(closed.jaxpr)
     for small in (1, math.inf):
-        # For all data if that can be shown, else for the data at hand.
         consts = [np.asarray(const) for const in closed.consts]
         known = [const.tobytes() if const.size <= small else b"" for const in consts]
         shapes = [(const.shape, str(const.dtype)) for const in consts]
-        digest = hashlib.sha256(repr((text, shapes, known, lenient)).encode()).hexdigest()
+        digest = hashlib.sha256(repr((text, shapes, known, lenient, bool(fixed))).encode()).hexdigest()
         if digest in _SHOWN:
             return
         try:
-            _read(closed.jaxpr, consts, small, lenient)
+            _read(closed.jaxpr, consts, small, lenient, fixed)
         except Discontinuous:
             if all(const.size <= small for const in consts):
                 raise
@@ -54,9 +86,9 @@ def check_continuity(function: Callable, dim: int, lenient: bool = False) -> Non
 _SHOWN: set[str] = set()
 
 
-def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool) -> None:
+def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool, fixed: frozenset[int]) -> None:
     """Read a program, with arrays above this size as anything."""
-    reader = Reader(lenient)
+    reader = Reader(lenient, fixed)
     values = [const if const.size <= small else reader.fresh("data", const.shape, False) for const in consts]
     with jax.ensure_compile_time_eval():
         inputs = [reader.fresh("parameters", variable.aval.shape) for variable in jaxpr.invars]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +44,7 @@ class Reached(NamedTuple):
     faulty: Any
 
 
-@compiled
+@functools.partial(compiled, graphs=True)
 def _run_chunk(groups, coordinator, keys, step: lockstep.Step, first, until, limit, rows: int):
     step, record, used = lockstep.run_chunk(groups, coordinator, keys, step, until, limit, rows)
     events, plans = jnp.sum(step.site_events), jnp.max(step.number + 1 - first)
