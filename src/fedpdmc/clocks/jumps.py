@@ -89,10 +89,19 @@ class JumpClock(Clock[JumpWalk]):
         first = other.rang & (~one.rang | (other.time <= one.time))
         time, mark = jnp.where(first, other.time, one.time), jnp.where(first, other.mark, one.mark)
         normal = jnp.where(first[..., None], other.normal, one.normal)
-        return Walk(
-            one.segment, one.offset, one.draws, one.done & other.done, one.rang | other.rang, time, mark, normal,
-            one.passes + other.passes, jnp.maximum(one.fault, other.fault),
-        )  # fmt: skip
+        return eqx.tree_at(
+            lambda w: (w.done, w.rang, w.time, w.mark, w.normal, w.passes, w.fault),
+            one,
+            (
+                one.done & other.done,
+                one.rang | other.rang,
+                time,
+                mark,
+                normal,
+                one.passes + other.passes,
+                jnp.maximum(one.fault, other.fault),
+            ),
+        )
 
     def violations(self, state):
         """Of the clock between the jumps."""

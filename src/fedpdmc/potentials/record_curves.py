@@ -51,6 +51,8 @@ ULPS = 64 * 2.0**-52
 UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
 # Numbers of the products of a block on an accelerator.
 WIDE_NUMBERS = 2**25
+# Columns of a design up to which sums over columns are faster there than a matrix product.
+FEW_COLUMNS = 8
 DEGREES = (4, 6, 8, 10, 12)
 # Numbers of a loss that are computed at a time, before a run.
 AT_A_TIME = 2**14
