@@ -5,6 +5,7 @@ in the bulk, in the tails and at kinks. A violation is a computed rate, or a val
 and a rate that is not a number under a finite bound.
 """
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ from fedpdmc.potentials.jax_function import _rates, curved_path
 CELLS, TIMES, ORDER = 10, 8, 3
 LENGTHS, SIZES = (1e-4, 1e-2, 0.1, 0.6), (0.3, 1.0, 4.0, 40.0)
 KINDS = ((False, False), (False, True), (True, False), (True, True))  # rotating, flips
+# The cells of which the rates are computed in exact arithmetic: any, and one that begins near a kink.
+EXACT = (CELLS - 1, 2)
 # What the second implementation does not know.
 INEXACT = {
     "32 bits", "32-bit sum", "offset", "phase", "large", "scan", "loop", "branch", "softmax", "erf", "erfc", "log ndtr",
@@ -73,6 +76,8 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
     a, v, h, times = paths(rng, program.data, rotating, flips)
     rate = program._program(flips)
     rates = computed(compiled, rate, rotating, a, v, times)
+    exactly = {} if names(tree) & INEXACT else exact_rates(rate, rotating, a, v, times)
+    seen["rates in exact arithmetic"] += sum(map(len, exactly.values()))
     for domain in (on_cells, on_curves):
         try:
             with np.errstate(invalid="ignore", over="ignore"):
@@ -82,6 +87,7 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
             continue
         place = (domain.__name__, "rotation" if rotating else "line", "flips" if flips else "reflections")
         inside(low, rates, high, place, a, v, h, times)
+        held_exactly(low, exactly, high, place, times)
         bounded = np.isfinite(high)
         seen[domain.__name__] += int(bounded.sum())
         seen["not finite " + domain.__name__] += int((~bounded).sum())
@@ -164,6 +170,28 @@ def inside(low, values, high, place, a, v, h, times) -> None:
         )
 
 
+def exact_rates(rate, rotating: bool, a, v, times) -> dict[int, list[tuple[float, float]]]:
+    """The rates at the last time of some cells, by intervals of forty digits; by cell."""
+    found = {}
+    with contextlib.suppress(NotImplementedError):
+        for k in EXACT:
+            (values,) = exact.evaluate(rate, *exact.moved(rotating, a[k], v[k], times[k, -1]))
+            found[k] = [exact.ends(np.asarray(value, object)) for value in values]
+    return found
+
+
+def held_exactly(low, exactly, high, place, times) -> None:
+    """Fail where a rate in exact arithmetic is outside of finite bounds."""
+    for k, rates in exactly.items():
+        for i, (least, most) in enumerate(rates):
+            lo, hi = (np.broadcast_to(end, (*times.shape, len(rates)))[k, -1, i] for end in (low, high))
+            if np.isfinite(lo + hi) and not lo <= least <= most <= hi:
+                raise Violation(
+                    f"{' '.join(place)}: rate {i} of cell {k} is in [{least!r}, {most!r}] in exact arithmetic, not in "
+                    f"[{lo!r}, {hi!r}]"
+                )
+
+
 def on_balls(program, rng, tree, seen: Counter) -> None:
     """Gradients on balls, computed and, where the second implementation can, values in exact arithmetic."""
     radii = np.asarray([0.0, 0.01, 0.5])
@@ -191,11 +219,19 @@ def on_balls(program, rng, tree, seen: Counter) -> None:
         )
     seen["on balls"] += int(np.isfinite(hi).sum())
     if not names(tree) & INEXACT:
-        in_exact_arithmetic(program, jet, points[-1, 0], seen)
+        with contextlib.suppress(NotImplementedError):
+            in_exact_arithmetic(program, jet, points[-1, 0], seen)
 
 
 def in_exact_arithmetic(program, jet, point, seen: Counter) -> None:
-    """The value, by intervals of forty digits."""
+    """Value and gradient, by intervals of forty digits."""
+    (gradient,) = exact.evaluate(program._gradient, point)
+    for i, part in enumerate(gradient, 1):
+        least, most = exact.ends(np.asarray(part, object))
+        if not (jet.lo[-1, i] <= least and most <= jet.hi[-1, i]) and np.isfinite(jet.hi[-1, i] - jet.lo[-1, i]):
+            raise Violation(
+                f"balls: derivative {i} is in [{least!r}, {most!r}], not in [{jet.lo[-1, i]!r}, {jet.hi[-1, i]!r}]"
+            )
     (value,) = exact.evaluate(program._likelihood, point)
     low, high = exact.ends(value)
     room = 1e-12 * (abs(low) + abs(high))

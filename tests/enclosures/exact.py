@@ -13,12 +13,23 @@ from fedpdmc.enclosures.recognised_calls import INNER
 iv: Any = mpmath.iv
 iv.prec = 140
 ONE = iv.mpf(1)
+# Primitives that move entries, and may fill with a number.
+MOVES = {
+    "broadcast_in_dim", "concatenate", "dynamic_slice", "expand_dims", "gather", "pad", "reshape", "rev", "slice",
+    "squeeze", "stack", "transpose",
+}  # fmt: skip
 
 
 def evaluate(function, *points):
-    """The values of a function of arrays, as arrays of intervals that hold them in exact arithmetic."""
-    closed = jax.make_jaxpr(function)(*points)
+    """The values of a function of arrays, or of arrays of intervals, as intervals that hold them in exact arithmetic."""
+    closed = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(np.shape(point), float) for point in points))
     return _run(closed.jaxpr, closed.consts, [_lifted(point) for point in points])
+
+
+def moved(rotating: bool, a, v, s: float):
+    """Position and velocity after a time on a line or a rotation, as arrays of intervals."""
+    a, v, s = _lifted(a), _lifted(v), iv.mpf(s)
+    return (a * iv.cos(s) + v * iv.sin(s), v * iv.cos(s) - a * iv.sin(s)) if rotating else (a + v * s, v)
 
 
 def ends(value) -> tuple[float, float]:
@@ -29,6 +40,7 @@ def ends(value) -> tuple[float, float]:
 def _lifted(x):
     x = np.asarray(x)
     if x.dtype.kind != "f":
+        # Whole numbers, truths, and intervals.
         return x
     found = np.empty(x.shape, object)
     for place in np.ndindex(x.shape):
@@ -81,14 +93,37 @@ def _one(equation, values):
         return [np.sum(values[0], params["axes"])]
     if name == "dot_general":
         (axes, others), (batch, _) = params["dimension_numbers"]
-        assert not batch
+        if batch:
+            raise NotImplementedError("products of many matrices")
         return [np.tensordot(_numbers(values[0]), _numbers(values[1]), (axes, others))]
     if name == "cumsum":
-        assert not params["reverse"]
-        return [np.cumsum(values[0], params["axis"])]
+        axis = params["axis"]
+        return [
+            np.flip(np.cumsum(np.flip(values[0], axis), axis), axis)
+            if params["reverse"]
+            else np.cumsum(values[0], axis)
+        ]
     if name in ("convert_element_type", "copy", "stop_gradient"):
         return [values[0]]
+    if name in ("scatter-add", "scatter_add"):
+        return [_scattered(equation, values)]
+    if name not in MOVES:
+        raise NotImplementedError(name)
     return [_moved(equation, values)]
+
+
+def _scattered(equation, values):
+    """A sum of updates: the weight of each is what the primitive makes of a unit."""
+    old, place, new = values
+    old, new = _numbers(old), _numbers(new)
+    units = jnp.eye(new.size).reshape(new.size, *new.shape)
+    nothing = jnp.zeros(old.shape)
+    weights = [np.asarray(equation.primitive.bind(nothing, jnp.asarray(place), u, **equation.params)) for u in units]
+    total = np.array(old, object)
+    for weight, entry in zip(weights, new.ravel(), strict=True):
+        for at in np.argwhere(weight != 0):
+            total[tuple(at)] = total[tuple(at)] + entry * float(weight[tuple(at)])
+    return total
 
 
 def _moved(equation, values):

@@ -4,11 +4,12 @@
 smallest that does; ``python -m tests.enclosures.adversary_soak`` runs many on all cores.
 """
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.enclosures import exact
-from tests.enclosures.adversary import Violation, attack, shrunk, soak
+from tests.enclosures.adversary import Violation, attack, computed, exact_rates, held_exactly, paths, shrunk, soak
 from tests.enclosures.random_programs import BINARY, LEAVES, UNARY, program_of, records, smaller
 
 from fedpdmc.enclosures import check_continuity
@@ -93,3 +94,16 @@ def test_the_second_implementation_is_another_one():
     """Cancellation that 64 bits lose is seen by forty digits."""
     (value,) = exact.evaluate(lambda x: (1e17 + x) - 1e17, 1.5)
     assert exact.ends(value) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize("rotating", [False, True])
+def test_the_second_implementation_has_the_rates_along_lines_and_rotations(rotating):
+    """Gradients, cumulated sums and indices included; a bound that leaves them out is noticed."""
+    program = program_of(("cumsum", ("mul", ("softplus", ("eta",)), ("reference",))), records(4))
+    rate = program._program(True)
+    a, v, _, times = paths(np.random.default_rng(3), program.data, rotating, True)
+    rates, exactly = computed(False, rate, rotating, a, v, times), exact_rates(rate, rotating, a, v, times)
+    assert sorted(map(len, exactly.values())) == [3, 3]
+    held_exactly(rates - 1e-8 * (1 + abs(rates)), exactly, rates + 1e-8 * (1 + abs(rates)), ("here",), times)
+    with pytest.raises(Violation, match="in exact arithmetic"):
+        held_exactly(rates - 1.0, exactly, rates - 1e-3 * (1 + abs(rates)), ("here",), times)
