@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.enclosures.by_numpy import mapped_by_numpy
 
-from fedpdmc.enclosures import Cell, Interval, Series, Stretch, enclose, span
+from fedpdmc.enclosures import Cell, Interval, Series, Stretch, enclose, smoothed, span
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
+from fedpdmc.enclosures.taylor_models.taylor_model import whole
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import curved_path
 
@@ -82,7 +84,7 @@ SOME = {name: f for name, f in CASES.items() if name.startswith("read beyond") o
 TABLES = [pytest.param(SOME, id="some"), pytest.param(CASES, id="all", marks=pytest.mark.long)]
 
 
-def held(name, lo, value, hi):
+def held(name, lo, value, hi, widest=300.0):
     """NaN is held by what is not finite alone."""
     lo, value, hi = (np.asarray(x) for x in (lo, value, hi))
     finite = np.isfinite(value)
@@ -90,7 +92,7 @@ def held(name, lo, value, hi):
     assert np.all(lo[finite] <= value[finite] + 1e-12) and np.all(value[finite] <= hi[finite] + 1e-12), name
     assert not np.any(np.isfinite(lo[~finite]) & np.isfinite(hi[~finite])), name
     # Nothing here is so wide that it would hold anything.
-    assert np.all(hi[finite] - lo[finite] < 300.0), name
+    assert np.all(hi[finite] - lo[finite] < widest), name
 
 
 def on_interval(f):
@@ -110,7 +112,7 @@ def on_series(f):
 def on_curve(f):
     v = np.array([0.5, 1.0, -2.0])
     path = curved_path(False, jnp.asarray(X)[:, None], jnp.asarray(v)[:, None], jnp.asarray([0.2]), 3)[0]
-    found = enclose(f, Stretch(3))(path)
+    found = whole(enclose(f, Stretch(3))(path))
     values = [f(jnp.asarray(X + v * s)) for s in (0.0, 0.07, 0.2)]
     if not hasattr(found, "range"):
         return found, values, found
@@ -133,6 +135,46 @@ def test_values_are_held(domain, table):
         for value in values:
             held(name, lo, value, hi)
     assert not refused
+
+
+def squared(f):
+    """A number in which each entry has a derivative of its own, as a site's potential computes it."""
+    weights = 1.0 + np.arange(100.0)
+
+    def program(x):
+        y = jnp.ravel(f(x))
+        return jnp.sum(weights[: y.size] * (y * y + x[0] * y))
+
+    return smoothed(program)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_gradients_are_those_of_the_values(table):
+    """Beyond the end too, where JAX leaves out of the gradient what it fetches for the value."""
+    rng, size = np.random.default_rng(2), 1e-5
+    at = X + rng.uniform(-0.1, 0.1, (2, 3))
+    steps = size * np.concatenate([np.eye(3), -np.eye(3)])
+    for name, f in table.items():
+        program = squared(f)
+        values = mapped_by_numpy(program, (at[:, None] + steps).reshape(-1, 3)).reshape(2, 2, 3)
+        if not np.all(np.isfinite(values)):
+            continue
+        slopes = (values[:, 0] - values[:, 1]) / (2 * size)
+        for gradient in (jax.grad(program), jax.jacfwd(program)):
+            np.testing.assert_allclose(mapped_by_numpy(gradient, at), slopes, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("domain", [on_interval, on_series, on_curve])
+def test_gradients_are_held(domain, table):
+    for name, f in table.items():
+        lo, values, hi = domain(jax.grad(squared(f)))
+        if hi is None:
+            lo, hi = lo
+        for value in values:
+            # A potential that is not finite is refused at the start.
+            if np.all(np.isfinite(value)):
+                held(name, lo, value, hi, widest=3e4)
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -11,6 +11,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from fedpdmc.enclosures.clamped_indices import clamped
+
 # Primitives that call a program of their own, and the parameter that holds it.
 INNER = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
@@ -142,7 +144,8 @@ def smoothed(function: Callable) -> Callable:
 
     The pieces of ``max(x, 0) + log1p(exp(−|x|))`` have kinks that cancel; those of ``log(1 + c exp(x)^n)`` grow without end
     where the whole is nearly linear; and JAX chooses among formulas for the normal distribution function and for the beta
-    function, whose derivatives, looked at one by one, jump where the choice does.
+    function, whose derivatives, looked at one by one, jump where the choice does. Indices that promise to be in range are
+    clamped (`fedpdmc.enclosures.clamped_indices`).
     """
 
     def rewritten(*args):
@@ -150,10 +153,10 @@ def smoothed(function: Callable) -> Callable:
         closed, shape = jax.make_jaxpr(
             lambda *values: function(*jax.tree.unflatten(structure, values)), return_shape=True
         )(*leaves)
-        names = _primitives(closed.jaxpr)
-        if not any(pattern <= names for pattern in PATTERNS):
+        names, program = _primitives(closed.jaxpr), clamped(closed.jaxpr)
+        if program is closed.jaxpr and not any(pattern <= names for pattern in PATTERNS):
             return function(*args)
-        found = _rewritten(closed.jaxpr, closed.consts, [_Node(leaf) for leaf in leaves])
+        found = _rewritten(program, closed.consts, [_Node(leaf) for leaf in leaves])
         return jax.tree.unflatten(jax.tree.structure(shape), [node.value for node in found])
 
     return rewritten

@@ -81,9 +81,11 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
         raise NotImplementedError("scatter-add at a place that depends on the parameters")
     old, new, numbers = lifted(operand), lifted(updates), params["dimension_numbers"]
     plain = numbers.inserted_window_dims == (0,) and not numbers.update_window_dims and len(new.shape) == 1
-    plain &= params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    plain &= params["mode"] in (MODES.FILL_OR_DROP, MODES.CLIP)
     if plain and len(old.shape) == 1 and old.shape[0] <= FEW:
-        ones = jnp.asarray(index[..., 0] == np.arange(old.shape[0])[:, None], new.dtype)
+        place = index[..., 0]
+        place = jnp.clip(place, 0, old.shape[0] - 1) if params["mode"] == MODES.CLIP else place
+        ones = jnp.asarray(place == np.arange(old.shape[0])[:, None], new.dtype)
         added = _mapped(new, lambda part: ones @ part, lambda part: ones @ part, new.shape[0])
         return added if is_zero(operand) else _add(stretch, params, old, added)
 
