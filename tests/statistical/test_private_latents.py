@@ -190,7 +190,7 @@ def test_a_run_repeats_itself_and_leaves_effects_with_their_sites():
     assert "sd" in one.variables(2)
     longer = one.extend(duration=1.0, progress=False)
     assert longer.draws(2).shape == (16, 2, 2)
-    assert owners[0].latent_posterior().z.shape == (16, draws + 4, 2)
+    assert owners[0].latent_posterior().z.shape == (16, draws + 1, 2)
 
 
 X, Y, G = np.ones((4, 1)), np.array([0.0, 1.0, 1.0, 0.0]), np.array(["a", "a", "b", "b"])

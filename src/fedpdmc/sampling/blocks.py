@@ -14,8 +14,9 @@ from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
 DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0
-# Effective samples of a turn on a good reference, at the least; turns of the first block, at the least.
-TURN_YIELD, LEAST_TURNS = 0.7, 7
+# Effective samples of a turn on a good reference, at the least, and with private latents; turns of the first block, at the
+# least.
+TURN_YIELD, LATENT_YIELD, LEAST_TURNS = 0.7, 0.4, 7
 MOST_GROWTH = 4.0
 # The most process time that is run together with the burn-in.
 MOST_JOINED = 500.0
@@ -23,8 +24,8 @@ MOST_JOINED = 500.0
 MOST_BLOCKS, MOST_LENGTH = 40, 50
 # Chains wait for each other at the end of a block: few blocks, of many plans each.
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
-# Blocks at least where sites have private latents, which they write down at the ends of blocks.
-LATENT_BLOCKS = 4
+# Blocks at least where sites have private latents, which they write down at the ends of blocks; and their least length.
+LATENT_BLOCKS, LATENT_BLOCK = 4, 1.0
 
 
 class Goal(NamedTuple):
@@ -69,15 +70,19 @@ def pieces(plans_per_time: float, length: float) -> int:
     return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
 
 
-def fewest(method: Method) -> int:
+def fewest(method: Method, length: float) -> int:
     """The least number of blocks: not too few where sites write down private latents at their ends."""
-    return LATENT_BLOCKS if any(site.latents for site in method.own_sites) else 1
+    if not any(site.latents for site in method.own_sites):
+        return 1
+    return int(np.clip(length / LATENT_BLOCK, 1, LATENT_BLOCKS))
 
 
-def first_length(target: float, chains: int, whitened: bool, turns: bool = False) -> float:
+def first_length(
+    target: float, chains: int, whitened: bool, turns: bool = False, turn_yield: float = TURN_YIELD
+) -> float:
     """Process time of the first block of a run to an effective sample size: whole turns, if there are any."""
     if turns and whitened:
-        count = np.ceil(target / (TURN_YIELD * chains))
+        count = np.ceil(target / (turn_yield * chains))
         return QUARTER * float(np.clip(count, LEAST_TURNS, 100 * LEAST_TURNS))
     usual = target / (USUAL_YIELD * chains) if whitened else FIRST_BLOCK
     return float(np.clip(usual, FIRST_BLOCK, 100 * FIRST_BLOCK))
@@ -86,7 +91,9 @@ def first_length(target: float, chains: int, whitened: bool, turns: bool = False
 def first_block(method: Method, duration: float | None, ess: float | None) -> float:
     """Process time of the first block: as requested, or as likely to be needed; on turns not too long."""
     if duration is None:
-        length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns)
+        latents = any(site.latents for site in method.sites)
+        own = LATENT_YIELD if latents else TURN_YIELD
+        length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns, own)
     else:
         length = float(duration)
     return min(length, MOST_JOINED) if method.dynamics.turns else length

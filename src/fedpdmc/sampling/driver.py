@@ -131,7 +131,8 @@ class Sampler:
                 self.distance.deciding = self._may_switch
             with self._display(progress, "burn-in") as display:
                 first = blocks.first_block(self.method, duration, ess) if joined else 0.0
-                self._set_goal(first, blocks.fewest(self.method) if joined else 1)
+                whole = first + self.burn_in_time
+                self._set_goal(first, blocks.fewest(self.method, whole) if joined else 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
@@ -289,7 +290,8 @@ class Sampler:
     def _advance(self, until: float, display: Display) -> None:
         plans = self.engine.plans.mean() - self.method.first_plan
         rate = plans / max(self.burn_in_time + self.engine.time, 1e-9)
-        self._set_goal(until, max(blocks.fewest(self.method), pieces(rate, until - self.engine.time)))
+        length = until - self.engine.time
+        self._set_goal(until, max(blocks.fewest(self.method, length), pieces(rate, length)))
         self._reach_goal(display)
 
     def _set_goal(self, until: float, count: int) -> None:

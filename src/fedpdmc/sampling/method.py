@@ -20,7 +20,7 @@ from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
-from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic
+from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
@@ -46,9 +46,10 @@ SECOND_RUN = 2**30
 # The usual burn-in on a whitened reference, and of a run to an effective sample size on any other. Two turns are enough from
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
-# Scales of a prior begin at one point of their law, and move with the refreshments. Spreads of private latents have long
-# tails, which chains reach slowly, and so has a posterior whose Gaussian average does not settle.
-SLOW_BURN_IN = 16 * QUARTER
+# Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
+# not settle has long tails, which chains reach slowly, and so has the spread of few groups with private latents. With the 15
+# herds of `cbpp` chains have the standard deviation and the tail probabilities of the log spread after six turns.
+SLOW_BURN_IN, LATENT_BURN_IN, FEW_GROUPS = 16 * QUARTER, 6 * QUARTER, 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,8 +158,10 @@ class Method:
         if wanted is not None:
             return float(wanted)
         slow = self.reference.name == LAPLACE and bool(self.reference.why)
-        if slow or self.mixture is not None or any(site.latents for site in self.sites):
+        if slow or self.mixture is not None:
             return SLOW_BURN_IN
+        if any(site.latents for site in self.sites):
+            return LATENT_BURN_IN if known_groups(self.sites) >= FEW_GROUPS else SLOW_BURN_IN
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)
@@ -181,7 +184,8 @@ def choose(settings: Settings) -> Method:
         check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
         if mixture is not None:
             raise InputError("prior", "one with scales, and a site that has a privacy budget", "Give a normal prior.")
-    chains = usual_chains(open_dynamics, wanted.ess, private) if wanted.chains is None else int(wanted.chains)
+    latents = any(site.latents for site in members)
+    chains = usual_chains(open_dynamics, wanted.ess, private, latents) if wanted.chains is None else int(wanted.chains)
     own = coordinate_names(members, dim)
     told = own if wanted.names is None else wanted.names
     names = check_names(told, dim, own)
@@ -230,7 +234,7 @@ def choose(settings: Settings) -> Method:
         bounds=wanted.bounds,
         variables=variables(members, names),
         # Private latents move with rotations alone, and a prior with scales has many events that cost no round.
-        open_dynamics=open_dynamics and mixture is None and not any(site.latents for site in members),
+        open_dynamics=open_dynamics and mixture is None and not latents,
         constraints=constraints,
         mixture=mixture,
         open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
@@ -314,12 +318,21 @@ def usual_segments(sites: Sequence[Member], chains: int) -> int:
     return int(np.clip(2 ** np.ceil(np.log2(wanted)), SEGMENTS_FEW_EVENTS, most))
 
 
-def usual_chains(few_rounds: bool, ess: float | None, private: bool = False) -> int:
-    """Sixty-four, or as many as an effective sample size calls for in the few-rounds method."""
+def usual_chains(few_rounds: bool, ess: float | None, private: bool = False, latents: bool = False) -> int:
+    """Sixty-four, or as many as an effective sample size calls for in the few-rounds method.
+
+    Twice as many with private latents: their sites have more events, and rounds grow with the time that each chain is run.
+    """
     if not few_rounds or ess is None:
         return CHAINS
-    wanted = 2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)) / (2 if private else 1)
+    wanted = 2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)) * (2 if latents else 1) / (2 if private else 1)
     return int(np.clip(wanted, LEAST_CHAINS, MOST_CHAINS))
+
+
+def known_groups(members: Sequence[Member]) -> int:
+    """Groups with private effects at the sites in this process."""
+    models = [site.potential for site in members if isinstance(site, Site) and site.latents]
+    return sum(model.groups for model in models if isinstance(model, RandomEffects))
 
 
 def _check_functions(
