@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from fedpdmc.enclosures.continuity.decision_trees import Choice, Value, apply, as_terms, depends, leaves_of, pruned
+from fedpdmc.enclosures.continuity.formula_operations import RULED
 from fedpdmc.enclosures.continuity.formulas import (
     ENTRYWISE,
     POSITIVE,
@@ -21,7 +22,6 @@ from fedpdmc.enclosures.continuity.formulas import (
     stopped_factors,
 )
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Monomial, Terms, multiplied
-from fedpdmc.enclosures.continuity.operations import RULED
 from fedpdmc.enclosures.control_flow import scan_lengths
 from fedpdmc.enclosures.intervals import Cell
 from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, line_of, name_of_call, within_known
