@@ -10,9 +10,9 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import fedpdmc as fp
+from fedpdmc.assessment.all_sites import Assessment, prior_pull
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
 from fedpdmc.assessment.outcome import Outcome
-from fedpdmc.assessment.whole import Assessment, prior_pull
 from fedpdmc.errors import InputError
 from fedpdmc.study.tables import sites
 

@@ -12,9 +12,9 @@ from scipy.optimize import minimize
 from typer.testing import CliRunner
 
 import fedpdmc as fp
+from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
 from fedpdmc.assessment.outcome import Outcome
-from fedpdmc.assessment.whole import Assessment
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError
 from fedpdmc.study.tables import sites

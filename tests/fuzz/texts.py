@@ -15,9 +15,9 @@ from tests.federation.test_private_studies import PRIVATE
 from tests.fuzz.engine import Target
 from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, rows, write_csv
 
+from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import SiteAssessment
 from fedpdmc.assessment.loo import LOO
-from fedpdmc.assessment.whole import Assessment
 from fedpdmc.certificates import keys
 from fedpdmc.certificates.requests import request_certificate, sign_request
 from fedpdmc.cli.study import _by_site, _seed

@@ -21,8 +21,8 @@ def report(
 ) -> int:
     """Write a report of a run: estimates, sites, convergence, privacy, exactness, and a text for a methods section."""
     import fedpdmc as fp
+    from fedpdmc.assessment.all_sites import Assessment
     from fedpdmc.assessment.at_site import SiteAssessment, public_draws
-    from fedpdmc.assessment.whole import Assessment
     from fedpdmc.federation.seals import FILE as SEALS
     from fedpdmc.federation.seals import read_seals
     from fedpdmc.results.report.page import write_report
