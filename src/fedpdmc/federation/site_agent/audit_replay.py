@@ -23,8 +23,8 @@ from fedpdmc.federation.site_agent.secrets import SEED, SUM_KEY, site_seed
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.site_agent.versions import differences
 from fedpdmc.privacy.budget import default_path
-from fedpdmc.privacy.ledger_copy import rewound
 from fedpdmc.privacy.ledger_identity import create_ledger
+from fedpdmc.privacy.ledger_snapshot import rewound
 from fedpdmc.study import Study
 
 
