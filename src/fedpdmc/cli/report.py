@@ -23,8 +23,8 @@ def report(
     import fedpdmc as fp
     from fedpdmc.assessment.all_sites import Assessment
     from fedpdmc.assessment.at_site import SiteAssessment, public_draws
-    from fedpdmc.federation.seals import FILE as SEALS
-    from fedpdmc.federation.seals import read_seals
+    from fedpdmc.federation.audit_seals import FILE as SEALS
+    from fedpdmc.federation.audit_seals import read_seals
     from fedpdmc.results.report.page import write_report
     from fedpdmc.study import read_study
     from fedpdmc.study.description import modelled, ratios, released

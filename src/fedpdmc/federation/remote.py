@@ -25,7 +25,7 @@ from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
-    from fedpdmc.federation.seals import Witness
+    from fedpdmc.federation.audit_seals import Witness
 
 # The name of the sum of all sites, if only sums are known. No site can have it.
 SUM = "/sum"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from fedpdmc.certificates.keys import Credentials
     from fedpdmc.console.progress import Showing
-    from fedpdmc.federation.seals import Witness
+    from fedpdmc.federation.audit_seals import Witness
     from fedpdmc.results.posterior import Posterior
     from fedpdmc.study.contract import Study
 
@@ -76,7 +76,7 @@ class Connection(StudyConnection):
         self._witness: Witness | None = None
         self._sealed = time.monotonic()
         if transport.credentials is not None:
-            from fedpdmc.federation.seals import Witness
+            from fedpdmc.federation.audit_seals import Witness
 
             folder = None if checkpoint is None else checkpoint.folder
             self._witness = Witness(study, run, transport.credentials, folder)

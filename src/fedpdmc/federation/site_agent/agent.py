@@ -13,9 +13,9 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.audit_seals import Sealing
 from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.message_format import claimed_kind
-from fedpdmc.federation.seals import Sealing
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation

@@ -15,7 +15,7 @@ import numpy as np
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.seals import compare as compare_seals
+from fedpdmc.federation.audit_seals import compare as compare_seals
 from fedpdmc.federation.site_agent.agent import REFUSED_REQUEST, Agent
 from fedpdmc.federation.site_agent.audit_log import Entry, Kind, read_log, sealed_log
 from fedpdmc.federation.site_agent.request_checks import DECLINED

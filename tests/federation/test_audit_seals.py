@@ -12,7 +12,7 @@ import fedpdmc as fp
 from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import BadAnswer
 from fedpdmc.federation import messages, session
-from fedpdmc.federation.seals import SEALED, Seal, Sealing, Witness, read_seals
+from fedpdmc.federation.audit_seals import SEALED, Seal, Sealing, Witness, read_seals
 from fedpdmc.federation.site_agent.audit_log import HEAD, TITLE, Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import compare, show
 
