@@ -11,7 +11,7 @@ from tests.federation.test_disclosure import OWN, RUN, Guarded, code
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BadAnswer
 from fedpdmc.federation import messages
-from fedpdmc.federation.plausibility import Plausible
+from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson

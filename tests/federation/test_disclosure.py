@@ -15,9 +15,9 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages
+from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.in_process import DirectTransport
-from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay

@@ -10,8 +10,8 @@ import numpy as np
 from fedpdmc.errors import BadAnswer, LimitReached
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import check_answer, check_derivatives, read_account, read_arrival
+from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
-from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.member import Member

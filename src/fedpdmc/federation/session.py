@@ -15,9 +15,9 @@ from fedpdmc.console.progress import report, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.codecs import RUN_BYTES
+from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.messages import Welcome, encode
-from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.transport import Transport
 from fedpdmc.results.manifest import RESTORE

@@ -12,8 +12,8 @@ from tests.study.contracts import EFFECTS, rows, write_csv
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
+from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.message_format import digest
-from fedpdmc.federation.plausibility import Plausible
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import parse_study
 
