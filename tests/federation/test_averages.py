@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.federation.studies import SUMMED, Folder
-from tests.federation.test_disclosure import OWN, RUN, Guarded, code
+from tests.federation.test_derivative_disclosure import OWN, RUN, Guarded, code
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BadAnswer

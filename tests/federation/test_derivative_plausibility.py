@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from tests.federation.studies import SITE_SEED, Folder
-from tests.federation.test_disclosure import OWN, RUN, Guarded, searched
+from tests.federation.test_derivative_disclosure import OWN, RUN, Guarded, searched
 from tests.study.contracts import EFFECTS, rows, write_csv
 
 import fedpdmc as fp

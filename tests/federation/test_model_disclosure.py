@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from tests.federation.test_disclosure import CAREFUL, OWN, Guarded, code, derive
+from tests.federation.test_derivative_disclosure import CAREFUL, OWN, Guarded, code, derive
 from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
 
 from fedpdmc._jax.precision import double_precision

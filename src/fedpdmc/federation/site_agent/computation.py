@@ -17,7 +17,7 @@ from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import rounded
 from fedpdmc.federation.masking import OutOfRange
-from fedpdmc.federation.site_agent.disclosure import DisclosureControl
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl
 from fedpdmc.federation.site_agent.private_effects import LatentMemory
 from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,

@@ -1,9 +1,9 @@
 """Disclosure control of exact derivatives where the model is a program of one record.
 
 A release is a sum over records of values, gradients ``g_i`` and Hessians ``H_i``, which are computed record by record. The
-measures are those of `fedpdmc.federation.site_agent.disclosure`. Hessians need not be positive: ``|H_i|``, with the absolute
-eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any combination of
-releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
+measures are those of `fedpdmc.federation.site_agent.derivative_disclosure`. Hessians need not be positive: ``|H_i|``, with
+the absolute eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any
+combination of releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
 
 Where effects of groups are integrated out, a record's contribution is what the release loses without it.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from fedpdmc.errors import InputError
-from fedpdmc.federation.site_agent.disclosure import (
+from fedpdmc.federation.site_agent.derivative_disclosure import (
     CANCELLED,
     NOTHING_NEW,
     DisclosureControl,

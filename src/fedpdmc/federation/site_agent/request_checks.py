@@ -14,7 +14,7 @@ import numpy as np
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
-from fedpdmc.federation.site_agent.disclosure import DisclosureRefused
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
 from fedpdmc.study.contract import Study
 from fedpdmc.whitening import VB
 

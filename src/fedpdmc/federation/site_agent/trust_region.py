@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent.disclosure import DisclosureRefused
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
