@@ -162,7 +162,7 @@ def test_a_request_is_in_the_log_before_it_is_worked_on(zigzag, agent, monkeypat
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedpdmc.federation.site_agent.walks._first_steps", interrupted)
+    monkeypatch.setattr("fedpdmc.federation.site_agent.timed_walks._first_steps", interrupted)
     with pytest.raises(KeyboardInterrupt):
         agent.answer(plans())
     monkeypatch.undo()

@@ -29,8 +29,8 @@ from fedpdmc.federation.site_agent.request_checks import (
     refusing_privacy_errors,
 )
 from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
+from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
-from fedpdmc.federation.site_agent.walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_status
 from fedpdmc.members.opening import Opening, open_site

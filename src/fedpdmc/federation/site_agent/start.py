@@ -16,8 +16,8 @@ from fedpdmc.federation.site_agent.computation import Computation
 from fedpdmc.federation.site_agent.model_disclosure import ModelDisclosure, disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
+from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
-from fedpdmc.federation.site_agent.walks import MOST_SECONDS
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.study import Policy, Study
