@@ -9,7 +9,7 @@ from tests.support import hospitals, on_grid, prior
 import fedpdmc as fp
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.sampling import reference_choice
-from fedpdmc.sampling.members import resolve_members
+from fedpdmc.sampling.sites_and_prior import resolve_members
 
 RNG = np.random.default_rng(0)
 DATA = {"X": RNG.normal(size=(9, 2)), "y": RNG.normal(1.0, 1.0, 9)}

@@ -9,7 +9,7 @@ import fedpdmc as fp
 from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.padding import Padded, bucket
-from fedpdmc.sampling.members import resolve_members
+from fedpdmc.sampling.sites_and_prior import resolve_members
 
 COMPILED = []
 

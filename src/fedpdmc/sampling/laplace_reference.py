@@ -16,7 +16,6 @@ from fedpdmc.members.noisy_derivatives import noisy_laplace
 from fedpdmc.members.site import Site, own_part
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import ControlVariate, Quadratic
-from fedpdmc.sampling.members import PRIOR_SITE, resolve_members
 from fedpdmc.sampling.mode_search import (
     IMPROPER,
     LEVELLED,
@@ -30,6 +29,7 @@ from fedpdmc.sampling.mode_search import (
     singular,
 )
 from fedpdmc.sampling.sign_check import check_signs
+from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, resolve_members
 from fedpdmc.whitening import LAPLACE, Reference
 
 # Under a flat prior: the least rise of the potential one standard deviation from a mode (½ for a Gaussian).

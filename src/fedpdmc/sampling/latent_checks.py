@@ -12,7 +12,7 @@ from fedpdmc.members.member import Member
 from fedpdmc.members.site import Site
 from fedpdmc.potentials import Quadratic, RandomEffects
 from fedpdmc.potentials.latent import NEEDS_ROTATION
-from fedpdmc.sampling.members import PRIOR_SITE
+from fedpdmc.sampling.sites_and_prior import PRIOR_SITE
 
 
 def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:

@@ -6,8 +6,8 @@ from importlib import metadata
 from typing import Any
 
 from fedpdmc.sampling.engines.base import Engine
-from fedpdmc.sampling.members import PRIOR_SITE, PriorSite
 from fedpdmc.sampling.method import Method
+from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, PriorSite
 
 
 def versions() -> dict[str, str]:

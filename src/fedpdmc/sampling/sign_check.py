@@ -14,8 +14,8 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.members.site import Site
 from fedpdmc.models.user_function import Minus
-from fedpdmc.sampling.members import PRIOR_SITE
 from fedpdmc.sampling.mode_search import Point, positive_definite, root_of_inverse
+from fedpdmc.sampling.sites_and_prior import PRIOR_SITE
 
 # Rays from a point, how far they go in standard deviations, and the least fall at their end.
 RAYS, DISTANCES, LEAST_FALL = 12, (4.0, 64.0, 2.0**10, 2.0**14), 1.0
