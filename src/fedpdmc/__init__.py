@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedpdmc.sampling.extension import load as load
     from fedpdmc.sampling.laplace_reference import laplace as laplace
     from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
-    from fedpdmc.study.tables import sites as sites
+    from fedpdmc.study.sites_from_table import sites as sites
     from fedpdmc.whitening import Reference as Reference
 
 # The public names and where they live. They are loaded on first use, so that the command line starts without JAX.
@@ -48,7 +48,7 @@ _HOMES = {
     "load": "fedpdmc.sampling.extension",
     "models": "fedpdmc.models",
     "sample": "fedpdmc.sampling.api",
-    "sites": "fedpdmc.study.tables",
+    "sites": "fedpdmc.study.sites_from_table",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

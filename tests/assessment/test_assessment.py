@@ -14,7 +14,7 @@ from fedpdmc.assessment.all_sites import Assessment, prior_pull
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
-from fedpdmc.study.tables import sites
+from fedpdmc.study.sites_from_table import sites
 
 SD, PRIOR_SD = 2.0, 3.0
 

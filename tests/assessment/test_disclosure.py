@@ -17,7 +17,7 @@ from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError
-from fedpdmc.study.tables import sites
+from fedpdmc.study.sites_from_table import sites
 
 CONTROLLED = {"controlled": True, "least_records": 10}
 

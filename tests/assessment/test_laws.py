@@ -15,7 +15,7 @@ from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.predict import effects, predict
 from fedpdmc.assessment.predictive_checks import censoring_times
 from fedpdmc.errors import InputError
-from fedpdmc.study.tables import sites
+from fedpdmc.study.sites_from_table import sites
 
 N = 40
 CUTS = [0.5, 1.5]

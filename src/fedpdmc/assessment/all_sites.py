@@ -29,7 +29,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
-    from fedpdmc.study.tables import Sites
+    from fedpdmc.study.sites_from_table import Sites
 
 # A pull of the prior of this many posterior sd means that doubling its weight moves the mean by 0.2 sd or more.
 NOTABLE = 0.3

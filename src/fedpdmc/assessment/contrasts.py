@@ -19,7 +19,7 @@ from fedpdmc.validation import probability
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
-    from fedpdmc.study.tables import Sites
+    from fedpdmc.study.sites_from_table import Sites
 
 Function = Callable[[dict[str, Any]], Any]
 # What the exponential of a coefficient is, by family.

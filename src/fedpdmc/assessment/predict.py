@@ -11,13 +11,13 @@ import pandas as pd
 from fedpdmc.assessment.at_site import DRAWS, public_draws
 from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.errors import InputError
-from fedpdmc.study.tables import checked_table
+from fedpdmc.study.sites_from_table import checked_table
 from fedpdmc.validation import one_of, probability
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
     from fedpdmc.study.column import Column
-    from fedpdmc.study.tables import Sites
+    from fedpdmc.study.sites_from_table import Sites
 
 
 def predict(

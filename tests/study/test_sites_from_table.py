@@ -10,7 +10,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.study import read_study
 from fedpdmc.study.read_data import read_records
-from fedpdmc.study.tables import sites
+from fedpdmc.study.sites_from_table import sites
 
 
 def table(n=120, seed=0):
