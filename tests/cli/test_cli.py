@@ -11,7 +11,7 @@ from fedpdmc import experiments
 from fedpdmc.cli import app
 from fedpdmc.cli.runner import log_to
 from fedpdmc.errors import InputError
-from fedpdmc.experiments.study import Verdict
+from fedpdmc.experiments.result_folder import Verdict
 
 SCRIPT = """
 import sys

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedpdmc.experiments.study import Verdict
+    from fedpdmc.experiments.result_folder import Verdict
 
 # In the order of the paper.
 NAMES = ("gaussian", "logistic", "time-series", "redistribution", "cox", "non-identical", "dynamics")
@@ -34,7 +34,7 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from fedpdmc.experiments.study import Study, record
+    from fedpdmc.experiments.result_folder import Study, record
     from fedpdmc.results.verdict import ConvergenceWarning
 
     console = Console(stderr=True) if console is None else console

@@ -13,7 +13,7 @@ from numpy import ndarray
 from scipy.stats import t as student_t
 
 import fedpdmc as fp
-from fedpdmc.experiments.study import COLOURS, GREY, axes_of, log_sites
+from fedpdmc.experiments.result_folder import COLOURS, GREY, axes_of, log_sites
 
 # Positions of a path that stand for it.
 DRAWS = 2000

@@ -11,7 +11,7 @@ import fedpdmc as fp
 from fedpdmc.experiments.distances import Exact, bias, by, measure, range_of, ratio
 from fedpdmc.experiments.logistic import Size, paper_problem, size
 from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.study import COLOURS, GREY, Study, Verdict, axes_of, log_sites, log_values
+from fedpdmc.experiments.result_folder import COLOURS, GREY, Study, Verdict, axes_of, log_sites, log_values
 
 DYNAMICS = {
     "Zig-Zag": fp.ZigZag(),

@@ -11,7 +11,7 @@ import fedpdmc as fp
 from fedpdmc.experiments.distances import Exact, bias, by, draw_distances, measure, range_of, ratio
 from fedpdmc.experiments.hmc import hmc
 from fedpdmc.experiments.problems import Regression, regression
-from fedpdmc.experiments.study import Study, Verdict, line_of
+from fedpdmc.experiments.result_folder import Study, Verdict, line_of
 
 SEED = 62
 

@@ -9,7 +9,7 @@ from numpy import ndarray
 from fedpdmc.experiments.distances import bias, by, measure, range_of, ratio
 from fedpdmc.experiments.logistic import paper_problem, size, zigzag
 from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.study import COLOURS, GREY, Study, Verdict, axes_of
+from fedpdmc.experiments.result_folder import COLOURS, GREY, Study, Verdict, axes_of
 
 SITES, TINY = 5, 3
 

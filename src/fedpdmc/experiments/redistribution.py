@@ -15,7 +15,7 @@ from fedpdmc.experiments.eavesdropper import Overheard, Profile, average, estima
 from fedpdmc.experiments.hmc import hmc
 from fedpdmc.experiments.logistic import paper_problem, size, zigzag
 from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.study import COLOURS, DARK, Study, Verdict, axes_of, line_of, log_values
+from fedpdmc.experiments.result_folder import COLOURS, DARK, Study, Verdict, axes_of, line_of, log_values
 
 RATE = 0.1
 # The federation that is listened to: small sites, whose gradients do not dwarf that of the prior.

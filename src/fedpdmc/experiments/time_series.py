@@ -10,7 +10,7 @@ import fedpdmc as fp
 from fedpdmc.experiments.distances import Exact, bias, by, draw_distances, measure, range_of, ratio
 from fedpdmc.experiments.hmc import hmc
 from fedpdmc.experiments.problems import series
-from fedpdmc.experiments.study import Study, Verdict, line_of
+from fedpdmc.experiments.result_folder import Study, Verdict, line_of
 
 SEED = 63
 PARAMETERS = ("x", "c")
