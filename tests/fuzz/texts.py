@@ -308,7 +308,7 @@ def bundles(folder: Path) -> Target:
 
 def status_requests(folder: Path) -> Target:
     """Requests to the status page: whatever comes, the handler answers or hangs up, and the same page is served."""
-    from fedpdmc.operations.status import server
+    from fedpdmc.operations.status import http_server
 
     class Connection:
         def __init__(self, data: bytes):
@@ -325,18 +325,18 @@ def status_requests(folder: Path) -> Target:
 
     class Host:
         facts = staticmethod(lambda: {"party": "site"})
-        known = server._Server.known
+        known = http_server._Server.known
         _name = "127.0.0.1"
 
-    pages = {path: ("text/plain", lambda facts: json.dumps(facts)) for path in server.PAGES}
+    pages = {path: ("text/plain", lambda facts: json.dumps(facts)) for path in http_server.PAGES}
 
     def read(data: bytes):
-        before, server.PAGES = server.PAGES, pages
+        before, http_server.PAGES = http_server.PAGES, pages
         try:
             connection = Connection(data)
-            server._Handler(connection, ("127.0.0.1", 1), Host())
+            http_server._Handler(connection, ("127.0.0.1", 1), Host())
         finally:
-            server.PAGES = before
+            http_server.PAGES = before
         said = connection.sent.getvalue()
         assert not said.startswith(b"HTTP/1") or b"200" in said[:20] or b"party" not in said, "content with an error"
 

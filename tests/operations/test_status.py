@@ -21,12 +21,12 @@ from tests.federation.studies import Folder
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, tell, watch, watched
-from fedpdmc.operations.status import server as status_server
+from fedpdmc.operations.status import http_server as status_server
 from fedpdmc.operations.status.board import MOST_POINTS, History, Silence
+from fedpdmc.operations.status.http_server import StatusServer
 from fedpdmc.operations.status.metrics import metrics
-from fedpdmc.operations.status.page import page
 from fedpdmc.operations.status.plots import Series, plot, ticks
-from fedpdmc.operations.status.server import StatusServer
+from fedpdmc.operations.status.status_page import page
 
 HOSTILE = '</title><script>alert(1)</script>"&\n'
 

@@ -360,7 +360,7 @@ class Posterior:
         -------
         Path
         """
-        from fedpdmc.results.report.page import write_report
+        from fedpdmc.results.report.report_page import write_report
 
         told = {} if sites is None else {"about": sites.lines(), "released": sites.released(), "ratios": sites.ratios()}
         return write_report(self, path, title=title, question=question, assessment=assessment, **told)

@@ -107,7 +107,7 @@ class Watch:
 @contextlib.contextmanager
 def watched(board: Board, watching: Watching) -> Iterator[str | None]:
     """Monitor a run and serve its status page, if wanted; yields the address of the page or None."""
-    from fedpdmc.operations.status.server import StatusServer
+    from fedpdmc.operations.status.http_server import StatusServer
 
     with contextlib.ExitStack() as stack:
         watch = Watch(board, watching)

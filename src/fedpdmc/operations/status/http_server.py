@@ -22,7 +22,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.grpc.tls import split_address
 from fedpdmc.operations.status.board import finite
 from fedpdmc.operations.status.metrics import metrics
-from fedpdmc.operations.status.page import page
+from fedpdmc.operations.status.status_page import page
 
 logger = logging.getLogger("fedpdmc.operations.status")
 # Connections at a time, and the total seconds for each.
