@@ -201,11 +201,11 @@ def addresses(folder: Path) -> Target:
 
 def stall_options(folder: Path) -> Target:
     """The command and the webhook of ``--on-stall`` and ``--stall-webhook``."""
-    from fedpdmc.operations.status.tell import tellers
+    from fedpdmc.operations.status.stall_alerts import alerts
 
     def read(data: bytes):
         text = data.decode("utf-8", "surrogateescape")
-        tellers(text, None) if text.startswith("mail") else tellers(None, text)
+        alerts(text, None) if text.startswith("mail") else alerts(None, text)
 
     return Target(
         "stall option",

@@ -20,7 +20,7 @@ from tests.federation.studies import Folder
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, tell, watch, watched
+from fedpdmc.operations.status import CoordinatorBoard, SiteBoard, Watching, stall_alerts, watch, watched
 from fedpdmc.operations.status import http_server as status_server
 from fedpdmc.operations.status.board import MOST_POINTS, History, Silence
 from fedpdmc.operations.status.http_server import StatusServer
@@ -198,10 +198,12 @@ def test_an_address_that_is_taken_or_is_none_and_a_command_that_is_none():
         StatusServer("8080", facts)
     for wrong in ('mail "', " "):
         with pytest.raises(InputError, match="on-stall"):
-            tell.tellers(wrong, None)
+            stall_alerts.alerts(wrong, None)
 
 
-NEWS = tell.News("stalled", "nothing from site south for 300 s", "site south", 300, "coordinator", "two hospitals")
+NEWS = stall_alerts.StallNews(
+    "stalled", "nothing from site south for 300 s", "site south", 300, "coordinator", "two hospitals"
+)
 
 
 @contextlib.contextmanager
@@ -255,14 +257,14 @@ def test_a_webhook_is_posted_the_stall_and_its_end(folder, caplog, monkeypatch):
             path, begun = posted.get(timeout=60)
             over.set()
             _, ended = posted.get(timeout=60)
-    assert path == "/hook?token=hunter2" and set(begun) == {"text", *tell.News._fields}
+    assert path == "/hook?token=hunter2" and set(begun) == {"text", *stall_alerts.StallNews._fields}
     assert begun["state"] == "stalled" and begun["waiting_for"] == "site south" and begun["seconds"] == 9
     assert begun["text"] == "two hospitals, coordinator: nothing from site south for 9 s; it is not connected"
     assert ended["state"] == "over" and "hunter2" not in caplog.text
 
 
 def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_nothing(caplog, monkeypatch):
-    monkeypatch.setattr(tell, "MOST_STEP", 1.0)
+    monkeypatch.setattr(stall_alerts, "MOST_STEP", 1.0)
     hang = threading.Event()
     answers = {
         "status 500": status_code(500),
@@ -272,11 +274,11 @@ def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_n
     for said, answer in answers.items():
         caplog.clear()
         with webhook(answer) as (url, posted):
-            one = tell.WebhookTeller(url)
+            one = stall_alerts.WebhookAlert(url)
             one(NEWS)
             posted.get(timeout=60)
             until(lambda said=said: said in caplog.text)
-            until(lambda one=one: one._places._value == tell.MOST_POSTS)
+            until(lambda one=one: one._places._value == stall_alerts.MOST_POSTS)
             # A redirection is not followed.
             assert all(path != "GET" for path, _ in iter_queue(posted))
         assert "hunter2" not in caplog.text
@@ -284,7 +286,7 @@ def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_n
     caplog.clear()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    tell.WebhookTeller(f"http://127.0.0.1:{port}/hunter2")(NEWS)
+    stall_alerts.WebhookAlert(f"http://127.0.0.1:{port}/hunter2")(NEWS)
     until(lambda: f"the webhook at 127.0.0.1:{port} could not be reached" in caplog.text)
     assert "hunter2" not in caplog.text
 
@@ -292,13 +294,13 @@ def test_a_webhook_that_fails_or_hangs_is_logged_without_its_secret_and_delays_n
 def test_posts_to_a_webhook_that_hangs_are_few(caplog, monkeypatch):
     hang = threading.Event()
     with webhook(lambda handler: hang.wait(30)) as (url, posted):
-        one = tell.WebhookTeller(url)
+        one = stall_alerts.WebhookAlert(url)
         # The calls return while the server hangs.
-        for _ in range(3 * tell.MOST_POSTS):
+        for _ in range(3 * stall_alerts.MOST_POSTS):
             one(NEWS)
-        assert caplog.text.count("still busy") == 2 * tell.MOST_POSTS
+        assert caplog.text.count("still busy") == 2 * stall_alerts.MOST_POSTS
         hang.set()
-        until(lambda: one._places._value == tell.MOST_POSTS)
+        until(lambda: one._places._value == stall_alerts.MOST_POSTS)
 
 
 def iter_queue(items):
@@ -314,7 +316,7 @@ def iter_queue(items):
 )  # fmt: skip
 def test_an_address_that_is_no_webhook_is_refused_without_being_shown(url):
     with pytest.raises(InputError, match="stall-webhook") as error:
-        tell.tellers(None, url)
+        stall_alerts.alerts(None, url)
     assert "hunter2" not in str(error.value)
 
 

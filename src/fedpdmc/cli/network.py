@@ -206,11 +206,11 @@ def _watching(
 ) -> "Watching | None":
     """How to monitor the run; None if no option asks for it. A malformed command or address is refused here."""
     from fedpdmc.operations.status import Watching
-    from fedpdmc.operations.status.tell import tellers
+    from fedpdmc.operations.status.stall_alerts import alerts
 
     if status is None and on_stall is None and stall_webhook is None:
         return None
-    tellers(on_stall, stall_webhook)
+    alerts(on_stall, stall_webhook)
     return Watching(status, on_stall, stall_after, stall_webhook)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fedpdmc.operations.status.board import Board, Silence, finite
-from fedpdmc.operations.status.tell import News, tellers
+from fedpdmc.operations.status.stall_alerts import StallNews, alerts
 
 logger = logging.getLogger("fedpdmc.operations.status")
 # Seconds between two samples, and between two status lines in the log.
@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, board: Board, watching: Watching):
         self.board, self.patience = board, watching.stall_after
-        self._tellers = tellers(watching.on_stall, watching.stall_webhook)
+        self._alerts = alerts(watching.on_stall, watching.stall_webhook)
         self._over, self._stalled = threading.Event(), dict[str, Silence]()
         self._thread = threading.Thread(target=self._watch, name="fedpdmc-watch", daemon=True)
         self._thread.start()
@@ -90,18 +90,18 @@ class Watch:
                 away = "" if one.connected else "; it is not connected"
                 words = f"nothing from {who} for {one.seconds:.0f} s{away}"
                 logger.warning("stall: %s", words)
-                self._tell("stalled", who, one.seconds, words)
+                self._alert("stalled", who, one.seconds, words)
         for who, one in before.items():
             if who not in late:
                 logger.warning("no longer stalled: %s", who)
-                self._tell("over", who, one.seconds, f"no longer stalled: {who}")
+                self._alert("over", who, one.seconds, f"no longer stalled: {who}")
 
-    def _tell(self, state: str, who: str, seconds: float, words: str) -> None:
-        if self._tellers:
+    def _alert(self, state: str, who: str, seconds: float, words: str) -> None:
+        if self._alerts:
             facts = self.board.facts()
-            news = News(state, words, who, round(seconds), str(facts["name"]), str(facts["study"]))
-            for tell in self._tellers:
-                tell(news)
+            news = StallNews(state, words, who, round(seconds), str(facts["name"]), str(facts["study"]))
+            for alert in self._alerts:
+                alert(news)
 
 
 @contextlib.contextmanager

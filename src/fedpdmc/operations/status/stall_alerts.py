@@ -1,4 +1,4 @@
-"""Tells an operator about stalls: runs a command, or posts to a webhook. Neither delays the run, whatever it does."""
+"""Alerts an operator to stalls: runs a command, or posts to a webhook. Neither can delay the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("fedpdmc.operations.status")
 MOST_COMMAND, MOST_STEP, MOST_POSTS = 60.0, 10.0, 4
 
 
-class News(NamedTuple):
+class StallNews(NamedTuple):
     """A stall that begins or ends. There is nothing about records in it.
 
     Attributes
@@ -68,13 +68,13 @@ def webhook_host(url: str) -> str:
     return host
 
 
-class CommandTeller:
+class CommandAlert:
     """Runs a command with the news in its environment."""
 
     def __init__(self, command: str):
         self._words = command_words(command)
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, news: StallNews) -> None:
         """Start the command and return."""
         told = {f"FEDPDMC_{key.upper()}": str(value) for key, value in news._asdict().items()}
         threading.Thread(target=self._run, args=(told,), name="fedpdmc-on-stall", daemon=True).start()
@@ -99,7 +99,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-class WebhookTeller:
+class WebhookAlert:
     """Posts the news as JSON. ``text`` in it is the sentence, as chat services show it."""
 
     def __init__(self, url: str):
@@ -107,14 +107,14 @@ class WebhookTeller:
         self._open = urllib.request.build_opener(_NoRedirects()).open
         self._places = threading.BoundedSemaphore(MOST_POSTS)
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, news: StallNews) -> None:
         """Begin to post and return."""
         if not self._places.acquire(blocking=False):
             logger.error("the webhook at %s is still busy with %d posts: this one is left out", self._host, MOST_POSTS)
             return
         threading.Thread(target=self._post, args=(news,), name="fedpdmc-webhook", daemon=True).start()
 
-    def _post(self, news: News) -> None:
+    def _post(self, news: StallNews) -> None:
         text = f"{news.study}, {news.party}: {news.stall}"
         body = json.dumps({"text": text, **news._asdict()}).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "fedpdmc"}
@@ -130,11 +130,11 @@ class WebhookTeller:
             self._places.release()
 
 
-def tellers(command: str | None, webhook: str | None) -> list[Callable[[News], None]]:
-    """Those that an operator has chosen."""
-    chosen: list[Callable[[News], None]] = []
+def alerts(command: str | None, webhook: str | None) -> list[Callable[[StallNews], None]]:
+    """The alerts that an operator has chosen."""
+    chosen: list[Callable[[StallNews], None]] = []
     if command is not None:
-        chosen.append(CommandTeller(command))
+        chosen.append(CommandAlert(command))
     if webhook is not None:
-        chosen.append(WebhookTeller(webhook))
+        chosen.append(WebhookAlert(webhook))
     return chosen
