@@ -1,82 +1,88 @@
-"""Hands the sites of this process their own draws of private latents after a run."""
+"""A site's posterior of its own private latents after a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import dataclasses
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.members.latent_draws import LatentPosterior
-from fedpdmc.members.site import Site
-from fedpdmc.potentials import RandomEffects
-from fedpdmc.whitening import Reference
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-class Run(Protocol):
-    """What is needed from a run: an engine of `fedpdmc.sampling`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class LatentPosterior:
+    """Joint draws of a site's private latents and the shared parameters.
 
-    latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...]
-    continued: bool
-
-    @property
-    def settled(self) -> Mapping[str, np.ndarray]:
-        """The present latents, in private coordinates."""
-        ...
-
-
-@double_precision
-def hand_over(sites: Sequence[Site], reference: Reference, run: Run) -> None:
-    """Give each site its own latents at the ends of blocks, and their last state.
-
-    If the run was ``continued``, they are appended to the site's earlier draws.
+    Attributes
+    ----------
+    times : (n,)
+        Process times, the ends of blocks.
+    theta : (chains, n, d)
+        The shared parameters.
+    z : (chains, n, k)
+        The latents.
+    names : tuple of str
+        Names of the latents.
+    last : (chains, k) or None
+        The state of the latents at the last of these times, in the site's private coordinates: a saved run continues from
+        it. None if the site's store has it.
     """
-    drawn = run.latents
-    if not drawn:
-        return
-    last = run.settled
-    times = np.array([time for time, _, _ in drawn])
-    theta = np.stack([reference.to_x(np.asarray(a)) for _, a, _ in drawn], 1)
-    for site in sites:
-        if site.latents:
-            names = latent_names(site)
-            z = np.stack([found[site.name][:, : len(names)] for _, _, found in drawn], 1)
-            found = LatentPosterior(times, theta, z, names, last[site.name])
-            # A run that continues in memory includes its earlier draws.
-            earlier = [own for own in site.drawn if run.continued and own.times[-1] < times[0]]
-            site.drawn[:] = [earlier[0].followed_by(found) if earlier else found]
 
+    times: np.ndarray
+    theta: np.ndarray
+    z: np.ndarray
+    names: tuple[str, ...]
+    last: np.ndarray | None = None
 
-def latents_at(sites: Sequence[Site], time: float, chains: int) -> dict[str, np.ndarray]:
-    """The sites' latents at this time of a run.
+    def save(self, path: str | Path) -> Path:
+        """Write everything to an NPZ file that only its owner can read."""
+        path, parts = Path(path), {"times": self.times, "theta": self.theta, "z": self.z, "names": np.array(self.names)}
+        parts |= {} if self.last is None else {"last": self.last}
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **parts)
+        return path
 
-    Raises
-    ------
-    InputError
-        A site has no latents of that run: `Site.restore_latents` was not called.
-    """
-    found = {}
-    for site in sites:
-        if not site.latents:
-            continue
-        own = site.drawn[0] if site.drawn else None
-        if own is None or own.last is None or own.times[-1] != time or len(own.last) != chains:
+    @classmethod
+    def load(cls, path: str | Path) -> LatentPosterior:
+        """Read a file written by `save`.
+
+        Raises
+        ------
+        InputError
+            Not such a file.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parts = {name: file[name] for name in file.files}
+            names = tuple(parts["names"].tolist())
+            found = cls(parts["times"], parts["theta"], parts["z"], names, parts.get("last"))
+            good = found.z.shape == (*found.theta.shape[:2], len(found.names)) and len(found.times) == found.z.shape[1]
+        except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+            raise InputError("path", f"{path}: {error}", "Give a file written by LatentPosterior.save.") from error
+        if not good:
             raise InputError(
-                f"sites ({site.name!r})",
-                "no latents at the end of the saved run",
-                "Latents stay with their site: save them there with site.latent_posterior().save(path), and give them back "
-                "with site.restore_latents(path).",
+                "path", f"{path}: arrays of inconsistent shapes", "Give a file written by LatentPosterior.save."
             )
-        found[site.name] = own.last
-    return found
+        return found
 
+    def followed_by(self, later: LatentPosterior) -> LatentPosterior:
+        """Joined with the draws of a run that continued from here."""
+        times, theta = np.concatenate([self.times, later.times]), np.concatenate([self.theta, later.theta], 1)
+        return LatentPosterior(times, theta, np.concatenate([self.z, later.z], 1), later.names, later.last)
 
-def latent_names(site: Site) -> tuple[str, ...]:
-    """Names of the latents: the group's name, with the number of the effect if there are several."""
-    model = site.potential
-    if not isinstance(model, RandomEffects):
-        return () if site.model is None else site.model.latent_names
-    labels, effects = (label or site.name for label in model.labels), model.effects.shape[1]
-    return tuple(label if effects == 1 else f"{label}[{k}]" for label in labels for k in range(effects))
+    def summary(self) -> pd.DataFrame:
+        """Mean, standard deviation and quantiles of each latent, as a pandas DataFrame."""
+        import pandas as pd
+
+        flat = self.z.reshape(-1, self.z.shape[-1])
+        table = {"mean": flat.mean(0), "sd": flat.std(0, ddof=1)}
+        table |= {f"{100 * q:g}%": np.quantile(flat, q, axis=0) for q in (0.025, 0.5, 0.975)}
+        return pd.DataFrame(table, index=pd.Index(self.names, name="effect"))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Key
 from fedpdmc._jax.compilation_cache import use_compilation_cache
 from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.members.clipping import hold_to_bounds
-from fedpdmc.members.latent_draws import LatentPosterior
+from fedpdmc.members.latent_posterior import LatentPosterior
 from fedpdmc.members.member import Member
 from fedpdmc.members.record_derivatives import hold_file_to_bounds
 from fedpdmc.models.model_file.records import RecordModel

@@ -12,7 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Display, Tick
 from fedpdmc.console.warnings import warn
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
-from fedpdmc.members.latent_posterior import hand_over
+from fedpdmc.members.latent_handover import hand_over
 from fedpdmc.results.certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior

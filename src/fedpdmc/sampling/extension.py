@@ -9,7 +9,7 @@ from typing import Any
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import showing
 from fedpdmc.errors import InputError
-from fedpdmc.members.latent_posterior import latents_at
+from fedpdmc.members.latent_handover import latents_at
 from fedpdmc.members.member import DescribedSites
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.variables import variables

@@ -14,8 +14,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import agent_before_run
-from fedpdmc.members.latent_draws import LatentPosterior
-from fedpdmc.members.latent_posterior import latent_names
+from fedpdmc.members.latent_handover import latent_names
+from fedpdmc.members.latent_posterior import LatentPosterior
 from fedpdmc.study import Study
 from fedpdmc.whitening import Reference
 

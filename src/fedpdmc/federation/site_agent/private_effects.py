@@ -19,7 +19,7 @@ from fedpdmc._jax.random_streams import ChainKeys
 from fedpdmc.clocks import LatentClock, follow
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent.request_checks import RequestRefused
-from fedpdmc.members.latent_draws import LatentPosterior
+from fedpdmc.members.latent_posterior import LatentPosterior
 from fedpdmc.plan import Plan
 from fedpdmc.whitening import Reference
 
