@@ -55,21 +55,27 @@ class Proxy:
                 site, _ = self._server.accept()
             except OSError:
                 return
-            try:
-                coordinator = socket.create_connection(self.target, 5)
-                coordinator.settimeout(None)
-            except OSError:
-                site.close()
-                continue
-            with self._lock:
-                self._open += [site, coordinator]
-            # Connections fare badly in turn: cut, swapped, cut, ...
-            self._accepted += 1
-            cut, swap = self.cut_after, None
-            if self.swap_after is not None and self._accepted % 2 == 0:
-                cut, swap = None, self.swap_after
-            for pair, limits in (((site, coordinator), (cut, swap)), ((coordinator, site), (None, None))):
-                threading.Thread(target=self._pass, args=(*pair, *limits), daemon=True).start()
+            self._connected(site)
+
+    def _connected(self, site):
+        try:
+            coordinator = socket.create_connection(self.target, 5)
+            coordinator.settimeout(None)
+        except OSError:
+            site.close()
+            return
+        # Connections fare badly in turn: cut, swapped, cut, ...
+        self._accepted += 1
+        cut, swap = self.cut_after, None
+        if self.swap_after is not None and self._accepted % 2 == 0:
+            cut, swap = None, self.swap_after
+        self._join(site, coordinator, cut, swap)
+
+    def _join(self, site, coordinator, cut=None, swap=None):
+        with self._lock:
+            self._open += [site, coordinator]
+        for pair, limits in (((site, coordinator), (cut, swap)), ((coordinator, site), (None, None))):
+            threading.Thread(target=self._pass, args=(*pair, *limits), daemon=True).start()
 
     def _pass(self, source, sink, limit, swap):
         passed = 0

@@ -99,25 +99,16 @@ class Connector(Proxy):
         super().__init__("127.0.0.1:0")
         self.asked, self.credentials = [], []
 
-    def _accept(self):
-        while True:
-            try:
-                site, _ = self._server.accept()
-            except OSError:
-                return
-            head = b""
-            while b"\r\n\r\n" not in head:
-                head += site.recv(4096)
-            self.asked.append(head.split()[0].decode())
-            self.credentials += [
-                line for line in head.split(b"\r\n") if line.lower().startswith(b"proxy-authorization")
-            ]
-            host, port = head.split()[1].decode().rsplit(":", 1)
-            coordinator = socket.create_connection((host, int(port)))
-            site.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            self._open += [site, coordinator]
-            for pair in ((site, coordinator), (coordinator, site)):
-                threading.Thread(target=self._pass, args=(*pair, None, None), daemon=True).start()
+    def _connected(self, site):
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += site.recv(4096)
+        self.asked.append(head.split()[0].decode())
+        self.credentials += [line for line in head.split(b"\r\n") if line.lower().startswith(b"proxy-authorization")]
+        host, port = head.split()[1].decode().rsplit(":", 1)
+        coordinator = socket.create_connection((host, int(port)))
+        site.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        self._join(site, coordinator)
 
 
 def test_through_an_http_proxy(folder, expected, fresh, monkeypatch):

@@ -181,9 +181,7 @@ def choose(settings: Settings) -> Method:
     check_latents(members, prior, dynamics)
     private = any(site.budget is not None for site in members)
     if private:
-        check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator")
-        if mixture is not None:
-            raise InputError("prior", "one with scales, and a site that has a privacy budget", "Give a normal prior.")
+        check_private(dynamics, open_dynamics, prior_at if prior is not None else "coordinator", mixture)
     latents = any(site.latents for site in members)
     chains = usual_chains(open_dynamics, wanted.ess, private, latents) if wanted.chains is None else int(wanted.chains)
     own = coordinate_names(members, dim)
@@ -192,9 +190,8 @@ def choose(settings: Settings) -> Method:
     named = None if told is None else names
     init = check_init(wanted.init, chains, dim)
     constraints = check_constraints(wanted.constraints, dim)
-    if constraints is not None and any(not isinstance(site, Site) or site.budget is not None for site in members):
-        remedy = "Leave them out: they are for sites in this process without a privacy budget."
-        raise InputError("constraints", "sites elsewhere or with a privacy budget", remedy)
+    if constraints is not None:
+        _check_constrained(members)
     start = _check_functions(members, prior, init, dim)
     reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
     if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
@@ -240,6 +237,13 @@ def choose(settings: Settings) -> Method:
         open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
         chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )
+
+
+def _check_constrained(members: Sequence[Member]) -> None:
+    """That the sites can be walked between constraints."""
+    if any(not isinstance(site, Site) or site.budget is not None for site in members):
+        remedy = "Leave them out: they are for sites in this process without a privacy budget."
+        raise InputError("constraints", "sites elsewhere or with a privacy budget", remedy)
 
 
 def _chain_time(chains: int, duration: float | None, ess: float | None) -> float:
@@ -293,8 +297,8 @@ def on_lines(method: Method, reason: str, when: str) -> Method | None:
     )  # fmt: skip
 
 
-def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
-    """What a federation with privacy budgets cannot do, before anything is charged."""
+def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str, mixture: MixturePrior | None) -> None:
+    """Refuse what a federation with privacy budgets cannot do, before anything is charged."""
     if unsaid:
         raise InputError(
             "dynamics",
@@ -308,6 +312,8 @@ def check_private(dynamics: Dynamics, unsaid: bool, prior_at: str) -> None:
             f"{prior_at!r} with a site that has a privacy budget",
             "A site's share of the prior could reveal its records: use prior_at='coordinator' or 'extra'.",
         )
+    if mixture is not None:
+        raise InputError("prior", "one with scales, and a site that has a privacy budget", "Give a normal prior.")
 
 
 def usual_segments(sites: Sequence[Member], chains: int) -> int:

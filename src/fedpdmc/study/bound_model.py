@@ -149,7 +149,7 @@ def read_model(
 ) -> BoundModel:
     """The model that the table [model] names: ``file`` and ``sha256``, or a family of the standard library."""
     own = table.table("columns", None)
-    model = _file(table, file) if FILE in table.values else _of_family(table, columns, own)
+    model = _file(table, file) if FILE in table.values else _of_family(table, columns)
     source = model.source
     formula = table.text("formula", *(() if source.predictors else (None,)))
     if formula is not None and not source.predictors:
@@ -184,7 +184,7 @@ def _file(table: Table, file: Callable[[str], bytes]) -> Model:
     return parsed(text, name)
 
 
-def _of_family(table: Table, columns: dict[str, Column], own: Table) -> Model:
+def _of_family(table: Table, columns: dict[str, Column]) -> Model:
     """A family of the standard library, in the size that the contract's columns and constants give."""
     name = table.text("family", among=tuple(FAMILIES))
     sizes = {}

@@ -95,7 +95,7 @@ def declare(
     seen = values.drop_nulls()
     if not len(seen):
         raise InputError(f"column {name!r}", "no values", "Remove it from the formula.")
-    kind = told.get("type") or _kind(name, seen, role, levels, "levels" in told)
+    kind = told.get("type") or _kind(seen, role, levels, "levels" in told)
     if kind not in VALUES:
         raise InputError(f"columns[{name!r}]: type", repr(kind), f"Give one of {', '.join(map(repr, VALUES))}.")
     if kind == "level":
@@ -119,7 +119,7 @@ def declare(
     )  # fmt: skip
 
 
-def _kind(name: str, seen: pl.Series, role: str, levels: tuple[str, ...] | None, named: bool) -> str:
+def _kind(seen: pl.Series, role: str, levels: tuple[str, ...] | None, named: bool) -> str:
     if role == "level" or levels is not None or named:
         return "level"
     if role != "covariate":
