@@ -50,7 +50,7 @@ def position(path, rotating, chain, time):
 
 
 def integrals(path, rotating):
-    """``∫ a`` and ``∫ a aᵀ`` over all chains by Gauss quadrature on every stretch between knots."""
+    """``∫ a`` and ``∫ a aᵀ`` over all chains by Gauss quadrature on every interval between knots."""
     nodes, weights = np.polynomial.legendre.leggauss(60)
     first, second = 0.0, 0.0
     for chain in range(path.chains):

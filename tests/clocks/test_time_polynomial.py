@@ -1,4 +1,4 @@
-"""Events on stretches: bounds hold, arrivals have the law of the rates, and errors are noticed."""
+"""Events on intervals: bounds hold, arrivals have the law of the rates, and errors are noticed."""
 
 import dataclasses
 import functools
@@ -157,7 +157,7 @@ def test_arrivals_have_the_law_of_the_rates(name, offset, kind):
 
 
 def test_stretches_that_are_cut_give_the_same_law(monkeypatch):
-    """Hardly any error is small enough, so that stretches are cut many times."""
+    """Hardly any error is small enough, so that intervals are cut many times."""
     made, route = clock("funnel", "zigzag"), plan([0.9, 0.8, -0.3, 1.2], "zigzag")
     monkeypatch.setattr(interval_thinning, "MOST_ADDED", 1e-4)
     # Of another order, so that it is compiled anew.

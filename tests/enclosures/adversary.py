@@ -17,7 +17,7 @@ from tests.enclosures import exact
 from tests.enclosures.by_numpy import by_numpy, mapped_by_numpy
 from tests.enclosures.random_programs import DIM, names, program_of, random_tree, records, smaller
 
-from fedpdmc.enclosures import Stretch, check_continuity, enclose
+from fedpdmc.enclosures import TimeInterval, check_continuity, enclose
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, NoEnclosure
@@ -141,10 +141,10 @@ def on_cells(compiled: bool, rate, rotating: bool, a, v, h, times):
 
 
 def on_curves(compiled: bool, rate, rotating: bool, a, v, h, times):
-    """Ends of the polynomial on each stretch, at the times."""
+    """Ends of the polynomial on each interval, at the times."""
 
     def curve(a, v, h):
-        return enclose(rate, Stretch(ORDER))(*curved_path(rotating, a.T, v.T, h, ORDER))
+        return enclose(rate, TimeInterval(ORDER))(*curved_path(rotating, a.T, v.T, h, ORDER))
 
     found = jax.jit(curve)(a, v, h) if compiled else by_numpy(curve, a, v, h)
     tau = (2 * times / h[:, None] - 1)[..., None]
@@ -153,7 +153,7 @@ def on_curves(compiled: bool, rate, rotating: bool, a, v, h, times):
 
 
 def _columns(part):
-    """Rates by stretches as (cells, 1, rates)."""
+    """Rates by intervals as (cells, 1, rates)."""
     return np.broadcast_to(np.asarray(part), (np.shape(part)[0], CELLS)).T[:, None]
 
 

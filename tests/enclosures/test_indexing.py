@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 from tests.enclosures.by_numpy import mapped_by_numpy
 
-from fedpdmc.enclosures import Cell, Interval, Series, Stretch, enclose, smoothed, span
+from fedpdmc.enclosures import Cell, Interval, Series, TimeInterval, enclose, smoothed, span
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.enclosures.taylor_models.taylor_model import whole
@@ -112,7 +112,7 @@ def on_series(f):
 def on_curve(f):
     v = np.array([0.5, 1.0, -2.0])
     path = curved_path(False, jnp.asarray(X)[:, None], jnp.asarray(v)[:, None], jnp.asarray([0.2]), 3)[0]
-    found = whole(enclose(f, Stretch(3))(path))
+    found = whole(enclose(f, TimeInterval(3))(path))
     values = [f(jnp.asarray(X + v * s)) for s in (0.0, 0.07, 0.2)]
     if not hasattr(found, "range"):
         return found, values, found

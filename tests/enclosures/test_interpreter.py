@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy.special import betaln
 
 from fedpdmc import enclosures
-from fedpdmc.enclosures import Cell, Curve, Interval, Series, Stretch, enclose, smoothed
+from fedpdmc.enclosures import Cell, Curve, Interval, Series, TimeInterval, enclose, smoothed
 from fedpdmc.errors import NoEnclosure
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -129,7 +129,7 @@ def test_a_number_of_the_data_that_a_maximum_returns_compares_as_that_number():
 
     a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
     cell = enclose(branched, Cell(0.1))(Series(a, jnp.zeros(2), v))
-    curve = enclose(branched, Stretch(2))(Curve((a[:, None], 0.05 * v[:, None]), jnp.zeros((2, 1))))
+    curve = enclose(branched, TimeInterval(2))(Curve((a[:, None], 0.05 * v[:, None]), jnp.zeros((2, 1))))
     assert np.all(cell.error < 1e-12) and np.all(curve.error < 1e-12)
     np.testing.assert_allclose(cell.value, 2 * a)
     np.testing.assert_allclose(curve.parts[0][:, 0], 2 * a)
@@ -191,7 +191,7 @@ def test_a_scan_that_starts_from_zero_carries_what_follows():
 
     a, v = jnp.array([0.3, -0.4]), jnp.array([1.0, 2.0])
     series = enclose(polynomial, Cell(0.1))(Series(a, jnp.zeros(2), v))
-    curve = enclose(polynomial, Stretch(2))(Curve((a[:, None], 0.05 * v[:, None]), jnp.zeros((2, 1))))
+    curve = enclose(polynomial, TimeInterval(2))(Curve((a[:, None], 0.05 * v[:, None]), jnp.zeros((2, 1))))
     np.testing.assert_allclose(series.value, a**2 - 2 * a + 0.5)
     np.testing.assert_allclose(series.slope, (2 * a - 2) * v)
     np.testing.assert_allclose(curve.parts[0][:, 0], a**2 - 2 * a + 0.5)

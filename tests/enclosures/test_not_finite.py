@@ -60,7 +60,7 @@ def whole(function):
 
 
 def bounds(program, flips):
-    """The largest numbers of the bounds on a short stretch through the start, in cells and as a Taylor model."""
+    """The largest numbers of the bounds on a short interval through the start, in cells and as a Taylor model."""
     a, v = START - np.array([0.005, 0.0]), np.ones(2)
     cell = by_numpy(lambda a, v, h: _rates(program._program(flips), False, a, v, h), a, v, 0.01)
     parts, error = by_numpy(

@@ -7,7 +7,7 @@ import pytest
 from tests.enclosures.by_numpy import mapped_by_numpy
 
 import fedpdmc as fp
-from fedpdmc.enclosures import Cell, Curve, Series, Stretch, enclose, triangular
+from fedpdmc.enclosures import Cell, Curve, Series, TimeInterval, enclose, triangular
 from fedpdmc.enclosures.jets.jet import Balls, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import InputError, NoEnclosure
@@ -45,7 +45,7 @@ def test_a_product_in_fewer_bits_is_refused_everywhere():
     for domain, form in (
         (balls, identity(balls, x)),
         (Cell(0.1), Series(jnp.asarray(x), still)),
-        (Stretch(2), Curve((jnp.asarray(x)[:, None],), still[:, None])),
+        (TimeInterval(2), Curve((jnp.asarray(x)[:, None],), still[:, None])),
     ):
         with pytest.raises(NoEnclosure, match="fewer bits"):
             enclose(product_in_32_bits, domain)(form)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.scipy import special
 from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
-from fedpdmc.enclosures import Curve, Stretch, enclose
+from fedpdmc.enclosures import Curve, TimeInterval, enclose
 from fedpdmc.enclosures.taylor_models import compositions
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import curved_path
@@ -56,7 +56,7 @@ def on_paths(function, least, most, rotating, order, seed):
 
     @jax.jit
     def found(a, v, h, shares):
-        curve = enclose(function, Stretch(order))(curved_path(rotating, a, v, h, order)[0])
+        curve = enclose(function, TimeInterval(order))(curved_path(rotating, a, v, h, order)[0])
         s = shares * h
         at = a * jnp.cos(s) + v * jnp.sin(s) if rotating else a + v * s
         values = jax.vmap(jax.vmap(function, -1, -1))(at)
@@ -99,7 +99,7 @@ def test_curves_hold_the_values_along_a_path(table, rotating, order, seed):
 def test_the_error_shrinks_with_the_power_that_the_order_says(order):
     function, a, v = jax.grad(grouped), jnp.full((4, 2), 0.3), jnp.ones((4, 2))
     h = jnp.asarray([0.1, 0.05])
-    error = enclose(function, Stretch(order))(curved_path(False, a, v, h, order)[0]).error
+    error = enclose(function, TimeInterval(order))(curved_path(False, a, v, h, order)[0]).error
     ratio = np.log2(error[:, 0] / error[:, 1])
     assert np.all(np.abs(ratio - (order + 1)) < 0.4)
 
@@ -121,13 +121,15 @@ def test_a_function_that_is_known_wrongly_is_caught(part, monkeypatch):
 
 def test_a_value_that_may_be_infinite_has_no_finite_bound():
     a, v = jnp.full((1, 2), 0.1), -jnp.ones((1, 2))
-    found = enclose(lambda x: jnp.log(x) + 1 / x, Stretch(3))(curved_path(False, a, v, jnp.asarray([0.3, 0.01]), 3)[0])
+    found = enclose(lambda x: jnp.log(x) + 1 / x, TimeInterval(3))(
+        curved_path(False, a, v, jnp.asarray([0.3, 0.01]), 3)[0]
+    )
     assert not np.isfinite(found.error[0, 0]) and np.isfinite(found.error[0, 1])
 
 
 def test_at_a_kink_the_range_of_both_sides_is_known():
     curve = Curve((jnp.asarray([[0.1, 1.0]]), jnp.asarray([[0.4, 0.4]])), jnp.zeros((1, 2)))
-    found = enclose(jnp.abs, Stretch(3))(curve)
+    found = enclose(jnp.abs, TimeInterval(3))(curve)
     low, high = found.range.lo[0, 0], found.range.hi[0, 0]
     assert -1e-6 < low <= 0.0 and 0.5 <= high < 0.5 + 1e-6 and found.error[0, 1] < 1e-12
 

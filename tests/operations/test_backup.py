@@ -26,7 +26,7 @@ def go_on(folder, store, duration):
 
 @pytest.fixture(scope="module")
 def stores(folder, tmp_path_factory):
-    """A store after a first stretch, a copy of it from then, and what the whole run has come to."""
+    """A store after a first part of the run, a copy of it from then, and what the whole run has come to."""
     store, copy = tmp_path_factory.mktemp("run") / "store", tmp_path_factory.mktemp("backup") / "store"
     go_on(folder, store, 1.0)
     shutil.copytree(store, copy)

@@ -1,6 +1,6 @@
 """A distinguishing attack on everything that a coordinator sees of a private site.
 
-The coordinator is hostile: it plans again and again along a stretch of path on which two neighbouring data sets differ most,
+The coordinator is hostile: it plans again and again along a piece of path on which two neighbouring data sets differ most,
 and chooses a control variate that takes from one of them all that it has. The site then rings at rate ``(ρ + κ_i)|v_i|`` or
 ``ρ|v_i|``, exactly or nearly, and ``log L = Σ_arrivals log(1 + κ_i/ρ) − (Σκ_i) t``, with t the path length, is the best of
 all tests or near to it; any statistic gives a valid lower bound. It is read from the bytes of the replies alone. Many

@@ -9,7 +9,7 @@ FLOWS = [pytest.param(Line(), id="line"), pytest.param(Rotation(), id="rotation"
 
 
 def halves(at=4.0):
-    """Two stretches of the same chains."""
+    """Two runs of the same chains, one after the other."""
     return skeleton(0, end=at), skeleton(1, begin=at, end=10.0, knots=(3, 5, 1))
 
 

@@ -111,7 +111,7 @@ def kinked(x, data):
 
 @pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
 def test_curves_of_programs_do_what_plain_rounds_do(kind):
-    """Stretches are cut, and the program is asked, in the same places whoever walks."""
+    """Intervals are cut, and the program is asked, in the same places whoever walks."""
     sites = [fp.Site(kinked, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]
     chosen = method(KINDS[kind], sites=sites, chains=16, init=np.random.default_rng(0).normal(size=(16, 2)))
     assert all(group.clock.name == "TimePolynomial" for group in start(chosen).federation.groups)

@@ -8,9 +8,9 @@ from fedpdmc.enclosures.inventory import inventory
 from fedpdmc.enclosures.not_finite import not_finite_along, not_finite_at
 from fedpdmc.enclosures.recognised_calls import smoothed
 from fedpdmc.enclosures.registry import register
-from fedpdmc.enclosures.taylor_models.taylor_model import Curve, Stretch
+from fedpdmc.enclosures.taylor_models.taylor_model import Curve, TimeInterval
 
 __all__ = [
-    "Cell", "Curve", "Interval", "Series", "Stretch", "Truth", "check_continuity", "enclose", "inventory",
+    "Cell", "Curve", "Interval", "Series", "TimeInterval", "Truth", "check_continuity", "enclose", "inventory",
     "jump_surfaces", "not_finite_along", "not_finite_at", "register", "smoothed", "span",
 ]  # fmt: skip

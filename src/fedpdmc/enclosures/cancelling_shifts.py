@@ -1,8 +1,8 @@
-"""Shifts that cancel: the largest entry that a stable log-sum-exp takes off first and puts back last.
+"""Shifts that cancel: the largest entry, which a stable log-sum-exp subtracts first and adds back last.
 
-A value under ``stop_gradient`` may be a maximum with kinks, enclosed loosely. Yet in ``M + log Σ exp(x − M)`` and in the
-softmax ``exp(x − M)/Σ exp(x − M)`` it cancels. So it stands as a symbol: values carry ``γ M`` as a term, or ``e^{γ M}``
-as a factor, until it cancels or an operation needs the number.
+A value under ``stop_gradient`` may be a maximum with kinks, whose enclosure is loose. In ``M + log Σ exp(x − M)`` and in the
+softmax ``exp(x − M)/Σ exp(x − M)`` it cancels. It is therefore kept as a symbol: values carry ``γ M`` as a term, or
+``e^{γ M}`` as a factor, until it cancels or an operation needs the number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SYMBOLS = itertools.count()
 
 
 class Shifted(Enclosure):
-    """``form + count · shift``, or ``form · exp(count · shift)`` where ``factor``; the shift has size one where it can."""
+    """``form + count · shift``, or ``form · exp(count · shift)`` if ``factor``; the shift is a single number if possible."""
 
     form: Any
     shift: Any
@@ -41,7 +41,7 @@ class Shifted(Enclosure):
         return jnp.result_type(self.form) if is_point(self.form) else self.form.dtype
 
     def like(self, domain: Domain, form: Form, count: int | None = None, shift: Form | None = None) -> Form:
-        """The same shift on another form, in an array of as many axes; none where it cancels."""
+        """The same shift on another form, in an array with as many axes; no shift if it cancels."""
         count, moved = self.count if count is None else count, self.shift if shift is None else shift
         if count == 0:
             return form
@@ -79,7 +79,7 @@ def _moved(domain: Domain, move: Callable, x: Form) -> Form:
 
 
 def shifted_rule(domain: Domain, name: str, params: dict[str, Any], forms: list[Form]) -> Form | None:
-    """The result of an operation that can carry a shift on; None if it needs the numbers."""
+    """The result of an operation that can propagate a shift; None if it needs the numbers."""
     rule = CARRIED.get(name)
     return None if rule is None else rule(domain, params, *forms)
 
@@ -149,7 +149,7 @@ def _sign(domain: Domain, params, x: Shifted) -> Form | None:
 
 def _compare(name: str):
     def found(domain: Domain, params, x: Form, y: Form) -> Form | None:
-        """A factor does not change what is above zero."""
+        """A positive factor does not change signs."""
         return applied(domain, name, x.form, y) if isinstance(x, Shifted) and x.factor and is_zero(y) else None
 
     return found

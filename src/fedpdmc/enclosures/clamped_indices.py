@@ -1,8 +1,8 @@
 """Indices beyond the end of an array: a program whose gradient is that of the values that it computes.
 
-``x[i]`` promises that i is in range. Beyond the end the last entry is fetched, but reverse differentiation leaves such an
-entry out, so that the gradient is not that of the value. With the mode "clip" both are of the last entry. Likewise, what
-is written beyond the end under a promise is dropped, which the mode "drop" says to the derivative too.
+``x[i]`` promises that i is in range. If it is not, the last entry is fetched, but reverse differentiation leaves that entry
+out, so that the gradient is not that of the value. In the mode "clip" both use the last entry. Similarly, an update beyond
+the end is dropped under such a promise; in the mode "drop" the derivative drops it too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from jax import lax
 from jax.extend import core
 
-# The mode that says what is computed under a promise which is not kept.
+# The mode that describes what is computed when the promise is broken.
 CLAMPED = {"gather": lax.GatherScatterMode.CLIP}
 DROPPED = lax.GatherScatterMode.FILL_OR_DROP
 

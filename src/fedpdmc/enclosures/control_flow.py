@@ -35,7 +35,7 @@ def _cond(domain: Domain, run: Run, equation, forms) -> list[Form]:
 
 
 def _scan(domain: Domain, run: Run, equation, forms) -> list[Form]:
-    """A loop of fixed length: what is carried is enclosed in full where it may vary."""
+    """A loop of fixed length: carried values that may vary are enclosures with every part an array."""
     params = equation.params
     n_consts, n_carry = scan_lengths(params)
     consts, carry, xs = forms[:n_consts], list(forms[n_consts : n_consts + n_carry]), forms[n_consts + n_carry :]
@@ -48,7 +48,7 @@ def _scan(domain: Domain, run: Run, equation, forms) -> list[Form]:
     if domain.eager:
         return _unrolled(domain, body, carry, xs, length, reverse)
     first = [_entry(domain, x, 0) for x in xs]
-    # A zero that is carried hides what it is multiplied with: the loop is then looked at once more with what follows it.
+    # A carried zero hides what it is multiplied with: the loop is then traced once more with the value after the first step.
     hidden, probe = any(is_point(form) and is_zero(form) for form in carry), carry
     for _ in range(len(carry) + 2):
         after = body(probe, first)[0]
@@ -92,7 +92,7 @@ def _unrolled(domain: Domain, body: Callable, carry: list[Form], xs, length: int
 
 
 def scan_lengths(params: dict[str, Any]) -> tuple[int, int]:
-    """How many constants and carried values a scan has; as of JAX 0.11 a tree of (constants, carried, scanned) says it."""
+    """The numbers of constants and of carried values of a scan; as of JAX 0.11 from a tree (constants, carried, scanned)."""
     if "ft_in" in params:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)

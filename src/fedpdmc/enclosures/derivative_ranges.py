@@ -52,7 +52,7 @@ def integer_power(n: int) -> Taylor:
 
 
 def real_power(y: Any) -> Taylor:
-    """``binom(y, k) x^{y−k}`` of positive x, with a point y; a whole one that is known while tracing is `integer_power`."""
+    """``binom(y, k) x^{y−k}`` of positive x, for a point y. If y is an integer known while tracing, use `integer_power`."""
     if is_static(y) and np.ndim(y) == 0 and float(y).is_integer() and abs(float(y)) < 64:
         return integer_power(int(y))
 

@@ -22,7 +22,7 @@ SHARED: dict[str, Rule] = {}
 
 
 class Enclosure(eqx.Module):
-    """What is known of a value that varies over the domain. It has a ``shape`` and, unless it is a truth, a ``dtype``."""
+    """What is known of a value that varies over the domain. It has a ``shape`` and, unless it is a `Truth`, a ``dtype``."""
 
 
 def is_point(x: Form) -> bool:
@@ -60,8 +60,8 @@ class Truth(Enclosure):
 class Assumed(Enclosure):
     """A comparison that is ``value`` if ``witness`` is finite: a guard against infinities and NaN.
 
-    Where it decides, the witness is mixed into the result without changing it unless it is not finite; then the result is
-    NaN, and no bound is made of it.
+    Where the comparison decides a choice, the result becomes NaN if the witness is not finite, and no bound is made of it.
+    A finite witness does not change the result.
     """
 
     value: bool = eqx.field(static=True)
@@ -151,11 +151,11 @@ class Domain(eqx.Module):
         """An enclosure with every part an array of the shape that ``like`` needs, as a loop carries it."""
 
     def still(self, function: Callable, x: Form) -> list[Form]:
-        """What a function makes of the middle of a form, (value, error) for each, as enclosures that do not move."""
+        """A function of the middles of forms, which returns pairs (value, error), as constant enclosures."""
         raise NotImplementedError(f"the middle of a value {self.title}")
 
     def wider(self, function: Callable, x: Form) -> Form:
-        """The form with an error more: a function of the bound of its absolute values."""
+        """The form with an additional error: a function of the bound of its absolute values."""
         raise NotImplementedError(f"a wider value {self.title}")
 
     def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
@@ -166,7 +166,7 @@ class Domain(eqx.Module):
         return None
 
     def extreme(self, x: Form) -> tuple[Form, Form] | None:
-        """The largest or smallest of values, split likewise."""
+        """The largest or smallest of values, split in the same way."""
         return None
 
 

@@ -24,26 +24,26 @@ from fedpdmc.errors import NoEnclosure
 
 # Modules that enter the rules of the domains.
 _LOADED = (elementwise, jet_linear, jet_rules, linear, taylor_rules)
-# Computed while tracing where all arguments are constants of the program, so that zeros are known to be zeros.
+# Computed while tracing if all arguments are constants of the program, so that zeros are known to be zeros.
 FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 
 
 def enclose(function: Callable, domain: Domain | None = None) -> Callable:
-    """``function`` on forms: where it is given intervals it returns intervals that hold all its values.
+    """``function`` on forms: given intervals, it returns intervals that contain all its values.
 
     Parameters
     ----------
     function : callable
         Of any pytrees of arrays, to a pytree of arrays.
     domain : Domain, optional
-        Where the enclosures among the arguments hold: the `Cell` of a `Series`, the `Stretch` of a `Curve`, or the `Balls`
-        of a `Jet`. Intervals need none.
+        Where the enclosures among the arguments hold: the `Cell` of a `Series`, the `TimeInterval` of a `Curve`, or the
+        `Balls` of a `Jet`. An `Interval` needs none.
 
     Returns
     -------
     callable
-        Of the same arguments, any array of which may be an `Interval` or a `Series`. What no interval enters is computed
-        plainly.
+        Of the same arguments, any array of which may be an `Interval` or a `Series`. Values that depend on no interval are
+        computed as usual.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def run(domain: Domain, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
         forms = [read(atom) for atom in equation.invars]
         key = _signature(same, equation) if domain.eager else None
         if key is not None and key in made:
-            # Computed twice, it cancels only if it is one and the same.
+            # A value that is computed twice cancels only if both results are the same object.
             found = [known[variable] for variable in made[key]]
             same.update(zip(equation.outvars, made[key], strict=True))
         else:
@@ -104,7 +104,7 @@ def run(domain: Domain, jaxpr: core.Jaxpr, consts, args) -> list[Form]:
 
 
 def _recognised(domain: Domain, equation, forms, producers, read) -> list[Form] | None:
-    """The result of an equation that stands for more than its primitive says; None of any other."""
+    """The result of an equation that is recognised as part of a larger function; None for any other."""
     name = equation.primitive.name
     parts = None if domain.keeps_exponents else sigmoid_of(producers, equation)
     if parts is not None and not all(is_point(read(atom)) for atom in parts):
@@ -117,7 +117,7 @@ def _recognised(domain: Domain, equation, forms, producers, read) -> list[Form] 
     if name == "stop_gradient":
         return [_stopped(domain, equation, forms[0], producers, read)]
     if name in ("reduce_max", "reduce_min") and not all(map(is_point, forms)):
-        # The largest of values has kinks; where it is only taken off and put back they do not matter.
+        # A maximum has kinks, which do not matter if it is only subtracted and added back.
         found = _evaluate(domain, equation, forms)
         split = domain.extreme(found[0])
         return found if split is None else [shifted(*split)]
@@ -125,7 +125,7 @@ def _recognised(domain: Domain, equation, forms, producers, read) -> list[Form] 
 
 
 def _signature(same: dict[Any, Any], equation) -> Any:
-    """Equal for equations that compute the same; None where programs within would have to be compared."""
+    """Equal for equations that compute the same; None if inner programs would have to be compared."""
     name, params = equation.primitive.name, equation.params
     if name in INNER or name in CONTROL or any(isinstance(x, (np.ndarray, jax.Array)) for x in params.values()):
         return None
@@ -139,7 +139,7 @@ def _constant(literal: core.Literal) -> Any:
 
 
 def _stopped(domain: Domain, equation, form: Form, producers, read) -> Form:
-    """A value that is not differentiated stands for itself: as a shift, it may cancel."""
+    """A value that is not differentiated is kept as a symbol: as a shift, it may cancel."""
     form = settled(domain, form) if domain.eager else form
     if is_point(form):
         return form
@@ -153,7 +153,7 @@ def _stopped(domain: Domain, equation, form: Form, producers, read) -> Form:
 
 
 def _evaluate(domain: Domain, equation, forms) -> list[Form]:
-    """One equation: plainly where nothing varies, else by its rule."""
+    """One equation: computed as usual if nothing varies, else by its rule."""
     name, params = equation.primitive.name, equation.params
     if name in INNER:
         return _call(domain, equation, forms)
@@ -215,5 +215,5 @@ def _call(domain: Domain, equation, forms) -> list[Form]:
 
 
 def _placed(error: NoEnclosure, equation) -> NoEnclosure:
-    """With the caller's line, which is the user's: functions of JAX that are compiled once do not know who called them."""
+    """With the line of the caller in the user's code: functions that JAX compiles once do not record who called them."""
     return error if error.where else NoEnclosure(error.primitive, line_of(equation), error.reason)

@@ -1,8 +1,8 @@
 """What a value of a program is known to be on a cell: a point, an interval, or a series in time with a remainder.
 
 Rounding. A rule that makes a value of size at most ``m`` from others adds ``UNIT m`` to its error, 64 units in the last
-place: more than the operation, and the coefficients computed here, can be wrong by; sums of n terms add n units. So an
-enclosure holds the value in real arithmetic and the one that a compiled program finds, whatever order it adds in.
+place. This is more than the error of the operation and of the coefficients computed here; sums of n terms add n units. So an
+enclosure contains the value in real arithmetic and that of the compiled program, whatever the order of its additions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, is_point
 
-# Smallest number that rounding to zero may have hidden.
+# The smallest number that is not rounded to zero.
 TINY = 1e-290
 
 
@@ -147,9 +147,9 @@ class Cell(Domain):
         return Series(w.value, w.error + function(size(self, w)), w.slope, w.turn, w.low, w.high)
 
     def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
-        """Of a maximum the smooth part is the mean with the weights of the softmax at the start.
+        """The smooth part of a maximum is the mean with the softmax weights at the start.
 
-        By it the terms of ``Σ exp(x − M)`` move least, and their sum not at all to first order.
+        With this mean the terms of ``Σ exp(x − M)`` vary least, and their sum is constant to first order.
         """
         if not isinstance(x, (Interval, Series)):
             return None
@@ -248,7 +248,7 @@ def size(cell: Cell, w: Form) -> Array:
 
 
 def bent(cell: Cell, w: Series) -> Interval | None:
-    """The coefficient of ``s²`` with the turn in it: ``κ(s)/s²`` lies between its least and one half."""
+    """The coefficient of ``s²`` including the turn: ``κ(s)/s²`` is between its minimum and one half."""
     low, high = w.low, w.high
     if w.turn is None:
         return None if low is None else Interval(low, high)

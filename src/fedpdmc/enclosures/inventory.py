@@ -1,4 +1,4 @@
-"""What a proof about a program is made of: its primitives, and the functions that are known as a whole."""
+"""The parts of a proof about a program: its primitives, and the functions that have a rule as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpdmc.enclosures.registry import TAUGHT
 
 
 class Inventory(NamedTuple):
-    """Names, sorted: primitives with rules proved here, functions known as a whole, and rules that a user taught."""
+    """Sorted names: primitives with rules proved here, functions with a rule as a whole, and rules registered by a user."""
 
     primitives: list[str]
     functions: list[str]
@@ -21,7 +21,7 @@ class Inventory(NamedTuple):
 
 
 def inventory(function: Callable, dim: int) -> Inventory:
-    """Of a function of ``dim`` numbers, as it stands."""
+    """The inventory of a function of ``dim`` numbers."""
     found: tuple[set[str], set[str]] = set(), set()
     _collect(jax.make_jaxpr(lambda x: function(x))(jax.ShapeDtypeStruct((dim,), jnp.float64)).jaxpr, *found)
     primitives, functions = found

@@ -1,8 +1,8 @@
-"""``log Φ``, the logarithm of the normal distribution function: ranges of its derivatives, and what JAX's own is off by.
+"""``log Φ``, the logarithm of the normal distribution function: ranges of its derivatives, and the error of JAX's own.
 
-With ``t = −x`` it is ``Φ(x) = φ(t) ∫_0^∞ e^{−tu − u²/2} du``, so that from the second on its derivatives are, but for −1 in
-the second, the cumulants of the density ``∝ e^{−tu − u²/2}``. Far below they are a share of those of the exponential
-distribution, ``(k−1)!/t^k``, that rises with t to one. Nearer they follow from ``m = φ/Φ`` with ``m' = −m (m + x)``.
+With ``t = −x``, ``Φ(x) = φ(t) ∫_0^∞ e^{−tu − u²/2} du``. So its derivatives of order k ≥ 2 are the cumulants of the density
+``∝ e^{−tu − u²/2}``, except for −1 in the second. For large t they are those of the exponential distribution,
+``(k−1)!/t^k``, times a factor that rises to one with t. Elsewhere they follow from ``m = φ/Φ`` with ``m' = −m (m + x)``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpdmc.enclosures.ranges import rising, with_peaks
 # Below, ``m + x`` cancels; above, the k-th derivative is computed up to ``ERROR (2 + |x|)^k``. The share there.
 NEAR, ERROR = -8.0, 3e-14
 SHARES = {2: 0.9167, 3: 0.8427, 4: 0.7545}
-# The fourth is at most this in absolute value: its trough, with room; far below it is at most ``6/t⁴``.
+# The fourth is at most this in absolute value: its minimum, with room; for large t it is at most ``6/t⁴``.
 MOST_FOURTH = 0.18896
 # The third is positive with one peak; the fourth rises to a peak, falls to a trough and rises to zero.
 PEAKS = {
@@ -28,7 +28,7 @@ PEAKS = {
     3: ((1.0023693422683706, 0.2957188191931231),),
     4: ((-0.029833620926059145, 0.11483629895508604), (2.071288938808874, -0.18895683512084606)),
 }
-# Below this number JAX sums three terms of an alternating series: off by less than the next, ``105/t⁸``.
+# Below this number JAX sums three terms of an alternating series; the error is less than the next term, ``105/t⁸``.
 SERIES = -20.0
 
 
@@ -52,9 +52,9 @@ def _cumulant(k: int, share: float, x: Any):
 
 
 def derivatives_at(x: Any) -> list[tuple[Any, Any]]:
-    """The function and its first three derivatives at points, each with a bound of what is not known of it.
+    """The function and its first three derivatives at points, each with a bound of its error.
 
-    As `derivative_range` has them, and what JAX's own functions are off by twice.
+    The errors of `derivative_range`, and twice those of JAX's own functions.
     """
     off, slope_off = series_error(Interval(x, x))
     found = [(jax.scipy.special.log_ndtr(x), 2 * off), (slope(x), 2 * slope_off)]
@@ -89,7 +89,7 @@ def derivative_range(k: int) -> Callable[[Interval], Interval]:
 
 
 def series_error(x: Interval) -> tuple[Any, Any]:
-    """Bounds of what JAX's ``log Φ`` and its derivative are off by."""
+    """Bounds of the errors of JAX's ``log Φ`` and of its derivative."""
     t = jnp.maximum(-x.hi, -SERIES)
     inverse = 1 / t
     off = jnp.where(x.lo <= SERIES, 105 * inverse**8, 0.0)

@@ -1,4 +1,4 @@
-"""Multi-indices of some variables up to a degree, by degree, how they are joined, and the monomials that they stand for."""
+"""Multi-indices of some variables up to a degree, in the order of degrees; their sums, and their monomials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 
 class Monomials(NamedTuple):
-    """The multi-indices of ``dim`` variables up to a degree, by degree, and how they are joined."""
+    """The multi-indices of ``dim`` variables up to a degree, in the order of degrees, and their sums."""
 
     exponents: np.ndarray
     degree: np.ndarray

@@ -1,7 +1,7 @@
 """Which operation of a program is not finite, and on which line: for error messages.
 
 A program is evaluated equation by equation, and the result that is not finite is followed back to an equation whose
-arguments are all finite. Where all values are finite, the program is evaluated on a short stretch of path instead: the
+arguments are all finite. Where all values are finite, the program is evaluated on a short interval of the path instead: the
 first rule without a finite enclosure is the operation that is not smooth there.
 """
 
@@ -19,15 +19,15 @@ from jax.extend import core
 from fedpdmc.enclosures.domain import Enclosure, Form, is_point
 from fedpdmc.enclosures.interpreter import enclose
 from fedpdmc.enclosures.recognised_calls import INNER, line_of
-from fedpdmc.enclosures.taylor_models.taylor_model import Curve, Stretch
+from fedpdmc.enclosures.taylor_models.taylor_model import Curve, TimeInterval
 from fedpdmc.errors import NoEnclosure
 
-# Length of the stretch that is looked at, relative to the largest coordinate.
+# Length of the interval that is examined, relative to the largest coordinate.
 SHORT = 1e-6
 
 
-class _Watched(Stretch):
-    """A stretch on which a result without a finite enclosure is an error, if its arguments have one."""
+class _Watched(TimeInterval):
+    """An interval on which a result without a finite enclosure is an error, if its arguments have one."""
 
     def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
         found = super().rule(name, params, *forms)
@@ -60,7 +60,7 @@ def not_finite_at(function: Callable, x: Any) -> str | None:
 
 
 def not_finite_along(function: Callable, rates: Callable, a: Any, v: Any) -> str | None:
-    """The same for the rates along a path, where a value or an enclosure on a short stretch is not finite.
+    """The same for the rates along a path, where a value or an enclosure on a short interval is not finite.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def _inner(equation) -> tuple[core.Jaxpr, Any]:
 
 
 def _sources(equation, values) -> list[int]:
-    """The arguments that a result that is not finite may come from: of a choice those that are chosen somewhere."""
+    """The arguments from which a result that is not finite may come; for a choice, those that are chosen somewhere."""
     if equation.primitive.name != "select_n":
         return list(range(len(values)))
     which = np.asarray(values[0]).astype(int)

@@ -77,7 +77,7 @@ def sine(x: Interval) -> Interval:
 
 
 def cosine(x: Interval) -> Interval:
-    """As `sine`, a quarter of a turn on."""
+    """As `sine`, shifted by a quarter period."""
     shift = jnp.pi / 2
     return sine(Interval(x.lo + shift, x.hi + shift)).widened(1.0)
 

@@ -1,4 +1,4 @@
-"""Formulas that derivatives of stable functions leave behind, recognised and enclosed as the function they are."""
+"""Recognises the formulas that differentiation makes of stable functions, and encloses each as one function."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def line_of(equation) -> str:
 
 # Functions of JAX that have a rule as a whole.
 CALLS = {"log_ndtr", "logaddexp", "ndtr"}
-# Functions of JAX that are smooth, by formulas with branches.
+# Functions of JAX that are smooth although their formulas have branches.
 BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
 
 
-# Sets without volume that NumPyro asks whether values lie in: they do by construction, up to rounding.
+# Null sets for which NumPyro checks membership: values are in them by construction, up to rounding.
 THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatrix", "_PositiveDefinite",
                                         "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip
 CONSTRAINTS = "/numpyro/distributions/constraints.py"
 
 
 def within_known(equation) -> bool:
-    """Whether an equation belongs to a function that is known as a whole to have no jumps, whatever its formula."""
+    """Whether an equation belongs to a function that is known to be continuous, whatever its formula."""
     trace = equation.source_info.traceback
     own = tuple(jax.__path__)
     return any(
@@ -52,7 +52,7 @@ def within_known(equation) -> bool:
 
 
 def name_of_call(equation) -> str:
-    """The name of the function of JAX that a call came from; none of a user's function, whatever it is called."""
+    """The name of the function of JAX that was called; None for a user's function, even one of the same name."""
     inner = equation.params[INNER[equation.primitive.name]]
     jaxpr = inner.jaxpr if hasattr(inner, "jaxpr") else inner
     name, _, place = str(jaxpr.debug_info.func_src_info).partition(" at ")
@@ -79,8 +79,8 @@ def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
 def order_of(producers: dict[Any, Any], equation) -> tuple[str, Any, Any] | None:
     """A comparison and its atoms if the equation is ``x == max(x, y)``, which is ``x >= y``, or ``x == min(x, y)``.
 
-    The derivatives of `max`, `min` and `clip` ask it. Enclosures of x and of the maximum overlap wherever they are not
-    points, so that the equality itself could never be decided.
+    The derivatives of `max`, `min` and `clip` contain it. Enclosures of x and of the maximum overlap unless they are points,
+    so the equality itself could never be decided.
     """
     if equation.primitive.name != "eq":
         return None
@@ -95,7 +95,7 @@ def order_of(producers: dict[Any, Any], equation) -> tuple[str, Any, Any] | None
 
 
 def largest_of(producers: dict[Any, Any], atom: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """Atom and axes if this is, but for guards and shapes, the maximum of an array over some axes."""
+    """Atom and axes if this is the maximum of an array over some axes, apart from guards and reshapes."""
     made = producers.get(_key(atom))
     if made is None:
         return None
@@ -142,9 +142,9 @@ class _Node:
 def smoothed(function: Callable) -> Callable:
     """The same function with formulas of the softplus, ``2 Φ`` and ``log B`` written as the smooth functions that they are.
 
-    The pieces of ``max(x, 0) + log1p(exp(−|x|))`` have kinks that cancel; those of ``log(1 + c exp(x)^n)`` grow without end
-    where the whole is nearly linear; and JAX chooses among formulas for the normal distribution function and for the beta
-    function, whose derivatives, looked at one by one, jump where the choice does. Indices that promise to be in range are
+    The terms of ``max(x, 0) + log1p(exp(−|x|))`` have kinks that cancel. The intermediate values of ``log(1 + c exp(x)^n)``
+    overflow where the result is nearly linear. For the normal distribution function and the beta function JAX chooses
+    among formulas, and the derivative of each formula alone jumps at the choice. Indices that promise to be in range are
     clamped (`fedpdmc.enclosures.clamped_indices`).
     """
 
@@ -206,7 +206,7 @@ def _rewritten(jaxpr, consts, args: list[_Node]) -> list[_Node]:
 
 
 def _bound(equation, values) -> list[Any]:
-    """An equation evaluated as it stands, where it stands."""
+    """An equation evaluated without change."""
     from jax._src import source_info_util
 
     params = equation.primitive.get_bind_params(equation.params)
@@ -249,7 +249,7 @@ def _normal_argument(nodes: list[_Node]) -> _Node | None:
 
 
 def _log_beta(nodes: list[_Node]) -> tuple[_Node, ...] | None:
-    """The arguments of JAX's ``betaln`` if this is its choice of a formula: that with three `lgamma` holds everywhere."""
+    """The arguments of JAX's ``betaln`` if this is its choice of a formula; the one with three `lgamma` always holds."""
     which, near = nodes[0], nodes[-1]
     if which.name != "lt" or near.name != "add" or [part.name for part in near.inputs] != ["lgamma", "sub"]:
         return None

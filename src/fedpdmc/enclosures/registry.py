@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedpdmc.enclosures.domain import Assumed, Form, Truth, is_point
 from fedpdmc.enclosures.intervals import Cell, Interval, Series, centred, span, truth
 
-# Primitives whose rule a user has taught: the package believes it.
+# Primitives whose rule was registered by a user: it is trusted.
 TAUGHT: set[str] = set()
 
 
@@ -18,7 +18,7 @@ def register(primitive: str) -> Callable[[Callable], Callable]:
     """Teach the package how to bound a primitive.
 
     The decorated function gets the primitive's arguments, each an array or an `Interval` of arrays (``lo``, ``hi``), and
-    the primitive's parameters by name. It returns an `Interval` that holds the result for every point of its arguments,
+    the primitive's parameters by name. It returns an `Interval` that contains the result for every point of its arguments,
     rounding included (`Interval.widened` makes room for it), or a tuple of them.
 
     Parameters

@@ -126,7 +126,7 @@ def one_minus_square(domain: Domain, params: Any, x: Form) -> Form:
 
 @shared("select_n")
 def select_n(domain: Domain, params: Any, which: Form, *cases: Form) -> Form:
-    """The case that a point or a comparison tells; all of them where it does not."""
+    """The case that a point or a decided comparison selects; all cases if it is undecided."""
     if isinstance(which, Assumed):
         return domain.poisoned(cases[which.value], which.witness)
     if any(map(_is_logical, cases)):
@@ -152,7 +152,7 @@ def _truth_of_two(which: Truth, no: Truth, yes: Truth) -> Truth:
 
 
 def picked_case(domain: Domain, which: Any, cases: tuple[Form, ...]) -> Form:
-    """The case that a point tells."""
+    """The case that a point selects."""
     if all(is_point(case) for case in cases):
         return lax.select_n(jnp.asarray(which), *cases)
     shape = next(case.shape for case in cases if not is_point(case))
@@ -196,8 +196,8 @@ def abs_(domain: Domain, params: Any, x: Form) -> Form:
 
 # Moves ----------------------------------------------------------------------------------------------------------------
 
-# Primitives that only move entries, so that every part of a form moves alike: how many leading arguments are data (None:
-# all), the others being indices, which must be points.
+# Primitives that only move entries, so that every part of a form moves in the same way: how many leading arguments are data
+# (None: all); the others are indices, which must be points.
 MOVES: dict[str, int | None] = {
     "broadcast_in_dim": 1, "reshape": 1, "squeeze": 1, "transpose": 1, "rev": 1, "copy": 1, "copy_p": 1, "slice": 1,
     "tile": 1,
@@ -230,9 +230,10 @@ def move(domain: Domain, equation: Any, forms: list[Form]) -> list[Form]:
 
 
 def _split_fill(name: str, params: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """The parameters of a move that fills with zero, as every part of a form must be, and the number to put there instead.
+    """The parameters of a move that fills with zero, as every part of a form requires, and the number to put there instead.
 
-    None where there is none to put: nothing is filled, zero, or NaN (the default), which no part of a form forgets.
+    The number is None if none is needed: nothing is filled, or it is filled with zero, or with NaN (the default), which
+    every part of a form keeps.
     """
     fill = params.get("fill_value") if name == "gather" else None
     if fill is None or params["mode"] != lax.GatherScatterMode.FILL_OR_DROP or fill == 0 or np.isnan(fill):

@@ -1,16 +1,16 @@
 """Cholesky factors and triangular solves whose matrix depends on the parameters, as programs that domains can follow.
 
-The recursions of both lose what intervals have in common: the width of an entry grows with every row, exponentially where
-rows are nearly dependent. So the matrix is first brought close to the identity. With R the inverse, computed in floating
-point and then taken as it is, of the factor ``L_0`` in the middle of the domain,
+Both recursions lose the dependence between intervals: the width of an entry grows with every row, exponentially if rows are
+nearly dependent. So the matrix is first brought close to the identity. With R the inverse, computed in floating point and
+then treated as exact, of the factor ``L_0`` in the middle of the domain,
 
     chol A = R⁻¹ chol(R A Rᵀ),        T x = b  ⇔  (R T) x = R b  with R about T_0⁻¹,
 
 and the recursions run on matrices near the identity, where they lose little. ``R⁻¹ = X ± δ``: with ``R X = I + F`` and
 ``f = ‖F‖_∞ < 1`` every entry of ``(I + F)⁻¹ − I`` is at most ``f/(1 − f)``, so ``δ_ij ≤ Σ_k |X_ik| f/(1 − f)``.
 
-Rounding. What a library computes is exact for a matrix nearby, in whatever order it adds (Higham, Accuracy and stability of
-numerical algorithms, theorems 10.3 and 8.5): ``L̂ L̂ᵀ = A + Δ`` with ``|Δ_ij| ≤ γ √(a_ii a_jj)``, and ``(T + Δ) x̂ = b`` with
+Rounding. The result of a library is exact for a nearby matrix, in any order of additions (Higham, Accuracy and Stability of
+Numerical Algorithms, theorems 10.3 and 8.5): ``L̂ L̂ᵀ = A + Δ`` with ``|Δ_ij| ≤ γ √(a_ii a_jj)``, and ``(T + Δ) x̂ = b`` with
 ``|Δ| ≤ γ |T|``, where ``γ`` is about ``n + 1`` units. The matrix is widened by more than that, so that its exact factor or
 solution and the computed one are both enclosed.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-# Of a matrix. Beyond, libraries invert blocks, which is rounded in another way.
+# Rows of a matrix. Libraries invert blocks of larger ones, with other rounding errors.
 MOST_ROWS = 32
 
 
@@ -39,12 +39,12 @@ def check_rows(shape: tuple[int, ...]) -> None:
     """
     if shape[-1] > MOST_ROWS:
         raise NotImplementedError(
-            f"a matrix of {shape[-1]} rows that depends on the parameters; up to {MOST_ROWS} are followed"
+            f"a matrix of {shape[-1]} rows that depends on the parameters; at most {MOST_ROWS} are followed"
         )
 
 
 def backward_error(name: str, size: Any) -> Any:
-    """How far the matrix is whose exact result a library computes, from the sizes of entries."""
+    """The distance to the matrix whose exact result a library computes, from the sizes of entries."""
     room = (size.shape[-1] + 4) * float(jnp.finfo(size.dtype).eps)
     if name != "cholesky":
         return room * size
@@ -119,7 +119,7 @@ def _cholesky(a):
         corner = jnp.sqrt(unit @ rest)
         return factor + jnp.outer(below * rest / corner + unit * corner, unit), None
 
-    # Columns are zero until it is their turn: sums over all of them are sums over those before.
+    # Columns not yet computed are zero: sums over all columns are sums over the previous ones.
     given = np.eye(rows), np.tril(np.ones((rows, rows)), -1).T, a.T
     return lax.scan(column, jnp.zeros_like(a), given)[0]
 

@@ -15,7 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc.enclosures import Cell, Curve, Series, Stretch, check_continuity, enclose, jump_surfaces, smoothed, span
+from fedpdmc.enclosures import (
+    Cell,
+    Curve,
+    Series,
+    TimeInterval,
+    check_continuity,
+    enclose,
+    jump_surfaces,
+    smoothed,
+    span,
+)
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.base import Field, Potential, RateBound
@@ -24,12 +34,12 @@ from fedpdmc.potentials.quadratic import Quadratic
 
 # Of positions and velocities along a plan, relative to the largest entry.
 POSITION_SLACK = 1e-13
-# A cell is looked at again where it was too long or too short by this factor, as often as LOOKS; a first guess is somewhat
-# too long, because thinning can stop short of its end.
+# A cell is tried again if it was too long or too short by this factor, at most LOOKS times; a first guess is somewhat too
+# long, because thinning can stop before its end.
 LOOKS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
 # Relative, for the rounding of the curve itself.
 ROOM = 1 + 1e-9
-# At how many points the usual length is measured, the least bend that is believed, and the lengths that are tried.
+# Points at which the usual length is measured, the smallest curvature that is used, and the lengths that are tried.
 SAMPLES, LEAST = 16, 1e-9
 # How much larger the rounding of a rate may be than at the worst of these points.
 NOISE = 16.0
@@ -41,10 +51,10 @@ class Program(Potential):
 
     The signed rate of an event along a path is itself a program of time. It is evaluated on series
     ``w(s) ∈ w_0 + w_1 s + [lo, hi] s²`` (`fedpdmc.enclosures`), which gives ``r(s) ≤ r_0 + r_1 s + hi s²`` on a cell with
-    ``r_0`` and ``r_1`` exact. Intervals of the second derivative of the rate would give the same order, but lose by every
-    value that a formula uses twice, the path first of all; here the path stays a path through all linear operations, and
-    what intervals lose is of third order in the cell. Rates of reflections are bounded as ``d/ds U(a(s))``, forward
-    through the program, so that no gradient is enclosed and then contracted with the velocity.
+    ``r_0`` and ``r_1`` exact. Intervals of the second derivative of the rate would give the same order, but widen with every
+    value that a formula uses twice, the path above all. Here linear operations keep the path exact, and interval arithmetic
+    widens only terms of third order in the cell. Rates of reflections are bounded as ``d/ds U(a(s))``, by forward
+    differentiation of the program, so that no gradient is enclosed and then contracted with the velocity.
 
     Parameters
     ----------
@@ -58,13 +68,13 @@ class Program(Potential):
     control : Quadratic, optional
         Of ``a``.
     pace : array, optional
-        What `paced` found: the usual length of a cell at unit speed, the first guess of it everywhere.
+        From `paced`: the usual length of a cell at unit speed, the first guess everywhere.
     noise : array, optional
-        What `paced` found of the rounding of a rate, per unit of velocity and of ``1 + |a|``.
+        From `paced`: the rounding of a rate, per unit of velocity and of ``1 + |a|``.
     typical_noise : array, optional
         The same at the middle one of its points, and without room.
     usual : array, optional
-        What `paced` found of the size of a rate, in the same units.
+        From `paced`: the size of a rate, in the same units.
     records : int
         Number of records, for the report.
     """
@@ -120,7 +130,7 @@ class Program(Potential):
         return gradient if self.control is None else gradient - self.control.gradient(a)
 
     def derivatives(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "d d"]]:
-        """``U``, ``∇U`` and ``∇²U`` in one sweep, a third of what there is to compile in three."""
+        """``U``, ``∇U`` and ``∇²U`` in one program, which compiles three times faster than three programs."""
 
         def along(way):
             return jax.jvp(jax.value_and_grad(self.value), (x,), (way,))
@@ -170,8 +180,8 @@ class Program(Potential):
         return middle.T, lean.T, error.T
 
     def curves(self, rotating: bool, flips: bool, a: Float[Array, "d C"], v: Float[Array, "d C"], h, order: int):
-        """The signed rates on stretches of these lengths as polynomials, lowest power first, and their error; by columns."""
-        found = enclose(self._program(flips), Stretch(order))(*curved_path(rotating, a, v, h, order))
+        """The signed rates on intervals of these lengths as polynomials, lowest power first, and their error; by columns."""
+        found = enclose(self._program(flips), TimeInterval(order))(*curved_path(rotating, a, v, h, order))
         found = found if isinstance(found, Curve) else Curve((found[:, None],), jnp.zeros((*found.shape, 1)))
         shape = (found.shape[0], a.shape[1])
         parts = (*found.parts, *[None] * (order + 1 - len(found.parts)))
@@ -216,10 +226,10 @@ class Program(Potential):
             jax.eval_shape(lambda a, v: _rates(self._program(flips), rotating, a, v, jnp.ones(())), state, state)
 
     def paced(self, rotating: bool, flips: bool) -> Program:
-        """The same with its usual cell length, and what is known of the rounding of its rates.
+        """The same with its usual cell length, and the rounding of its rates.
 
-        The length is the median of the best at points spread about the origin. It is a guess from which every cell starts:
-        it changes the work, never the law of what is drawn.
+        The length is the median of the best at points spread about the origin. Every cell starts from this guess: it changes
+        the work, never the law of the events.
         """
         u = jax.random.normal(jax.random.key(0), (2, SAMPLES, self.dim))
         a, v = u[0], u[1] if not flips or rotating else jnp.sign(u[1])
@@ -237,7 +247,7 @@ class Program(Potential):
         return dataclasses.replace(self.with_rounding(errors, rates), pace=pace)
 
     def with_rounding(self, errors: Any, rates: Any) -> Program:
-        """The same with what is known of rates at points about the reference, per unit of velocity and of ``1 + |a|``."""
+        """The same with rounding and size of rates at points about the reference, per unit of velocity and ``1 + |a|``."""
         xp = np if isinstance(errors, np.ndarray) else jnp
         with warnings.catch_warnings():
             # Of NumPy, where nothing is a number.
@@ -248,7 +258,7 @@ class Program(Potential):
         return dataclasses.replace(self, noise=noise, typical_noise=typical, usual=usual)
 
     def without_rounding(self) -> Program:
-        """The same, of which nothing is known beside its numbers."""
+        """The same, reduced to its numbers."""
         return dataclasses.replace(self, pace=None, noise=None, typical_noise=None, usual=None)
 
     def field(self, rotating, flips, a, v):
@@ -279,7 +289,7 @@ def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[
 
 
 def curved_path(rotating: bool, a, v, length, order: int) -> tuple[Curve, Curve]:
-    """Position and velocity on stretches as curves, from columns; on a rotation high powers of the angle are left out."""
+    """Position and velocity on intervals as curves, from columns; on a rotation high powers of the angle are left out."""
     half = 0.5 * length
     largest = 1 + jnp.max(jnp.abs(a), 0, initial=0.0) + (1 + length) * jnp.max(jnp.abs(v), 0, initial=0.0)
     slack = jnp.broadcast_to(POSITION_SLACK * largest, a.shape)
@@ -331,7 +341,7 @@ def _ends(interval):
 def _best(program, rotating: bool, a, v):
     """At a point: the length with the least ``1/h + ¼ k(h) h²`` among some, the rounding of the rates and their size."""
 
-    # One loop, so that the program is enclosed once: a cell of no length says which lengths to try.
+    # One loop, so that the program is enclosed once: a cell of length zero shows which lengths to try.
     def look(longest, rung):
         h = longest * rung
         found = _rates(program, rotating, a, v, h)
@@ -358,15 +368,15 @@ def _judged(found: Series, h) -> tuple[Float[Array, ""], RateBound]:
 
 
 def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
-    """Bound the rates on a cell of a length found by looking: as far as is usual, and again where that was misjudged.
+    """Bound the rates on a cell whose length is found by trial: first the usual length, then a corrected one if needed.
 
-    With ``k`` the sum of the curves, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k here counts bends both ways, so
-    that a cell on which all rates bend down is not taken for a sign to go further. Nothing but the anchor decides.
+    With ``k`` the sum of the curvatures, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k counts curvature of both signs,
+    so that a cell on which all rates are concave does not suggest a longer one. The length depends on the anchor alone.
     """
     longest = jnp.asarray(LONGEST if rotating else jnp.inf)
 
     def factor(state):
-        """How much longer the cell should be: never again as long as one without a finite bound."""
+        """The factor for the cell's length; after one without a finite bound only shorter ones are tried."""
         _, limit, bend, bound = state
         length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), limit)
         ratio = jnp.where(bend == 0, 1.0, jnp.clip(length / bound.reach, 1 / STRIDE, STRIDE))
@@ -382,7 +392,7 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
         length = jnp.where(count == 0, bound.reach, bound.reach * factor(state))
         return count + 1, limit, *_look(program, rotating, a, v, length)
 
-    # The first look is a turn of the loop too, so that the program is enclosed in one place.
+    # The first trial is part of the loop, so that the program is enclosed in one place only.
     first = jnp.minimum(EAGER * usual / speed(rotating, a, v), longest)
     rates = jnp.zeros(jax.eval_shape(program, a, v).shape)
     start = (jnp.asarray(0), longest, jnp.zeros(()), RateBound(rates, rates, rates, first))

@@ -43,7 +43,7 @@ class Surface:
 
 
 class Choice:
-    """A value for each sign of a surface's formula; whether it is continuous, None where nobody has looked yet."""
+    """A value for each sign of a surface's formula; whether it is continuous, None if that is not known yet."""
 
     def __init__(self, surface: Surface, cases: dict[int, Value]):
         self.surface, self.cases = surface, cases

@@ -5,7 +5,7 @@ every radius r of a table. Sums and products of jets are those of polynomials cu
 coefficients; the first radius is zero, and its intervals hold the point's own values and their rounding.
 
 Ranges are cut by the mean value theorem: ``|c_α(y) − c_α(0)| ≤ r sup |∇c_α|``, with the Euclidean norm of the intervals of
-the next degree, so that an affine function of y has the range that it has on a ball and not on a box.
+the next degree, so that an affine function of y gets its range on a ball, not on a box.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Balls(Domain):
 
     @np.errstate(all="ignore")
     def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
-        """In NumPy. An interval is a shift of which no derivative is known: it must cancel."""
+        """In NumPy. An interval is a shift without known derivatives: it must cancel."""
         if any(isinstance(form, Interval) for form in forms):
             raise NotImplementedError("stop_gradient of a value that does not cancel")
         return super().rule(name, params, *(np.asarray(form) if is_point(form) else form for form in forms))
 
     def fields(self, function: Callable, *forms: Form) -> Form:
-        """Found by moving the numbers of entries, where zero stands for an entry that is zero."""
+        """Applied to the numbers of entries, where the number zero means an entry that is zero."""
         if any(isinstance(form, Truth) for form in forms):
             raise NotImplementedError("a comparison that is moved, on balls")
         if any(isinstance(form, Interval) for form in forms):
@@ -91,7 +91,7 @@ class Balls(Domain):
         return [Truth(*aligned(axes, x.value, x.known)) for x in found]
 
     def choose(self, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Jet:
-        """Where no case holds on the whole ball the derivatives need not exist."""
+        """If no case holds on the whole ball, the derivatives need not exist."""
         no, yes = lifted(self, no), lifted(self, yes)
         shape = np.broadcast_shapes(no.shape, yes.shape, np.shape(which.value)[1:])
         no, yes = broadcast(no, shape), broadcast(yes, shape)
@@ -115,7 +115,7 @@ class Balls(Domain):
         return lifted(self, x)
 
     def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
-        """The number at the centre; the rest must cancel, since its derivatives are not those that the program has."""
+        """The number at the centre; the rest must cancel, because the program does not differentiate it."""
         anything = jnp.full(x.shape, jnp.inf)
         return (_middle(x), Interval(-anything, anything)) if isinstance(x, Jet) else None
 
@@ -129,15 +129,15 @@ def _middle(x: Jet) -> np.ndarray:
 
 
 def aligned(axes: int, *parts: Any) -> list[np.ndarray]:
-    """Parts with one entry for every radius, of single numbers too, as arrays of so many axes more."""
+    """Parts with one entry for every radius, single numbers included, as arrays with this many additional axes."""
     arrays = [np.asarray(part) for part in parts]
     return [x.reshape(len(x), *(1,) * (axes + 1 - x.ndim), *x.shape[1:]) for x in arrays]
 
 
 class Jet(Enclosure):
-    """Intervals of all derivatives, of shape (R, K, ...), in NumPy: what is done once need not be compiled.
+    """Intervals of all derivatives, of shape (R, K, ...), in NumPy: they are computed once and need not be compiled.
 
-    ``origin`` says how it came about where a function of it is better known than the steps to it: ``("exp", e)`` is
+    ``origin`` says how the value was made, if a function of it has tighter bounds than the steps to it: ``("exp", e)`` is
     ``Σ exp(e)`` over the last axis of e, ``("raised", e)`` is ``y + exp(e)`` with e from ``("by", y)``, ``("square", r)``
     is ``r²``, ``("one more", r)`` is ``1 + r²``, ``("erf", z)`` is ``erf(z)``, and ``("tail", z)`` is ``c erfc(z)`` with z
     from ``("by", c)``.
@@ -172,7 +172,7 @@ class Jet(Enclosure):
         return Interval(self.lo[:, 0], self.hi[:, 0])
 
     def widened(self, size: np.ndarray) -> Jet:
-        """With room for the rounding of values of this size; what is infinite for certain has none."""
+        """With room for the rounding of values of this size; certain infinities have none."""
         room = np.where(np.isinf(self.lo) & (self.lo == self.hi), 0.0, unit(self.lo) * size)
         return Jet(self.lo - room, self.hi + room)
 
@@ -198,7 +198,7 @@ def lifted(balls: Balls, x: Form) -> Jet:
 
 
 def contracted(balls: Balls, x: Jet) -> Jet:
-    """The same with ranges cut by the mean value theorem, of first and of second order."""
+    """The same with ranges tightened by the mean value theorem, of first and of second order."""
     r = balls.radii.reshape(-1, *(1,) * (x.lo.ndim - 1))
     for _ in range(2):
         slope = _slopes(balls.table, x.magnitude**2)
@@ -317,7 +317,7 @@ def picked(jets: list[Jet], place: np.ndarray) -> Jet:
 
 
 def with_origin(x: Jet, move: Callable[[Jet], Jet]) -> Jet:
-    """A move of entries, of what they came from too."""
+    """A move of entries, and of their origins."""
     found = move(x)
     if x.origin is None or x.origin[1].origin is not None:
         return found

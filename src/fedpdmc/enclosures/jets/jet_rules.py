@@ -14,7 +14,7 @@ from fedpdmc.enclosures.jets.jet import Balls, Jet, broadcast, composed, contrac
 from fedpdmc.enclosures.jets.jet_linear import add, scaled, tail
 from fedpdmc.enclosures.shared_rules import abs_, select_n, sub
 
-# Of so many exponentials the logarithm of a sum is made term by term.
+# The logarithm of a sum of up to this many exponentials is made term by term.
 MOST_TERMS = 16
 
 
@@ -70,7 +70,7 @@ def _log1p(balls: Balls, params, x: Jet) -> Jet:
 
 
 def _logaddexp(balls: Balls, params, x: Form, y: Form) -> Jet:
-    """``y + softplus(x − y)``; x where ``e^y`` is nothing."""
+    """``y + softplus(x − y)``; x where ``e^y`` is zero."""
     found = add(balls, params, composed(balls, TAYLOR["softplus"], sub(balls, params, x, y)), y)
     x, y = (broadcast(lifted(balls, form), found.shape) for form in (x, y))
     gone = y.hi[:, :1] == -np.inf
@@ -87,7 +87,7 @@ def _erfc(balls: Balls, params, x: Jet) -> Jet:
 
 
 def _lgamma(balls: Balls, params, x: Jet) -> Jet:
-    """Of ``y + e^l`` with a constant y as one function of l: its derivatives are small where those by ``e^l`` cancel."""
+    """``y + e^l`` with a constant y as one function of l: its derivatives are small where those through ``e^l`` cancel."""
     alone, raised_by = x.of("exp"), x.of("raised")
     exponent = raised_by if alone is None else alone
     if exponent is None or exponent.shape[-1] != 1:
@@ -125,7 +125,7 @@ def _mul(balls: Balls, params, x: Form, y: Form) -> Form:
 
 
 def _div(balls: Balls, params, x: Form, y: Form) -> Form:
-    """Of exponentials and sums of them by their logarithms, which hardly vary where both grow alike."""
+    """Quotients of exponentials and of their sums, by logarithms, which hardly vary if both grow at the same rate."""
     if is_point(y):
         return _mul(balls, params, x, 1 / y)
     exponent = _exponent(x)
@@ -135,7 +135,7 @@ def _div(balls: Balls, params, x: Form, y: Form) -> Form:
 
 
 def _power(balls: Balls, y: float, x: Jet) -> Jet:
-    """``x^y``; of an exponential, and of a sum of them to a power that grows where it falls, by the logarithm."""
+    """``x^y``; by the logarithm for an exponential, and for a sum of exponentials with a power below one."""
     if _exponent(x) is not None or (y < 1 and _exponents(balls, x) is not None):
         return _exp(balls, {}, scaled(balls, _log(balls, {}, x), np.asarray(y)))
     if y == 2:
@@ -174,7 +174,7 @@ def _convert(balls: Balls, params, x: Form) -> Form:
 
 
 def _select(balls: Balls, params, which: Form, *cases: Form) -> Form:
-    """By a point, which keeps exponents; by a comparison as in every domain."""
+    """A choice by a point keeps exponents; a choice by a comparison is made as in every domain."""
     if isinstance(which, Assumed) or len(cases) != 2 or not any(isinstance(case, Jet) for case in cases):
         return select_n(balls, params, which, *cases)
     found = balls.choose(balls.truths(which)[0], *cases)

@@ -128,7 +128,7 @@ def dot_general(cell: Cell, params: Any, x: Form, y: Form) -> Form:
 
 
 def refuse_fewer_bits(params: Any, *forms: Form) -> None:
-    """A product is rounded as its arguments are, or its rounding is not known."""
+    """Refuse a product in fewer bits than its arguments, whose rounding is not known."""
     kind = params["preferred_element_type"]
     if kind is not None and jnp.finfo(kind).bits < max(jnp.finfo(form.dtype).bits for form in forms):
         raise NotImplementedError("a product in fewer bits")
@@ -205,7 +205,7 @@ def substitution(params: Any, a: Any) -> tuple[Callable, Callable, Callable]:
 
 
 def _extreme(cell: Cell, x: Form, axes, largest: bool) -> Form:
-    """The greatest entry: the one that is greatest at the start where no other can pass it, else the range."""
+    """The largest entry: the one that is largest at the start if no other can exceed it on the cell, else the range."""
     reduce = jnp.max if largest else jnp.min
     where = span(cell, x)
     either = Interval(reduce(where.lo, axes), reduce(where.hi, axes))

@@ -1,7 +1,7 @@
 """Elementwise functions: their range on an interval, first derivative, and the range of their second derivative.
 
 With ``δ = w(s) − w_0``, ``f(w) ∈ f(w_0) + f'(w_0) δ + ½ f''(W) δ²`` with W the range of w on the cell: value and slope are
-exact however a formula is written, and only the remainder, of second order in the cell, feels what intervals lose.
+exact however a formula is written, and interval arithmetic widens only the remainder, of second order in the cell.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Smooth(NamedTuple):
     range, second : callable
         Ranges of ``f`` and of ``f''`` on an interval.
     noise : float
-        How many times more than one operation its rounding is, and an absolute error of as many units.
+        Its rounding error in multiples of that of one operation; also an absolute error of as many units.
     lost : callable, optional
-        Bounds on an interval of what ``value`` and ``first`` are off by beyond rounding.
+        Bounds on an interval of the errors of ``value`` and ``first`` beyond rounding.
     """
 
     value: Callable[[Any], Any]
@@ -69,7 +69,7 @@ class Smooth(NamedTuple):
     lost: Callable[[Interval], tuple[Any, Any]] | None = None
 
     def on(self, x: Interval) -> Interval:
-        """The range with room for rounding and for what is lost, by the ends of it and by a program in between."""
+        """The range with room for rounding and for ``lost``, at its ends and for a program in between."""
         found = self.range(x)
         found = found.widened(found.magnitude * (1 + self.noise) + self.noise)
         if self.lost is None:
@@ -108,7 +108,7 @@ def apply(cell: Cell, f: Smooth, w: Form) -> Form:
 
 
 def _steady(cell: Cell, f: Smooth, w: Series) -> Series:
-    """A value that does not move but has an error: the range decides."""
+    """A value that is constant but has an error: its range is used."""
     return lifted(f.on(span(cell, w)))
 
 

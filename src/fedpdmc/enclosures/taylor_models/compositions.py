@@ -16,14 +16,14 @@ from fedpdmc.enclosures.derivative_ranges import TAYLOR, Taylor
 from fedpdmc.enclosures.intervals import TINY, Interval, unit
 from fedpdmc.enclosures.series.smooth_functions import softplus
 from fedpdmc.enclosures.taylor_models import polygammas
-from fedpdmc.enclosures.taylor_models.taylor_model import ROOM, Curve, Stretch, cut_product, first_of, total
+from fedpdmc.enclosures.taylor_models.taylor_model import ROOM, Curve, TimeInterval, cut_product, first_of, total
 
 # Rounding of JAX's own special functions, in units in the last place.
 NOISE = 320.0
 
 
 class Known(NamedTuple):
-    """A smooth function about a point: ``f_k`` with their errors, up to the order, and a bound of the next on the range."""
+    """A smooth function about a point: ``f_k`` with errors up to the order, and a bound of the next one on the range."""
 
     values: list[Any]
     errors: list[Any]
@@ -33,10 +33,10 @@ class Known(NamedTuple):
 Local = Callable[[Any, Any, int], Known]
 
 
-def composed(stretch: Stretch, f: Local, w: Curve) -> Curve:
-    """A smooth function of a curve, by Horner's rule in what the curve moves by."""
+def composed(interval: TimeInterval, f: Local, w: Curve) -> Curve:
+    """A smooth function of a curve, by Horner's rule in the curve minus its middle."""
     far = (w.reach + w.error) * ROOM
-    known = f(first_of(w), far, stretch.order)
+    known = f(first_of(w), far, interval.order)
     moved = (None, *w.parts[1:])
     if all(part is None for part in moved):
         moved = ()
@@ -44,14 +44,14 @@ def composed(stretch: Stretch, f: Local, w: Curve) -> Curve:
     g: tuple[Any, ...] = (known.values[-1],)
     error = known.errors[-1]
     size = jnp.abs(known.values[-1])
-    for k in range(stretch.order - 1, -1, -1):
+    for k in range(interval.order - 1, -1, -1):
         own = total(g, w.error)
-        product, tail = cut_product(moved, g, stretch.order - k) if moved else ((), None)
+        product, tail = cut_product(moved, g, interval.order - k) if moved else ((), None)
         error = known.errors[k] + reach * error + w.error * (own + error)
         error = error if tail is None else error + tail * ROOM
         g = (known.values[k], *product[1:])
         size = jnp.abs(known.values[k]) + far * size
-    error = error + known.beyond * far ** (stretch.order + 1)
+    error = error + known.beyond * far ** (interval.order + 1)
     return Curve(g, error * ROOM + unit(w.error) * size + TINY)
 
 

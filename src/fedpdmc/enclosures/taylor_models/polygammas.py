@@ -5,7 +5,7 @@
     ψ = log(1/w) − w/2 − Σ_j B_{2j} w^{2j}/(2j),
     (−1)^{m+1} ψ⁽ᵐ⁾ = (m−1)! wᵐ + m! w^{m+1}/2 + Σ_j B_{2j} (2j+m−1)!/(2j)! w^{2j+m},
 
-which envelops its limit on positive numbers: what a partial sum leaves is at most the next term (DLMF 5.11, 5.15.8). The
+which is enveloping on positive numbers: the error of a partial sum is at most the next term (DLMF 5.11, 5.15.8). The
 terms for m ≥ 1 have one sign but for the small ones with ``B_{2j}``, so that rounding is relative. Powers are shared among
 orders; ``lax.polygamma`` sums a series for each.
 """
@@ -20,7 +20,7 @@ from jax import lax
 
 from fedpdmc.enclosures.intervals import TINY, unit
 
-# What these leave is below 1e-8 to the fourth derivative and counted, and a rate need not be known better.
+# The errors of these are below 1e-8 up to the fourth derivative and are counted; a rate needs no better.
 SHIFT = 5
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
 NEXT_BERNOULLI = 7 / 6
@@ -30,7 +30,7 @@ ROOM = 1 + 1e-9
 
 
 def derivatives(x: Any, orders: range) -> list[tuple[Any, Any]]:
-    """``ψ⁽ᵐ⁾(x)`` for some m and a bound of what series and rounding leave out; x must be positive."""
+    """``ψ⁽ᵐ⁾(x)`` for some m and bounds of the errors of series and rounding; x must be positive."""
     w, sums = 1 / (x + SHIFT), [jnp.zeros_like(x) for _ in orders]
     for k in range(SHIFT):
         r = 1 / (x + k)
@@ -42,7 +42,7 @@ def derivatives(x: Any, orders: range) -> list[tuple[Any, Any]]:
 
 
 def _first(x, w, shifted):
-    """``ψ``: what is taken off may be larger than what is left."""
+    """``ψ``: the subtracted sum may be larger than the result."""
     terms = [b / (2 * j) for j, b in enumerate(BERNOULLI, 1)]
     logs = jnp.log(x + SHIFT)
     value = logs - (0.5 * w + _even(terms, w)) - shifted

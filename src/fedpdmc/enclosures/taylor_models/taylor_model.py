@@ -1,12 +1,12 @@
-"""Curves: values along a stretch of path as polynomials of time with a proved error (Taylor models).
+"""Curves: values along an interval of path as polynomials of time with a proved error (Taylor models).
 
-A stretch is read in ``τ ∈ [−1, 1]``. Sums and products of curves are those of polynomials cut off at the order n; what is
-cut off, and what a smooth function leaves beyond its own n-th derivative, joins the error: with ``δ = w − c_0`` and
-``D ≥ |δ|``, ``f(w) ∈ Σ_{k≤n} f_k(c_0) δ^k ± sup |f_{n+1}| D^{n+1}`` with ``f_k = f^{(k)}/k!``. The error of a stretch
-shrinks with its (n+1)-th power, where that of a `Series` shrinks with its square. Rounding is as in `forms`.
+Time on an interval is rescaled to ``τ ∈ [−1, 1]``. Sums and products of curves are those of polynomials truncated at the
+order n. The truncated terms are added to the error, and so is the remainder of a smooth function beyond its n-th derivative:
+with ``δ = w − c_0`` and ``D ≥ |δ|``, ``f(w) ∈ Σ_{k≤n} f_k(c_0) δ^k ± sup |f_{n+1}| D^{n+1}`` with ``f_k = f^{(k)}/k!``. The
+error shrinks with the (n+1)-th power of the interval's length; that of a `Series` shrinks with the square. Rounding is
+treated as in `fedpdmc.enclosures.intervals`.
 
-Many stretches go side by side, along the last axis of every array, so that processors work on vectors of them whatever the
-shape of a value is.
+The last axis of every array is a batch of intervals, so that processors work on vectors whatever the shape of a value is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedpdmc.enclosures.intervals import TINY, Interval, hull, unit
 ROOM = 1 + 1e-12
 
 
-class Stretch(Domain):
+class TimeInterval(Domain):
     """A piece of path, read in ``[−1, 1]``, and the order of its polynomials: forms are curves."""
 
     rules: ClassVar[dict[str, Rule]] = {}
@@ -38,13 +38,13 @@ class Stretch(Domain):
     order: int = eqx.field(static=True)
 
     def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
-        """Vectors in pieces are put together first, except for sums of them."""
+        """Vectors in pieces are assembled first, except for sums of them."""
         if name not in ("add", "add_any"):
             forms = tuple(whole(form) for form in forms)
         return super().rule(name, params, *forms)
 
     def fields(self, function: Callable, *forms: Form) -> Form:
-        """On every coefficient, stretch by stretch."""
+        """On every coefficient, interval by interval."""
         if any(isinstance(form, Truth) for form in forms):
             truths, along = self.truths(*forms), jax.vmap(function, in_axes=-1, out_axes=-1)
             count = max(x.value.shape[-1] for x in truths)
@@ -56,13 +56,13 @@ class Stretch(Domain):
         return fields(function, *forms)
 
     def spans(self, *forms: Form) -> list[Interval]:
-        """With stretches along the last axis."""
+        """With intervals along the last axis."""
         if any(isinstance(form, (Truth, Assumed)) for form in forms):
             raise NotImplementedError("a comparison as a number")
         return [x.range if isinstance(x, Curve) else Interval(wide(x), wide(x)) for x in forms]
 
     def truths(self, *forms: Form) -> list[Truth]:
-        """With stretches along the last axis."""
+        """With intervals along the last axis."""
 
         def one(x: Form) -> Truth:
             if isinstance(x, Assumed):
@@ -72,7 +72,7 @@ class Stretch(Domain):
         return [one(form) for form in forms]
 
     def choose(self, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Curve:
-        """Where no case holds on the whole stretch, a curve that does not move."""
+        """If no case holds on the whole interval, a constant curve."""
         shape = np.broadcast_shapes(shape_of(no), shape_of(yes), jnp.shape(which.value)[:-1])
         no, yes = shaped(lifted(no), shape), shaped(lifted(yes), shape)
         unknown = steady(hull(no.range, yes.range) if either is None else either)
@@ -101,7 +101,7 @@ class Stretch(Domain):
         return Curve((jnp.where(wide(where), fill, first_of(x)), *x.parts[1:]), x.error)
 
     def full(self, x: Form, like: Form) -> Curve:
-        """With all coefficients, on as many stretches."""
+        """With all coefficients, on as many intervals."""
         if any(isinstance(form, (Truth, Assumed)) for form in (x, like)):
             raise NotImplementedError("a comparison that a loop carries")
         curve = lifted(x)
@@ -111,12 +111,12 @@ class Stretch(Domain):
         return Curve(tuple(parts), error)
 
     def still(self, function: Callable, x: Form) -> list[Curve]:
-        """Stretch by stretch."""
+        """Interval by interval."""
         found = jax.vmap(function, in_axes=-1, out_axes=-1)(first_of(lifted(x)))
         return [Curve((value,), error) for value, error in found]
 
     def wider(self, function: Callable, x: Form) -> Curve:
-        """Stretch by stretch."""
+        """Interval by interval."""
         curve = lifted(x)
         return Curve(curve.parts, curve.error + jax.vmap(function, in_axes=-1, out_axes=-1)(curve.size))
 
@@ -131,7 +131,7 @@ class Stretch(Domain):
 class Curve(Enclosure):
     """``w(τ) ∈ Σ_k parts[k] τ^k ± error`` for all ``|τ| ≤ 1``; None, or beyond the last, stands for zero.
 
-    The last axis of the arrays is that of stretches, and no axis of the value.
+    The last axis of the arrays is the batch of intervals, not an axis of the value.
     """
 
     parts: tuple[Any, ...]
@@ -178,7 +178,7 @@ def first_of(w: Curve) -> Array:
 
 
 def wide(x: Any) -> Array:
-    """A point that is the same on all stretches."""
+    """A point that is the same on all intervals."""
     return jnp.asarray(x)[..., None]
 
 
@@ -200,7 +200,7 @@ def steady(x: Interval) -> Curve:
 
 
 def fields(function: Callable, *forms: Form) -> Curve:
-    """A structural operation (it moves entries and may set them to zero) on every part, stretch by stretch."""
+    """A structural operation (it moves entries and may set them to zero) on every part, interval by interval."""
     curves = [lifted(form) for form in forms]
     length, count = max(len(curve.parts) for curve in curves), max(curve.error.shape[-1] for curve in curves)
     along = jax.vmap(function, in_axes=-1, out_axes=-1)
@@ -219,7 +219,7 @@ def fields(function: Callable, *forms: Form) -> Curve:
 
 
 class Placed(Enclosure):
-    """A vector of zeros but for pieces that start at these places: the gradient of slices, before it is added up."""
+    """A vector of zeros except for pieces that start at these places: the gradient of slices, before it is added up."""
 
     pieces: tuple[tuple[int, Curve], ...]
     length: int = eqx.field(static=True)
@@ -234,19 +234,19 @@ class Placed(Enclosure):
         """Type of the value."""
         return self.pieces[0][1].dtype
 
-    def plus(self, stretch: Stretch, other: Placed) -> Form:
-        """Piece by piece, where they do not overlap by halves."""
+    def plus(self, interval: TimeInterval, other: Placed) -> Form:
+        """Piece by piece, unless pieces overlap in part."""
         own = {(start, piece.shape[0]): piece for start, piece in self.pieces}
         for start, piece in other.pieces:
             key = (start, piece.shape[0])
-            own[key] = stretch.rule("add", {}, own[key], piece) if key in own else piece
+            own[key] = interval.rule("add", {}, own[key], piece) if key in own else piece
         ends = sorted((start, start + size) for start, size in own)
         if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-            return stretch.rule("add", {}, self.whole(), other.whole())
+            return interval.rule("add", {}, self.whole(), other.whole())
         return Placed(tuple((start, own[start, end - start]) for start, end in ends), self.length)
 
     def whole(self) -> Curve:
-        """The vector; its pieces are computed first: in what puts them together the compiler does not make vectors."""
+        """The vector; its pieces are computed first: fused into a concatenation they would not be vectorised."""
         held = computed_first([piece for _, piece in self.pieces], number=self.pieces[0][1].error.reshape(-1))
         there, row = [], 0
         for (start, _), piece in zip(self.pieces, held, strict=True):
@@ -257,13 +257,13 @@ class Placed(Enclosure):
 
 
 def whole(x: Form) -> Form:
-    """A vector in pieces put together; anything else as it is."""
+    """A vector in pieces, assembled; anything else unchanged."""
     return x.whole() if isinstance(x, Placed) else x
 
 
-def multiplied(stretch: Stretch, x: Curve, y: Curve, times: Callable = jnp.multiply, terms: int = 0) -> Curve:
+def multiplied(interval: TimeInterval, x: Curve, y: Curve, times: Callable = jnp.multiply, terms: int = 0) -> Curve:
     """A bilinear map of two curves, of so many terms: the product of the polynomials, cut off."""
-    parts, tail = cut_product(x.parts, y.parts, stretch.order, times)
+    parts, tail = cut_product(x.parts, y.parts, interval.order, times)
     wide, tall = x.size, y.size
     share = unit(x.error) + terms * float(jnp.finfo(x.dtype).eps)
     error = times(wide, y.error) + times(x.error, tall) + share * times(wide, tall) + TINY

@@ -20,7 +20,7 @@ from fedpdmc.enclosures.taylor_models.compositions import LOCAL, by_ranges, comp
 from fedpdmc.enclosures.taylor_models.taylor_model import (
     Curve,
     Placed,
-    Stretch,
+    TimeInterval,
     fields,
     lifted,
     multiplied,
@@ -49,8 +49,8 @@ MODES = lax.GatherScatterMode
 FETCHED = (MODES.CLIP, MODES.PROMISE_IN_BOUNDS, MODES.FILL_OR_DROP)
 
 
-def _gather(stretch: Stretch, params, x: Form, index: Form) -> Form:
-    """Single entries of a short vector; for places that are not there the nearest, or what is filled in (NaN by default)."""
+def _gather(interval: TimeInterval, params, x: Form, index: Form) -> Form:
+    """Single entries of a short vector; for places out of range the nearest, or the fill value (NaN by default)."""
     if not _is_few(params, x, index):
         return NotImplemented
     place, count = index[..., 0], x.shape[0]
@@ -62,10 +62,10 @@ def _gather(stretch: Stretch, params, x: Form, index: Form) -> Form:
     if not filled or fill == 0:
         return found
     error = jnp.where(wide(gone), 0.0 if np.isfinite(fill) else np.nan, found.error)
-    return Curve(stretch.filled(found, gone, fill).parts, error)
+    return Curve(interval.filled(found, gone, fill).parts, error)
 
 
-def _pad(stretch: Stretch, params, x: Form, value: Form) -> Form:
+def _pad(interval: TimeInterval, params, x: Form, value: Form) -> Form:
     """Zeros around a vector, which is kept in pieces."""
     if not isinstance(x, Curve) or not is_zero(value) or len(x.shape) != 1:
         return NotImplemented
@@ -75,7 +75,7 @@ def _pad(stretch: Stretch, params, x: Form, value: Form) -> Form:
     return Placed(((before, x),), before + x.shape[0] + after)
 
 
-def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: Form) -> Curve:
+def _scatter_add(interval: TimeInterval, params, operand: Form, index: Form, updates: Form) -> Curve:
     """Entries added where constant indices say."""
     if not is_point(index):
         raise NotImplementedError("scatter-add at a place that depends on the parameters")
@@ -87,7 +87,7 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
         place = jnp.clip(place, 0, old.shape[0] - 1) if params["mode"] == MODES.CLIP else place
         ones = jnp.asarray(place == np.arange(old.shape[0])[:, None], new.dtype)
         added = _mapped(new, lambda part: ones @ part, lambda part: ones @ part, new.shape[0])
-        return added if is_zero(operand) else _add(stretch, params, old, added)
+        return added if is_zero(operand) else _add(interval, params, old, added)
 
     def one(part, more):
         return primitives.scatter_add_p.bind(part, index, more, **params)
@@ -97,16 +97,16 @@ def _scatter_add(stretch: Stretch, params, operand: Form, index: Form, updates: 
     return Curve(joined.parts, joined.error + (unit(size) + terms * float(jnp.finfo(size.dtype).eps)) * size + TINY)
 
 
-def _scatter(stretch: Stretch, params, operand: Form, index: Form, updates: Form) -> Curve:
+def _scatter(interval: TimeInterval, params, operand: Form, index: Form, updates: Form) -> Curve:
     """Entries replaced where constant indices say."""
     if not is_point(index):
         raise NotImplementedError("scatter at a place that depends on the parameters")
     return fields(lambda part, new: primitives.scatter_p.bind(part, index, new, **params), operand, updates)
 
 
-def _add(stretch: Stretch, params, x: Form, y: Form) -> Form:
+def _add(interval: TimeInterval, params, x: Form, y: Form) -> Form:
     if isinstance(x, Placed) and isinstance(y, Placed):
-        return x.plus(stretch, y)
+        return x.plus(interval, y)
     x, y = whole(x), whole(y)
     shape = np.broadcast_shapes(shape_of(x), shape_of(y))
     for one, other in ((x, y), (y, x)):
@@ -118,7 +118,7 @@ def _add(stretch: Stretch, params, x: Form, y: Form) -> Form:
     return Curve(parts, x.error + y.error + unit(x.error) * total(parts, x.error))
 
 
-def _neg(stretch: Stretch, params, x: Form) -> Form:
+def _neg(interval: TimeInterval, params, x: Form) -> Form:
     return -x if is_point(x) else Curve(tuple(None if part is None else -part for part in x.parts), x.error)
 
 
@@ -128,7 +128,7 @@ def _scaled(x: Curve, factor: Any) -> Curve:
     return Curve(parts, jnp.abs(factor) * (x.error + unit(x.error) * x.size) + TINY)
 
 
-def _mul(stretch: Stretch, params, x: Form, y: Form) -> Form:
+def _mul(interval: TimeInterval, params, x: Form, y: Form) -> Form:
     for one, other in ((x, y), (y, x)):
         if is_zero(other):
             return np.zeros(np.broadcast_shapes(one.shape, np.shape(other)), one.dtype)
@@ -137,49 +137,49 @@ def _mul(stretch: Stretch, params, x: Form, y: Form) -> Form:
     if is_point(y):
         return _scaled(x, y)
     shape = np.broadcast_shapes(x.shape, y.shape)
-    return multiplied(stretch, shaped(x, shape), shaped(y, shape))
+    return multiplied(interval, shaped(x, shape), shaped(y, shape))
 
 
-def _div(stretch: Stretch, params, x: Form, y: Form) -> Form:
-    return _scaled(x, 1 / y) if is_point(y) else _mul(stretch, params, x, composed(stretch, reciprocal, y))
+def _div(interval: TimeInterval, params, x: Form, y: Form) -> Form:
+    return _scaled(x, 1 / y) if is_point(y) else _mul(interval, params, x, composed(interval, reciprocal, y))
 
 
-def _square(stretch: Stretch, params, x: Curve) -> Curve:
-    return multiplied(stretch, x, x)
+def _square(interval: TimeInterval, params, x: Curve) -> Curve:
+    return multiplied(interval, x, x)
 
 
-def _integer_pow(stretch: Stretch, params, x: Curve) -> Curve:
+def _integer_pow(interval: TimeInterval, params, x: Curve) -> Curve:
     n = params["y"]
     if n == -1:
-        return composed(stretch, reciprocal, x)
+        return composed(interval, reciprocal, x)
     if 0 < n <= 4:
-        root = _square(stretch, {}, x) if n > 1 else x
-        return root if n < 3 else multiplied(stretch, root, x if n == 3 else root)
-    return composed(stretch, by_ranges(integer_power(n)), x)
+        root = _square(interval, {}, x) if n > 1 else x
+        return root if n < 3 else multiplied(interval, root, x if n == 3 else root)
+    return composed(interval, by_ranges(integer_power(n)), x)
 
 
-def _pow(stretch: Stretch, params, x: Form, y: Form) -> Form:
+def _pow(interval: TimeInterval, params, x: Form, y: Form) -> Form:
     if not is_point(y):
-        logs = jnp.log(x) if is_point(x) else composed(stretch, log, x)
-        return composed(stretch, exp, _mul(stretch, params, y, logs))
+        logs = jnp.log(x) if is_point(x) else composed(interval, log, x)
+        return composed(interval, exp, _mul(interval, params, y, logs))
     if is_static(y) and np.ndim(y) == 0 and y in (2.0, 3.0):
-        return _integer_pow(stretch, {"y": int(y)}, x)
+        return _integer_pow(interval, {"y": int(y)}, x)
     return composed(
-        stretch,
+        interval,
         by_ranges(real_power(y if np.ndim(y) == 0 else wide(y))),
         shaped(x, np.broadcast_shapes(x.shape, jnp.shape(y))),
     )
 
 
-def _polygamma(stretch: Stretch, params, n: Form, x: Form) -> Form:
+def _polygamma(interval: TimeInterval, params, n: Form, x: Form) -> Form:
     if not is_static(n) or np.ndim(n):
         raise NotImplementedError("polygamma needs an order that is a constant of the program")
-    return composed(stretch, polygamma(int(n)), x)
+    return composed(interval, polygamma(int(n)), x)
 
 
-def _convert(stretch: Stretch, params, x: Form) -> Form:
+def _convert(interval: TimeInterval, params, x: Form) -> Form:
     if isinstance(x, (Truth, Assumed)) and jnp.issubdtype(params["new_dtype"], jnp.floating):
-        return steady(Cell.rules["convert_element_type"](stretch, params, *stretch.truths(x)))
+        return steady(Cell.rules["convert_element_type"](interval, params, *interval.truths(x)))
     if not isinstance(x, Curve) or params["new_dtype"] != x.dtype:
         raise NotImplementedError("a value as another type of number")
     return x
@@ -189,18 +189,18 @@ def _convert(stretch: Stretch, params, x: Form) -> Form:
 
 
 def _mapped(x: Curve, along: Callable, absolute: Callable, terms: int) -> Curve:
-    """A linear map with constant coefficients, of all stretches; ``absolute`` is the map of their absolute values."""
+    """A linear map with constant coefficients, of all intervals; ``absolute`` is the map of their absolute values."""
     share = unit(x.error) + (terms + 2) * float(jnp.finfo(x.dtype).eps)
     parts = tuple(None if part is None else along(part) for part in x.parts)
     return Curve(parts, absolute(x.error + share * x.size) + TINY)
 
 
 def _each(function: Callable) -> Callable:
-    """A function of one stretch on all of them."""
+    """A function of one interval on all of them."""
     return jax.vmap(function, in_axes=-1, out_axes=-1)
 
 
-def _dot(stretch: Stretch, params, x: Form, y: Form) -> Curve:
+def _dot(interval: TimeInterval, params, x: Form, y: Form) -> Curve:
     linear.refuse_fewer_bits(params, x, y)
     dimensions = params["dimension_numbers"]
     dot = functools.partial(lax.dot_general, preferred_element_type=params["preferred_element_type"])
@@ -210,7 +210,7 @@ def _dot(stretch: Stretch, params, x: Form, y: Form) -> Curve:
         first = functools.partial(dot, dimension_numbers=dimensions)
         return _mapped(y, lambda part: first(x, part), lambda part: first(jnp.abs(x), part), terms)
     if is_point(y):
-        # The constant first, so that stretches stay last; then its own axes after those of the curve.
+        # The constant first, so that intervals stay last; then its own axes after those of the curve.
         swapped = functools.partial(dot, dimension_numbers=((others, axes), (other_batch, batch)))
         own = len(y.shape) - len(others) - len(other_batch)
         order = [*range(len(batch)), *range(len(batch) + own, len(x.shape) - len(axes) + own)]
@@ -221,10 +221,10 @@ def _dot(stretch: Stretch, params, x: Form, y: Form) -> Curve:
 
         return _mapped(x, turned(y), turned(jnp.abs(y)), terms)
     both = functools.partial(dot, dimension_numbers=dimensions)
-    return multiplied(stretch, x, y, _each(both), terms + 2)
+    return multiplied(interval, x, y, _each(both), terms + 2)
 
 
-def _reduce_sum(stretch: Stretch, params, x: Curve) -> Curve:
+def _reduce_sum(interval: TimeInterval, params, x: Curve) -> Curve:
     axes, terms = params["axes"], int(np.prod([x.shape[i] for i in params["axes"]], initial=1))
 
     def summed(part):
@@ -236,12 +236,12 @@ def _reduce_sum(stretch: Stretch, params, x: Curve) -> Curve:
     return _mapped(x, summed, summed, terms)
 
 
-def _cumsum(stretch: Stretch, params, x: Curve) -> Curve:
+def _cumsum(interval: TimeInterval, params, x: Curve) -> Curve:
     summed = functools.partial(lax.cumsum, axis=params["axis"], reverse=params["reverse"])
     return _mapped(x, summed, summed, x.shape[params["axis"]])
 
 
-def _solve(stretch: Stretch, params, a: Form, b: Form) -> Curve:
+def _solve(interval: TimeInterval, params, a: Form, b: Form) -> Curve:
     """``A⁻¹ b`` for a constant triangular matrix."""
     solve, absolute, loss = linear.substitution(params, a)
     found = _mapped(b, _each(solve), _each(absolute), a.shape[-1])
@@ -255,22 +255,22 @@ def _extreme(name: str) -> Callable[..., Form]:
     """The range alone."""
     reduce = jnp.max if name == "max" else jnp.min
 
-    def found(stretch: Stretch, params, x: Curve) -> Curve:
+    def found(interval: TimeInterval, params, x: Curve) -> Curve:
         return steady(Interval(*(reduce(end, params["axes"]) for end in (x.range.lo, x.range.hi))))
 
     return found
 
 
-def _sign(stretch: Stretch, params, x: Curve) -> Form:
+def _sign(interval: TimeInterval, params, x: Curve) -> Form:
     return steady(Interval(jnp.sign(x.range.lo), jnp.sign(x.range.hi)))
 
 
 def _composed(name: str) -> Rule:
-    return lambda stretch, params, x: composed(stretch, LOCAL[name], x)
+    return lambda interval, params, x: composed(interval, LOCAL[name], x)
 
 
-Stretch.rules.update({name: _composed(name) for name in LOCAL})
-Stretch.rules.update({
+TimeInterval.rules.update({name: _composed(name) for name in LOCAL})
+TimeInterval.rules.update({
     "add": _add, "add_any": _add, "neg": _neg, "mul": _mul, "div": _div, "pow": _pow, "square": _square,
     "integer_pow": _integer_pow, "polygamma": _polygamma, "convert_element_type": _convert,
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve,
