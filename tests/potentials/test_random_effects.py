@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks.private_latents import _polynomial
 from fedpdmc.models import random_effects
 from fedpdmc.potentials import Quadratic
 
@@ -118,7 +117,7 @@ def test_polynomials_of_cells_hold_the_rate(family, effects):
         s = share * cell.length
         at, velocity = a.T * jnp.cos(s) + v.T * jnp.sin(s), v.T * jnp.cos(s) - a.T * jnp.sin(s)
         rate = part.rates(at, velocity, part._columns(zeta))
-        assert float(jnp.max(jnp.abs(rate - _polynomial(cell, s)) - cell.error)) <= 0
+        assert float(jnp.max(jnp.abs(rate - cell.polynomial(s)) - cell.error)) <= 0
 
 
 @pytest.mark.parametrize("effects", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tests.support import LOSS_NAMES, predictor
 
+from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.logistic_curves import exponential, logistic_curves, tail_bounds
 from fedpdmc.potentials.losses import Logistic
 from fedpdmc.potentials.record_curves import (
     blocking,
-    chebyshev_nodes,
     cosine_and_sine,
     interpolated_curves,
 )

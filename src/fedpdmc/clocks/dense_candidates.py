@@ -9,33 +9,17 @@ at any candidate that was rejected, because thinning has no memory.
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import exponentials
-from fedpdmc.potentials.record_curves import Curves, chebyshev_nodes
+from fedpdmc.potentials.chebyshev import interpolant, to_bernstein
+from fedpdmc.potentials.record_curves import Curves
 
-# Cells of a piece, candidates that are looked at on one, and uniforms that each takes.
+# Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
 CELLS, LOOKS, DRAWN = 6, 3, 3
-
-
-@functools.cache
-def _matrices(nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Node values to Chebyshev coefficients (K, K), and to the Bernstein coefficients of the cells (J K, K)."""
-    x, degree = chebyshev_nodes(nodes), nodes - 1
-    to_chebyshev = np.linalg.inv(np.polynomial.chebyshev.chebvander(x, degree))
-    u, k = 0.5 * (x + 1), np.arange(nodes)
-    basis = np.array([math.comb(degree, m) for m in k]) * u[:, None] ** k * (1 - u[:, None]) ** (degree - k)
-    cells = [
-        np.linalg.solve(basis, np.polynomial.chebyshev.chebvander((2 * (j + u) / CELLS) - 1, degree) @ to_chebyshev)
-        for j in range(CELLS)
-    ]
-    return to_chebyshev, np.concatenate(cells)
 
 
 class Found(NamedTuple):
@@ -88,7 +72,9 @@ def cells_of(curves: Curves, length: Float[Array, " C"]) -> Cells:
     """The bounds from the curves of a piece."""
     sites, nodes, chains = curves.values.shape
     values = jnp.swapaxes(curves.values, 0, 1).reshape(nodes, -1)
-    bernstein = (jnp.asarray(_matrices(nodes)[1]) @ values).reshape(CELLS, nodes, sites, chains)
+    bernstein = (jnp.asarray(to_bernstein(nodes, CELLS).reshape(-1, nodes)) @ values).reshape(
+        CELLS, nodes, sites, chains
+    )
     bounds = jnp.maximum(jnp.max(bernstein, 1) + curves.error, 0.0)
     width = length / CELLS
     return Cells(curves, bounds, jnp.cumsum(jnp.sum(bounds, 1) * width, 0), width)
@@ -122,7 +108,7 @@ def _look(cells: Cells, level: Float[Array, " C"], chance: Float[Array, "n C"]) 
     total = jnp.sum(here, 0)
     time = cell * width + jnp.minimum((level - before) / jnp.where(total > 0, total, 1.0), width)
     site, ceiling, values, error = _owner(cells.curves, here, chance[1] * total)
-    rate = _interpolated(values, time / (CELLS * width))
+    rate = interpolant(values, time / (CELLS * width))
     hit = jnp.ones_like(over)
     return Found(time, hit, ~hit, site, ceiling, chance[2] * ceiling, rate - error, rate + error), over
 
@@ -135,13 +121,3 @@ def _owner(curves: Curves, bounds: Float[Array, "M C"], level: Float[Array, " C"
     site = jnp.minimum(jnp.sum(jnp.cumsum(bounds, 0) <= level, 0), sites - 1)
     ceiling, error = (jnp.take_along_axis(x, site[None], 0)[0] for x in (bounds, curves.error))
     return site, ceiling, jnp.take_along_axis(curves.values, site[None, None], 0)[0], error
-
-
-def _interpolated(values: Float[Array, "K C"], part: Float[Array, " C"]) -> Float[Array, " C"]:
-    """The interpolant at a part of the piece, by Clenshaw's rule."""
-    x = 2 * part - 1
-    coefficients = jnp.asarray(_matrices(values.shape[0])[0]) @ values
-    first, second = jnp.zeros_like(x), jnp.zeros_like(x)
-    for k in range(values.shape[0] - 1, 0, -1):
-        first, second = 2 * x * first - second + coefficients[k], first
-    return x * first - second + coefficients[0]

@@ -1,4 +1,4 @@
-"""The clock of a site with private latents: arrivals along a plan, and silent events that nobody hears of.
+"""The clock of a site with private latents: arrivals along a plan, and silent events, of which no message is sent.
 
 The state is (θ, v) on the plan and ζ at the site. Two things happen at the site:
 
@@ -20,8 +20,6 @@ wrong: where plans begin depends on arrivals.
 
 from __future__ import annotations
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -33,7 +31,8 @@ from fedpdmc.clocks.base import Clock, keep_done, unit
 from fedpdmc.clocks.batching import enough, in_turns
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials.informed_map import CHEBYSHEV, POINTS
+from fedpdmc.potentials.chebyshev import to_bernstein
+from fedpdmc.potentials.informed_map import POINTS
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 
 # Rate of silent events.
@@ -53,15 +52,15 @@ class LatentWalk(eqx.Module):
     settled : (C, k)
         The latents at the start of the plan: all that is kept of the past. NaN before the first plan.
     zeta : (C, k)
-        Where the walk stands.
+        The latents at the present position of the walk.
     silent : (C,)
         Time, since the plan's start, of the next silent event.
     count : (C,)
         Silent events of this plan so far.
     new : (C,)
-        Whether the plan has not been looked at yet.
+        Whether the plan has not been started yet.
     waiting, due : (C,)
-        Whether the exact rate is due at the candidate where the walk stands, or a silent event is.
+        Whether the walk is at a candidate that the exact rate has to decide, or at a silent event.
     candidate : (C, 4)
         The level that the rate must exceed, its bound, and the least and the most that the polynomial allows.
     """
@@ -201,7 +200,7 @@ class LatentClock(Clock[LatentWalk]):
             (a, v, zeta, room), (number, draws), keys = rows
             cell = self.potential.cell(a, v, zeta, room)
             since, threshold, ceiling, hit, whole = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
-            known = _polynomial(cell, since)
+            known = cell.polynomial(since)
             finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values), 0) | (room <= 0)
             found = (threshold, ceiling, known - cell.error, known + cell.error, since, cell.length, hit, whole, finite)
             return jnp.stack([jnp.asarray(x, float) for x in found], 1)
@@ -249,42 +248,6 @@ def _moving(state: LatentWalk) -> Bool[Array, " C"]:
     return ~(state.walk.done | state.waiting | state.due)
 
 
-def _chebyshev_matrix() -> np.ndarray:
-    """From values at the Chebyshev points to coefficients."""
-    degrees = np.arange(POINTS)
-    matrix = 2 / POINTS * np.cos(degrees[:, None] * np.arccos(CHEBYSHEV)[None])
-    matrix[0] /= 2
-    return matrix
-
-
-def _bernstein_matrix() -> np.ndarray:
-    """From coefficients to Bernstein coefficients on each of the equal parts of the cell, of shape (parts, n, n)."""
-    degree = POINTS - 1
-    nodes = np.linspace(0, 1, POINTS)
-    basis = np.stack(
-        [math.comb(degree, k) * nodes**k * (1 - nodes) ** (degree - k) for k in range(POINTS)], 1
-    )  # fmt: skip
-    parts = []
-    for part in range(PARTS):
-        x = -1 + 2 * (part + nodes) / PARTS
-        chebyshev = np.cos(np.arange(POINTS)[None] * np.arccos(np.clip(x, -1, 1))[:, None])
-        parts.append(np.linalg.solve(basis, chebyshev))
-    return np.stack(parts)
-
-
-COEFFICIENTS, BERNSTEIN = _chebyshev_matrix(), _bernstein_matrix()
-
-
-def _polynomial(cell: RateCell, since: Float[Array, " C"]) -> Float[Array, " C"]:
-    """The polynomial at a time of the cell, by Clenshaw's recurrence."""
-    coefficients = jnp.asarray(COEFFICIENTS) @ cell.values
-    x = jnp.where(cell.length > 0, 2 * since / jnp.where(cell.length > 0, cell.length, 1.0) - 1, 0.0)
-    after, here = jnp.zeros_like(x), jnp.zeros_like(x)
-    for row in coefficients[:0:-1]:
-        here, after = 2 * x * here - after + row, here
-    return x * here - after + coefficients[0]
-
-
 def _candidate(cell: RateCell, u: Float[Array, "n C"]):
     """The first candidate that the polynomial does not surely reject: time, threshold, ceiling, and whether there is one.
 
@@ -294,7 +257,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]):
     that rate, constant on a part. Those with a threshold above ``p + error`` are rejected at once. After `CANDIDATES` of
     them the cell ends at the last.
     """
-    corners = jnp.einsum("pij,jc->pic", jnp.asarray(BERNSTEIN), jnp.asarray(COEFFICIENTS) @ cell.values)
+    corners = jnp.einsum("pij,jc->pic", jnp.asarray(to_bernstein(POINTS, PARTS)), cell.values)
     ceilings = jnp.maximum(jnp.max(corners, 1) + cell.error, 0.0)
     part = cell.length / PARTS
     hazard = jnp.concatenate([jnp.zeros((1, part.shape[0])), jnp.cumsum(ceilings * part, 0)])
@@ -309,7 +272,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]):
         at = place * part + (target - begun) / jnp.where(top > 0, top, 1.0)
         at = jnp.where(inside, jnp.minimum(at, cell.length), cell.length)
         bar = chance[1] * top
-        rejected = bar > _polynomial(cell, at) + cell.error
+        rejected = bar > cell.polynomial(at) + cell.error
         found = (at, target, bar, top, inside & ~rejected, inside & rejected)
         return tuple(jnp.where(going, new, old) for new, old in zip(found, carry, strict=True)), None
 

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import logarithm, normals
+from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.grouped_families import STRIP, Family
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
@@ -46,7 +46,6 @@ ROUNDING = 1e-11
 LEAST_INFORMATION = 1e-6
 # The kernel proposes from the prior with this probability, else from a standard normal.
 FROM_PRIOR = 0.1
-CHEBYSHEV = np.cos((np.arange(POINTS) + 0.5) * np.pi / POINTS)
 
 
 class Conditional(NamedTuple):
@@ -258,7 +257,7 @@ class InformedRemainder(PrivateRemainder):
         def at(point):
             return self._along(forms, half * (1 + point), columns)
 
-        return RateCell(length, jax.lax.map(at, jnp.asarray(CHEBYSHEV)), error)
+        return RateCell(length, jax.lax.map(at, jnp.asarray(chebyshev_nodes(POINTS))), error)
 
     def reach(self, forms: Forms) -> Reach:
         """Amplitudes along the rotation."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import abc
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc.errors import InputError
 from fedpdmc.potentials.base import Potential
+from fedpdmc.potentials.chebyshev import interpolant
 from fedpdmc.potentials.quadratic import Quadratic
 
 NEEDS_ROTATION = (
@@ -31,6 +33,12 @@ class RateCell(NamedTuple):
     length: Float[Array, " C"]
     values: Float[Array, "n C"]
     error: Float[Array, " C"]
+
+    def polynomial(self, since: Float[Array, " C"]) -> Float[Array, " C"]:
+        """``p`` at times of the cell."""
+        return interpolant(
+            self.values, jnp.where(self.length > 0, since / jnp.where(self.length > 0, self.length, 1.0), 0.5)
+        )
 
 
 class LatentPotential(Potential):

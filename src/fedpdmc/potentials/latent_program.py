@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc._jax.random_streams import logarithm, normals
-from fedpdmc.potentials.informed_map import CHEBYSHEV
+from fedpdmc.potentials.chebyshev import chebyshev_nodes
+from fedpdmc.potentials.informed_map import POINTS
 from fedpdmc.potentials.jax_function import LONGEST, Program, rates_on_cell
 from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
@@ -202,7 +203,7 @@ class ProgramRemainder(PrivateRemainder):
             tried = jax.lax.map(look, jnp.asarray(LENGTHS))
             best = jnp.argmin(tried[-1])
             h, value, slope, bend, error, price = (part[best] for part in tried)
-            s = 0.5 * h * (1 + jnp.asarray(CHEBYSHEV))
+            s = 0.5 * h * (1 + jnp.asarray(chebyshev_nodes(POINTS)))
             length = jnp.where(jnp.isfinite(price), jnp.minimum(h, room), 0.0)
             return length, value + slope * s * (length / h) + bend * (s * (length / h)) ** 2, error
 

@@ -18,7 +18,7 @@ of a piece [0, L], in 32 bits, for all chains at once; P is its interpolant, and
   design and the sines in 32 bits.
 
 All of it is at most ``T_n(max(1, w)) (k_0 + k_1 w² + k_2 w⁴)``, because ``w ≤ ½(1 + w²)``, ``w³ ≤ ½(w² + w⁴)`` and, for
-``4 ≤ p ≤ n + 4``, ``w^p ≤ w⁴ T_n(max(1, w))``. These coefficients are what is kept of a record beside ``c``.
+``4 ≤ p ≤ n + 4``, ``w^p ≤ w⁴ T_n(max(1, w))``. These coefficients are kept for each record together with ``c``.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ import numpy as np
 from jaxtyping import Array, Float, Float32
 
 from fedpdmc._jax.compilation import on_device
+from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Loss
 
-# Reach of a record's polynomial in units of |ξ|; the predictor of a record is within it but for e⁻⁸ of the states.
+# Reach of a record's polynomial in units of |ξ|; the predictor of a record is within it except for e⁻⁸ of the states.
 SPREAD = 4.0
 # A bound of the Lebesgue constants of up to twelve Chebyshev nodes: 2/π log K + 1.
 LEBESGUE = 2.6
 # Unit roundoff of 32 bits, and room for what is of second order in it.
 ROUNDOFF, ROOM = 2.0**-24, 1.01
-# Units in the last place of 64 bits that sums over records may be off, relative to their terms.
+# The error of sums over records in units in the last place of 64 bits, relative to their terms.
 ULPS = 64 * 2.0**-52
 # Records that one turn of the loop takes on a processor, and those summed in 32 bits.
 UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
@@ -66,20 +67,20 @@ class Curves(NamedTuple):
 
 
 class RecordCurves(eqx.Module):
-    """What is kept of the records of a site, in blocks: how they are passed over. Subclasses say what a record adds.
+    """The records of a site in blocks, and the pass over them. Subclasses define what a record adds.
 
     Attributes
     ----------
     rows : (B, b, d)
         The design in 32 bits, in the units of the subclass.
     terms : (B, b, m)
-        What else is kept of a record.
+        The other numbers of a record.
     exact : ()
         A bound of the rounding of a rate in 64 bits, for states of unit size.
     nodes : int
         ``K``.
     wide : bool
-        Whether blocks are one array operation, as accelerators like it, or loops.
+        Whether a block is one array operation, which is faster on accelerators, or a loop.
     """
 
     rows: Float32[Array, "*G B b d"]
@@ -199,12 +200,6 @@ def _chebyshev(n: int, x):
     for _ in range(n - 1):
         before, now = now, 2 * x * now - before
     return now
-
-
-@functools.cache
-def chebyshev_nodes(count: int) -> np.ndarray:
-    """The zeros of ``T_count``."""
-    return np.cos(np.pi * (np.arange(count) + 0.5) / count)
 
 
 def cosine_and_sine(angle: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:

@@ -1,18 +1,18 @@
-"""Envelopes: what bounds a site's rates for less than a pass over its records or a call of its program.
+"""Envelopes: bounds of a site's rates that cost less than a pass over its records or a call of its program.
 
-Thinning draws candidates under a bound and accepts each with probability rate over bound. The law of what is drawn depends
-on the rate alone, as long as the bound holds; so an envelope changes the work and nothing else. There are three kinds:
+Thinning draws candidates under a bound and accepts each with probability rate over bound. The law of the events depends
+on the rate alone, as long as the bound holds; so an envelope changes only the work. There are three kinds:
 
 `PointEnvelope`
-    Knows the rates at a point up to a proved error, which squeezes most candidates to a decision, and bounds them by an
+    Gives the rates at a point up to a proved error, a squeeze that decides most candidates, and bounds them by an
     affine function from there on (`fedpdmc.clocks.thinning`).
 `IntervalEnvelope`
-    Knows the rates on an interval of the path as polynomials of time up to a proved error, which does the same
+    Gives the rates on an interval of the path as polynomials of time up to a proved error, again a squeeze
     (`fedpdmc.clocks.interval_thinning`).
 `SegmentEnvelope`
-    Has a constant that holds on a segment and a sharper bound at a point (`fedpdmc.clocks.segment_bounds`).
+    Gives a constant that holds on a segment and a sharper bound at a point (`fedpdmc.clocks.segment_bounds`).
 
-Their costs have one unit, gradients of the site's potential for each unit of process time on one chain, so that
+All costs are in one unit, gradients of the site's potential per unit of process time on one chain, so that
 `fedpdmc.clocks.choose` can compare them.
 """
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import math
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -30,15 +29,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, RateBound, records_of
+from fedpdmc.potentials.chebyshev import bernstein_basis
 
 # An interval to which the error adds more candidates than this is of no use.
 MOST_ADDED = 0.5
-# Prices in gradients of a program, roughly: of a polynomial of the position at a point, of an interval that is followed by
-# polynomials of time, of a cell that is enclosed in series; and what a unit of time costs in such cells.
+# Rough prices in gradients of a program: of a polynomial of the position at a point, of an interval with polynomials of
+# time, of a cell that is enclosed in series; and of a unit of time in such cells.
 LOOK_PRICE, INTERVAL_PRICE, PROGRAM_CELL_PRICE, PROGRAM_CELLS = 1 / 3, 4.0, 32.0, 33.0
 # The price of a cell that is bounded by the records, in gradients of theirs: five products with the design for two.
 CELL_PRICE = 2.5
-# Operations of a draw, and those of a record beside the products of its gradient.
+# Operations of a draw, and those of a record apart from the products of its gradient.
 DRAW_WORK, RECORD_WORK = 1000.0, 30.0
 
 
@@ -55,11 +55,11 @@ class Envelope(eqx.Module):
 
     @abc.abstractmethod
     def cost(self, potential: Potential, dynamics: Dynamics) -> float:
-        """Gradients for each unit of process time, where the posterior is like the reference."""
+        """Gradients per unit of process time, if the posterior is like the reference."""
 
 
 class Known(NamedTuple):
-    """The gradient at some positions, as an envelope knows it: its error with rounding, and what else it is made of."""
+    """The gradient at some positions as an envelope approximates it, its error with rounding, and intermediate results."""
 
     position: Float[Array, "C d"]
     gradient: Float[Array, "C d"]
@@ -73,7 +73,7 @@ class PointEnvelope(Envelope):
     Attributes
     ----------
     position_decides : bool
-        Whether it depends on the position alone where the envelope is of use.
+        Whether it depends on the position alone where the envelope can be used.
     """
 
     position_decides: ClassVar[bool]
@@ -84,7 +84,7 @@ class PointEnvelope(Envelope):
 
     @abc.abstractmethod
     def bounded(self, dynamics: Dynamics, known: Known, v: Float[Array, "C d"]) -> tuple[RateBound, Bool[Array, " C"]]:
-        """The bound with this velocity from there on, and where it is of use."""
+        """The bound with this velocity from there on, and where it can be used."""
 
 
 class IntervalRates(eqx.Module):
@@ -147,7 +147,7 @@ class SegmentEnvelope(Envelope):
         """A bound of the rate of every mark at ``(a, v)``, never above the constants of a cell that it lies in."""
 
     def least(self, dynamics: Dynamics, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C k"] | None:
-        """What the signed rate of every mark is not below, where that is known: a computed rate below it is a fault."""
+        """A lower bound of the signed rate of every mark, if one is known: a computed rate below it is a fault."""
         return None
 
 
@@ -175,16 +175,14 @@ def reach_of(
 @functools.cache
 def bernstein(degree: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes on [0, 1], and the matrix from values of a polynomial there to its Bernstein coefficients."""
-    k = np.arange(degree + 1)
-    nodes = 0.5 - 0.5 * np.cos(np.pi * k / degree)
-    choose = np.array([math.comb(degree, i) for i in k])
-    return nodes, np.linalg.inv(choose * nodes[:, None] ** k * (1 - nodes[:, None]) ** (degree - k))
+    nodes = 0.5 - 0.5 * np.cos(np.pi * np.arange(degree + 1) / degree)
+    return nodes, np.linalg.inv(bernstein_basis(nodes, degree))
 
 
 def cell_length(bound: RateBound) -> Float[Array, " C"]:
     """The length h that minimises ``1/h + ¼ k h²``: cells a unit of time, and candidates that only the chord adds.
 
-    Any choice that looks only at the anchor is exact.
+    Any choice that depends only on the anchor is exact.
     """
     return jnp.cbrt(2 / jnp.maximum(jnp.sum(bound.curve, -1), 1e-300))
 
