@@ -1,7 +1,8 @@
 """A clock finds the first event of a potential along a path, in steps over all chains at once.
 
-A clock's ``step`` does a bounded amount of work for every chain, so that one caller can walk many sites and chains side by
-side. The randomness of a step is keyed by (chain, plan number, draws so far): it does not depend on who asks or when.
+A clock's ``step`` does a bounded amount of work for every chain, so that one caller can walk many sites and chains
+together. The randomness of a step is keyed by (chain, plan number, draws so far): it does not depend on the caller or on
+the order of calls.
 """
 
 import abc
@@ -66,7 +67,7 @@ class Clock(eqx.Module, Generic[W]):
         return state.walk  # type: ignore[attr-defined]
 
     def violations(self, state: W) -> Int[Array, "*sites C"]:
-        """How often a rate was seen above a bound that is not certified; above one that is, it is a fault."""
+        """How often a rate was above a bound that is not certified. A rate above a certified bound is a fault."""
         return jnp.zeros_like(self.walk(state).fault)
 
 

@@ -1,4 +1,4 @@
-"""Chains that take turns, so that those that are done cost nothing."""
+"""Batches of the chains that still have work, so that finished chains cost nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 # Chains whose records are passed over together.
 MOST_LANES, LEAST_LANES = 16, 8
-# Chains that are served together: an eighth of them, within these limits.
+# Chains in one batch: an eighth of them, within these limits.
 MOST_SERVED = 64
 
 S = TypeVar("S")
@@ -26,8 +26,8 @@ def lane_count(chains: int) -> int:
 def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: Any, fair: bool = False) -> Any:
     """``step`` on some of the chains that are not done. The state holds a ``walk``, and arrays with a row for each chain.
 
-    ``path`` and ``keys`` have rows for the chains too. ``fair``: those with the fewest passes so far, so that where plans
-    are short no chain waits until others have reached the end of the block; else the first of them.
+    ``path`` and ``keys`` have rows for the chains too. If ``fair``, the chains with the fewest passes so far are taken, so
+    that with short plans no chain waits until others have reached the end of the block; else the first ones.
     """
     walk = state.walk
     chains = walk.done.shape[0]
@@ -59,11 +59,11 @@ def in_turns(
 ) -> Float[Array, "C n"]:
     """``function`` of the rows of these chains, some at a time; zeros for the others.
 
-    Few arrays to gather and one to put back: each costs a kernel to compile.
+    It gathers few arrays and writes one back, because each of them adds a kernel to compile.
     """
     chains, count = which.shape[0], jnp.sum(which)
     lanes = lane_count(chains)
-    # The chains in question first; all others are beyond the last row.
+    # These chains first; all others are beyond the last row.
     order = jnp.nonzero(which, size=chains + lanes, fill_value=chains)[0]
 
     def some(carry):
@@ -76,7 +76,7 @@ def in_turns(
 
 
 def enough(which: Bool[Array, " C"], moving: Bool[Array, " C"]) -> Bool[Array, " C"]:
-    """These chains, where they fill the lanes or few others move that could join them; else none."""
+    """These chains if they fill a batch, or if few others are moving that could join them; else none."""
     lanes = lane_count(which.shape[0])
     return which & (jnp.sum(which) >= jnp.minimum(lanes, 1 + jnp.sum(moving) // LEAST_LANES))
 
@@ -89,7 +89,7 @@ def served(
     inspect: Callable[[S, Any], S],
     in_rows: Callable[[S], S] = lambda state: state,
 ) -> S:
-    """``inspect`` some of the chains that are of a kind that waits, for as long as there are enough of them.
+    """``inspect`` the waiting chains in batches, as long as there are enough of them.
 
     ``inspect`` keeps the rows of chains that do not wait; ``in_rows`` is its own inverse and gives a state with a row for
     each chain.
@@ -98,7 +98,7 @@ def served(
     lanes = min(chains, max(LEAST_LANES, min(MOST_SERVED, chains // LEAST_LANES)))
 
     def due(now):
-        # Where other sites hold up most chains, few are left to wait for.
+        # If most chains wait for other sites, few are left that could join a batch.
         moving = jnp.sum(~(which(now) | walk(now).done))
         return jnp.sum(which(now)) >= jnp.minimum(lanes, 1 + moving // LEAST_LANES)
 

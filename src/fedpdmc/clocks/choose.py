@@ -1,7 +1,7 @@
-"""Which clock a site walks with: the one that costs the fewest gradients for each unit of process time.
+"""Which clock a site walks with: the one that costs the fewest gradients per unit of process time.
 
-Every clock here is exact, so the choice changes the work alone. It looks at the potential in whitened coordinates and at
-states of the reference, never at the state of a chain. Costs are rough; they rank clocks, and are no promise.
+Every clock here is exact, so the choice changes only the work. It depends on the potential in whitened coordinates and on
+states of the reference, never on the state of a chain. Costs are rough estimates, good enough to rank clocks.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from fedpdmc.potentials import (
     records_of,
 )
 
-# A clock that costs no more than this is taken without working out the next: that takes seconds. Cells, which follow
-# polynomials of time, are seldom cheaper, and take the longest to compile.
+# A clock that costs no more than this is chosen without computing the cost of the next, which takes seconds. Cells, which
+# come after polynomials of time, are seldom cheaper and take the longest to compile.
 CHEAP, CHEAP_BALLS, CHEAP_PROGRAM = 3.0, 27.0, 1e4
 # Passes over one record that take as long as it takes to compile a clock on polynomials of the position.
 COMPILATION = 1e9
-# Share of a usual rate that its rounding may be; and rounding, per unit of velocity, above which a polynomial on balls is
-# not used, because what is known of rounding there is an estimate, whereas cells and polynomials of time carry a bound.
+# The largest rounding error relative to a usual rate; and the rounding, per unit of velocity, above which a polynomial on
+# balls is not used: there the rounding is only estimated, whereas cells and polynomials of time carry a bound of it.
 NOISY, CLEAN = 1e-3, 1e-6
-# A dense clock is made for many chains; where their number is not known it is judged as for few, which are this much dearer.
+# A dense clock is made for many chains. If their number is unknown its cost is that for few, which is higher by this factor.
 FEW_CHAINS, FEW_CHAINS_PRICE = 64, 4.0
 # States at which the cost of cells is found.
 TRIALS = 256
@@ -68,7 +68,7 @@ class Choice(NamedTuple):
     clock : Clock
     why : str
     costs : dict
-        By clock, gradients of the site's potential for each unit of process time on one chain; those that were worked out.
+        By clock, gradients of the site's potential per unit of process time on one chain, as far as they were computed.
     """
 
     clock: Clock
@@ -102,7 +102,8 @@ def choose(
     site : str
         Whose potential it is, for errors.
     chain_time : float
-        Process time of all chains that the clock is made for: in a short run a dear one that is compiled soon is better.
+        Process time of all chains that the clock is made for. In a short run a clock that compiles quickly is better, even
+        if it costs more per unit of time.
     jumps : bool
         Whether a function may jump at surfaces: then it has no Taylor polynomial of the position.
     """
@@ -122,7 +123,7 @@ def clock_for(potential: Potential, dynamics: Dynamics) -> Clock:
 
 
 class Offer(NamedTuple):
-    """A clock and its cost; at or below ``enough`` the clocks after it are not worked out. Cells, the last, have none."""
+    """A clock and its cost. At or below ``enough`` the following clocks are not considered; None for cells, the last."""
 
     clock: Clock
     cost: Callable[[], float]
@@ -130,7 +131,7 @@ class Offer(NamedTuple):
 
 
 def _cheapest(offers: Iterator[Offer]) -> Choice:
-    """Of clocks that are made one by one."""
+    """The cheapest of clocks that are made one by one."""
     costs, best = {}, None
     for clock, cost, enough in offers:
         if best is None and enough is None:
@@ -139,7 +140,7 @@ def _cheapest(offers: Iterator[Offer]) -> Choice:
         if best is None or costs[clock.name] < costs[best.name]:
             best = clock
         if enough is not None and costs[best.name] <= enough:
-            why = f"below {enough:g} gradients for each unit of process time no other is worked out"
+            why = f"below {enough:g} gradients per unit of process time no other is considered"
             return Choice(best, why, costs)
     assert best is not None
     return Choice(best, "the lowest cost", costs)
@@ -163,7 +164,7 @@ def _of_records(potential: Potential, dynamics: Dynamics, center) -> Iterator[Of
 
 
 def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder | None:
-    """The envelope of records after a quadratic control variate, and of quadratics beside them."""
+    """The envelope of records with a quadratic control variate, and of quadratics in the same sum."""
     records = records_of(potential)
     if records is None or records.diagonal or records.control is None:
         return None
@@ -181,9 +182,9 @@ def third_order(potential: Potential, center: Float[Array, " d"]) -> ThirdOrder 
 def _of_program(
     program: Program, dynamics: Dynamics, center, site: str, chain_time: float, jumps: bool
 ) -> Iterator[Offer]:
-    """Clocks of a user's function: polynomials of the position where there are few parameters, of time, and cells.
+    """Clocks of a user's function: polynomials of the position if there are few parameters, polynomials of time, and cells.
 
-    Those of the position cost the least and are dear to make: where a run is short, those of time come first.
+    Polynomials of the position cost the least per event and the most to make: in a short run those of time come first.
     """
     smooth = not jumps and dynamics.flips != dynamics.flow.rotating
     few = smooth and bool(known_orders(program.dim, dynamics.flow.rotating))
@@ -214,9 +215,9 @@ def _of_program(
 
 
 def _check_noise(program: Program, site: str) -> None:
-    """Refuse a function whose rates are computed with an error that is not small against them where chains usually are.
+    """Refuse a function whose rates have a rounding error that is not small relative to them where chains usually are.
 
-    Elsewhere the error is in the bounds: it costs candidates, and no bound that is not finite is used.
+    Elsewhere the error is part of the bounds: it costs candidates, and bounds that are not finite are never used.
     """
     if program.typical_noise is None or program.usual is None or np.isnan(program.typical_noise):
         return
@@ -225,13 +226,13 @@ def _check_noise(program: Program, site: str) -> None:
         raise InputError(
             f"sites ({site!r})",
             f"a model whose event rates are lost in rounding: their error may be {share:.1g} of their size",
-            "Look for values in 32 bits, for large offsets that are added and taken off again, and for differences such as "
+            "Look for values in 32 bits, for large offsets that are added and subtracted again, and for differences such as "
             "(1 + u) - 1 or log(1 + u): write them with expm1, log1p and centred data.",
         )
 
 
 def _on_balls(program: Program, dynamics: Dynamics, center: Float[Array, " d"]) -> Offer | None:
-    """A clock that thins on a polynomial of the position, where the program's derivatives can be enclosed."""
+    """A clock that thins with a polynomial of the position, if the program's derivatives can be enclosed."""
     if program.noise is None or not program.noise <= CLEAN:
         return None
     at, rounding = np.asarray(center), float(program.noise)
@@ -250,7 +251,7 @@ def _on_balls(program: Program, dynamics: Dynamics, center: Float[Array, " d"]) 
 
 
 def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
-    """Gradients for each unit of process time where cells are bounded through the records or the program."""
+    """Gradients per unit of process time if cells are bounded by passes over the records or calls of the program."""
     terms = getattr(potential, "terms", (getattr(potential, "records", potential),))
     price = PROGRAM_CELL_PRICE if any(isinstance(term, Program) for term in terms) else CELL_PRICE
     if isinstance(potential, Shared):
@@ -269,7 +270,7 @@ def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"
 
 
 def prepared(potential: Potential, dynamics: Dynamics) -> Potential:
-    """The records with what the dynamics can use of them worked out once."""
+    """The records with the constants that the dynamics need, computed once."""
     if isinstance(potential, Sum):
         return Sum(tuple(prepared(term, dynamics) for term in potential.terms))
     if isinstance(potential, Shared):

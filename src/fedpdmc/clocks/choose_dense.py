@@ -13,7 +13,7 @@ LEAST_CHAINS = 32
 
 
 def dense_choices(usual: Sequence[Choice], dynamics: Dynamics, chains: int) -> list[Choice] | None:
-    """Dense clocks for all sites of a process, with one setting, where they cost less; None where not."""
+    """Dense clocks for all sites of a process, with one setting, if they cost less; else None."""
     potentials = [potential for choice in usual if fits(potential := choice.clock.potential)]
     if dynamics.flips or not dynamics.flow.rotating or len(potentials) < len(usual):
         return None

@@ -18,10 +18,10 @@ LOWEST_EXPONENT = -600.0
 def affine_clock(
     value: Float[Array, "*batch"], slope: Float[Array, "*batch"], level: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
-    """The time τ with ``∫_0^τ (value + slope s)_+ ds = level``, infinite if the integral never gets there.
+    """The time τ with ``∫_0^τ (value + slope s)_+ ds = level``, infinite if the integral stays below.
 
-    With ``r = √(b_+² + 2ce)``: from a positive value ``τ = 2e/(b + r)``, which does not cancel; from another, with a
-    positive slope, ``τ = (r − b)/c``. One root and one division for both.
+    With ``r = √(b_+² + 2ce)``: for a positive value ``τ = 2e/(b + r)``, which does not cancel; otherwise, for a positive
+    slope, ``τ = (r − b)/c``. Both take one root and one division.
     """
     positive = value > 0
     square = jnp.where(positive, value * value, 0.0) + 2 * slope * level
@@ -56,7 +56,7 @@ def affine_clocks(
 
 
 class ClosedForm(Clock[Walk]):
-    """A clock whose state is the walk itself: it has nothing to remember from one draw to the next."""
+    """A clock whose state is the walk itself: nothing is kept from one draw to the next."""
 
     potential: eqx.AbstractVar[Potential]
     dynamics: eqx.AbstractVar[Dynamics]

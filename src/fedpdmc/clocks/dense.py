@@ -24,7 +24,7 @@ MOST_ADDED = 4.0
 
 
 class DenseWalk(eqx.Module):
-    """A walk that stands at the end of a piece, at a candidate that waits for the records or not."""
+    """A walk at the end of a piece, which may be a candidate that waits for the records."""
 
     walk: Walk
     waiting: Bool[Array, " C"]

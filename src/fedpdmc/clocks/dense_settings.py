@@ -1,7 +1,7 @@
 """Which dense clock: the degrees and the length of a piece with the lowest cost.
 
-One cost model in nanoseconds for each unit of process time on one chain, with prices by kind of device. It is worked out on
-states of the reference, never on the state of a chain, so it changes the work alone.
+One cost model in nanoseconds per unit of process time on one chain, with prices by kind of device. It is evaluated at
+states of the reference, never at the state of a chain, so it changes only the work.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Prices(NamedTuple):
     Attributes
     ----------
     piece : float
-        Of a piece beside its records.
+        Of a piece, apart from its records.
     product, node, step, logistic : float
         Of a record on a piece: for each parameter, for each node, for each node and degree, and for each node where the
         logistic function is evaluated.
     record, column, gradient : float
-        Of a gradient in 64 bits: for each record, for each record and parameter, and beside them.
+        Of a gradient in 64 bits: for each record, for each record and parameter, and the rest.
     time : float
-        Of a unit of process time with any other clock, beside its gradients: plans, looks at bounds, chains that wait.
+        Of a unit of process time with any other clock, apart from gradients: plans, bounds, chains that wait.
     """
 
     piece: float

@@ -17,9 +17,9 @@ from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance,
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Program
 
-# An interval to which the error adds too many candidates is made shorter, at most and at least by these factors, so that
-# the error would add the first number. At a kink the error is the range of both sides, so that it adds few on a short
-# interval; where no interval above a part of the usual length will do, the rates are not finite.
+# If the error adds too many candidates to an interval, the interval is shortened, at most and at least by these factors, so
+# that the error would add the first number. At a kink the error is the range of both sides, so it adds few on a short
+# interval. If no interval above a part of the usual length suffices, the rates are not finite.
 AIM, LEAST_CUT, MOST_CUT, SHORTEST = 0.1, 0.7, 0.1, 1e-12
 
 
@@ -31,9 +31,9 @@ class IntervalWalk(eqx.Module):
     rates : IntervalRates
         In columns, one for each chain; in rows as `_turned` has it.
     known : (C,)
-        Whether ``rates`` hold where the walk stands, ``since`` after their start.
+        Whether ``rates`` hold at the present position, ``since`` after their start.
     waiting : (C,)
-        Whether the program is due at the candidate where the walk stands.
+        Whether the walk is at a candidate that the program has to decide.
     length : (C,)
         The interval to try next.
     ceiling, threshold : (C,)
@@ -58,9 +58,9 @@ class IntervalClock(Clock[IntervalWalk]):
     """Rates that an envelope knows as ``p(s) ± e`` on intervals of the path.
 
     A candidate at s is accepted if its threshold is below ``p(s) − e``, rejected if above ``p(s) + e``, and decided by the
-    program in between. What is drawn is what thinning by the program alone would give under the same bounds. Unlike the
-    bounds of `ThinnedClock`, which are renewed where a candidate is looked at, those of an interval outlive the candidates
-    that are rejected on it. An interval with too large an error is cut.
+    program in between. The events are those of thinning by the program alone under the same bounds. Unlike the bounds of
+    `ThinnedClock`, which are renewed at every evaluated candidate, those of an interval remain in use after candidates are
+    rejected on it. An interval with too large an error is cut.
     """
 
     potential: Program

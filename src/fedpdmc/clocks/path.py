@@ -1,4 +1,4 @@
-"""A walk along a plan: where a site has got to on every chain, and what it has found."""
+"""A walk along a plan: how far a site has come on every chain, and what it has found."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Walk(eqx.Module):
     Attributes
     ----------
     segment, offset : (C,)
-        Where it stands: ``offset`` after the start of ``segment``.
+        The present position: ``offset`` after the start of ``segment``.
     draws : (C,)
         How many times this plan has drawn randomness; with the plan's number it keys the next draw.
     done, rang, time, mark, normal
@@ -111,7 +111,7 @@ class Walk(eqx.Module):
         return cls(count, zeros, count, true, ~true, zeros, count, normal, count, count)
 
     def restart(self, new: Bool[Array, " C"], path: Path) -> Walk:
-        """Set out anew on the chains that have a new plan; a plan of no length is answered at once."""
+        """Start again on the chains that have a new plan; a plan of length zero is answered at once."""
         empty = path.horizon <= 0
 
         def pick(fresh, old):
@@ -131,7 +131,7 @@ class Walk(eqx.Module):
         )
 
     def moved(self, path: Path, segment, offset, over, mark, fault: Int[Array, " C"] | int = FINE) -> Walk:
-        """After one draw: here, and at the end of the plan where the walk is over or cannot go on."""
+        """The walk after one draw: here, or at the end of the plan if it is over or cannot go on."""
         fault = jnp.broadcast_to(fault, self.fault.shape)
         return eqx.tree_at(
             lambda w: (w.segment, w.offset, w.draws, w.done, w.time, w.mark, w.fault),
@@ -140,7 +140,7 @@ class Walk(eqx.Module):
         )
 
     def decided(self, path: Path, accepted, fault, normal=None, passes: int = 1) -> Walk:
-        """After a decision where the walk stands: done where its candidate is accepted, and where there is a fault."""
+        """The walk after a decision about its candidate: done if the candidate is accepted or there is a fault."""
         time = jnp.where(accepted, path.at(path.begin, self.segment) + self.offset, self.time)
         normal = self.normal if normal is None else jnp.where(accepted[:, None], normal, self.normal)
         return eqx.tree_at(
@@ -166,7 +166,7 @@ def judged(
     """Whether candidates are accepted, given their exact rates, and the faults.
 
     A candidate is accepted where its threshold, uniform below the ceiling, lies below the rate. A rate above the ceiling,
-    or outside the squeeze that was claimed for it, is a fault, because then candidates before it had the wrong law.
+    or outside the squeeze that was claimed for it, is a fault, because then earlier candidates had the wrong law.
     """
     known = rate <= ceiling
     if squeeze is not None:

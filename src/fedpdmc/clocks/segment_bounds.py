@@ -19,9 +19,9 @@ from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance,
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program, records_of
 
-# A step never looks for longer than this: far out in the tails the constants are large and candidates many.
+# The most candidates of one step: far out in the tails the constants are large and candidates many.
 MOST_LOOKS = 256
-# Numbers in the design above which a pass costs so much that it waits for every lane.
+# Numbers in the design above which a pass costs so much that it waits for the whole batch.
 LARGE = 2**16
 # Binary digits of the constants on a rotation, and of their integrals.
 RATE_DIGITS, INTEGRAL_DIGITS = 10, 20
@@ -30,8 +30,8 @@ RATE_DIGITS, INTEGRAL_DIGITS = 10, 20
 class Hazard(NamedTuple):
     """A rate that is constant on every segment of a plan, and its integral up to the end of each.
 
-    Both are rounded up to few digits, the integral by segment: what two programs compute that differ in the last bits comes
-    out the same. An integral that is too large for its segment reaches points beyond the end, where nothing happens.
+    Both are rounded up to few digits, the integral by segment, so that programs that differ in the last bits get the same
+    numbers. An integral that is too large for its segment reaches points beyond the end, where nothing happens.
     """
 
     rate: Float[Array, "C S"]
@@ -67,8 +67,8 @@ def rounded_up(x: Float[Array, "*shape"], digits: int) -> Float[Array, "*shape"]
 class Candidate(NamedTuple):
     """Where the next candidate of the constants is, or where the walk goes without one.
 
-    ``rates`` are the constants by mark, ``total`` the rate by which the candidate came, at least their sum; ``far`` where
-    the walk stops at the start of a segment without a constant.
+    ``rates`` are the constants by mark, ``total`` the rate with which the candidate was drawn, at least their sum; ``far``
+    is true if the walk stops at the start of a segment without a constant.
     """
 
     segment: Int[Array, " C"]
@@ -82,14 +82,14 @@ class Candidate(NamedTuple):
 
 
 class SegmentWalk(eqx.Module):
-    """A walk that stands at a candidate which the envelope could not reject, or has yet to find one.
+    """A walk at a candidate that the envelope could not reject, or one that has yet to find such a candidate.
 
     Attributes
     ----------
     level : (C,)
-        On rotations, the integral of the constant bounds up to where the walk stands.
+        On rotations, the integral of the constant bounds up to the present position.
     pending : (C,)
-        Whether the walk stands at such a candidate: its records are due.
+        Whether the walk is at such a candidate, which the records have to decide.
     ceiling, threshold : (C,)
         The envelope's bound at the candidate, and the level that the rate must exceed for it to be accepted.
     """
@@ -132,10 +132,10 @@ class SegmentClock(Clock[SegmentWalk]):
         return SegmentWalk(walk, level, state.pending & ~new, state.ceiling, state.threshold)
 
     def step(self, state, path, keys):
-        """Look for candidates on some chains until most of them have one or are done; then one pass over the records.
+        """Search for candidates on some chains until most of them have one or are done; then one pass over the records.
 
-        Chains take turns in a few lanes, so that those that are done cost nothing. Chains on segments without a constant
-        wait until there are enough of them, or no others.
+        Chains are served in batches, so that finished ones cost nothing. Chains on segments without a constant wait until
+        there are enough of them, or no others.
         """
         if self.limit is None:
             return in_lanes(self._near, state, path, keys)
@@ -148,7 +148,7 @@ class SegmentClock(Clock[SegmentWalk]):
         return jax.lax.cond(due, lambda s: _some(self._far, s, path, keys, away), lambda s: s, state)
 
     def _hazard(self, path: Path) -> tuple[Hazard, Bool[Array, "C S"]]:
-        """The constant bounds of every segment of rotating plans, zero where there is none, and where that is."""
+        """The constant bounds of every segment of rotating plans, zero where there is none, and which segments have none."""
         rates, _ = self.envelope.constants(self.dynamics, path.start, path.velocity, path.duration)
         rate = jnp.sum(rates, -1)
         far = self._is_far(rate) & (path.duration > 0)
@@ -158,7 +158,7 @@ class SegmentClock(Clock[SegmentWalk]):
         return jnp.zeros(rate.shape, bool) if self.limit is None else ~(rate <= self.limit)
 
     def _near(self, state: SegmentWalk, path: Path, keys) -> SegmentWalk:
-        """Look until no lane searches or, where a pass is cheap, until three of four that can ask for it do."""
+        """Search until no chain of the batch searches or, if a pass is cheap, until three in four of them wait for it."""
         records = records_of(self.potential)
         cheap = records is None or records.design.size <= LARGE
         hazard, stops = None, None
@@ -184,7 +184,7 @@ class SegmentClock(Clock[SegmentWalk]):
         return self._inspect(state, path)
 
     def _look(self, state: SegmentWalk, path: Path, hazard: Hazard | None, stops, keys, stopped):
-        """One candidate of the constant bounds, put to the envelope."""
+        """One candidate of the constant bounds, thinned by the envelope."""
         walk = state.walk
         u = uniforms(keys, path.number, walk.draws, 4)
         level = state.level + exponentials(u[0])

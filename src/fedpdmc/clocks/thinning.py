@@ -18,18 +18,18 @@ from fedpdmc.potentials import Potential, Program
 
 
 class ThinnedWalk(eqx.Module):
-    """A walk that stands at an anchor (rates bounded from there on), at a candidate, or where a survey or a pass is due.
+    """A walk at an anchor (rates bounded from there on), at a candidate, or where the envelope or the records are due.
 
     Attributes
     ----------
     anchored : (C,)
-        Whether ``bound`` holds from ``(anchor_a, anchor_v)``, where the walk stands.
+        Whether ``bound`` holds from ``(anchor_a, anchor_v)``, the present position.
     candidate : (C,)
-        Whether the walk stands at a candidate of coordinate ``walk.mark`` that is not decided.
+        Whether the walk is at an undecided candidate of coordinate ``walk.mark``.
     waiting : (C,)
-        Whether the records are due where the walk stands.
+        Whether a pass over the records is due at the present position.
     poor : (C,)
-        Whether the envelope is of no use there, so that the pass starts a cell too.
+        Whether the envelope is unusable there, so that the pass starts a cell too.
     ceiling, threshold : (C,)
         The bound at the candidate, and the level that the rate must exceed for it to be accepted.
     least, most : (C,)
@@ -57,14 +57,14 @@ class ThinnedClock(Clock[ThinnedWalk]):
     rate and is inverted in closed form. A candidate of mark i is accepted with probability rate over bound; a rate above
     its bound is a fault. One pass over the records at a candidate serves to accept it and to start the next cell.
 
-    For flips the pass looks ahead: it takes the velocity that the flip would give, so that if the flip is accepted and
-    the next plan starts there, no pass is needed to start. What is drawn is the same either way.
+    For flips the pass uses the velocity after the flip, so that if the flip is accepted and the next plan starts there, no
+    pass is needed to start. The events are the same either way.
 
-    With an envelope the bound is that of ``v_i P_i + |v_i| e_i``, P the gradient as the envelope knows it and ``e`` a bound
-    of its error. A candidate is accepted if its threshold is below ``v_i P_i − |v_i| e_i``, rejected if above
-    ``v_i P_i + |v_i| e_i``, and decided by the records in between: what is drawn is what thinning on the records alone would
-    give under the same bound. Where the envelope is of no use (far from where it was made) the records give the bound as
-    well; which of the two it is depends on the anchor alone.
+    With an envelope the bound is that of ``v_i P_i + |v_i| e_i``, P the envelope's approximation of the gradient and ``e`` a
+    bound of its error. A candidate is accepted if its threshold is below ``v_i P_i − |v_i| e_i``, rejected if above
+    ``v_i P_i + |v_i| e_i``, and decided by the records in between: the events are those of thinning on the records alone
+    under the same bound. Where the envelope is unusable (far from where it was made) the records give the bound as well;
+    which of the two is used depends on the anchor alone.
     """
 
     potential: Potential
@@ -94,9 +94,9 @@ class ThinnedClock(Clock[ThinnedWalk]):
         )
 
     def step(self, state, path, keys):
-        """Draw where the rates are bounded, survey where they are not, and pass over the records where they are due.
+        """Draw where the rates are bounded, use the envelope where they are not, and the records where they are due.
 
-        Bounding a program costs so much that its chains take turns; with an envelope, all that wait for the records do.
+        Bounding a program costs so much that its chains are batched; with an envelope, those that wait for the records are.
         """
         if self.envelope is not None:
             state = self._survey(self.envelope, draw(state, path, keys), path)
@@ -106,12 +106,12 @@ class ThinnedClock(Clock[ThinnedWalk]):
         return in_lanes(self._plain, state, path, keys, fair=True) if costly else self._plain(state, path, keys)
 
     def _plain(self, state: ThinnedWalk, path: Path, keys) -> ThinnedWalk:
-        """A step without an envelope: where a pass is due it serves all purposes."""
+        """A step without an envelope: a pass that is due decides the candidate and starts the next cell."""
         state = draw(state, path, keys)
         return keep_done(state.walk.done | state.anchored, state, self._passed(state, path))
 
     def _passed(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
-        """One pass: the rates where the walk stands, to accept or reject a candidate and to start a cell."""
+        """One pass: the rates at the present position, to accept or reject a candidate and to start a cell."""
         walk, flips = state.walk, self.dynamics.flips
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
@@ -155,7 +155,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         return keep_done(walk.done | state.anchored | state.waiting, state, new)
 
     def _decide(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
-        """The exact rates of candidates that the squeeze leaves open; the next survey starts a cell."""
+        """The exact rates of candidates that the squeeze leaves undecided; the envelope then starts the next cell."""
         walk = state.walk
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         gradient = self.potential.gradients(a)
@@ -170,11 +170,11 @@ class ThinnedClock(Clock[ThinnedWalk]):
         return keep_done(~(state.waiting & ~state.poor), state, new)
 
     def _start(self, state: ThinnedWalk, path: Path) -> ThinnedWalk:
-        """A cell through the records, where the envelope is of no use."""
+        """A cell bounded by the records, where the envelope is unusable."""
         assert self.envelope is not None
         new = self._passed(state, path)
         if not self.envelope.position_decides:
-            # A plan that starts here looks anew, since its velocity may make the envelope useful.
+            # A plan that starts here tries the envelope again, since it may be usable with the new velocity.
             new = eqx.tree_at(lambda s: s.anchor_a, new, jnp.full_like(new.anchor_a, jnp.nan))
         return keep_done(~(state.waiting & state.poor), state, new)
 

@@ -1,4 +1,4 @@
-"""A program known on balls: its Taylor polynomial at a point, and a proved bound of what that leaves of the gradient."""
+"""The gradient of a program on balls: its Taylor polynomial at a point, with a proved bound of the error."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fedpdmc.potentials.jax_function import Program
 
 # The orders that are tried, by the number of parameters, and the most of these.
 ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8)}
-# On lines more parameters pay.
+# On lines it pays for more parameters.
 ORDERS_ON_LINES = ORDERS | dict.fromkeys(range(4, 11), (4,))
-# Balls beside the point, nodes of the tables, and how far the last ball reaches where a state of the reference seldom is.
+# Number of balls apart from the point, nodes of the tables, and the radius of the last ball, which few states exceed.
 RADII, NODES, BEYOND = 12, 256, 3.5
 # Numbers in a product of jets of all records above which it is not made; of many parameters, where balls seldom help.
 LARGEST, LARGEST_OF_MANY, MANY = 2**25, 2**22, 4
-# A lattice of points of expansion: how many on a side and how far apart, and the order, balls and reach of each. It is made
-# for few parameters and records, where one point knows the gradient only up to this error (as in `usual_error`).
+# A lattice of points of expansion: their number on a side, their distance, and the order, balls and reach of each. It is
+# made for few parameters and records, if the error about one point is above this (as in `usual_error`).
 SIDE, STRIDE, COVER_ORDER, COVER_RADII, COVER_REACH = 5, 1.7, 5, 7, 3.2
 MOST_COVERED, MOST_RECORDS, UNSURE = 3, 1000, 0.05
-# How often a ball is doubled that tells all: with an error below this even at its rim.
+# How often the last ball is doubled while the error is below this even at its boundary.
 DOUBLINGS, TELLING = 5, 1e-6
 # Relative room for the rounding of norms and integrals.
 ROOM = 1 + 1e-9
@@ -91,7 +91,7 @@ def interpolated(place: Float[Array, "*C"], nodes: Float[Array, "nodes ..."], in
 
 
 class PolynomialCover(eqx.Module):
-    """`PolynomialRemainder` about every point of a lattice: the nearest one knows best.
+    """`PolynomialRemainder` about every point of a lattice; the nearest one is used.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ def known_orders(dim: int, rotating: bool) -> tuple[int, ...]:
 def polynomial_remainder(
     program: Program, center: np.ndarray, rounding: float, rotating: bool = True
 ) -> PolynomialRemainder | None:
-    """The lowest order that knows a program well, or the best; None where its derivatives cannot be enclosed."""
+    """The lowest order with a small error, or the best one; None if the program's derivatives cannot be enclosed."""
     best, least = None, np.inf
     for order in known_orders(program.dim, rotating):
         found = _of_order(program, np.asarray(center), order, rounding)
@@ -198,8 +198,8 @@ def polynomial_remainder(
     return best
 
 
-# Error of the rate at a usual state, in events per unit of time, below which a higher order is not tried: on lines the
-# polynomial is looked at in several places at a time.
+# Error of the rate at a usual state, in events per unit of time, below which a higher order is not tried. On lines the
+# polynomial is evaluated at several points for each cell.
 ENOUGH, ENOUGH_ON_LINES = 0.1, 0.5
 
 
@@ -212,7 +212,7 @@ def usual_error(remainder: PolynomialRemainder) -> float:
 
 
 def polynomial_on_lines(program: Program, center: np.ndarray, rounding: float):
-    """What is known of a program for flips on lines: about one point, or about many where one is not enough."""
+    """The polynomials of a program for flips on lines: about one point, or about many if one is not enough."""
     found = polynomial_remainder(program, center, rounding, False)
     if program.dim > MOST_COVERED or program.records > MOST_RECORDS:
         return found
@@ -242,7 +242,7 @@ def _cover(program: Program, center: np.ndarray, rounding: float) -> PolynomialC
 def _of_order(
     program: Program, center: np.ndarray, order: int, rounding: float, radii: np.ndarray | None = None
 ) -> PolynomialRemainder | None:
-    """The remainder on balls of these radii; by default as far as the process goes, or further where they tell all."""
+    """The remainder on balls of these radii; by default as far as the process goes, or further if the error stays small."""
     dim = program.dim
     table = monomials(dim, order)
     if (RADII + 1) * math.comb(2 * dim + order, order) * max(program.records, 1) > (
@@ -256,7 +256,7 @@ def _of_order(
         try:
             jet = enclose(program._likelihood, balls)(identity(balls, center))
         except NoEnclosure:
-            # Balls only save work: a program that they cannot follow is walked in another way.
+            # Balls only save work: a program without enclosures on balls gets another clock.
             return best
         found = None if not isinstance(jet, Jet) else _assembled(program, center, balls, jet, rounding)
         best = best if found is None else found
@@ -274,7 +274,7 @@ def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float
     off = np.maximum(jet.hi[0] - middle, middle - jet.lo[0])
     with np.errstate(invalid="ignore"):
         width = np.maximum(np.abs(jet.hi - middle), np.abs(jet.lo - middle))
-    # Where the value or a lower derivative is not a number, as 0 log 0, the highest may be one all the same.
+    # The highest derivative may be finite although the value or a lower one is NaN, as for 0 log 0.
     lost = np.isnan(width).any(1)
     omega = np.where(lost, np.inf, ROOM * np.asarray([form_norm(table, column, order) for column in width]))
     coefficients = _gradient_of(program, center, table, middle)

@@ -1,4 +1,4 @@
-"""What is sampled: a potential, and what it says of its gradient along a piece of a path."""
+"""Potentials, and the bounds that they give of their gradients along a piece of a path."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Potential(eqx.Module):
         return v * field.gradient.T, v * field.slope.T
 
     def stripped(self: P) -> P:
-        """Without what it remembers besides its numbers: potentials that are equal then share compiled code."""
+        """The potential reduced to its numbers, so that equal potentials share compiled code."""
         return self
 
     def affine(self, rotating: bool) -> bool:

@@ -13,10 +13,10 @@ from fedpdmc.potentials.base import RateBound
 
 # On a rotation a cell is at most this long (radians).
 LONGEST = 1.0
-# Candidates that the error of a cell should add, and at most. With an error of ``k h²`` the work ``(1 + k h³)/h`` is least
-# where they are one half.
+# Candidates that the error of a cell should add, and the maximum. With an error of ``k h²`` the work ``(1 + k h³)/h`` is
+# least if they are one half.
 AIM, MOST = 0.5, 1.0
-# A cell is looked at again where it could be longer by this factor; it changes by at most STRIDE, as often as LOOKS.
+# A cell is tried again if it could be longer by this factor; its length changes by at most STRIDE, at most LOOKS times.
 MISJUDGED, STRIDE, LOOKS = 8.0, 64.0, 24
 # Relative, for the rounding of the line.
 SLACK = 1e-9
@@ -46,15 +46,15 @@ def _bounded(line: Line, a, v, h: Float[Array, " C"]) -> tuple[RateBound, Float[
 
 
 def fitted_line(line: Line, rotating: bool, usual, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> RateBound:
-    """Bound the rates on cells of lengths found by looking: as far as is usual, and again where that was misjudged.
+    """Bound the rates on cells whose lengths are found by trial: first the usual length, then a corrected one if needed.
 
-    Nothing but the anchor decides. A cell is never again as long as one without a finite bound.
+    The length depends on the anchor alone. After a length without a finite bound only shorter ones are tried.
     """
     chains, longest = a.shape[0], LONGEST if rotating else jnp.inf
     first = jnp.minimum(usual / jax.vmap(lambda one, other: speed(rotating, one, other))(a, v), longest)
 
     def judged(bound: RateBound, added, limit):
-        """Where the length will do, and what to try elsewhere."""
+        """Where the length suffices, and the length to try elsewhere."""
         finite = jnp.isfinite(added)
         ratio = jnp.where(finite, jnp.cbrt(AIM / jnp.maximum(added, 1e-300)), 1 / STRIDE)
         following = jnp.minimum(bound.reach * jnp.clip(ratio, 1 / STRIDE, STRIDE), limit)
@@ -73,7 +73,7 @@ def fitted_line(line: Line, rotating: bool, usual, a: Float[Array, "C d"], v: Fl
         well, following = judged(new, added, limit)
         return count + 1, jnp.where(good | well, length, following), limit, good | well, bound
 
-    # The first look is a turn of the loop too, so that the program is enclosed in one place.
+    # The first trial is part of the loop, so that the program is enclosed in one place only.
     marks = jax.eval_shape(line, a, v, first)[0].shape[1]
     zero, no = jnp.zeros((chains, marks)), jnp.zeros(chains, bool)
     blank = RateBound(zero, zero, zero, first)
@@ -82,9 +82,9 @@ def fitted_line(line: Line, rotating: bool, usual, a: Float[Array, "C d"], v: Fl
 
 
 def best_lines(line: Line, rotating: bool, a: Float[Array, "n d"], v: Float[Array, "n d"]):
-    """At some points: the length of a cell that takes the least work, the rounding of the rates, and their size.
+    """At some points: the length of a cell that needs the least work, the rounding of the rates, and their size.
 
-    The rounding is the error of a cell of no length.
+    The rounding is the error of a cell of length zero.
     """
     pace = jax.vmap(lambda one, other: speed(rotating, one, other))(a, v)
     longest = LONGEST if rotating else jnp.inf

@@ -14,7 +14,8 @@ from fedpdmc.potentials.quadratic import Quadratic
 class ControlVariate(NamedTuple):
     """A public quadratic ``q`` of a site's own parameters, made at ``point`` from derivatives up to ``order``.
 
-    With a spread S, from their means over ``N(point, S Sᵀ)``. This says where q is from; q may have noise, or be rounded.
+    With a spread S, from their means over ``N(point, S Sᵀ)``. These fields describe how q was made; q itself may be noisy
+    or rounded.
     """
 
     quadratic: Quadratic

@@ -1,4 +1,4 @@
-"""Third-order knowledge of a controlled ``LinearPredictor``: bounds of its rates that need no pass over the records."""
+"""The third order of a ``LinearPredictor`` with a control variate: bounds of its rates without a pass over the records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PARAMETERS = 32
 SHARPER_PAYS = 2
 # Relative room for the rounding of eigenvalues.
 ROOM = 1 + 1e-9
-# Units in the last place that a sum over records may be off, relative to its terms.
+# The error of a sum over records in units in the last place, relative to its terms.
 ULPS = 64 * 2.0**-52
 # Relative difference of derivatives that are the same but for rounding.
 SAME = 8 * 2.0**-52
@@ -56,7 +56,7 @@ class Quartic(eqx.Module):
 
 
 class CubicRemainder(eqx.Module):
-    """What is left of a potential after its Taylor polynomial of degree two at ``center``, to third order and beyond.
+    """A potential minus its Taylor polynomial of degree two at ``center``: the third order, and a bound of the rest.
 
     With ``b = a − center`` and ``u_n = ξ_n·b``, Taylor's formula gives for every direction e
     ``|e·∇R − ½ T[b, b, e]| ≤ ⅙ e^{g max|u|} Σ_n w_n |u_n|³ |ξ_n·e|``, where ``T = Σ ℓ'''(z*_n) ξ_n⊗ξ_n⊗ξ_n`` and
@@ -78,7 +78,7 @@ class CubicRemainder(eqx.Module):
     rounding : ()
         Bound of the rounding error of the gradient's sums, per unit of ``1 + |b|``.
     sharper : Quartic or None
-        The next order, where it costs little beside the records.
+        The next order, if it costs little compared with the records.
     """
 
     center: Float[Array, " d"]
@@ -109,9 +109,9 @@ class CubicRemainder(eqx.Module):
 
 
 def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> CubicRemainder:
-    """The third-order knowledge of what is left of a whitened potential after its Taylor polynomial at ``center``.
+    """The `CubicRemainder` of a whitened potential after its Taylor polynomial at ``center``.
 
-    What a control variate of means differs from that polynomial is apart: `beside_taylor`.
+    The difference between a control variate of means and that polynomial is separate: `beside_taylor`.
     """
     design = np.asarray(potential.design)
     local = Local(*(np.asarray(x) for x in _local(potential, center)))
@@ -134,7 +134,7 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
 
 
 def beside_taylor(potential: LinearPredictor, center: Float[Array, " d"]) -> Quadratic | None:
-    """What the Taylor polynomial of the records at ``center`` has more than their control variate; None if only rounding.
+    """The Taylor polynomial of the records at ``center`` minus their control variate; None if they differ by rounding only.
 
     The remainder after a control variate ``f + s u`` of means of ``ℓ'`` and ``ℓ''`` has
     ``R' = (ℓ' − ℓ'(z*) − ℓ''(z*) u) + (ℓ'(z*) − f) + (ℓ''(z*) − s) u``: the Taylor remainder that `CubicRemainder` bounds,

@@ -10,7 +10,7 @@ import numpy as np
 
 # Nodes for the predictor of one record; nodes along each axis for functions of few parameters, and the most of these.
 PREDICTOR_NODES, AXIS_NODES, MOST_AXES = 20, 5, 3
-# Parameters up to which blocks of orthogonal points serve, and the number of points beyond.
+# Parameters up to which blocks of orthogonal points are used, and the number of points beyond.
 MOST_ORTHOGONAL, MANY_POINTS = 16, 64
 
 

@@ -1,4 +1,4 @@
-"""Families of records with a grouped effect: a loss of the predictor, and how large its slope is off the real line.
+"""Families of records with a grouped effect: a loss of the predictor, and bounds of its slope off the real line.
 
 `fedpdmc.clocks.private_latents` bounds rates through complex times. A family says in which strip ``|Im η| ≤ strip`` its loss
 is analytic, and bounds ``|∂ℓ/∂η|`` and ``|∂ℓ/∂s|`` there.

@@ -20,8 +20,8 @@ EPSILON = 2.0**-52
 class LinearPredictor(Potential):
     """``U(x) = Σ_i R_i(z_i)`` with ``z_i = ξ_i·x + o_i``, ``R_i = ℓ(·; y_i)`` less a quadratic of ``z_i``.
 
-    The quadratic ``f_i (z − z*_i) + ½ s_i (z − z*_i)²`` is a control variate: zero, or of the derivatives of the loss at a
-    public point, or of their means about it, so that only the remainder is left to walk.
+    The quadratic ``f_i (z − z*_i) + ½ s_i (z − z*_i)²`` is a control variate: zero, or made from the derivatives of the loss
+    at a public point, or from their means about it. The site walks with the remainder.
 
     Parameters
     ----------

@@ -213,10 +213,10 @@ class StudentT(Loss):
         return jnp.broadcast_to(6 * (self.df + 1) / self.df**2 / self.scale**4, z.shape)
 
     def fifth(self, z, y):
-        """``24 (ν+1) ν^{-5/2} / scale⁵``, likewise."""
+        """``24 (ν+1) ν^{-5/2} / scale⁵``, by the same bound."""
         return jnp.broadcast_to(24 * (self.df + 1) * self.df**-2.5 / self.scale**5, z.shape)
 
     def beyond(self, order, z, y):
-        """``(ν+1) (order−1)! / (√ν scale)^order``, likewise."""
+        """``(ν+1) (order−1)! / (√ν scale)^order``, by the same bound."""
         size = (self.df + 1) * math.factorial(order - 1) / (jnp.sqrt(self.df) * self.scale) ** order
         return jnp.broadcast_to(size, z.shape)

@@ -77,9 +77,9 @@ class Padded:
 
 @functools.lru_cache(256)
 def _padded_program(padded: Padded) -> tuple[core.ClosedJaxpr, Recipe]:
-    """The program at the padded number of records, and what must be done in it."""
+    """The program at the padded number of records, and its recipe."""
     closed = _traced(padded, padded.records)
-    # A third number of records shows what depends on it also where there is nothing to pad.
+    # A third number of records shows what depends on it even if there is nothing to pad.
     more = 2 * padded.records + 3
     return closed, compare(closed, _traced(padded, more), (padded.records, more))
 
@@ -216,7 +216,7 @@ def _reserved(recipe: Recipe, places) -> list[int]:
 
 
 def _masked(value, weights, axis: int):
-    """With copies of records counting nothing: finite numbers times zero."""
+    """With weight zero for copies of records: finite numbers times zero."""
     return value * lax.broadcast_in_dim(lax.convert_element_type(weights, value.dtype), value.shape, (axis,))
 
 

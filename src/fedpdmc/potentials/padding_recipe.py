@@ -1,4 +1,4 @@
-"""What must be done to a program so that it can run on more records than there are: sums masked, numbers replaced."""
+"""How a program is changed so that it can run on padded records: masks for sums, replacements for numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Unpaddable(Exception):
 
 
 class Masked(NamedTuple):
-    """An equation that sums over records: its operand in which copies must count nothing, and the axis."""
+    """An equation that sums over records: the operand in which copies must be masked, and the axis."""
 
     operand: int
     axis: int
@@ -23,14 +23,14 @@ class Masked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What must be done beside running a program.
+    """The changes to a program.
 
     Attributes
     ----------
     masks : dict
         By the place of an equation.
     inner : dict
-        Recipes of the programs that equations call, by the place of the equation, where there is something to do in them.
+        Recipes of the programs that equations call, by the place of the equation, for those that need changes.
     numbers : tuple
         Places of the scalars that depend on the number of records: equation and operand, or −1 and a constant.
     """

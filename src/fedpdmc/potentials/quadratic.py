@@ -33,7 +33,7 @@ class Quadratic(Potential):
     records : int
         How many records these sufficient statistics sum up; zero for priors and control variates.
     source : GaussianRecords, optional
-        Those records, as long as they are at hand.
+        Those records, as long as they are available.
     diagonal : array of shape (d,), optional
         All of ``P``, where `separated` found that it is diagonal.
     """
@@ -101,7 +101,7 @@ class Quadratic(Potential):
         return Quadratic(rows.T @ self.precision @ rows, rows.T @ (self.precision @ center + self.linear))
 
     def separated(self) -> Quadratic:
-        """The same, its diagonal apart if there is nothing else: flips then need no product of matrices."""
+        """The same with its diagonal, if the matrix is diagonal: flips then need no matrix product."""
         precision = np.asarray(self.precision)
         diagonal = np.diag(precision)
         if not np.array_equal(precision, np.diag(diagonal)):
@@ -150,5 +150,5 @@ P = TypeVar("P", bound=Potential)
 
 
 def bare(potential: P) -> P:
-    """Without what a potential remembers besides its numbers, for which the compiler would start anew."""
+    """The potential reduced to its numbers: anything else would make the compiler start again."""
     return potential.stripped()

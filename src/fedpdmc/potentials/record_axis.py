@@ -1,4 +1,4 @@
-"""Where the records are in a program: the axis that carries them is followed from the data to the sums over it.
+"""The axis of the records in a program, followed from the data to the sums over it.
 
 A program is traced at two numbers of records. Both traces must have the same equations; the axes whose lengths differ are
 the record axes. What is proved, equation by equation, is the *invariant*: let the longer program run on the records of the
@@ -30,7 +30,7 @@ def pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def compare(one: core.ClosedJaxpr, other: core.ClosedJaxpr, sizes: tuple[int, int]) -> Recipe:
-    """What the longer of two traces needs to compute what the shorter one computes; their first arguments are parameters.
+    """How the longer of two traces computes the result of the shorter one; their first arguments are parameters.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def _call(a, b, sizes, varies) -> Recipe:
     one, other = called(a), called(b)
     recipe = _compare(one.jaxpr, one.consts, other.jaxpr, other.consts, sizes, varies)
     if b.primitive.name.startswith("custom"):
-        # Its derivative is another program, which is not looked at: taken on trust where it is known to be the derivative.
+        # Its derivative is another program, which is not examined: it is trusted if it is known to be the derivative.
         place = str(other.jaxpr.debug_info.func_src_info).partition(" at ")[2]
         if not recipe.empty or not place.startswith(tuple(jax.__path__)):
             raise Unpaddable("it calls a function with a derivative of its own")
@@ -201,7 +201,7 @@ def _broadcast(a, b, axes, outs, varies) -> None:
 
 
 def _reshape(a, b, axes, outs, varies) -> None:
-    """The entries before and after the record axis may be dealt differently among axes."""
+    """The entries before and after the record axis may be distributed differently among axes."""
     _same_params(a, b, "new_sizes", "sharding")
     _need(axes[0] is not None and outs[0] is not None and b.params["dimensions"] is None)
     for equation in (a, b):
@@ -261,7 +261,7 @@ def _slice(a, b, axes, outs, varies) -> None:
 
 
 def _dynamic_slice(a, b, axes, outs, varies) -> None:
-    """All rows: the start of a slice that is as long as its operand is zero, whatever was asked for."""
+    """All rows: a slice that is as long as its operand starts at zero, whatever start was given."""
     _same_params(a, b, "slice_sizes")
     _need(_only(axes) == 0 and outs[0] == axes[0])
     sizes = zip(a.params["slice_sizes"], b.params["slice_sizes"], strict=True)
@@ -288,7 +288,7 @@ def _dot_general(a, b, axes, outs, varies) -> Masked | None:
     if one is not None and other is not None:
         if one in left:
             _need(right[left.index(one)] == other and outs[0] is None)
-            # What does not depend on the parameters costs nothing to mask.
+            # Masking a value that does not depend on the parameters is free.
             return Masked(0, one) if not varies[0] or varies[1] else Masked(1, other)
         _need(one in left_batch and right_batch[left_batch.index(one)] == other, "compared with each other")
         _need(outs[0] == left_batch.index(one))

@@ -23,10 +23,10 @@ class BallPolynomial(SegmentEnvelope):
     On a rotation ``|a|² + |v|² = ρ²`` is conserved, so that the ball of radius ρ bounds the rate on a segment; at a point
     the rate is at most ``(v·∇P)_+ + |v| E(|b|)``.
 
-    This is proved for the rate r in exact arithmetic; what is evaluated is a computed rate c. Candidates of the bound B are
-    accepted with probability ``min(c₊, B)/B``, so that what is drawn has the rate ``min(c₊, B)``. Since ``r₊ ≤ B``, it is at
-    least as near to ``r₊`` as ``c₊`` is: the law is that of the function up to the rounding of its own gradient. The
-    remainder's ``rounding`` decides only when a run stops: a computed rate outside ``v·∇P ± |v|(E + rounding)`` is a fault.
+    This is proved for the rate r in exact arithmetic, whereas the clock evaluates a computed rate c. Candidates of the
+    bound B are accepted with probability ``min(c₊, B)/B``, so events have the rate ``min(c₊, B)``. Since ``r₊ ≤ B``, it is
+    at least as near to ``r₊`` as ``c₊`` is: the law is that of the function up to the rounding of its own gradient. The
+    remainder's ``rounding`` only decides when a run stops: a computed rate outside ``v·∇P ± |v|(E + rounding)`` is a fault.
     """
 
     domain: ClassVar[str] = "a Taylor polynomial with a proved error on balls, then the function"
@@ -62,7 +62,7 @@ class BallPolynomial(SegmentEnvelope):
         return self.remainder.rounding * speed * (1 + size)
 
     def cost(self, potential, dynamics):
-        """A look for every candidate, the program as often as the mean bound, and cells where the constant is large."""
+        """The polynomial at every candidate, the program as often as the mean bound, and cells if the constant is large."""
         a, v = usual_states(dynamics, potential.dim, TRIALS)
         constant = self.constants(dynamics, a, v, jnp.zeros(TRIALS))[0][:, 0]
         bound = jnp.minimum(self.bound(dynamics, a, v)[:, 0], constant)

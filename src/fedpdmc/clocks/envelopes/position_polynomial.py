@@ -23,7 +23,7 @@ from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program, RateBound
 
-# A cell to which the error adds more candidates than this is bounded through the program, which costs as much as many.
+# If the error adds more candidates than this to a cell, the cell is bounded by the program, which costs as much as many.
 MOST_ADDED = 30.0
 # How much shorter than usual a cell may be.
 SHORTEST = 1 / 16
@@ -36,14 +36,14 @@ class PositionPolynomial(PointEnvelope):
 
     Along a line ``v_i P_i(b + v s)`` is a polynomial of s; with Bernstein coefficients ``β_k`` on a cell of length h it lies
     below ``β_0 + c s`` for ``c = max_k (β_k − β_0) m/(k h)``, since a straight line has the coefficients ``β_0 + c k h/m``.
-    ``E(|b + v s|)`` is convex in s, so that it lies below its chord.
+    ``E(|b + v s|)`` is convex in s, so it lies below its chord.
 
     Attributes
     ----------
     cell : ()
         The usual length of a cell.
     far : ()
-        How far from the centre a cell should not reach: it is shorter there, down to a `SHORTEST` part.
+        The distance from the centre that a cell should not exceed: cells there are shorter, down to a `SHORTEST` part.
     """
 
     domain: ClassVar[str] = "a Taylor polynomial with a proved error on balls, then the function"
@@ -60,7 +60,7 @@ class PositionPolynomial(PointEnvelope):
         return Known(a, local.gradients(a[None])[0], error)
 
     def bounded(self, dynamics, known, v):
-        """Of use where the error adds few candidates; by the polynomial that is best half way through the cell."""
+        """Usable where the error adds few candidates; with the polynomial that is best half way through the cell."""
         a, (nodes, matrix) = known.position, bernstein(self.remainder.order - 1)
         h = self._length(a, v)
         there = a + nodes[:, None, None] * (h[:, None] * v)
@@ -88,7 +88,7 @@ class PositionPolynomial(PointEnvelope):
         return jnp.clip(room / jnp.maximum(jnp.linalg.norm(v, axis=-1), 1e-300), SHORTEST * self.cell, self.cell)
 
     def cost(self, potential, dynamics):
-        """A survey for each cell, the program where it leaves a candidate open, and in cells where it is of no use."""
+        """The envelope once for each cell, the program at undecided candidates, and cells where the envelope is unusable."""
         reach, useful = _tried(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
         if not float(reach) > 0:
             return math.inf
@@ -98,7 +98,7 @@ class PositionPolynomial(PointEnvelope):
 def position_polynomial(
     program: Program, remainder: PolynomialRemainder | PolynomialCover, dynamics: Dynamics
 ) -> PositionPolynomial:
-    """The envelope with the length of cells that takes the fewest."""
+    """The envelope with the length of cells that needs the fewest cells."""
     nodes = np.asarray(remainder.spacing) * np.arange(len(remainder.errors))
     errors = np.asarray(remainder.errors).reshape(len(nodes), -1).max(1)
 
@@ -114,6 +114,6 @@ def position_polynomial(
 
 @eqx.filter_jit
 def _tried(envelope: PositionPolynomial, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
-    """How far a survey reaches on average, nowhere where it is of no use, and the share of points at which it is."""
+    """How far the envelope reaches on average (zero where it is unusable), and the share of points at which it is usable."""
     bound, useful = envelope.bounded(dynamics, envelope.known(a), v)
     return jnp.mean(jnp.where(useful, reach_of(bound.value, bound.slope, bound.reach), 0.0)), jnp.mean(useful)

@@ -16,7 +16,7 @@ from fedpdmc.potentials.base import Field
 from fedpdmc.potentials.linear_predictor import curve_on_line
 from fedpdmc.potentials.record_taylor import Expansion, expansion, usual_points
 
-# Where the error adds more candidates than this to a cell the records are asked at once.
+# If the error adds more candidates than this to a cell, the records are used at once.
 MOST_ADDED = 0.25
 # Points at which the envelope is tried out.
 TRIALS = 256
@@ -47,7 +47,7 @@ class RecordPolynomial(PointEnvelope):
         return Known(a, self.expansion.gradient(b).T, (error + slip).T, (b, error, slip))
 
     def bounded(self, dynamics, known, v):
-        """Of use where the error adds few candidates."""
+        """Usable where the error adds few candidates."""
         bound, added = self._bound(dynamics, known, v)
         return bound, added * self.cell <= MOST_ADDED
 
@@ -64,7 +64,7 @@ class RecordPolynomial(PointEnvelope):
         return bound, added
 
     def cost(self, potential, dynamics):
-        """A survey for each cell, and the records for candidates that it leaves open and where it is of no use."""
+        """The envelope once for each cell, and the records for undecided candidates and where the envelope is unusable."""
         a, v = (jnp.asarray(x) for x in usual_points(potential, self.expansion.center, TRIALS))
         terms = 2 * self.expansion.terms.size + self.expansion.rest.size + self.cubic.size
         survey = 2 * terms / gradient_work(potential)

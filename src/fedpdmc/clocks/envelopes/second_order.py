@@ -17,7 +17,7 @@ POSITION_SLACK = 1e-13
 
 
 class Look(NamedTuple):
-    """What one pass over the records tells: the gradient, the signed rates, and a bound of them from here on."""
+    """The result of one pass over the records: the gradient, the signed rates, and a bound of them from here on."""
 
     gradient: Float[Array, "C d"]
     rates: Float[Array, "C k"]

@@ -22,7 +22,7 @@ TRIALS = 256
 
 
 class QuadraticPart(eqx.Module):
-    """``∇Q = g + B b``: what a site holds beside the remainder, such as its share of the prior.
+    """``∇Q = g + B b``: the quadratic part of a site's potential, apart from the remainder, such as its share of the prior.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class ThirdOrder(SegmentEnvelope):
         return rounding * jnp.sum(jnp.abs(v), -1, keepdims=True) * (1 + size[..., None])
 
     def cost(self, potential, dynamics):
-        """The records as often as the mean bound, and a look for every candidate of the constants."""
+        """The records as often as the mean bound, and the bound at a point for every candidate of the constants."""
         tensors = (self.remainder.tensor, None if self.remainder.sharper is None else self.remainder.sharper.tensor)
         look = (DRAW_WORK + 2 * sum(x.size for x in tensors if x is not None)) / gradient_work(potential)
         passes, looks = _usual(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))

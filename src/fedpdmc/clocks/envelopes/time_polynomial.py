@@ -48,7 +48,7 @@ class TimePolynomial(IntervalEnvelope):
     def rates(self, potential, dynamics, a, v, h):
         """By Taylor models."""
         found = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
-        # Many numbers of a walk are made of these few, and each would repeat all operations of the program behind them.
+        # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
         parts, error = computed_first(found, number=h)
         slack = RELATIVE_SLACK * sum(map(jnp.abs, parts))
         error = error + slack
@@ -61,9 +61,9 @@ class TimePolynomial(IntervalEnvelope):
         return rates, jnp.sum(error + 0.0 * (rates.value + rates.slope), 0) * h
 
     def cost(self, potential, dynamics):
-        """A survey for each interval."""
+        """The envelope once for each interval."""
         assert isinstance(potential, Program)
-        # As many lengths as are tried first, so that nothing is compiled anew.
+        # As many lengths as are tried first, so that nothing is compiled again.
         lengths = jnp.asarray(np.full(len(LENGTHS) + 1, self.usual))
         tried = _tried(potential.without_rounding(), dynamics, *usual_states(dynamics, potential.dim, TRIALS), lengths)
         return INTERVAL_PRICE / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
@@ -78,9 +78,9 @@ class Tried(NamedTuple):
 
 
 def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Program] | None:
-    """The envelope with the length of intervals that takes the fewest, where the program can be followed.
+    """The envelope with the length of intervals that needs the fewest, if Taylor models exist for the program.
 
-    With it comes the program that knows the rounding of its rates: the error of an interval of no length.
+    The program is returned too, with the rounding of its rates: the error of an interval of length zero.
     """
     points, lengths = _trials(dynamics, program.dim), jnp.asarray(np.array([*LENGTHS, 0.0]))
     try:
