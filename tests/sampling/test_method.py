@@ -8,7 +8,9 @@ from tests.federation.rounds import method
 from tests.support import ZIGZAG, hospitals, logistic_site, prior
 
 import fedpdmc as fp
+from fedpdmc.clocks import ThinnedClock
 from fedpdmc.errors import InputError
+from fedpdmc.members.opening import choose_clock
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
@@ -128,3 +130,10 @@ def test_the_prior_is_shared_in_proportion_to_the_records():
         np.testing.assert_allclose(part.precision, np.asarray(prior().precision) * records / 19)
         np.testing.assert_allclose(part.linear, np.asarray(prior().linear) * records / 19)
     assert chosen.public is None
+
+
+def test_sites_with_a_share_of_the_prior_walk_with_the_same_clocks(default):
+    shared = method(prior_at="sites")
+    walked = [[choose_clock(site, factory.opening(one, site)).clock for site in one.sites] for one in (default, shared)]
+    kinds = [[(type(clock), clock.name) for clock in clocks] for clocks in walked]
+    assert kinds[0] == kinds[1] and all(kind is not ThinnedClock for kind, _ in kinds[0])
