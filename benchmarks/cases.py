@@ -39,7 +39,7 @@ class Case:
 
     @property
     def against_rival(self) -> bool:
-        """Whether the rival runs beside it: it samples pooled data, by the plain process."""
+        """Whether the rival can run it: it samples pooled data, by the plain process."""
         return self.sites == 1 and self.method == "plain"
 
     def quick(self) -> Case:

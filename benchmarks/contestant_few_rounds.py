@@ -66,7 +66,7 @@ def count_rounds(problem: problems.Problem, options: argparse.Namespace) -> dict
         "ess_energy": sizes["energy"],
         "ess_worst": sizes["worst"],
         "rounds_per_ess": post.rounds / sizes["worst"],
-        "objections_per_time": float(post.events.mean() / post.duration),
+        "events_per_time": float(post.events.mean() / post.duration),
         "passes_per_time": float(post.gradient_evaluations.sum() / options.sites / post.chains / post.duration),
         "seconds_with_compilation": seconds,
         "cpu_seconds_with_compilation": cpu,
@@ -74,7 +74,7 @@ def count_rounds(problem: problems.Problem, options: argparse.Namespace) -> dict
     if post.chains == 1:
         # One chain sends one plan in a round, so that its rounds are its plans. Those of the burn-in are among them.
         plans = post.rounds - post.reference.rounds
-        report["objected_share"] = min(float(post.events.sum()) / plans, 1.0)
+        report["ended_by_arrival"] = min(float(post.events.sum()) / plans, 1.0)
     return report | {"settings": _plain(post.settings)}
 
 

@@ -1,4 +1,4 @@
-"""Families of the standard library, or the twelve models of the tests, at three unequal sites beside NUTS.
+"""Families of the standard library, or the twelve models of the tests, at three unequal sites, compared with NUTS.
 
 ``python -m benchmarks.families``, with ``--of zoo`` for the latter and ``--of demo`` for the trial of ``fedpdmc demo``. Each
 model runs in processes of its own: this package with its defaults, without programs compiled before (*cold*) and again with

@@ -1,4 +1,4 @@
-"""Rounds per second over gRPC with mutual TLS, beside a bare gRPC echo of the same sizes.
+"""Rounds per second over gRPC with mutual TLS, compared with a bare gRPC echo of the same sizes.
 
 ``python -m benchmarks.federation_rounds [--rounds N]``. Every site is a process, in the echo and in ours, and the two take
 turns in blocks of rounds, so that what else the machine does slows both. "echo" answers in the thread that sends, as the

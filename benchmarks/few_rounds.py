@@ -192,11 +192,11 @@ def rounds_table(reports: list[dict]) -> Table:
     table = Table(title="Rounds per effective sample (worst of coordinates and energy)")
     for name in ("method", "N", "d", "M", "chains"):
         table.add_column(name)
-    for name in ("rounds", "ESS", "rounds/ESS", "objections/time", "plans objected to", "MB in all"):
+    for name in ("rounds", "ESS", "rounds/ESS", "events/time", "plans ended by an arrival", "MB in all"):
         table.add_column(name, justify="right")
     for report in reports:
         ours = report["contestant"] == "fedpdmc"
-        share = report.get("objected_share")
+        share = report.get("ended_by_arrival")
         table.add_row(
             label(report),
             f"{report['records']:,}",
@@ -206,7 +206,7 @@ def rounds_table(reports: list[dict]) -> Table:
             f"{report['rounds']:,}" if ours else "",
             f"{report['ess_worst']:,.0f}" if ours else "",
             f"{report['rounds_per_ess']:.4g}",
-            f"{report['objections_per_time']:.3g}" if ours else "",
+            f"{report['events_per_time']:.3g}" if ours else "",
             "" if share is None else f"{100 * share:.0f} %",
             f"{report['bytes'] / 1e6:,.1f}" if ours else "",
         )

@@ -1,4 +1,4 @@
-"""Natural models beside NUTS: ``python -m benchmarks.natural_models``.
+"""Natural models compared with NUTS: ``python -m benchmarks.natural_models``.
 
 Each model runs in two processes of its own, one for this package with its defaults and one for NumPyro's NUTS (four
 vectorised chains, a dense metric after 500 steps of warm-up). Nothing compiled before is used. *First* is the processor time

@@ -26,9 +26,9 @@ def test_the_package_counts_its_rounds():
     assert report["rounds"] > report["reference_rounds"] > 1
     assert report["ess_worst"] == min(report["ess_coordinate"], report["ess_energy"])
     assert report["rounds_per_ess"] == pytest.approx(report["rounds"] / report["ess_worst"])
-    # With one chain every round but those of the reference is a plan, and most end in an objection.
+    # With one chain every round but those of the reference is a plan, and most end in an arrival.
     plans = report["rounds"] - report["reference_rounds"]
-    assert report["objected_share"] == pytest.approx(report["objections_per_time"] * 200 / plans)
+    assert report["ended_by_arrival"] == pytest.approx(report["events_per_time"] * 200 / plans)
 
 
 @pytest.mark.long
@@ -52,10 +52,10 @@ def counted(script, options):
     many = options["ess"] > 0
     per = {"default": 0.2, "zigzag": 40.0}[options["method"]] * (1.5 if options["sites"] == 50 else 1.0)
     found = (
-        {"rounds": 20, "ess_worst": 12_000.0} if many else {"rounds": 200, "ess_worst": 1000.0, "objected_share": 0.9}
+        {"rounds": 20, "ess_worst": 12_000.0} if many else {"rounds": 200, "ess_worst": 1000.0, "ended_by_arrival": 0.9}
     )
     return options | found | {
-        "contestant": "fedpdmc", "chains": 1024 if many else 1, "rounds_per_ess": per, "objections_per_time": 0.06,
+        "contestant": "fedpdmc", "chains": 1024 if many else 1, "rounds_per_ess": per, "events_per_time": 0.06,
         "bytes": 1_000_000,
     }  # fmt: skip
 

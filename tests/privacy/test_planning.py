@@ -56,12 +56,12 @@ def test_words_for_what_is_not_possible():
 
 @pytest.mark.parametrize(("sites", "share"), [(1, 5.0), (5, 1.0), (5, 20.0), (20, 0.1)])
 def test_the_waste_of_losing_arrivals(sites, share):
-    rng, objections = np.random.default_rng(4), 3.0
-    horizon = share / objections
-    times = np.minimum(rng.exponential(sites / objections, (100_000, sites)), horizon)
+    rng, arrivals = np.random.default_rng(4), 3.0
+    horizon = share / arrivals
+    times = np.minimum(rng.exponential(sites / arrivals, (100_000, sites)), horizon)
     found = times[:, 0].mean() / times.min(1).mean()
-    assert waste(objections, horizon, sites) == pytest.approx(found, rel=0.03)
-    assert 1 - 1e-12 <= waste(objections, horizon, sites) <= sites
+    assert waste(arrivals, horizon, sites) == pytest.approx(found, rel=0.03)
+    assert 1 - 1e-12 <= waste(arrivals, horizon, sites) <= sites
 
 
 def zigzag_time(rng, rate, span=150.0, chains=1500):

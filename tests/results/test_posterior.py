@@ -64,7 +64,7 @@ def test_draws_are_equally_spaced_over_the_span_of_all_chains(make):
     center, scale = np.asarray(post.reference.center), np.asarray(post.reference.matrix)
     np.testing.assert_allclose(draws, center + post.store.draws(100) @ scale.T, rtol=1e-12)
     if make is not drawn_run:
-        # The middles of a hundred stretches: also every third of the middles of three hundred.
+        # The middles of a hundred intervals: also every third of the middles of three hundred.
         np.testing.assert_allclose(post.draws(300)[:, 1::3], draws, atol=1e-10)
 
 
@@ -117,7 +117,7 @@ def test_bytes_are_plans_times_their_size():
 @pytest.mark.parametrize("make", RUNS)
 def test_most_plans_end_in_an_arrival_or_at_the_end_of_a_block(make):
     post = make()
-    assert 0.2 < post.settings["objected"] <= 1.0
+    assert 0.2 < post.settings["ended_by_arrival"] <= 1.0
     assert any("of plans ended by an arrival" in note for note in post.summary().notes)
 
 

@@ -58,7 +58,7 @@ def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatc
     # What was given up has been paid for.
     assert post.rounds == sampler.engine.rounds + sampler.given_up.rounds + sampler.method.reference.rounds
     np.testing.assert_array_equal(post.messages, 2 * post.rounds)
-    assert 0.2 < post.settings["objected"] <= 1.0
+    assert 0.2 < post.settings["ended_by_arrival"] <= 1.0
     mean, sd, median = truth_of_separable()
     error = sd / np.sqrt(post.ess()["x0"])
     assert abs(post.mean()[0] - mean) < 4 * error

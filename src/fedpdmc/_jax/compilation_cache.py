@@ -1,7 +1,7 @@
-"""Compiled programs kept on disk from one process to the next: JAX's persistent cache, on unless somebody says otherwise.
+"""Compiled programs kept on disk from one process to the next: JAX's persistent cache, on by default.
 
-What is kept is machine code. It is loaded as it was compiled, so the bits of a run do not depend on whether it came from
-the cache; the folder's name holds all that machine code depends on beside what JAX looks at itself.
+The cache holds machine code, which is loaded as it was compiled, so the bits of a run do not depend on whether it came from
+the cache. The folder's name contains everything that the machine code depends on and that JAX does not check itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def use_compilation_cache() -> Path | None:
 
 
 def _own(folder: Path) -> bool:
-    """Whether nobody but the user can write there: what lies in the folder is run."""
+    """Whether only the user can write there: the files in the folder are executed."""
     found = folder.stat()
     if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         return False

@@ -60,7 +60,9 @@ def predict(
     if kind == "mean":
         values = law.mean()
     elif law.levels or sites.study.family == "beta_binomial":
-        raise InputError("kind", repr(kind), "Of levels and of shares of trials give 'mean': their probabilities.")
+        raise InputError(
+            "kind", repr(kind), "Use 'mean' for levels and shares of trials: it gives their probabilities."
+        )
     else:
         values = law.draw({}, np.random.default_rng(seed))
     values = _own_units(values, outcome.response)

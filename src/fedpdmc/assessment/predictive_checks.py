@@ -40,7 +40,7 @@ def check_statistics(wanted: Sequence[str] | None, family: str) -> tuple[str, ..
     known = (LEVELS,) if LEVELS in usual else (*STATISTICS, *((EVENTS,) if EVENTS in usual else ()))
     for name in names:
         if name not in known:
-            raise InputError("checks", repr(name), f"Of {family} give some of {', '.join(known)}.")
+            raise InputError("checks", repr(name), f"For {family} give some of {', '.join(known)}.")
     return names
 
 

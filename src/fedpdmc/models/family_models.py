@@ -1,4 +1,4 @@
-"""Regressions of the standard library of families, from arrays: what `fedpdmc.models` offers beside its built-in losses."""
+"""Regressions of the standard library of families, from arrays: the models of `fedpdmc.models` without built-in losses."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _check_response(family: str, response: np.ndarray) -> None:
         raise InputError(f"{CALL}(y)", f"{response[(response != 0) & (response != 1)][0]}", "Give labels 0 and 1.")
     counts = family in ("poisson", "negative_binomial")
     if counts and not np.all((response >= 0) & (response == np.round(response))):
-        raise InputError(f"{CALL}(y)", "a response that is no count", "Give integers that are zero or positive.")
+        raise InputError(f"{CALL}(y)", "a response that is not a count", "Give integers that are zero or positive.")
 
 
 def _family(family: str, size, df, scale) -> Family:

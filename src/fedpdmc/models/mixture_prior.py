@@ -56,7 +56,7 @@ class MixturePrior(eqx.Module):
         return self.normal.plus(Quadratic(jnp.asarray(np.diag(precision)), jnp.asarray(-precision * mean)))
 
     def whitened(self, base: Quadratic, reference: Reference) -> ScaleMixture:
-        """What the coordinator walks with, beside other quadratics in whitened coordinates."""
+        """The coordinator's potential, together with other quadratics, in whitened coordinates."""
         rows = reference.matrix[np.asarray(self.index)]
         return ScaleMixture(base, rows, reference.center[np.asarray(self.index)] - self.mean, self.law)
 

@@ -214,7 +214,7 @@ def _array(argument: str, leaf: Any) -> jax.Array:
         array = np.asarray(leaf)
         if array.dtype.kind not in "biuf":
             raise InputError(
-                argument, f"a {type(leaf).__name__} that is no array of numbers", "Give a pytree of numeric arrays."
+                argument, f"a {type(leaf).__name__} that is not an array of numbers", "Give a pytree of numeric arrays."
             )
     return jnp.asarray(array, float) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.asarray(array)
 

@@ -115,7 +115,7 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
     kind = getattr(all_dynamics, attrs["dynamics"]["kind"])
     if not issubclass(kind, Dynamics):
         # The file names a class; only known ones are constructed.
-        raise TypeError(f"{kind} is no dynamics")
+        raise TypeError(f"{kind} is not a kind of dynamics")
     dynamics = kind(**attrs["dynamics"]["rates"])
     reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}

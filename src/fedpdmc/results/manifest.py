@@ -106,7 +106,7 @@ def check(folder: Path, argument: str, present: Iterable[str] | None = None) -> 
         if name not in found:
             raise InputError(argument, f"{path} missing", RESTORE)
         if name not in known:
-            raise InputError(argument, f"{path}, which its manifest does not have", "Take it away, or restore a copy.")
+            raise InputError(argument, f"{path}, which its manifest does not have", "Remove it, or restore a copy.")
         if digest(path) != known[name]:
             raise InputError(argument, f"{path} changed since it was written", RESTORE)
     return known

@@ -62,7 +62,7 @@ class Posterior:
         Accepted jumps of sites and coordinator; refreshments are not counted.
     gradient_evaluations : array of shape (sites,)
         Passes over each site's records, for one chain each; zero for sites that do not report them: private ones, those
-        beside one with a budget or a log, and those of a study whose contract does not ask for it.
+        in a run with a site that has a budget or a log, and those of a study whose contract does not ask for it.
     certified : bool
         Whether every event time was drawn under a proved bound.
     violations : array of shape (sites,)

@@ -164,7 +164,7 @@ def _notes(post: Posterior) -> list[str]:
         f"energy: ESS {found.ess[-1]:,.0f}, R-hat {found.rhat[-1]:.3f}",
         f"{post.settings['dynamics']}, {post.chains} chains to process time {post.duration:g}; {post.rounds} rounds, "
         f"{int(post.messages.sum())} messages{own}, {int(post.bytes.sum()):,} bytes, {int(post.events.sum()):,} events, "
-        f"{100 * post.settings['objected']:.3g} % of plans ended by an arrival.",
+        f"{100 * post.settings['ended_by_arrival']:.3g} % of plans ended by an arrival.",
     ]
     if post.settings.get("chosen"):
         lines.append(post.settings["chosen"])
@@ -192,7 +192,7 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
         lines.append(
             f"privacy of {name}: epsilon = {site['epsilon']:g} at delta = {site['delta']:g} in total, if "
             f"{site['relation']}; {100 * site['spent']:.3g} % spent; running line epsilon = {site['running_epsilon']:.3g} "
-            f"(alpha = {site['alpha']:.4g} fixed), which holds at every moment beside the total; "
+            f"(alpha = {site['alpha']:.4g} fixed), which holds at every moment, in addition to the total; "
             f"observed {site['observed_unit']} {site['observed']:.4g} over all "
             f"chains, {site['releases']} releases; records {site['records']}."
         )

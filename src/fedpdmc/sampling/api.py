@@ -69,7 +69,7 @@ def sample(
     Parameters
     ----------
     sites : sequence of Site, or Connection
-        The owners of the data. With a study's `connect`, the contract says all but length, ``keep`` and ``progress``.
+        The owners of the data. With a study's `connect`, the contract sets everything but length, ``keep`` and ``progress``.
     prior : Quadratic, SpreadPrior, MixturePrior, Redistributed or callable, optional
         From `fedpdmc.models`; None: that of `fedpdmc.sites`, or flat. A JAX function of the parameters, minus the log
         density of any prior, is walked by a site of its own, ``"prior"``.
@@ -87,17 +87,16 @@ def sample(
         "identity", since the others need the sites' derivatives. ``settings["reference"]`` and
         ``settings["reference_why"]`` say what was used.
     control : {"none", "linear", "quadratic"}, optional
-        Public quadratics moved from the sites to the coordinator. None: where the reference was made of the sites'
+        Public quadratics moved from the sites to the coordinator. None: if the reference was computed from the sites'
         derivatives, "quadratic" with rotating dynamics and "linear" with straight ones; else "none".
     chains : int, optional
-        Chains that run side by side and share every message. None: as many as ``ess`` calls for in the few-rounds
-        method, else 64.
+        Number of chains, which share every message. None: as many as ``ess`` requires in the few-rounds method, else 64.
     duration : float, optional
         Process time of every chain after the burn-in.
     ess : float, optional
         Go on in whole blocks until the worst bulk ESS of coordinates and energy reaches this; 1000 if neither is given.
     burn_in : float, optional
-        Process time of every chain that is thrown away first.
+        Process time at the start of every chain that is discarded.
     init : array of shape (d,) or (chains, d), optional
         Where the chains start.
     seed : int, optional
@@ -112,8 +111,8 @@ def sample(
         ``(A, b)`` of shapes (m, d) and (m,): the posterior is limited to ``A x ≤ b``, and paths turn exactly at the limits.
         For boxes, truncated supports and orders of parameters, with sites in this process.
     progress : bool
-        Show how far it is: a bar on a terminal, one output in a notebook, elsewhere a line on standard error now and
-        then while it takes long.
+        Show progress: a bar on a terminal, one output in a notebook, elsewhere an occasional line on standard error during
+        a long run.
 
     Returns
     -------
@@ -126,12 +125,12 @@ def sample(
     BoundViolation
         A rate exceeded its certified bound: a bug.
     KeyboardInterrupt
-        Ctrl-C before the first block of samples was complete. A later one ends the run with the blocks that are.
+        Ctrl-C before the first block of samples was complete. Later, Ctrl-C ends the run and keeps the complete blocks.
 
     Warns
     -----
     ConvergenceWarning
-        The draws are not to be used as they are: the message says why and what to do, and so does `Posterior.verdict`.
+        The run has not converged: the message and `Posterior.verdict` say why and what to do.
     """
     if prior is None and isinstance(sites, DescribedSites):
         prior = sites.prior

@@ -14,17 +14,17 @@ from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
 DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0
-# Effective samples of a turn on a good reference, at the least, and with private latents; turns of the first block, at the
-# least.
+# Effective samples of a turn: on a good reference, at least, and with private latents; the least turns of the first block.
 TURN_YIELD, LATENT_YIELD, LEAST_TURNS = 0.7, 0.4, 7
 MOST_GROWTH = 4.0
 # The most process time that is run together with the burn-in.
 MOST_JOINED = 500.0
-# Limits of a run to an effective sample size: its blocks, and for the few-rounds method times its first block.
+# Limits of a run to an effective sample size: the number of blocks, and for the few-rounds method the number of times that
+# its length may exceed its first block.
 MOST_BLOCKS, MOST_LENGTH = 40, 50
 # Chains wait for each other at the end of a block: few blocks, of many plans each.
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
-# Blocks at least where sites have private latents, which they write down at the ends of blocks; and their least length.
+# The least number of blocks if sites have private latents, which are recorded at the ends of blocks; and the least length.
 LATENT_BLOCKS, LATENT_BLOCK = 4, 1.0
 
 
@@ -71,7 +71,7 @@ def pieces(plans_per_time: float, length: float) -> int:
 
 
 def fewest(method: Method, length: float) -> int:
-    """The least number of blocks: not too few where sites write down private latents at their ends."""
+    """The least number of blocks: not too few if sites record private latents at their ends."""
     if not any(site.latents for site in method.own_sites):
         return 1
     return int(np.clip(length / LATENT_BLOCK, 1, LATENT_BLOCKS))
@@ -89,7 +89,7 @@ def first_length(
 
 
 def first_block(method: Method, duration: float | None, ess: float | None) -> float:
-    """Process time of the first block: as requested, or as likely to be needed; on turns not too long."""
+    """Process time of the first block: as requested, or as probably needed; with turns not too long."""
     if duration is None:
         latents = any(site.latents for site in method.sites)
         own = LATENT_YIELD if latents else TURN_YIELD
@@ -102,8 +102,8 @@ def first_block(method: Method, duration: float | None, ess: float | None) -> fl
 def next_length(target: float, worst: float, span: float) -> tuple[float, float]:
     """Process time that an effective sample size still needs, and of the next block.
 
-    ``worst`` is the effective sample size of the first ``span`` units. A block is at least a tenth of what there is and
-    lets it grow fourfold at most, since an effective sample size of a short run may be far off.
+    ``worst`` is the effective sample size of the first ``span`` units. A block is at least a tenth of the run so far and at
+    most three times as long, since the effective sample size of a short run is inaccurate.
     """
     need = span * (1.05 * target / max(worst, 1.0) - 1.0)
     return need, float(np.clip(need, 0.1 * span, (MOST_GROWTH - 1) * span))

@@ -1,4 +1,4 @@
-"""How far ahead to plan when observed time is on a budget.
+"""The horizon of plans when observed time is limited by a budget.
 
 A round that ends in an arrival wastes the time for which other sites were observed beyond it: at most the horizon H on
 every chain. Silent rounds waste nothing. So with slack s, what is left of a budget beyond the process time still to run,
@@ -19,7 +19,7 @@ from fedpdmc.members.exposure import usual_speed
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.coordinator import State
 
-# What a budget must cover beyond the process time itself: on rotations the path length is random.
+# The margin of a budget over the process time itself: on rotations the path length is random.
 LEAST_SLACK, LEAST_SLACK_ROTATING = 0.05, 0.25
 # The share of the slack that further arrivals may use, in expectation.
 SHARE = 0.8

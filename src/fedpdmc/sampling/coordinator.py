@@ -175,8 +175,8 @@ class Coordinator(eqx.Module):
         """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
 
         ``H = 4 (t + 20)/(n + 1)`` after n events in t units of the chain's own time: beyond that a site walks, and is
-        sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and the same whichever
-        chains run beside it.
+        sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend on
+        the other chains of the run.
         """
         ran = state.t - self.begin + USUAL_TIME
         return MARGIN * ran / (state.site_events + USUAL_EVENTS)
@@ -253,7 +253,7 @@ class Coordinator(eqx.Module):
 
         They depend on the number of the turn alone. A plan that is cut before a turn keeps its velocity for the next plan,
         which is exact: given the sequence of all of them, the path is that of clocks along a path with these jumps at
-        these times. No clock needs to look beyond a turn: the law of an arrival before it does not depend on what follows.
+        these times. The law of an arrival before a turn does not depend on what follows the turn.
         """
         assert state.turn is not None
         made = functools.partial(turn_velocities, count=self.segments, dim=state.a.shape[1])
@@ -342,7 +342,7 @@ class Coordinator(eqx.Module):
         state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
         walk = clock.walk(state)
         arrival = walk.arrival(self.dynamics)
-        # A fault of the public clock must not pass for silence: it poisons the path, and the run stops.
+        # A fault of the public clock must not be taken for no event: it makes the path NaN, and the run stops.
         time = jnp.where(walk.fault == 0, jnp.where(walk.rang, arrival.time, jnp.inf), jnp.nan)
         return Arrival(time, walk.rang, arrival.mark)
 

@@ -8,7 +8,7 @@ from fedpdmc.console.screens import clock
 from fedpdmc.console.warnings import warn
 from fedpdmc.sampling.method import Method
 
-# Rounds that are worth a word beforehand, and by how much an estimate must have grown to be worth another.
+# Rounds above which a warning is given, and the factor by which an estimate must have grown for another warning.
 MANY_ROUNDS, GROWN = 500.0, 4.0
 
 
@@ -16,8 +16,8 @@ def rounds_ahead(plans: np.ndarray, time: float, length: float, least: float = 0
     """Rounds that the next ``length`` units of process time take.
 
     A round lets every chain send one plan, so the slowest chain counts. With mean ``m`` and variance ``s²`` of the plans
-    that a chain has made per unit of time, the most of ``C`` chains in time ``T`` are about ``mT + √(2 log(C) s² T)``.
-    Counts of few events are no more even than Poisson's: ``s² ≥ m``.
+    that a chain has made per unit of time, the maximum over ``C`` chains in time ``T`` is about ``mT + √(2 log(C) s² T)``.
+    The variance is at least that of a Poisson process: ``s² ≥ m``.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def rounds_ahead(plans: np.ndarray, time: float, length: float, least: float = 0
 
 
 def remedies(method: Method) -> str | None:
-    """What to do about many rounds; None where rounds cost little and the user has chosen the dynamics."""
+    """Remedies for many rounds; None if rounds cost little and the user has chosen the dynamics."""
     if not (method.elsewhere or method.open_dynamics or method.chosen):
         return None
     where = " in the contract" if method.elsewhere else ""
@@ -60,9 +60,9 @@ class CostEstimate:
         self.remedies, self._told = remedies, 0.0
 
     def tell(self, rounds: float, seconds: float | None, goal: str, far: bool = False) -> str:
-        """Words for the screen, after a warning if there is reason for one.
+        """The text for the progress display; gives a warning first if the cost is high.
 
-        ``far``: the posterior is known to be far from its reference, so that fewer rounds are worth a word too.
+        ``far``: the posterior is known to be far from its reference, so that the warning comes at fewer rounds.
         """
         takes = f"about {rounds:,.0f} rounds" + ("" if seconds is None else f" and {clock(seconds)}")
         if far:

@@ -1,4 +1,4 @@
-"""What a run has cost in communication: rounds, messages and bytes of each site."""
+"""The communication cost of a run: rounds, messages and bytes of each site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedpdmc.sampling.method import Method
 
 
 class GivenUp(NamedTuple):
-    """What a burn-in that was given up has cost: rounds, plans and segments of all chains, passes of each site."""
+    """The cost of an abandoned burn-in: rounds, plans and segments of all chains, passes of each site."""
 
     rounds: int
     plans: int
@@ -23,12 +23,12 @@ class GivenUp(NamedTuple):
 
     @classmethod
     def nothing(cls, sites: int) -> GivenUp:
-        """No burn-in was given up."""
+        """No burn-in was abandoned."""
         return cls(0, 0, 0, np.zeros(sites, np.int64))
 
 
 def turn_bytes(plans: int, sent: int, flips: bool) -> tuple[int, int]:
-    """Size of plans whose segments a site makes for itself, and of their arrivals at most.
+    """Size of plans whose segments the site computes itself, and the largest size of their arrivals.
 
     Of each plan: the chain, its number and that of the next turn, four bytes each; the start, the velocity, the time to the
     turn and to the horizon.
@@ -74,6 +74,6 @@ def _bytes(method: Method, engine: Engine, given_up: GivenUp, site: Member, plan
         made += sum(message_bytes(given_up.plans, given_up.segments, sent, False, share))
     if engine.coordinator.schedule(engine.state, engine.state.t) is not None and columns is None:
         return made + sum(turn_bytes(plans, sent, method.dynamics.flips))
-    # Sites that are not in every round also get the last velocity, for the time after the plan.
+    # A site that is not asked in every round is also sent the last velocity, for the time after the plan.
     segments = plans * (method.segments + 1) if engine.selective else int(engine.planned.sum())
     return made + sum(message_bytes(plans, segments, sent, method.dynamics.flips, share))

@@ -36,7 +36,7 @@ LIMITS = (BudgetSpent, LimitReached)
 
 
 class Watch(Protocol):
-    """Follows a run, to keep it on disk and to say how the sites are."""
+    """Observes a run, to store it on disk and to report the state of the sites."""
 
     def block(self, block: Block | Skeleton) -> None:
         """A block has been kept."""
@@ -78,7 +78,7 @@ class Sampler:
         # Starts of the chains, in the parameters' own coordinates.
         self.origin = method.reference.to_x(np.asarray(self.engine.state.a))
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
-        # Private sites have events by design, and so has a prior with scales: they say nothing of the reference.
+        # Private sites, and priors with scales, have many events by design, which say nothing about the reference.
         watched = method.few_rounds and self.pace is None and method.mixture is None
         self.distance = Distance(method.chains, method.dim) if watched else None
         self.estimate = CostEstimate(remedies(method))
@@ -93,7 +93,7 @@ class Sampler:
     def check_budget(self, until: float) -> None:
         """Refuse a run to a process time that a site's privacy budget does not cover, before it starts.
 
-        What has been promised is kept: the horizons see to it that it is not used up on the way.
+        A run that is accepted can be completed: horizons are chosen so that the budget is not used up before.
         """
         if self.pace is None or until <= self.pace.promised:
             return
@@ -117,13 +117,13 @@ class Sampler:
         self._advance(span + fits, display)
 
     def burn_in(self, progress: bool, duration: float | None = None, ess: float | None = None) -> Sampler:
-        """Run to process time zero and keep nothing of it; returns this sampler, or the one that turned out better.
+        """Run to process time zero and discard the path; returns this sampler, or one with another method.
 
-        Where the user left the dynamics open, the burn-in decides: if it shows that the posterior is too far from its
-        reference, another method takes its place from the start. `fedpdmc.sampling.method.on_lines` says why that is exact.
+        If the user left the dynamics open, the burn-in decides: if it shows that the posterior is too far from its
+        reference, another method replaces it from the start. `fedpdmc.sampling.method.on_lines` explains why that is exact.
 
-        On turns the first units of time on the way to ``duration`` or ``ess`` belong to the same block: plans reach beyond
-        the burn-in, and no chain waits at its end for the slowest. What is kept has no part in the decision.
+        With turns, the first units of time towards ``duration`` or ``ess`` belong to the same block: plans reach beyond the
+        burn-in, and no chain waits at its end for the slowest. The decision does not depend on what is kept.
         """
         joined = self.method.few_rounds and self.method.dynamics.turns and self.pace is None and self.keep == "skeleton"
         try:
@@ -149,7 +149,7 @@ class Sampler:
         return self._extend(left, None if left is not None else ess, progress)
 
     def _instead(self, reason: str) -> Sampler:
-        """The sampler that takes this one's place; this one, which will not ask again, if there is none."""
+        """The sampler that replaces this one; if there is none, this one, which does not check again."""
         method = on_lines(self.method, reason, "in the burn-in")
         if method is None:
             self.method = self.method.replace(open_dynamics=False)
@@ -164,7 +164,7 @@ class Sampler:
         return self.method.open_dynamics and self.distance is not None and not self.engine.sites_remember
 
     def resume(self, progress: bool) -> bool:
-        """Reach the goal that was set before; returns whether that could be done."""
+        """Run to the goal that was set before; returns whether it was reached."""
         with self._display(progress, "resuming") as display:
             try:
                 self._reach_goal(display)
@@ -211,7 +211,7 @@ class Sampler:
         return RunState(self._identity | choices | facts | {"versions": versions()}, arrays)
 
     def _check_same(self, sites: Any, prior: Any) -> None:
-        """That these are the sites and the prior of this run, which has them already."""
+        """Check that these are the sites and the prior of this run."""
         if (state := self.state()) is None:
             raise InputError("sites", "given for a study on a network", "Leave it out: the connection has the sites.")
         members_of(state, self.method.names, sites, prior)
@@ -245,7 +245,7 @@ class Sampler:
         return following._finished()
 
     def _finished(self) -> Posterior:
-        """The posterior, with what there is to say about it."""
+        """The posterior, after the warnings about it."""
         hand_over(self.method.own_sites, self.method.reference, self.engine)
         post = self.posterior()
         self.check_distance(min(post.ess().values()))
@@ -264,7 +264,7 @@ class Sampler:
         display.foresee(self.estimate.tell(rounds, seconds, goal, far), seconds)
 
     def check_distance(self, ess: float | None = None) -> None:
-        """Say so if the posterior has turned out too far from its reference for the few-rounds method to be wise.
+        """Warn if the posterior has turned out too far from its reference for the few-rounds method to be efficient.
 
         ``ess`` is the worst effective sample size, where it is known.
         """
@@ -273,7 +273,7 @@ class Sampler:
             self.distance.judge(events, ess, max(self.engine.time, 0.0))
 
     def _tick(self, display: Display) -> Callable[[Tick], None]:
-        # The display counts as the posterior does: the search for the mode and a method that was given up included.
+        # The display counts as the posterior does, including the search for the mode and an abandoned method.
         before = self.given_up.rounds + self.method.reference.rounds
 
         def tick(tick: Tick) -> None:

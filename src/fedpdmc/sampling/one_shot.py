@@ -189,7 +189,7 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
         "control": "none",
         "prior_at": "coordinator",
         "chains": CHAINS,
-        "objected": 0.0,
+        "ended_by_arrival": 0.0,
         "burn_in": 0.0,
         "duration": float(DRAWS),
         "seed": seed,

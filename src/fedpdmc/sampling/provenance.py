@@ -28,7 +28,7 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "redistribution": method.redistribution,
         "chains": method.chains,
         "segments": method.segments,
-        "objected": float(engine.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
+        "ended_by_arrival": float(engine.site_events.sum() / max((engine.plans - method.first_plan).sum(), 1)),
         "duration": max(engine.time, 0.0),
         "seed": method.seed,
         "bounds": method.bounds,

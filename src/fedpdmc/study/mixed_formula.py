@@ -66,7 +66,7 @@ class Effects:
         return groups | ({self.formula.slope} if self.formula.slope else set())
 
     def prior_place(self, scaled: bool) -> tuple[np.ndarray, np.ndarray]:
-        """About the prior's mean and standard deviation of the parameters beside the coefficients."""
+        """Approximate mean and standard deviation, under the prior, of the parameters other than the coefficients."""
         spreads = scaled + (1 if self.formula.slope is None else 2)
         mean, sd = np.full(spreads, math.log(self.spread_scale)), np.full(spreads, LOG_SPREAD_SD)
         if self.formula.slope is None:

@@ -125,9 +125,9 @@ def _abstract(equation: Equation, operands: tuple[Type, ...]) -> Type | None:
 def _check_results(name: str, program: Program, types: dict[int | str, Type], where: str) -> None:
     found = [(label, _type(types, operand, f"{where}, {name}, return")) for label, operand in program.results]
     if name != "variables" and found != [("", Type("f64"))]:
-        raise InputError(f"{where}, {name}", "a result that is no number", "Return one number, of type f64[].")
+        raise InputError(f"{where}, {name}", "a result that is not a number", "Return one number, of type f64[].")
     if name == "variables" and any(not label or type.kind != "f64" for label, type in found):
-        raise InputError(f"{where}, {name}", "a variable that is no array of real numbers", REMEDY)
+        raise InputError(f"{where}, {name}", "a variable that is not an array of real numbers", REMEDY)
 
 
 def _check_group(source: Source, where: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedpdmc.models.model_file.model import Model
 
 # The name of the matrix of the linear predictors among the data, which no column can have.
-# Fewer records than this cost nothing beside a compilation.
+# Fewer records than this cost nothing compared with a compilation.
 LEAST_ROWS = 128
 DESIGN, WEIGHTS, CONSTANTS = "X ", "weights ", "constants "
 

@@ -1,4 +1,4 @@
-"""What the driver needs: a federation, through which plans reach sites, and an engine, which moves the chains."""
+"""The two interfaces that the driver uses: a federation carries plans to sites, and an engine moves the chains."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ class Federation(abc.ABC):
         return None
 
     def continue_accounts(self, privacy: dict[str, Any]) -> None:  # noqa: B027 (most federations have no accounts)
-        """Add what sites with a budget had revealed before this process took the run up, as `privacy` reported it."""
+        """Add what sites with a budget had revealed before this process continued the run, as `privacy` reported it."""
 
 
 class BlockMemory(NamedTuple):
-    """How the blocks of a run are cut where their knots must not fill the memory (``keep="draws"``).
+    """How the blocks of a run are divided so that their knots fit into memory (``keep="draws"``).
 
     Attributes
     ----------
     most : int
         Bytes that a block may take.
     per_round : int
-        Bytes that a round takes beside its numbers.
+        Bytes of a round apart from its numbers.
     first : float
-        Process time of the first block at most: what an event weighs is known after it.
+        The largest process time of the first block: the memory for an event is known after it.
     """
 
     most: int
@@ -115,7 +115,7 @@ class Engine(abc.ABC):
     asked : (2, sites)
         Of each site: exchanges that it took part in, and plans of single chains that it was sent.
     selective : bool
-        Whether only the sites are asked whose last arrival does not stand (`selective_requests`).
+        Whether only the sites whose last arrival is no longer valid are asked (`selective_requests`).
     latents : tuple
         For sites in this process with private latents, at the end of every block after the burn-in: the process time, the
         positions and each site's latents. They are handed to the sites only.

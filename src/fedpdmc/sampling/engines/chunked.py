@@ -71,7 +71,7 @@ class CompiledEngine(Engine):
         self.asked = np.zeros((2, len(federation.names)), np.int64)
         # Of each site its private latents at the ends of blocks, with the process time and the chains' positions.
         self.latents: tuple[tuple[float, np.ndarray, dict[str, np.ndarray]], ...] = ()
-        # Passes and violations of each site before this process took the run up.
+        # Passes and violations of each site before this process continued the run.
         self._before = np.zeros((2, len(federation.names)), np.int64)
 
     @property
@@ -86,7 +86,7 @@ class CompiledEngine(Engine):
         self.selective = self._first_requests is not None
 
     def _start_block(self, until: float) -> None:
-        """Nothing is kept of the sites from one block to the next, so that a run can be taken up between two of them."""
+        """No state of the sites is kept from one block to the next, so that a run can be continued between two blocks."""
         self.progress = dataclasses.replace(self.progress, requests=self._first_requests)
 
     def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:

@@ -1,9 +1,9 @@
 """Rounds without thinning: Zig-Zag on Gaussian potentials, where every clock is inverted in closed form.
 
-A round is then one draw of every site and of the coordinator's potential, and all chains keep step: nothing is carried from
-round to round but the chains' state. Draws and arithmetic are those of `Coordinator.plan_ahead` and `apply_arrivals`.
-They are written apart for speed: chains are along the last axis, where the compiler vectorises, and there is no path to lay
-out and cut, since a plan is one line that ends with the first event.
+A round is then one draw of every site and of the coordinator's potential, and all chains advance together: only the chains'
+state is carried from round to round. Draws and arithmetic are those of `Coordinator.plan_ahead` and `apply_arrivals`. They
+are written separately for speed: chains are along the last axis, where the compiler vectorises, and no path is built and
+cut, since a plan is one line that ends with the first event.
 """
 
 from __future__ import annotations

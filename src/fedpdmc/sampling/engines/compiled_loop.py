@@ -1,10 +1,10 @@
 """All sites in one process: whole rounds compiled, no Python per event.
 
-Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. Chains do
-not wait for each other where plans are short: a chain whose sites have all answered moves on and is planned anew while
-others still walk. Where plans are long and costly to make, or every clock is inverted (`compiled_gaussian`), chains keep
-step. What a chain draws depends on its own plans and keys alone, so this changes no result. `selective_requests` decides who
-is asked, and has the end of a round, which `rounds` shares.
+Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. With short
+plans, chains do not wait for each other: a chain whose sites have all answered moves on and gets a new plan while others
+still walk. If plans are long and costly to make, or every clock is inverted (`compiled_gaussian`), chains advance together.
+The draws of a chain depend on its own plans and keys alone, so this changes no result. `selective_requests` decides which
+sites are asked, and ends a round, as for `rounds`.
 """
 
 from __future__ import annotations
@@ -335,9 +335,9 @@ def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: It
 
 
 def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):
-    """Start on new plans and take one step, or all steps where a plan costs more to make than chains lose by waiting.
+    """Start on new plans and take one step, or all steps if making a plan costs more than letting chains wait.
 
-    A site that has come past the earliest arrival found so far stops: it cannot be the first, and no site learns of it.
+    A site that has passed the earliest arrival found so far stops: it cannot be the first. No site learns of this.
     """
     if not to_the_end:
         return _steps(groups, walks, path, new)
@@ -347,7 +347,7 @@ def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool
         done = [jax.vmap(lambda c, w: c.walk(w).done)(g.clock, w) for g, w in zip(groups, walks, strict=True)]
         return jnp.any(new) | ~jnp.all(jnp.concatenate(done))
 
-    # The first step is a turn of the loop too, so that a step is compiled once.
+    # The first step is part of the loop, so that a step is compiled once.
     def step(carry):
         return _steps(groups, carry[0], path, carry[1]), jnp.zeros_like(new)
 

@@ -1,4 +1,4 @@
-"""The knots of a chunk as the compiled loop writes them down."""
+"""The buffer of knots that the compiled loop fills in one chunk."""
 
 from __future__ import annotations
 

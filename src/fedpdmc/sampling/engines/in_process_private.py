@@ -1,4 +1,4 @@
-"""Sites in this process that are asked one message at a time: replies go through ledgers, or are written down."""
+"""Sites in this process that are asked one message at a time: replies go through ledgers, or are logged."""
 
 from __future__ import annotations
 

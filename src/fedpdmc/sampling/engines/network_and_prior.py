@@ -16,7 +16,7 @@ from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 
 
 class JoinedFederation(Federation):
-    """Sites elsewhere first, then those of this process. What is in this process costs no bytes.
+    """Sites elsewhere first, then those of this process, which cost no bytes.
 
     Parameters
     ----------

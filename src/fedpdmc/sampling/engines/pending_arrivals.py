@@ -1,4 +1,4 @@
-"""What is kept of each site from round to round where not every site is asked: `selective_requests` message by message."""
+"""The arrivals kept from round to round if not every site is asked: `selective_requests` message by message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask(
     left: Float[Array, " C"],
     going: Bool[Array, " C"],
 ) -> Answers:
-    """One exchange with the sites whose arrivals no longer stand; the others are sent nothing."""
+    """One exchange with the sites whose arrivals are no longer valid; the others are sent nothing."""
     requests, plans, asked = [], [], []
     for own, old in zip(federation.columns, kept, strict=True):
         columns = None if own is None else jnp.asarray(own)

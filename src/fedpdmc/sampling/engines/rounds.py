@@ -189,7 +189,7 @@ class RoundsEngine(Engine):
     def _end(self, now: _Unfinished) -> Float[Array, " C"]:
         """How far each chain is planned: to the end of the block, or as far as it may be.
 
-        Where arrivals stand from plan to plan, an end is held until its chain has come there, so that sites are not asked
+        If arrivals stay valid from plan to plan, an end is kept until its chain has reached it, so that sites are not asked
         for a little more at every plan.
         """
         t, end = now.state.t, jnp.full(now.state.t.shape, now.until)

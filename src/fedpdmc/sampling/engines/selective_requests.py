@@ -110,7 +110,7 @@ def decide(request: Request, arrival: Arrival, new: Path, left: Float[Array, " C
     """The rule: an arrival up to σ stays valid, and a site without an arrival in the rest of the block is not asked."""
     sigma = first_difference(request.path, request.lead, new)
     silent = jnp.maximum(jnp.minimum(sigma, request.lead + request.path.horizon), 0.0)
-    # Of the site whose event it was σ is zero: its arrival, which has come, does not stand.
+    # For the site whose event it was, σ is zero: its arrival has been used and is no longer valid.
     stands = arrival.rang & (request.time(arrival.time) <= sigma) & (sigma > 0)
     return Decision(~(stands | (silent >= left)), silent)
 
