@@ -134,7 +134,7 @@ def effects(
 
 
 def _average(sites: Sites, draws: np.ndarray, change: Any) -> np.ndarray:
-    """The sum of expected responses over all records after a change, at each draw: what each site adds up for itself."""
+    """The sum of expected responses over all records after a change, at each draw, which each site computes itself."""
     total: Any = 0.0
     for site, records in sites.tables.items():
         outcome = Outcome(sites.study, draws, site)

@@ -84,7 +84,7 @@ def censoring_times(time: np.ndarray, died: np.ndarray, rng: np.random.Generator
     """When each record would have been censored: known where it was, else drawn from the law of censoring after its event.
 
     That law is the Kaplan-Meier estimate in which censoring is the event; beyond the last time at which somebody was
-    censored, nobody is.
+    censored, no response is.
     """
     order = np.unique(time[died == 0])
     at_risk = np.array([np.sum(time >= t) for t in order])

@@ -125,7 +125,7 @@ class IntervalClock(Clock[IntervalWalk]):
         threshold, least, most = u[-1] * ceiling, rate - error, rate + error
         sure = threshold < least
         undecided = hit & ~(threshold >= most) & ~sure
-        # A reflection needs the gradient of the program even where it is sure.
+        # A reflection needs the gradient of the program even if the candidate is surely accepted.
         waiting = undecided if self.dynamics.flips else undecided | (hit & sure)
         fault = jnp.where(hit & ~(least <= ceiling), VIOLATED, FINE)
         segment, offset, over = advance(path, walk.segment, walk.offset, step, ~hit & (room >= remaining))

@@ -1,7 +1,7 @@
 """Turns: refreshment of the velocity at fixed times, a quarter period apart.
 
 The velocities at the turns are public: a function of a public key, the chain and the number of the turn. Whoever has the key
-makes them for itself, the same bits on every machine, so that they need not be sent.
+computes them itself, the same bits on every machine, so that they need not be sent.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Hello(Message):
 class Welcome(Message):
     """Coordinator → site: the id of the run, and a signature of it and the site's nonce.
 
-    With the certificate the site can check for itself whether it was revoked, which gRPC does not do.
+    With the certificate the site itself can check whether it was revoked, which gRPC does not do.
     """
 
     run: RunId
@@ -196,7 +196,7 @@ class Plans(SiteRequest):
 
 @message(18)
 class TurnPlans(SiteRequest):
-    """Coordinator → site: `Plans` whose segments end in turns, which the site makes for itself (`turn_plans`).
+    """Coordinator → site: `Plans` whose segments end in turns, which the site computes itself (`turn_plans`).
 
     ``velocity`` is that of the first segment, ``wait`` the time to the first turn, ``turn`` its number, ``left`` the time to
     the horizon. ``derived`` is a hash of the plans as the coordinator has them, and ``time`` as in `Plans`.

@@ -42,8 +42,8 @@ def check_unchanged(model: UserModel, dim: int, name: str) -> None:
     found = program_digest(model, dim)
     own, wrappers = _innermost(model.function)
     with _traced_anew():
-        anew = program_digest(model, dim)
-    if anew != found:
+        again = program_digest(model, dim)
+    if again != found:
         raise InputError(
             f"sites ({name!r})",
             f"the function {getattr(own, '__name__', own)!r}, which is not the same whenever it is traced: it draws "
@@ -60,7 +60,7 @@ def check_unchanged(model: UserModel, dim: int, name: str) -> None:
         raise InputError(
             f"sites ({name!r})",
             f"the function {getattr(own, '__name__', own)!r}, which reads a value that has changed since it was first used",
-            "Give what changes as data, or define the function anew: compiled work is kept by function.",
+            "Give what changes as data, or define a new function: compiled work is kept by function.",
         )
 
 

@@ -151,7 +151,7 @@ class RecordCurves(eqx.Module):
         """All records of a block at once."""
         chains, dim = both.shape[1] // 2, rows.shape[1]
         if dim <= FEW_COLUMNS:
-            # Not written to memory: every sum below makes it for itself.
+            # Not written to memory: every sum below computes it again.
             parts = [rows[:, j : j + 1] * both[j] for j in range(dim)]
             product = functools.reduce(jnp.add, parts)
         else:

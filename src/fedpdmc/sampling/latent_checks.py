@@ -1,4 +1,4 @@
-"""What a federation of sites with private latents cannot do, before anything runs."""
+"""Refuses settings that private latents do not support, before anything runs."""
 
 from __future__ import annotations
 

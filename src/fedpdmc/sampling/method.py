@@ -240,21 +240,21 @@ def choose(settings: Settings) -> Method:
 
 
 def _check_constrained(members: Sequence[Member]) -> None:
-    """That the sites can be walked between constraints."""
+    """Refuse sites that cannot have constraints."""
     if any(not isinstance(site, Site) or site.budget is not None for site in members):
         remedy = "Leave them out: they are for sites in this process without a privacy budget."
         raise InputError("constraints", "sites elsewhere or with a privacy budget", remedy)
 
 
 def _chain_time(chains: int, duration: float | None, ess: float | None) -> float:
-    """What is asked for, or what an effective sample size usually takes."""
+    """The requested process time of all chains, or the usual one for an effective sample size."""
     if duration is not None:
         return max(chains * float(duration), 1.0)
     return USUAL_CHAIN_TIME * (USUAL_ESS if ess is None else float(ess)) / USUAL_ESS
 
 
 def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at: str, bounds: str) -> None:
-    """That bounds and prior suit the sites."""
+    """Check that bounds and prior are possible with these sites."""
     if bounds == "adaptive" and any(
         not isinstance(site, Site) or site.budget is not None or site.log is not None for site in members
     ):
@@ -274,9 +274,9 @@ def _check_members(members: Sequence[Member], prior: Quadratic | None, prior_at:
 
 
 def on_lines(method: Method, reason: str, when: str) -> Method | None:
-    """What is better where the few-rounds method has turned out unsuitable: Zig-Zag on the same reference.
+    """The method to use instead if the few-rounds method has turned out unsuitable: Zig-Zag on the same reference.
 
-    None where there are no certified bounds for it. The decision is made before anything is drawn, or from a discarded
+    None if there are no certified bounds for it. The decision is made before anything is drawn, or from a discarded
     burn-in. The run that is kept is drawn independently: its plans have their own numbers, so that it shares no
     random number with what the decision saw. Given the decision it is a run of Zig-Zag as any other, and exact as such.
     """

@@ -214,7 +214,7 @@ def exact_cost(model: Model, budget: Any, rows: np.ndarray, sites: int) -> float
 
 
 def exact_words(samples: float) -> str:
-    """What it would cost to be exact, as a sentence."""
+    """The cost of an exact answer, as a sentence."""
     return (
         f" The same budgets would buy about {samples:.2g} effective samples of the exact posterior "
         "(dynamics=fedpdmc.FactorisedBoomerang())."

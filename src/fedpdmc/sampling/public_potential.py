@@ -14,7 +14,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import ControlVariate, Potential, Quadratic
 from fedpdmc.whitening import Reference
 
-# What is left of a sum relative to its largest term when it is rounding only.
+# The size of a sum relative to its largest term below which it is rounding only.
 CANCELLED = 1e-10
 
 
@@ -26,7 +26,7 @@ def public_potential(
     dynamics: Dynamics,
     mixture: MixturePrior | None = None,
 ) -> Potential | None:
-    """What the coordinator walks with, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero.
+    """The coordinator's potential, whitened: prior and control variates, less ``½|a|²`` on rotations; None if zero.
 
     A ``mixture`` takes the place of the prior, which is then its stand-in.
     """

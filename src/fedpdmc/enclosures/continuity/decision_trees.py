@@ -32,7 +32,7 @@ NEAR = 1e-9
 
 
 class Surface:
-    """Where a formula is zero; free if nothing has to meet there, for the data decide or the function is known."""
+    """Where a formula is zero; free if the values need not agree there, because the data decide or the function is known."""
 
     def __init__(self, place: int, terms: Terms, where: str, free: bool = False):
         self.place, self.terms, self.where, self.free = place, terms, where, free or not terms.depends
@@ -121,7 +121,7 @@ def joined(surface: Surface, cases: dict[int, Value]) -> Value:
 
 
 def restricted(value: Value, surface: Surface, sign: int) -> Value:
-    """What is left of a value where the sign is known."""
+    """A value reduced to the case of a known sign."""
     if not isinstance(value, Choice):
         return value
     if value.surface is surface:
@@ -140,7 +140,7 @@ def surfaces_of(value: Value) -> dict[int, Surface]:
 
 
 def leaves_of(value: Value) -> Iterator[Value]:
-    """The leaves, but those on surfaces without volume."""
+    """The leaves, except for those on null sets."""
     if not isinstance(value, Choice):
         yield value
         return
@@ -153,7 +153,7 @@ Range = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def pruned(value: Value, known: dict[Any, Range] | None = None) -> Value:
-    """Without cases that cannot be: formulas that differ by a constant bound each other.
+    """Without impossible cases: formulas that differ by a constant bound each other.
 
     ``known`` holds for what varies in a formula its bounds, and whether they are not reached.
     """
@@ -175,7 +175,7 @@ def pruned(value: Value, known: dict[Any, Range] | None = None) -> Value:
         cases[-1] = pruned(value.cases[-1], {**known, surface.kind: inner})
     if not cases:
         return value
-    # A case that cannot be takes the value of one that can.
+    # An impossible case gets the value of a possible one.
     spare = cases.get(1, cases.get(-1, cases.get(0)))
     return joined(surface, {s: cases.get(s, spare) for s in SIGNS})
 
@@ -305,7 +305,7 @@ def _within(terms: Terms, atom: Atom) -> bool:
     return any(other is atom or any(_within(arg, atom) for arg in other.args) for other in terms.atoms)
 
 
-# Functions that are one to one, by what undoes them; NaN where no argument has the value.
+# Inverses of functions that are one to one; NaN where no argument has the value.
 INVERSE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.log, "log": np.exp, "log1p": np.expm1, "expm1": np.log1p, "tanh": np.arctanh, "sinh": np.arcsinh,
     "exp2": np.log2, "logistic": lambda p: np.log(p) - np.log1p(-p), "asinh": np.sinh, "atan": np.tan,

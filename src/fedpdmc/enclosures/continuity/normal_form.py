@@ -93,7 +93,7 @@ class Terms:
 
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers that it lies between for certain, ends included: what is small may be rounded to zero."""
+        """Certain bounds of it, ends included: small numbers may be rounded to zero."""
         low = high = np.zeros(())
         for monomial, c in self.terms.items():
             least, most = _bounds(monomial)
@@ -104,7 +104,7 @@ class Terms:
 
     @property
     def sign(self) -> int:
-        """±2 if positive or negative for certain, ±1 if not negative or not positive, 0 if nothing is known."""
+        """±2 if certainly positive or negative, ±1 if not negative or not positive, 0 if nothing is known."""
         low, high = self.bounds
         for side, worst in ((1, low), (-1, -high)):
             if np.all(worst >= 0):
@@ -190,8 +190,8 @@ def chosen(mask: np.ndarray, yes: Terms, no: Terms) -> Terms:
 def equal(x: Terms, y: Terms) -> np.ndarray:
     """Which entries have one normal form, but for the rounding of their numbers.
 
-    Two values that are infinite alike are equal: a potential that rises to infinity on one side of a surface and is infinite
-    on the other is never passed. NaN is equal to nothing.
+    Equal infinities are equal values: a path never crosses a surface if the potential rises to infinity on one side of it
+    and is infinite on the other. NaN is equal to nothing.
     """
     zero, monomials = np.zeros(()), {**x.terms, **y.terms}
     sizes = (np.where(np.isfinite(c), np.abs(c), 0.0) for w in (x, y) for c in w.terms.values())
@@ -205,7 +205,7 @@ def equal(x: Terms, y: Terms) -> np.ndarray:
 
 
 def remainder(x: Terms, zero: Terms) -> Terms:
-    """What is left of x after division by a polynomial that is zero; x itself where that cannot be divided by."""
+    """The remainder of x after division by a polynomial that is zero; x itself if it cannot be divided by it."""
     atoms = sorted(x.atoms | zero.atoms, key=lambda atom: atom.number)
 
     def order(monomial: Monomial) -> tuple:

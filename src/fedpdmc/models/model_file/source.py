@@ -1,4 +1,4 @@
-"""What a model file says: its inputs and its programs."""
+"""The content of a model file: its inputs and its programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a run: a rate above its bound, or one that is not finite."""
+"""Faults that end a run: a rate above its bound, or one that is not finite."""
 
 from __future__ import annotations
 
