@@ -15,7 +15,7 @@ from fedpdmc.clocks import LatentClock
 from fedpdmc.errors import InputError
 from fedpdmc.members import opening
 from fedpdmc.potentials import RandomEffects
-from fedpdmc.potentials.informed_map import Conditional
+from fedpdmc.potentials.random_effects_rates import Conditional
 
 CHAINS, LENGTH = 512, 30.0
 # Of the runs with faults: the rate of silent events, beside which those of other sites are frequent, so that a fault shows;

@@ -32,8 +32,8 @@ from fedpdmc.clocks.batching import enough, in_turns
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials.chebyshev import to_bernstein
-from fedpdmc.potentials.informed_map import POINTS
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
+from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Rate of silent events.
 SILENT = 1.0

@@ -26,10 +26,10 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.informed_map import POINTS
 from fedpdmc.potentials.jax_function import LONGEST, Program, rates_on_cell
 from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
+from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Newton steps to the mode, the longest move of a latent, and the parts of a step that are tried.
 STEPS, LONGEST_MOVE, PARTS = 40, 2.0, (1.0, 0.5, 0.2, 0.05, 0.0)

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpdmc.potentials.grouped_families import Family
-from fedpdmc.potentials.informed_map import Conditional, InformedRemainder
 from fedpdmc.potentials.latent import LatentPotential
+from fedpdmc.potentials.random_effects_rates import Conditional, InformedRemainder
 
 # Gauss–Hermite points along each effect, for one effect and for two; Newton steps to a group's mode.
 NODES, NODES_OF_TWO, STEPS = 21, 9, 40
