@@ -122,9 +122,9 @@ def opening(method: Method, site: Member) -> Opening:
 def start_state(method: Method, burn_in: float = 0.0) -> State:
     """Starts of the chains: at ``init``, or spread around the reference's centre or the prior's mean.
 
-    The reference of remote sites is not trusted: chains start wider than it, so that they disagree for long
-    if it is too narrow for the events of the sites. They do so at one distance from its centre: the farthest of many
-    chain could otherwise have so many events that all others wait for it.
+    The reference of remote sites is not trusted: chains start wider than it, so that they disagree for long if it is too
+    narrow for the events of the sites. All start at one distance from its centre: otherwise the farthest of many chains
+    could have so many events that all others wait for it.
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)

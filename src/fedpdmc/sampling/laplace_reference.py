@@ -59,18 +59,18 @@ def laplace(
     tolerance : float
         Stop when the next step is shorter than this many posterior standard deviations.
     start : array of shape (d,), optional
-        Where the search begins. If None: where linear models with an unknown scale guess, else the prior's mean, or zero.
+        Where the search begins. If None: the guess of linear models with an unknown scale, else the prior's mean, or zero.
     reach : array of shape (d,), optional
-        The largest covariates, where steps should change predictors by little at first.
+        The largest covariates, if the first steps should change predictors by little.
     names : sequence of str, optional
         The parameters' names, for errors. If None: those that the models have.
 
     Raises
     ------
     ImproperPosterior, NoMode, ModeNotFound
-        Without a mode, by what the search met.
+        If no mode was found, by its cause.
     InputError
-        At a function that seems to be a log likelihood, not minus one.
+        For a function that seems to be a log likelihood instead of minus one.
     """
     return search_laplace(sites, prior, tolerance, start, reach, names)[0]
 

@@ -16,7 +16,7 @@ from fedpdmc.sampling.sites_and_prior import PRIOR_SITE
 
 
 def check_latents(members: Sequence[Member], prior: Quadratic | None, dynamics: Dynamics) -> None:
-    """That dynamics, prior and groups suit private latents."""
+    """Check that dynamics, prior and groups are possible with private latents."""
     if not any(site.latents for site in members):
         return
     if dynamics.flips or not dynamics.flow.rotating:

@@ -1,4 +1,4 @@
-"""The search for a mode: damped Newton steps that do not depend on the units of the parameters, and why they found none."""
+"""The search for a mode: damped Newton steps that do not depend on the parameters' units, and the reasons of a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpdmc.errors import FedPDMCError, ImproperPosterior, ModeNotFound, NoMode
 MOST_ROUNDS = 60
 # Relative eigenvalue of a flat direction, and the loss of curvature that indicates a potential that levels off.
 SINGULAR, LEVELLED = 1e-10, 1e-2
-# A fall of the potential in one step that is none of rounding, and the growth of curvature down a funnel.
+# A decrease of the potential in one step that is more than rounding, and the growth of curvature down a funnel.
 FALLING, STEEPER = 1e-2, 1e6
 # Parameters named in messages about a direction: least share of the largest component, and maximum number.
 PART, MOST_NAMED = 0.5, 3
@@ -98,10 +98,10 @@ def find_mode(
 def _no_mode(
     start: Point, last: Point, step: np.ndarray, rounds: int, falls: list[float], flat: bool, names: Sequence[str] | None
 ) -> FedPDMCError:  # fmt: skip
-    """What the end of a search that did not converge says.
+    """The error for a search that did not converge.
 
-    Down a funnel the potential keeps falling while its curvature grows; a potential that levels off loses its curvature; and
-    otherwise the search has only not come to its end.
+    Down a funnel the potential keeps falling while its curvature grows; a potential that levels off loses its curvature; in
+    any other case the search only needs more steps.
     """
     at = f"laplace: no mode after {rounds} rounds"
     before, after = np.abs(np.diag(start.hessian)), np.abs(np.diag(last.hessian))

@@ -1,4 +1,4 @@
-"""A private answer in one shot: noisy derivatives at a noisy mode, and a posterior that knows of the noise."""
+"""A private answer in one shot: noisy derivatives at a noisy mode, and a posterior that allows for the noise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fedpdmc.sampling.sites_and_prior import resolve_members
 from fedpdmc.whitening import Reference
 
 CHAINS, DRAWS = 4, 2500
-# A posterior whose standard deviation is this share of the prior's owes little to the records.
+# If a posterior standard deviation is above this share of the prior's, the records have contributed little.
 LITTLE_LEARNT = 0.8
 
 
@@ -87,7 +87,7 @@ def private_laplace(sites: Any, prior: Any, names: Any, seed: int | None) -> Pos
 
 
 def _check(members: tuple[Any, ...], prior: Any) -> Gaussian:
-    """What cannot be answered in this way, before anything is charged; the prior as numbers."""
+    """Refuse what cannot be answered in this way, before anything is charged; returns the prior as numbers."""
     for site in members:
         if not isinstance(site, Site):
             # Of a study whose contract was checked.
@@ -155,7 +155,7 @@ def _ask(members: tuple[Any, ...], x: np.ndarray, step: int, traffic: np.ndarray
 
 
 def _say_if_little(cov: np.ndarray, prior: Gaussian) -> None:
-    """Warn where noise has left hardly more than the prior."""
+    """Warn if the noise leaves hardly more than the prior."""
     ratio = float(np.sqrt(np.max(np.diag(cov) / np.diag(np.linalg.inv(prior.precision)))))
     if ratio > LITTLE_LEARNT:
         warnings.warn(

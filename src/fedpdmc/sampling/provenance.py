@@ -40,7 +40,7 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
 
 
 def _clocks(method: Method, engine: Engine) -> list[dict[str, Any]]:
-    """Which clock each site walks with and why; of a site elsewhere only the site knows."""
+    """Which clock each site walks with and why; for remote sites this is not known here."""
     choices = engine.federation.choices
     return [{"site": site.name, **choices.get(site.name, {"clock": "at the site"})} for site in method.sites]
 

@@ -22,10 +22,10 @@ from fedpdmc.whitening import LAPLACE, VB, Reference
 def usual_reference(sites: Sequence[Member], dynamics: Dynamics) -> str:
     """Whitened coordinates, unless a site with a privacy budget would have to release derivatives for them.
 
-    On rotations with quadratic control variates sites have events where the posterior is not the reference: "vb" has the
-    fewest. On lines they have events anyway, and the mode will do. Flips in a diagonal reference stay local: sites that see
-    some coordinates are sent those alone, and keep their arrivals while others' coordinates move. So with such sites only
-    the scales are taken from the Laplace reference.
+    On rotations with quadratic control variates sites have events where the posterior differs from the reference: "vb" has
+    the fewest. On lines they have events anyway, and the mode suffices. Flips in a diagonal reference stay local: sites
+    that see some coordinates are sent those alone, and keep their arrivals while others' coordinates move. So with such
+    sites only the scales are taken from the Laplace reference.
     """
     if any(site.budget is not None for site in sites):
         return "identity"
@@ -79,12 +79,13 @@ def _is_identity(reference: Reference) -> bool:
 
 
 def usual_control(found: Reference, dynamics: Dynamics) -> str:
-    """Of what the reference already knows, what saves rounds and cannot cost many.
+    """The order of control variates that saves rounds and cannot cost many, given the reference.
 
-    On rotations the quadratics cancel the ``−½|a|²`` that the coordinator has to simulate else. On lines quadratics save
-    most near a Gaussian, but in heavier tails a site's rate grows with ``|∇q_m|``, where its own gradient stays bounded:
-    6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with separable data. Linear
-    ones add a constant to a site's gradient and nothing to its growth, and bring the rate of many sites down to that of one.
+    On rotations the quadratics cancel the ``−½|a|²`` that the coordinator would otherwise have to simulate. On lines
+    quadratics save most near a Gaussian, but in heavier tails a site's rate grows with ``|∇q_m|``, where its own gradient
+    stays bounded: 6 times fewer rounds than linear ones in a logistic regression of four sites, 15 times more with separable
+    data. Linear ones add a constant to a site's gradient and nothing to its growth, and reduce the rate of many sites to
+    that of one.
     """
     if found.control is None:
         return "none"

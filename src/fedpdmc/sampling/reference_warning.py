@@ -1,4 +1,4 @@
-"""Whether the posterior is too far from its reference for a rotation about it to be wise."""
+"""Whether the posterior is too far from its reference for a rotation about it to be efficient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unsuitable(Exception):
 
 
 class Distance:
-    """Watches a run of the few-rounds method and says, once and as soon as it shows, that its reference is far off.
+    """Monitors a run of the few-rounds method and warns once, as soon as it is seen, that its reference is far off.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Distance:
     Attributes
     ----------
     deciding : bool
-        Whether another method can still be taken: then `Unsuitable` is raised, and nothing is said.
+        Whether another method can still be chosen: then `Unsuitable` is raised instead of a warning.
     """
 
     def __init__(self, chains: int, dim: int = 1):
@@ -77,9 +77,9 @@ class Distance:
             )
 
     def judge_burn_in(self, events: float, span: float) -> None:
-        """Check a burn-in, in which more than Zig-Zag would meet are too many whether or not there is a choice.
+        """Check a burn-in. More events than Zig-Zag would have are too many, whether or not another method can be chosen.
 
-        Where there is none, a few events of a short one are no reason for a warning.
+        If none can, a few events of a short burn-in are no reason for a warning.
         """
         if not self.deciding and events * self.chains < LEAST_EVENTS:
             return

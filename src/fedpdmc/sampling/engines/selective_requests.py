@@ -1,11 +1,11 @@
 """Requests only to sites that need one: an arrival stays valid while the path on the site's own coordinates is unchanged.
 
-Where flips move single coordinates on straight lines and a site is sent only its own, most events leave its path as it was.
+If flips move single coordinates on straight lines and a site is sent only its own, most events leave its path unchanged.
 A site is sent its path to the end of the block: the coordinator's plan, and then the last velocity for the time that is not
 simulated yet. When the coordinator plans again, let σ be the first time at which the new path differs from the one that the
-site was sent, on its own coordinates and with the coordinator's events. An arrival up to σ stays valid. Otherwise all
-that is known of the site is that it is silent up to σ, and it is asked from σ on: not from now, for that would throw away
-what its arrival has told, and only when it was late.
+site was sent, on its own coordinates and with the coordinator's events. An arrival up to σ stays valid. Otherwise the site
+is known to be silent up to σ and nothing else is known, so it is asked from σ on. Asking from the present instead would
+be biased: it would discard what the arrival has shown, and only if the arrival was late.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def applies(columns, coordinator: Coordinator) -> bool:
 
 
 def first_request(chains: int, segments: int, own: int) -> Request:
-    """Of a site before the first plan of a block: a path that differs from every other."""
+    """The request of a site before the first plan of a block: a path that differs from every other."""
     nowhere, zero = jnp.full((chains, segments + 1, own), jnp.nan), jnp.zeros((chains, segments + 1))
     path, now = Path(jnp.zeros(chains, int), nowhere, nowhere, zero, zero), jnp.zeros(chains)
     return Request(path, now, path, now)
