@@ -27,6 +27,16 @@ def test_a_plan_is_answered_once_and_then_from_the_log(agent):
     assert agent.answer(plans()) == first
 
 
+def test_the_clock_of_a_run_is_made_once(zigzag, tmp_path, monkeypatch):
+    made, make = [], computation.open_site
+    monkeypatch.setattr(computation, "open_site", lambda *told: made.append(make(*told)) or made[-1])
+    agent = joined(zigzag, tmp_path / "store")
+    assert isinstance(ask(agent, opening()), messages.Opened)
+    assert isinstance(ask(agent, plans()), messages.Arrivals)
+    assert len(made) == 1
+    agent.log.close()
+
+
 def test_the_log_is_the_memory(agent, zigzag):
     answers = [agent.answer(plans(k + 2, k, seed=k)) for k in range(3)]
     store, spent = agent.log.folder, agent.observed_time

@@ -193,17 +193,7 @@ def choose(settings: Settings) -> Method:
     if constraints is not None:
         _check_constrained(members)
     start = _check_functions(members, prior, init, dim)
-    reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
-    if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
-        _check_enclosures(members, dynamics)
-    optional = wanted.reference is None and not open_dynamics
-    found, reference_name = make_reference(
-        members, prior, reference, start=start, optional=optional, dim=dim, names=named
-    )
-    if start is not None and not found.name:
-        check_rays(members, start, np.asarray(found.matrix))
-    control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
-    found, control = make_controls(members, prior, found, control_name, start, named)
+    found, reference_name, control, control_name = _referenced(wanted, members, prior, dynamics, dim, start, named)
     check_centre(walls_of(constraints, found), found)
     if prior is not None and prior_at == "extra":
         members = (*members, PriorSite(prior))
@@ -237,6 +227,28 @@ def choose(settings: Settings) -> Method:
         open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
         chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )
+
+
+def _referenced(
+    wanted: Settings,
+    members: Sequence[Member],
+    prior: Quadratic | None,
+    dynamics: Dynamics,
+    dim: int,
+    start: Any,
+    names: Any,
+) -> tuple[Reference, str, dict[str, ControlVariate], str]:
+    """The reference and the control variates, each with its name."""
+    reference = usual_reference(members, dynamics) if wanted.reference is None else wanted.reference
+    if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
+        _check_enclosures(members, dynamics)
+    optional = wanted.reference is None and wanted.dynamics is not None
+    found, name = make_reference(members, prior, reference, start=start, optional=optional, dim=dim, names=names)
+    if start is not None and not found.name:
+        check_rays(members, start, np.asarray(found.matrix))
+    control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control
+    found, control = make_controls(members, prior, found, control_name, start, names)
+    return found, name, control, control_name
 
 
 def _check_constrained(members: Sequence[Member]) -> None:
