@@ -21,7 +21,7 @@ help:
 	@echo "make notebooks  run the notebooks of docs/notebooks and keep their outputs"
 	@echo "make wheel-check  build the wheel, install it into an empty environment elsewhere, run the demo there"
 	@echo "make python-check  see whether everything can be installed on Python 3.12 and 3.13"
-	@echo "make paper      the paper's figures made anew, in fedpdmc-paper/ (up to 45 minutes)"
+	@echo "make paper      the paper's figures, made again in fedpdmc-paper/ (up to 45 minutes)"
 	@echo "make paper-page  its figures and tables put into docs/paper.md"
 	@echo "make bench      speed and rounds against peers"
 	@echo "make soak       50,000 rounds over gRPC, the memory of every party plotted in fedpdmc-soak/"

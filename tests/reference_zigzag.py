@@ -42,7 +42,7 @@ def zigzag(sites, prior_mean, prior_precision, start, duration: float, seed: int
 def _logistic_arrival(X, y, x, v, rng):
     """First candidate under the bound ``Σ_j |ξ_ji|`` of each coordinate's rate, and its mark: −1 if it is rejected.
 
-    A rejected candidate is a place to start anew, which is exact for a constant bound.
+    A rejected candidate is a place to start again, which is exact for a constant bound.
     """
     bound = np.abs(X).sum(0)
     time = rng.exponential(1 / bound.sum(), len(x))

@@ -79,7 +79,7 @@ def test_reproduce_prints_every_verdict_and_fails_if_one_does_not_hold(tmp_path,
     assert "gaussian: holds: as it should be" in result.output and "cox: DOES NOT HOLD: off" in result.output
 
 
-def test_a_log_file_is_begun_anew_when_it_is_moved_away(tmp_path, capsys):
+def test_a_log_file_is_begun_again_when_it_is_moved_away(tmp_path, capsys):
     """As logrotate does it: no signal, no line lost, readable by its owner only; a disk that fails stops nothing."""
     path, logger = tmp_path / "site.log", logging.getLogger("fedpdmc")
     log_to(path)

@@ -156,11 +156,11 @@ def test_arrivals_have_the_law_of_the_rates(name, offset, kind):
         assert one[2].mean() < 0.2
 
 
-def test_stretches_that_are_cut_give_the_same_law(monkeypatch):
+def test_intervals_that_are_cut_give_the_same_law(monkeypatch):
     """Hardly any error is small enough, so that intervals are cut many times."""
     made, route = clock("funnel", "zigzag"), plan([0.9, 0.8, -0.3, 1.2], "zigzag")
     monkeypatch.setattr(interval_thinning, "MOST_ADDED", 1e-4)
-    # Of another order, so that it is compiled anew.
+    # Of another order, so that it is compiled again.
     again = dataclasses.replace(made, envelope=TimePolynomial(2.0 * made.envelope.usual, order=4))
     one = heard(again, route, 3)
     assert law(made, route, one) > 1e-3

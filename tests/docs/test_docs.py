@@ -12,7 +12,7 @@ import fedpdmc as fp
 DOCS = Path(__file__).parents[2] / "docs"
 # The first needs more than Python and has a test of its own; the second shows the README's example.
 APART = {"deploy.md", "index.md"}
-# Every model of a user's own is compiled anew, which takes a minute.
+# Every model of a user's own is compiled again, which takes a minute.
 LONG = {"families.md", "hierarchical.md", "model-files.md", "models.md", "privacy.md"}
 PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text(encoding="utf-8"))
 

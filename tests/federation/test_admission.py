@@ -211,7 +211,7 @@ def test_a_certificate_that_expires_ends_the_stream_and_a_renewed_one_goes_on(
     assert same_bits(post, expected)
 
 
-def test_a_site_dials_anew_in_time_for_a_handshake_to_check_the_coordinator(folder, expected, fresh, monkeypatch):
+def test_a_site_dials_again_in_time_for_a_handshake_to_check_the_coordinator(folder, expected, fresh, monkeypatch):
     """What it cannot see on a stream that is open."""
     monkeypatch.setattr(client, "MOST_AGE", 1.0)
     monkeypatch.setattr(client, "LONGEST_WAIT", 0.0)

@@ -71,7 +71,7 @@ def test_a_refusal_of_another_long_request_than_the_log_tells_of_is_found(zigzag
 
 
 def test_a_coordinator_that_is_refused_again_and_again_does_not_fill_the_disk(zigzag, agent):
-    """The site stops and writes nothing more, started again too; a coordinator that was mended is answered."""
+    """The site stops and writes nothing more, started again too; a coordinator that was fixed is answered."""
     for _ in range(MOST_REFUSALS - 1):
         agent.answer(plans(3))
     # A new answer shows that it can do what is right: only refusals in a row count.

@@ -51,7 +51,7 @@ def test_both_sides_have_what_the_other_has_signed(kept):
 
 
 def resealed(store, change):
-    """A site writes its log anew, with all hashes right."""
+    """A site rewrites its log, with all hashes right."""
     entries = change(list(read_log(store)))
     data, seal = bytearray(TITLE), hashlib.sha256(TITLE).digest()
     for entry in entries:
@@ -69,7 +69,7 @@ def altered(entries):
     "change", [altered, lambda entries: entries[:-8], lambda entries: entries[:5] + entries[6:]],
     ids=["altered", "shorter", "one left out"],
 )  # fmt: skip
-def test_a_log_that_the_site_has_written_anew_is_found(kept, change):
+def test_a_log_that_the_site_has_rewritten_is_found(kept, change):
     store, seals, authority = kept
     resealed(store, change)
     assert sum(1 for _ in read_log(store)) > 10

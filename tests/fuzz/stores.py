@@ -1,4 +1,4 @@
-"""Parsers of what a party has stored. An intruder may have changed a file and made its hashes anew."""
+"""Parsers of what a party has stored. An intruder may have changed a file and computed its hashes again."""
 
 import contextlib
 import hashlib
@@ -53,7 +53,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def logs(folder: Path) -> Target:
-    """An audit log: as it is, or with its seals made anew."""
+    """An audit log: as it is, or with its seals made again."""
     made, store = _site(folder)
     path, names = store / "audit.log", folder / "seals.jsonl"
     content = path.read_bytes()
@@ -221,7 +221,7 @@ ACCOUNT = ledger_entries.Account("patients", 1.0, 1e-6, "replace", 20.0, 1.0)
 
 
 def ledgers(folder: Path) -> Target:
-    """A ledger: its bytes, or entries of any content with their hashes made anew; and the note of its last entry."""
+    """A ledger: its bytes, or entries of any content with their hashes computed again; and the note of its last entry."""
     path = ledger_identity.create_ledger(folder / "ledger.db")
     own = Ledger.open(path)
     own.account(ACCOUNT)

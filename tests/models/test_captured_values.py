@@ -139,7 +139,7 @@ def test_a_global_that_changes_is_noticed(monkeypatch):
     monkeypatch.setattr("tests.models.test_captured_values.LEVEL", 4.0)
     with pytest.raises(InputError, match=r"'reads_a_global', which reads a value that has changed.*as data"):
         check_unchanged(user_model(reads_a_global, data), 2, "a")
-    # A function that is defined anew is another one.
+    # A function that is defined again is another one.
     check_unchanged(user_model(lambda x, data: reads_a_global(x, data), data), 2, "a")
 
 

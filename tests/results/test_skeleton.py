@@ -44,7 +44,7 @@ def test_durations_add_up_to_the_span_for_every_chain():
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_two_stretches_join_to_one(flow):
+def test_two_runs_join_to_one(flow):
     first, second = halves()
     whole = join([first, second])
     assert (whole.begin, whole.end, whole.chains) == (0.0, 10.0, 3)

@@ -152,22 +152,22 @@ def test_with_nothing_public_a_plan_is_one_segment_to_the_end():
     assert np.all(itinerary.final)
 
 
-def test_a_plan_ends_where_the_prior_is_dealt_anew_and_only_then_are_the_shares_new():
+def test_a_plan_ends_where_the_shares_of_the_prior_are_renewed_and_only_then_are_the_shares_new():
     before = jnp.tile(jnp.asarray([0.2, 0.3, 0.5]), (CHAINS, 1))
     chief = Coordinator.of(KINDS["bouncy"], None, SEGMENTS, 0.4)
     state = eqx.tree_at(lambda s: s.share, now("bouncy"), before, is_leaf=lambda x: x is None)
     until = jnp.asarray(5.0)
     itinerary = intended(chief, state, until)
     np.testing.assert_array_equal(itinerary.plan.share, before)
-    dealt = np.any(np.asarray(itinerary.share) != np.asarray(before), 1)
+    renewed = np.any(np.asarray(itinerary.share) != np.asarray(before), 1)
     full = np.all(np.asarray(itinerary.ending) != NOTHING, 1)
-    assert 0 < dealt.sum() < CHAINS
-    np.testing.assert_array_equal(dealt, ~np.asarray(itinerary.final) & ~full)
+    assert 0 < renewed.sum() < CHAINS
+    np.testing.assert_array_equal(renewed, ~np.asarray(itinerary.final) & ~full)
     np.testing.assert_allclose(np.sum(itinerary.share, 1), 1.0)
     after, _, _ = moved(chief, state, itinerary, silent(chief, itinerary), until)
     np.testing.assert_array_equal(after.share, itinerary.share)
-    np.testing.assert_allclose(after.t[dealt], 2.0 + itinerary.plan.horizon[dealt])
-    assert np.all(np.asarray(after.t)[dealt] < 5.0)
+    np.testing.assert_allclose(after.t[renewed], 2.0 + itinerary.plan.horizon[renewed])
+    assert np.all(np.asarray(after.t)[renewed] < 5.0)
     event = silent(chief, itinerary)
     event = Arrival(0.5 * event.time, ~event.rang, event.mark)
     cut, _, _ = moved(chief, state, itinerary, event, until)

@@ -26,7 +26,9 @@ RUNS = {
     "zigzag": zigzag_run,
     "zigzag, draws": lambda: zigzag_run("draws"),
     "bouncy": lambda: short_run(dynamics=fp.BouncyParticle(), duration=3.0, burn_in=1.0),
-    "dealt anew": lambda: short_run(prior_=fp.Redistributed(prior(), 0.5), dynamics=ZIGZAG, duration=3.0, burn_in=1.0),
+    "renewed shares": lambda: short_run(
+        prior_=fp.Redistributed(prior(), 0.5), dynamics=ZIGZAG, duration=3.0, burn_in=1.0
+    ),
     "prior apart": lambda: short_run(prior_at="extra", dynamics=ZIGZAG, duration=3.0, burn_in=1.0),
     "linear control apart": lambda: short_run(control="linear", dynamics=ZIGZAG, duration=3.0, burn_in=1.0),
 }
@@ -56,7 +58,7 @@ def assert_same(one, other):
 )
 def test_a_loaded_posterior_goes_on_with_the_same_bits(kind, tmp_path):
     post = RUNS[kind]()
-    given = fp.Redistributed(prior(), 0.5) if kind == "dealt anew" else prior()
+    given = fp.Redistributed(prior(), 0.5) if kind == "renewed shares" else prior()
     loaded = saved(post, tmp_path)
     before = loaded.draws(20)
     # New objects of the same records, and in another order.

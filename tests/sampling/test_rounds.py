@@ -46,7 +46,7 @@ def test_an_interrupted_block_is_dropped_and_then_finished_as_it_was_planned():
     assert len({tuple(numbers) for numbers in run.federation.plans}) == run.rounds
 
 
-def test_a_run_that_has_gone_on_is_not_planned_anew_from_an_older_state():
+def test_a_run_that_has_gone_on_is_not_planned_again_from_an_older_state():
     run = start(method(KINDS["zigzag"]), RoundsEngine)
     older = copy.copy(run)
     run.advance(1.0, lambda block: None, lambda tick: None)

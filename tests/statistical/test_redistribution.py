@@ -1,4 +1,4 @@
-"""A prior that is dealt to the sites in random parts (paper, Algorithm 4) leaves the posterior as it is."""
+"""A prior that the sites hold in random shares (paper, Algorithm 4) leaves the posterior as it is."""
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ def test_arrivals_have_the_rate_of_the_site_and_its_part_of_the_prior(dynamics):
     assert not compensators(np.full_like(share, 1 / 3)).exact
 
 
-def test_weights_are_dealt_at_the_rate_asked_for_and_uniform_on_the_simplex():
+def test_weights_are_renewed_at_the_requested_rate_and_uniform_on_the_simplex():
     """Sites without records make no events under a prior that hardly counts: every plan ends in a redistribution."""
     sites = [fp.Site(fp.models.logistic(np.zeros((0, 2)), []), name=f"{i}") for i in range(3)]
     prior = fp.Redistributed(fp.models.normal_prior(2, scale=1e9), rate=0.5)
@@ -102,9 +102,9 @@ def test_weights_are_dealt_at_the_rate_asked_for_and_uniform_on_the_simplex():
         reference="identity",
     )  # fmt: skip
     run = post._run.engine
-    dealt = run.plans.sum() - CHAINS
+    renewed = run.plans.sum() - CHAINS
     assert post.events.sum() == 0
-    assert 2 * min(stats.poisson.cdf(dealt, 50 * CHAINS), stats.poisson.sf(dealt - 1, 50 * CHAINS)) > ALPHA
+    assert 2 * min(stats.poisson.cdf(renewed, 50 * CHAINS), stats.poisson.sf(renewed - 1, 50 * CHAINS)) > ALPHA
     share = np.asarray(run.progress.state.share)
     np.testing.assert_allclose(share.sum(1), 1.0, rtol=1e-12)
     for column in share.T:

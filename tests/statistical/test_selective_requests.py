@@ -73,7 +73,7 @@ RIGHT = selective_requests.decide
 
 @pytest.mark.parametrize(("chains", "rule"), [(CHAINS + 1, reused), (CHAINS + 2, from_now)])
 def test_plausible_rules_are_caught(chains, rule, monkeypatch):
-    # Another number of chains: the rule is compiled anew.
+    # Another number of chains: the rule is compiled again.
     monkeypatch.setattr(selective_requests, "decide", rule)
     comparison = compare(sampled(chains), grid()[1])
     assert np.max(np.abs(comparison.scores)) > 8, str(comparison)
