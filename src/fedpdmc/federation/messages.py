@@ -162,6 +162,14 @@ class Opened(SiteAnswer):
             raise WireError("account", f"{len(self.account)} numbers")
 
 
+def _check_rows(chain: np.ndarray, time: np.ndarray) -> None:
+    """Check that the chains of plans are in order, and that there is a time for each plan or for none."""
+    if len(time) not in (0, len(chain)):
+        raise WireError("time", f"{len(time)} times of {len(chain)} plans")
+    if len(chain) and (chain[0] < 0 or np.count_nonzero(chain[1:] <= chain[:-1])):
+        raise WireError("chain", "chains that are not in increasing order")
+
+
 @message(7)
 class Plans(SiteRequest):
     """Coordinator → site: the plans of one round, for those chains that the site is asked about.
@@ -182,10 +190,7 @@ class Plans(SiteRequest):
         (chains, dim), segments = self.start.shape, self.duration.shape[1]
         if not self.number.shape == self.chain.shape == self.duration.shape[:1] == (chains,):
             raise WireError("plan", "arrays with different numbers of chains")
-        if len(self.time) not in (0, chains):
-            raise WireError("time", f"{len(self.time)} times of {chains} plans")
-        if chains and (self.chain[0] < 0 or np.count_nonzero(self.chain[1:] <= self.chain[:-1])):
-            raise WireError("chain", "chains that are not in increasing order")
+        _check_rows(self.chain, self.time)
         if self.velocity.shape != (chains, segments, dim):
             raise WireError("velocity", f"shape {self.velocity.shape} for {(chains, segments, dim)}")
         if np.count_nonzero(self.number < 0):
@@ -218,10 +223,7 @@ class TurnPlans(SiteRequest):
         vectors = (self.number, self.turn, self.chain, self.wait, self.left)
         if any(len(vector) != rows for vector in vectors) or self.velocity.shape != self.start.shape:
             raise WireError("plan", "arrays with different numbers of chains")
-        if len(self.time) not in (0, rows):
-            raise WireError("time", f"{len(self.time)} times of {rows} plans")
-        if np.count_nonzero(self.chain[1:] <= self.chain[:-1]):
-            raise WireError("chain", "chains that are not in increasing order")
+        _check_rows(self.chain, self.time)
         if np.count_nonzero((self.wait <= 0) | (self.wait > QUARTER)):
             raise WireError("wait", "a turn that is not within a quarter period")
         if np.count_nonzero(self.left < 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -75,19 +76,29 @@ def hold_to_bounds(potential: Potential, budget: Budget) -> Potential:
     inside = _clipped(potential, budget.bounds)
     # A record of a Cox model is a point.
     terms = _arrays(inside)[1].sum() if model_of(inside).loss == "cox" else len(_arrays(inside)[0])
-    if terms > budget.bounds.most_records:
+    check_number(terms, budget.bounds)
+    check_inside(budget, lambda: _same(potential, inside))
+    return inside
+
+
+def check_number(records: float, bounds: Bounds) -> None:
+    """Refuse more records than declared."""
+    if records > bounds.most_records:
         raise InputError(
             "Site(budget)",
-            f"{terms:.0f} records where at most {budget.bounds.most_records} are declared",
+            f"{records:.0f} records where at most {bounds.most_records} are declared",
             "Declare Bounds(most_records=...): it must be known without the records.",
         )
-    if budget.on_violation == "refuse" and not _same(potential, inside):
+
+
+def check_inside(budget: Budget, unchanged: Callable[[], bool]) -> None:
+    """Refuse records that clipping has changed, unless the budget allows it."""
+    if budget.on_violation == "refuse" and not unchanged():
         raise InputError(
             "Site(budget)",
             "records outside the declared bounds",
             "Declare wider bounds, correct the records, or use Budget(on_violation='clip').",
         )
-    return inside
 
 
 def _clipped(potential: Potential, bounds: Bounds) -> Potential:

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.members.clipping import check_inside, check_number
 from fedpdmc.members.record_sensitivity import RecordBounds, record_bounds
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
@@ -131,12 +132,7 @@ def _held(weights, parts, bound, q):
 def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     """The records within the declared bounds: records outside are clipped, or refused."""
     bounds: Bounds = budget.bounds
-    if model.records > bounds.most_records:
-        raise InputError(
-            "Site(budget)",
-            f"{model.records} records where at most {bounds.most_records} are declared",
-            "Declare Bounds(most_records=...): it must be known without the records.",
-        )
+    check_number(model.records, bounds)
     # Missing declarations are reported before the records are examined.
     file_bounds(model, budget)
     data = dict(model.data)
@@ -145,12 +141,5 @@ def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     for name, ends in (bounds.columns or {}).items():
         if name in data:
             data[name] = jnp.asarray(np.clip(np.asarray(data[name]), *ends))
-    if budget.on_violation == "refuse" and any(
-        not np.array_equal(data[key], model.data[key]) for key in data if key != CONSTANTS
-    ):
-        raise InputError(
-            "Site(budget)",
-            "records outside the declared bounds",
-            "Declare wider bounds, correct the records, or use Budget(on_violation='clip').",
-        )
+    check_inside(budget, lambda: all(np.array_equal(data[key], model.data[key]) for key in data if key != CONSTANTS))
     return RecordModel(model.function, data, model.dim, model.names, model.constrain)

@@ -187,9 +187,11 @@ class DisclosureControl:
 
     def _check_share(self, what: str, rows: np.ndarray, squares: bool = False) -> None:
         """Check the largest share of one record in any direction of the rows' span."""
-        most = self._policy.largest_share
-        found = largest_leverage(rows)
-        share = found if squares else share_of_leverage(found)
+        self._check_leverage(what, largest_leverage(rows), squares)
+
+    def _check_leverage(self, what: str, found: float, squares: bool = False) -> None:
+        """Check the largest leverage of one record: its share of a sum of squares, or of a sum."""
+        most, share = self._policy.largest_share, found if squares else share_of_leverage(found)
         if not share <= most:
             raise DisclosureRefused(
                 "FEW_RECORDS",
