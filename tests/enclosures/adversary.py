@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from tests.enclosures import exact
-from tests.enclosures.by_numpy import by_numpy, mapped_by_numpy
 from tests.enclosures.random_programs import DIM, names, program_of, random_tree, records, smaller
 
+from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
 from fedpdmc.enclosures import TimeInterval, check_continuity, enclose
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials

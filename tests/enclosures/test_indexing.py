@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from tests.enclosures.by_numpy import mapped_by_numpy
 
+from fedpdmc._jax.by_numpy import mapped_by_numpy
 from fedpdmc.enclosures import Cell, Interval, Series, TimeInterval, enclose, smoothed, span
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.special import xlogy
-from tests.enclosures.by_numpy import by_numpy
 
 import fedpdmc as fp
+from fedpdmc._jax.by_numpy import by_numpy
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.thinning import ThinnedClock

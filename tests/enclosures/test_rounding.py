@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.enclosures.by_numpy import mapped_by_numpy
 
 import fedpdmc as fp
+from fedpdmc._jax.by_numpy import mapped_by_numpy
 from fedpdmc.enclosures import Cell, Curve, Series, TimeInterval, enclose, triangular
 from fedpdmc.enclosures.jets.jet import Balls, identity
 from fedpdmc.enclosures.multi_index import monomials

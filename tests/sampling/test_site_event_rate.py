@@ -118,7 +118,7 @@ def test_good_models_keep_the_few_rounds_method(sites, own):
 
 
 def test_nobody_is_asked_where_it_would_take_long_or_the_dynamics_are_given():
-    X = np.random.default_rng(0).normal(size=(40_000, 2))
+    X = np.random.default_rng(0).normal(size=(80_000, 2))
     many = site(fp.models.logistic(X, (X[:, 0] > 0).astype(float)))
     assert rate_of(default(many, fp.models.normal_prior(2, scale=2.0))) is None
     said = default(cauchy(CAUCHY), WIDE).replace(open_dynamics=False)

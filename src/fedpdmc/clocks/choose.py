@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.base import Clock
 from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponential
 from fedpdmc.clocks.dense_settings import best_setting, dense_clocks, fits, gradient_price
@@ -260,7 +260,7 @@ def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
     return price / reach if reach > 0 else math.inf
 
 
-@eqx.filter_jit
+@once
 def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """How far a cell is walked on average."""
     bound = look(dynamics, potential, a, v, v).bound
@@ -284,11 +284,11 @@ def prepared(potential: Potential, dynamics: Dynamics) -> Potential:
     return _with_cubic(potential) if isinstance(potential, LinearPredictor) else potential
 
 
-@eqx.filter_jit
+@once
 def _paced(potential: Program, dynamics: Dynamics) -> Program:
     return potential.paced(dynamics.flow.rotating, dynamics.flips)
 
 
-@eqx.filter_jit
+@once
 def _with_cubic(potential: LinearPredictor) -> LinearPredictor:
     return potential.with_cubic()

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.clocks.envelopes.base import usual_states
@@ -96,7 +96,9 @@ def gradient_price(potential: LinearPredictor) -> float:
 
 def fits(potential: Potential) -> TypeGuard[LinearPredictor]:
     """Whether there is a dense clock of it."""
-    return isinstance(potential, LinearPredictor) and not potential.diagonal and bool(np.any(potential.design))
+    return (
+        isinstance(potential, LinearPredictor) and not potential.diagonal and bool(np.any(np.asarray(potential.design)))
+    )
 
 
 def pooled(potentials: Sequence[LinearPredictor]) -> LinearPredictor:
@@ -159,7 +161,7 @@ def _mean_rate(potential: LinearPredictor, a, v) -> float:
     return float(np.mean(np.maximum(np.concatenate(rates), 0.0)))
 
 
-@eqx.filter_jit
+@once
 def _rate(potential: LinearPredictor, a, v):
     return jnp.sum(potential.gradients(a) * v, -1)
 
@@ -191,5 +193,6 @@ def _usual_errors(
     return scale * np.minimum(still, 1e6), scale * np.minimum(np.maximum(whole - still, 0.0), 1e6)
 
 
+@once
 def _total(curves: RecordCurves, alpha, beta, shrink, slip, columns):
     return jnp.sum(curves._error(alpha, beta, shrink, slip, columns), 0)

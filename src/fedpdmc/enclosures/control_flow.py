@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedpdmc._jax.by_numpy import scan_lengths
 from fedpdmc.enclosures import triangular
 from fedpdmc.enclosures.cancelling_shifts import settled
 from fedpdmc.enclosures.domain import Domain, Form, is_point, is_zero, shape_of
@@ -89,14 +89,6 @@ def _unrolled(domain: Domain, body: Callable, carry: list[Form], xs, length: int
         return domain.fields(lambda *entries: jnp.stack(entries), *parts)
 
     return [*carry, *map(stacked, zip(*steps[:: -1 if reverse else 1], strict=True))]
-
-
-def scan_lengths(params: dict[str, Any]) -> tuple[int, int]:
-    """The numbers of constants and of carried values of a scan; as of JAX 0.11 from a tree (constants, carried, scanned)."""
-    if "ft_in" in params:
-        consts, carry, _ = params["ft_in"].unpack()
-        return len(consts), len(carry)
-    return params["num_consts"], params["num_carry"]
 
 
 def _while(domain: Domain, run: Run, equation, forms) -> list[Form]:

@@ -11,14 +11,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.clamped_indices import clamped
-
-# Primitives that call a program of their own, and the parameter that holds it.
-INNER = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
-    "remat": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-}  # fmt: skip
 
 
 def line_of(equation) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, TypeVar
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks import AdaptiveClock, Choice, Clock, LatentClock
 from fedpdmc.clocks.choose import choose
 from fedpdmc.clocks.jumps import with_jumps
@@ -211,13 +211,13 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
     """
     rest = share
     if control is not None:
-        rest = control.quadratic.scaled(-1.0) if share is None else share.plus(control.quadratic, -1.0)
+        rest = _minus(control.quadratic) if share is None else share.plus(control.quadratic, -1.0)
     if rest is None:
         return potential
     if isinstance(potential, Quadratic):
         return potential.plus(rest)
     if isinstance(potential, Program):
-        return potential.less(rest.scaled(-1.0))
+        return potential.less(_minus(rest))
     if control is None or isinstance(potential, LinearUnknownScale):
         return Sum((potential, rest))
     if not isinstance(potential, LinearPredictor):
@@ -230,7 +230,12 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
     return expanded if bool(same) else Sum((expanded, difference))
 
 
-@eqx.filter_jit
+@once
+def _minus(quadratic: Quadratic) -> Quadratic:
+    return quadratic.scaled(-1.0)
+
+
+@once
 def _expanded(potential: LinearPredictor, control: ControlVariate):
     """The records minus their own quadratic, its difference from the control variate, and whether that is rounding."""
     own = local_quadratic(potential, control.point, control.order, control.spread)
@@ -267,7 +272,7 @@ def whiten(potential: P, reference: Reference, columns) -> P:
     return _whiten(bare(potential), Reference(reference.center, reference.scale_tril), columns)
 
 
-@eqx.filter_jit
+@once
 def _whiten(potential: P, reference: Reference, columns) -> P:
     return potential.whiten(reference, columns)  # type: ignore[return-value]
 

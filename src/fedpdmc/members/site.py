@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.compilation_cache import use_compilation_cache
 from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.members.clipping import hold_to_bounds
@@ -274,8 +274,8 @@ def own_part(
 
 def derivatives(site: Site, own: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
     """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, or their averages, for its own use."""
-    about = None if spread is None else jnp.asarray(spread)
-    value, gradient, hessian = derivatives_of(bare(site.potential), jnp.asarray(own), about)
+    about = None if spread is None else on_device(spread)
+    value, gradient, hessian = derivatives_of(bare(site.potential), on_device(own), about)
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import not_finite_at
@@ -25,8 +25,8 @@ from fedpdmc.potentials.padding_recipe import Unpaddable
 logger = logging.getLogger("fedpdmc.site")
 
 CALL = "Site(potential)"
-# Up to so many records, all sites share the program that computes derivatives.
-FEW_RECORDS = 1024
+# Up to so many records, all sites share the program that computes derivatives, and it computes so many together.
+FEW_RECORDS, TOGETHER = 1024, 16
 SHOULD = "Give a JAX function f(x, data) that returns the minus log likelihood, a number."
 
 
@@ -258,14 +258,22 @@ def derivatives_of(potential: Potential, x, spread=None):
     if not isinstance(potential, Program):
         return _derivatives_of(potential, x, spread)
     points, weights = public_points(x.shape[0])
-    count = len(weights)
+    together = TOGETHER if potential.records <= FEW_RECORDS else 1
+    parts = -(-len(weights) // together)
+    points = np.resize(np.concatenate([points, 0 * points]), (parts, together, x.shape[0]))
+    weights = np.pad(weights, (0, parts * together - len(weights))).reshape(parts, together)
     if spread is None:
-        # As an average over one point: a program is compiled once for both.
-        points, weights, count, spread = 0 * points, np.ones_like(weights), 1, np.zeros((x.shape[0],) * 2)
-    return _averaged(potential, *map(jnp.asarray, (x, spread, points, weights, count)))
+        # As an average over one point: a program is read or compiled once for both.
+        points, weights, parts, spread = (
+            0 * points,
+            np.eye(1, together).repeat(parts, 0),
+            1,
+            np.zeros((x.shape[0],) * 2),
+        )
+    return _averaged(potential, *map(on_device, (x, spread, points, weights, parts)))
 
 
-@eqx.filter_jit
+@once
 def _derivatives_of(potential: Potential, x, spread, appended=None):
     """Less the values of records that padding has appended, of which the predictor is zero, and the response."""
     if spread is not None:
@@ -278,13 +286,13 @@ def _derivatives_of(potential: Potential, x, spread, appended=None):
     return value, gradient, hessian
 
 
-@eqx.filter_jit
+@once
 def _averaged(potential: Program, x, spread, points, weights, count):
-    """Means over the first points."""
+    """Means over the first parts of the points."""
 
     def add(i, total):
-        found = potential.derivatives(x + spread @ points[i])
-        return jax.tree.map(lambda one, other: one + weights[i] * other, total, found)
+        found = jax.vmap(potential.derivatives)(x + points[i] @ spread.T)
+        return jax.tree.map(lambda one, other: one + jnp.tensordot(weights[i], other, 1), total, found)
 
     return jax.lax.fori_loop(0, count, add, (jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)))
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.quadratic import Quadratic
 
@@ -121,14 +123,14 @@ def cubic_remainder(potential: LinearPredictor, center: Float[Array, " d"]) -> C
     norms = np.abs(np.linalg.eigvalsh(np.moveaxis(tensor, 2, 0))).max(1)
     reach = potential.loss.growth * np.sqrt((design**2).sum(1).max(initial=0.0))
     return CubicRemainder(
-        jnp.asarray(center),
-        jnp.asarray(tensor),
-        jnp.asarray(ROOM * _cubic_bound(tensor)),
-        jnp.asarray(ROOM * norms),
-        jnp.asarray(ROOM * quartic),
-        jnp.asarray(ROOM * quartic**0.75 * coordinate**0.25),
-        jnp.asarray(ROOM * reach),
-        jnp.asarray(_rounding(design, np.asarray(potential.response), _control(potential), local)),
+        on_device(center),
+        on_device(tensor),
+        on_device(ROOM * _cubic_bound(tensor)),
+        on_device(ROOM * norms),
+        on_device(ROOM * quartic),
+        on_device(ROOM * quartic**0.75 * coordinate**0.25),
+        on_device(ROOM * reach),
+        on_device(_rounding(design, np.asarray(potential.response), _control(potential), local)),
         _sharper(design, local) if SHARPER_PAYS * design.shape[1] ** 3 <= design.shape[0] else None,
     )
 
@@ -165,7 +167,7 @@ class Local(NamedTuple):
     largest_fifth: np.ndarray
 
 
-@eqx.filter_jit
+@once
 def _local(potential: LinearPredictor, center: Float[Array, " d"]):
     loss, y = potential.loss, potential.response
     z = potential.design @ center + potential.offset
@@ -180,9 +182,9 @@ def _sharper(design: np.ndarray, local: Local) -> Quartic:
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, dim * dim)
     quartic = ROOM * quartic_bound(design, local.largest_fifth)
     return Quartic(
-        jnp.asarray((squares * local.fourth[:, None]).T @ squares),
-        jnp.asarray(quartic * np.sqrt((design**2).sum(1).max(initial=0.0))),
-        jnp.asarray(quartic * np.abs(design).max(0, initial=0.0)),
+        on_device((squares * local.fourth[:, None]).T @ squares),
+        on_device(quartic * np.sqrt((design**2).sum(1).max(initial=0.0))),
+        on_device(quartic * np.abs(design).max(0, initial=0.0)),
     )
 
 

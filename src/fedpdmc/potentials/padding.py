@@ -14,6 +14,7 @@ from jax import lax
 from jax.extend import core
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.padding_recipe import Recipe, Unpaddable, called, numbers_of
 from fedpdmc.potentials.record_axis import compare, pruned
 
@@ -165,11 +166,11 @@ def _record_axis(shape: tuple[int, ...], n: int) -> int | None:
 def _padded_data(leaves, axes, n: int, size: int, numbers: list[float]) -> PaddedData:
     rows = np.where(np.arange(size) < n, np.arange(size), 0)
     longer = tuple(
-        leaf if axis is None else jnp.asarray(np.take(np.asarray(leaf), rows, axis))
+        leaf if axis is None else on_device(np.take(np.asarray(leaf), rows, axis))
         for leaf, axis in zip(leaves, axes, strict=True)
     )
-    weights = jnp.asarray((np.arange(size) < n).astype(np.float64))
-    return PaddedData(longer, weights, jnp.asarray(np.asarray(numbers, np.float64)))
+    weights = on_device((np.arange(size) < n).astype(np.float64))
+    return PaddedData(longer, weights, on_device(np.asarray(numbers, np.float64)))
 
 
 def _run(closed: core.ClosedJaxpr, recipe: Recipe, data: PaddedData, args, places) -> list[Any]:

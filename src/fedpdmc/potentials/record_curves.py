@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.linear_predictor import LinearPredictor
@@ -327,7 +328,7 @@ def slopes(loss: Loss, z: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     return by_record(functools.partial(_slopes, loss), z, y)
 
 
-@eqx.filter_jit
+@once
 def _slopes(loss: Loss, z, y):
     return loss.first(z, y), loss.second(z, y)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.enclosures.multi_index import exponents, factorials, powers
 from fedpdmc.potentials.base import Potential, Sum
 from fedpdmc.potentials.cubic_remainder import ROOM, quartic_bound
@@ -145,7 +146,7 @@ def _powers(b: Float[Array, "d C"], degree: int) -> Float[Array, "_ C"]:
     return powers(b, degree, degree)
 
 
-@eqx.filter_jit
+@once
 def _derivatives(part: LinearPredictor, center: Float[Array, " d"]) -> Float[Array, "4 n"]:
     """The first four derivatives of every record's loss."""
     loss, y, z = part.loss, part.response, part.design @ center + part.offset
@@ -153,12 +154,12 @@ def _derivatives(part: LinearPredictor, center: Float[Array, " d"]) -> Float[Arr
     return jnp.stack([loss.first(z, y), loss.second(z, y), jax.vmap(third)(z, y), jax.vmap(jax.grad(third))(z, y)])
 
 
-@eqx.filter_jit
+@once
 def _value(potential: Potential, a):
     return potential.value(a)
 
 
-@eqx.filter_jit
+@once
 def _slopes(potential: Potential, a):
     return potential.gradient(a), potential.hessian(a)
 

@@ -62,7 +62,7 @@ def start_inside(walls: Walls | None, a, step, told: bool):
         A point is outside.
     """
     if walls is None:
-        return a if told else a + step
+        return a if told else np.asarray(a) + np.asarray(step)
     if not bool(jnp.all(walls.inside(a))):
         found = "a starting point" if told else "the usual starting point"
         raise InputError("init", f"{found} outside the constraints", "Give init= inside all of them.")

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
 from fedpdmc.clocks.choose_dense import LEAST_CHAINS, dense_choices
 from fedpdmc.console.progress import report
@@ -128,7 +129,7 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
-    count, number = jnp.asarray(np.zeros(chains, int)), jnp.asarray(np.full(chains, method.first_plan))
+    count, number = on_device(np.zeros(chains, int)), on_device(np.full(chains, method.first_plan))
     spread, v = _spread(method.dynamics, keys, number, dim)
     told = method.init is not None
     if told:
@@ -139,14 +140,14 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
         center = np.zeros(dim) if method.prior is None else np.asarray(prior_mean(method.prior))
         center, spread = method.reference.to_a(center), 0.1 * spread
     center = np.broadcast_to(center, (chains, dim))
-    a = jnp.asarray(start_inside(walls_of(method.constraints, method.reference), center, spread, told))
+    a = on_device(start_inside(walls_of(method.constraints, method.reference), center, spread, told))
     share = None
     if method.redistribution > 0:
         keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 3), chains)
         share = shares(uniforms(keys, count, count, len(method.sites)))
     scales = None if method.mixture is None else method.mixture.law.start(chains)
-    turn = Turn(jnp.asarray(first_waits(chains)), count) if method.dynamics.turns else None
-    return State(a, v, jnp.full(chains, -burn_in), number, count, count, count, share, turn, scales)
+    turn = Turn(on_device(first_waits(chains)), count) if method.dynamics.turns else None
+    return State(a, v, on_device(np.full(chains, -burn_in)), number, count, count, count, share, turn, scales)
 
 
 def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:
@@ -154,7 +155,7 @@ def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:
     return WIDE * jnp.sqrt(a.shape[1]) * a / jnp.linalg.norm(a, axis=1, keepdims=True)
 
 
-@compiled
+@once
 def _spread(dynamics: Dynamics, keys: ChainKeys, count: Int[Array, " C"], dim: int):
     """Standard normal positions, and velocities of the dynamics."""
     u = uniforms(keys, count, count, 2 * dim)

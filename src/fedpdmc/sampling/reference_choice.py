@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import ImproperPosterior, ModeNotFound, NoMode, NotFinite
@@ -53,7 +54,7 @@ def make_reference(
         return found, found.name or LAPLACE if found.control is not None else "identity" if _is_identity(
             found
         ) else "given"
-    identity = Reference(jnp.zeros(dim), jnp.ones(dim))
+    identity = Reference(on_device(np.zeros(dim)), on_device(np.ones(dim)))
     if reference == "identity":
         return identity, reference
     try:

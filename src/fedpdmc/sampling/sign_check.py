@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.members.site import Site
@@ -90,7 +90,7 @@ def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
     return bool(falling and np.all(last < -LEAST_FALL))
 
 
-@eqx.filter_jit
+@once
 def _values(potential, points):
     return jax.vmap(potential.value)(points)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
 from fedpdmc.members.site import Site
@@ -19,7 +19,7 @@ from fedpdmc.sampling.sites_and_prior import PRIOR_SITE
 from fedpdmc.whitening import Reference
 
 # Pairs of opposite rays, distances on each, and the farthest in standard deviations.
-PAIRS, NEAR, FAR, FARTHEST = 32, 96, 48, 1e4
+PAIRS, NEAR, FAR, FARTHEST = 32, 48, 24, 1e4
 # Distances, in standard deviations, between which the slope of a tail is measured, and the least with which rotations mix.
 TAIL, LEAST_SLOPE = (3.0, 6.0), 1.7
 # Events of sites in a unit of process time from which more chains take fewer rounds.
@@ -166,7 +166,7 @@ def _distances(dim: int) -> tuple[np.ndarray, np.ndarray]:
     return (edges[1:] + edges[:-1]) / 2, np.diff(edges)
 
 
-@eqx.filter_jit
+@once
 def _along(potential, quadratic, points, rows, count):
     """Ray by ray; how many is a number, so that one compiled program serves all."""
 
@@ -175,6 +175,7 @@ def _along(potential, quadratic, points, rows, count):
         return potential.value(x), jnp.linalg.norm(rows.T @ gradient)
 
     def ray(i, found):
-        return jax.tree.map(lambda old, new: old.at[i].set(new), found, jax.vmap(at)(points[i]))
+        put = jax.lax.dynamic_update_index_in_dim
+        return jax.tree.map(lambda old, new: put(old, new, i, 0), found, jax.vmap(at)(points[i]))
 
     return jax.lax.fori_loop(0, count, ray, (jnp.zeros(points.shape[:2]),) * 2)

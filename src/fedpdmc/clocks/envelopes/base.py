@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, RateBound, records_of
 from fedpdmc.potentials.chebyshev import bernstein_basis
@@ -154,7 +155,7 @@ class SegmentEnvelope(Envelope):
 def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Positions and velocities of the reference."""
     a, v = np.random.default_rng(0).standard_normal((2, count, dim))
-    return jnp.asarray(a), jnp.asarray(np.sign(v) if dynamics.unit_speed else v)
+    return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
 
 
 def reach_of(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.envelopes.base import (
     LOOK_PRICE,
     PROGRAM_CELL_PRICE,
@@ -112,7 +112,7 @@ def position_polynomial(
     return envelopes[int(np.argmax(reaches))]
 
 
-@eqx.filter_jit
+@once
 def _tried(envelope: PositionPolynomial, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """How far the envelope reaches on average (zero where it is unusable), and the share of points at which it is usable."""
     bound, useful = envelope.bounded(dynamics, envelope.known(a), v)

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.envelopes.base import CELL_PRICE, Known, PointEnvelope, cell_length, gradient_work, reach_of
 from fedpdmc.clocks.envelopes.second_order import certified
 from fedpdmc.dynamics import Dynamics
@@ -84,13 +85,13 @@ def record_polynomial(potential: Potential, dynamics: Dynamics) -> RecordPolynom
     return eqx.tree_at(lambda e: e.cell, made, _usual_cell(made, dynamics, a, v))
 
 
-@eqx.filter_jit
+@once
 def _usual_cell(envelope: RecordPolynomial, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """The median length of a cell."""
     return jnp.median(cell_length(envelope._bound(dynamics, envelope.known(a), v)[0]))
 
 
-@eqx.filter_jit
+@once
 def _usual_cost(envelope: RecordPolynomial, dynamics: Dynamics, a, v, survey: Float[Array, ""]) -> Float[Array, ""]:
     bound, added = envelope._bound(dynamics, envelope.known(a), v)
     cell = cell_length(bound)

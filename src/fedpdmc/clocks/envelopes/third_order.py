@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.envelopes.base import DRAW_WORK, SegmentEnvelope, gradient_work, usual_states
 from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, signed_rates
 from fedpdmc.dynamics import Dynamics
@@ -120,10 +121,10 @@ class ThirdOrder(SegmentEnvelope):
         tensors = (self.remainder.tensor, None if self.remainder.sharper is None else self.remainder.sharper.tensor)
         look = (DRAW_WORK + 2 * sum(x.size for x in tensors if x is not None)) / gradient_work(potential)
         passes, looks = _usual(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
-        return float(passes + look * looks)
+        return float(passes) + look * float(looks)
 
 
-@eqx.filter_jit
+@once
 def _usual(envelope: ThirdOrder, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """Mean bound and mean constant."""
     constants, _ = envelope.constants(dynamics, a, v, jnp.full(a.shape[0], jnp.inf))

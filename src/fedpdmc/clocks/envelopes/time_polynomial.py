@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fedpdmc._jax.compilation import computed_first
+from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.compilation import computed_first, on_device
 from fedpdmc.clocks.envelopes.base import (
     INTERVAL_PRICE,
     MOST_ADDED,
@@ -26,8 +27,8 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials import Potential, Program
 
-# Points at which the envelope is tried out, the lengths that are tried, and the order.
-TRIALS, LENGTHS, ORDER = 64, 2.0 ** np.arange(2, -8, -0.5), 3
+# Points at which the envelope is tried out, the lengths that are tried, the first of them, and the order.
+TRIALS, LENGTHS, FIRST, ORDER = 32, 2.0 ** np.arange(2, -8, -0.5), 6, 3
 # How far from the centre the points are, in units of the reference.
 SPREADS = (1.0, 2.0)
 
@@ -63,18 +64,18 @@ class TimePolynomial(IntervalEnvelope):
     def cost(self, potential, dynamics):
         """The envelope once for each interval."""
         assert isinstance(potential, Program)
-        # As many lengths as are tried first, so that nothing is compiled again.
-        lengths = jnp.asarray(np.full(len(LENGTHS) + 1, self.usual))
-        tried = _tried(potential.without_rounding(), dynamics, *usual_states(dynamics, potential.dim, TRIALS), lengths)
+        tried = _tried(
+            potential.without_rounding(), dynamics, *usual_states(dynamics, potential.dim, TRIALS), self.usual
+        )
         return INTERVAL_PRICE / max(float(np.mean(np.asarray(tried.reach))), 1e-300)
 
 
 class Tried(NamedTuple):
-    """By length and point: how far an interval reaches, and per unit of velocity and ``1 + |a|`` the error and the rate."""
+    """By point: how far an interval reaches, and per unit of velocity and ``1 + |a|`` the error and the rate."""
 
-    reach: Float[Array, "m n"]
-    error: Float[Array, "m n"]
-    rate: Float[Array, "m n"]
+    reach: Float[Array, " n"]
+    error: Float[Array, " n"]
+    rate: Float[Array, " n"]
 
 
 def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomial, Program] | None:
@@ -82,14 +83,37 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
 
     The program is returned too, with the rounding of its rates: the error of an interval of length zero.
     """
-    points, lengths = _trials(dynamics, program.dim), jnp.asarray(np.array([*LENGTHS, 0.0]))
+    points, bare = _trials(dynamics, program.dim), program.without_rounding()
+
+    def tried(length: float) -> Tried:
+        return _tried(bare, dynamics, *points, on_device(length))
+
     try:
-        tried = _tried(program.without_rounding(), dynamics, *points, lengths)
+        still = tried(0.0)
     except NoEnclosure:
         return None
-    error, rate = (np.asarray(x)[-1, : TRIALS // len(SPREADS)] for x in (tried.error, tried.rate))
-    usual = jnp.asarray(LENGTHS[int(np.argmax(np.mean(np.asarray(tried.reach)[:-1], 1)))])
+    error, rate = (np.asarray(x)[: TRIALS // len(SPREADS)] for x in (still.error, still.rate))
+    usual = on_device(_best_length(lambda length: float(np.mean(np.asarray(tried(length).reach)))))
     return TimePolynomial(usual), program.with_rounding(error, rate)
+
+
+def _best_length(reach: Callable[[float], float]) -> float:
+    """Of `LENGTHS` the one with the longest reach, by steps to a better neighbour, at first over every other one."""
+    known: dict[int, float] = {}
+
+    def look(place: int) -> float:
+        if place not in known:
+            known[place] = reach(float(LENGTHS[place])) if 0 <= place < len(LENGTHS) else -np.inf
+        return known[place]
+
+    best = FIRST
+    for stride in (2, 1):
+        while look(best) <= 0 and best + stride < len(LENGTHS):
+            best += stride
+        better = best
+        while better is not None:
+            best, better = better, next((p for p in (best + stride, best - stride) if look(p) > look(best)), None)
+    return float(LENGTHS[best])
 
 
 def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
@@ -97,19 +121,15 @@ def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Ar
     rng = np.random.default_rng(0)
     spread = np.repeat(SPREADS, -(-TRIALS // len(SPREADS)))[:TRIALS, None]
     a, v = spread * rng.standard_normal((TRIALS, dim)), rng.standard_normal((TRIALS, dim))
-    return jnp.asarray(a), jnp.asarray(np.sign(v) if dynamics.unit_speed else v)
+    return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)
 
 
-@eqx.filter_jit
-def _tried(program: Potential, dynamics: Dynamics, a, v, lengths: Float[Array, " m"]) -> Tried:
+@once
+def _tried(program: Potential, dynamics: Dynamics, a, v, length: Float[Array, ""]) -> Tried:
     """To the end of an interval or the first candidate, and nowhere if it is cut."""
     envelope = TimePolynomial(jnp.ones(()))
     size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
-
-    def one(length):
-        h = jnp.broadcast_to(length, a.shape[:1])
-        rates, added = envelope.rates(program, dynamics, a, v, h)
-        reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
-        return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)
-
-    return jax.lax.map(one, lengths)
+    h = jnp.broadcast_to(length, a.shape[:1])
+    rates, added = envelope.rates(program, dynamics, a, v, h)
+    reach = jnp.where(added <= MOST_ADDED, reach_of(rates.value.T, rates.slope.T, h), 0.0)
+    return Tried(reach, jnp.max(rates.error, 0) / size, jnp.max(jnp.abs(rates.parts[0]), 0) / size)

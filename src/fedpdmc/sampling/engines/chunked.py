@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Tick
@@ -31,7 +32,7 @@ MOST_ITERATIONS = 1e9
 _run_chunk = compiled(run_chunk)
 
 
-@compiled
+@once
 def _begin(groups, coordinator: Coordinator, state: State) -> Progress:
     # Strong types, as the compiled chunk returns them: it is then compiled once.
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), begin(groups, coordinator, state))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.results.skeleton import Chunk
@@ -24,7 +25,7 @@ MOST_FILLED = 0.5
 _begin_block = compiled(lockstep.begin_block)
 
 
-@compiled
+@once
 def _at_rest(*args):
     # Strong types, as the compiled chunk returns them: it is then compiled once.
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), lockstep.at_rest(*args))
