@@ -101,7 +101,7 @@ own_derivative.defjvp(lambda primals, tangents: (primals[0], 2 * tangents[0]))
         (lambda x, row: own_derivative(x["a"]), "derivative of its own"),
         (lambda x, row: x["a"].astype(jnp.float32), "float32"),
         (lambda x, row: x["nothing"], "KeyError"),
-        (lambda x, row: x["b"], "no number"),
+        (lambda x, row: x["b"], "not a number"),
     ],
     ids=["random", "callback", "print", "while", "custom", "32 bits", "name", "vector"],
 )
@@ -138,7 +138,7 @@ end
         ("f64[] positive", "f32[] positive", "where a type belongs"),
         ("f64[] positive", "f64[] secret", "where one of"),
         ("return %2", "return %2 %2", "names of their own"),
-        ("return %2", "return a=%2", "no number"),
+        ("return %2", "return a=%2", "not a number"),
         ("column t f64[] positive\n", "column t f64[] positive\ncolumn t f64[] positive\n", "twice"),
         ("end\n", "", "where a program begins|no line `end`"),
         ("end\n", "end\nend\n", "usual form"),
