@@ -10,13 +10,18 @@ import numpy as np
 import pytest
 from tests.support import LOSS_NAMES, predictor
 
+from fedpdmc.clocks.dense_settings import NODES, PARTS
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.logistic_curves import exponential, logistic_curves, tail_bounds
+from fedpdmc.potentials.logistic_curves import FITTED, ellipses, exponential, logistic_curves, majorant
 from fedpdmc.potentials.losses import Logistic
 from fedpdmc.potentials.record_curves import (
+    LEBESGUE,
+    ROOM,
+    _product,
     blocking,
     cosine_and_sine,
     interpolated_curves,
+    summands,
 )
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -24,7 +29,10 @@ QUARTER = math.pi / 2
 RECORDS, DIM, CHAINS = 20, 3, 6
 # Of a state, and of the length of a piece: usual ones, far ones, tiny ones.
 STATES = [(1.0, QUARTER), (6.0, 0.3), (1e-6, QUARTER)]
-KINDS = [*((name, 6, 6) for name in LOSS_NAMES), ("logistic", 10, 8), ("logistic", 0, 8), ("logistic", 0, 12)]
+KINDS = [
+    *((name, 6, 6) for name in LOSS_NAMES),
+    ("logistic", 5, 5), ("poisson", 7, 6), ("logistic", 10, 8), ("logistic", 0, 8), ("logistic", 0, 12),
+]  # fmt: skip
 
 
 def records(name, offset=0.0, exact=True):
@@ -37,10 +45,10 @@ def records(name, offset=0.0, exact=True):
     return dataclasses.replace(controlled, control=controlled.control * jnp.asarray([1.0, 0.97, 1.1])[:, None] + 0.01)
 
 
-def curves_of(potential, degree, nodes, wide=False):
+def curves_of(potential, degree, nodes, wide=False, length=QUARTER):
     shape = blocking(RECORDS, wide, CHAINS)
     made = interpolated_curves(potential, degree, nodes, shape, wide) if degree else logistic_curves(
-        potential, nodes, shape, wide
+        potential, nodes, length, shape, wide
     )  # fmt: skip
     return jax.tree.map(lambda x: x[None], made)
 
@@ -107,18 +115,41 @@ def test_one_array_operation_is_within_the_error_too(degree):
     assert worst <= 1.0
 
 
-@pytest.mark.parametrize("degree", [0, 12])
-def test_an_error_without_its_part_in_time_is_too_small(degree):
-    potential = records("logistic")
-    curves = curves_of(potential, degree, 4)
+def broken(curves, blind):
+    """The same curves with another error."""
 
     class Blind(type(curves)):
         def _error(self, alpha, beta, shrink, slip, c):
-            return super()._error(alpha, beta, 0 * shrink, slip, c)
+            return blind(super()._error, alpha, beta, shrink, slip, c)
 
-    broken = Blind(*(getattr(curves, field.name) for field in dataclasses.fields(curves)))
-    assert misfit(potential, "logistic", broken, 1.5, QUARTER)[0] > 1.0
+    return Blind(*(getattr(curves, field.name) for field in dataclasses.fields(curves)))
+
+
+def test_an_error_without_its_part_in_time_is_too_small():
+    potential = records("logistic")
+    curves = curves_of(potential, 12, 4)
+    without = broken(curves, lambda error, alpha, beta, shrink, slip, c: error(alpha, beta, 0 * shrink, slip, c))
+    assert misfit(potential, "logistic", without, 1.5, QUARTER)[0] > 1.0
     assert misfit(potential, "logistic", curves, 1.5, QUARTER)[0] <= 1.0
+
+
+def test_an_error_of_a_shorter_piece_is_too_small():
+    """The error of the logistic function at the nodes is that of the longest piece."""
+    potential = records("logistic")
+    assert misfit(potential, "logistic", curves_of(potential, 0, 6), 4.0, QUARTER)[0] <= 1.0
+    assert misfit(potential, "logistic", curves_of(potential, 0, 6, length=QUARTER / 4), 4.0, QUARTER)[0] > 1.0
+    assert misfit(potential, "logistic", curves_of(potential, 0, 6, length=QUARTER / 4), 4.0, QUARTER / 4)[0] <= 1.0
+
+
+@pytest.mark.parametrize("dim", [3, 31, 70, 100])
+def test_products_in_parts_are_within_their_rounding(dim):
+    rng = np.random.default_rng(dim)
+    rows, both = (rng.normal(size=shape).astype(np.float32) for shape in ((40, dim), (dim, 64)))
+    found = np.asarray(_product(jnp.asarray(rows), jnp.asarray(both)), np.float64)
+    size = np.linalg.norm(rows.astype(float), axis=1)[:, None] * np.linalg.norm(both.astype(float), axis=0)
+    off = np.max(np.abs(found - rows.astype(float) @ both.astype(float)) / size)
+    assert off <= (summands(dim) - 6) * 2.0**-24
+    assert summands(dim) <= min(dim, 32 + dim // 32) + 6
 
 
 def test_the_exponential_is_within_ten_units_of_roundoff():
@@ -134,15 +165,38 @@ def test_cosine_and_sine_are_exact_to_the_last_places():
     assert np.max(np.abs(sin - np.sin(angle))) < 4e-16
 
 
-def test_quotients_of_derivatives_are_within_their_bounds():
-    p = np.linspace(0, 1, 4001)
-    quotient = np.polynomial.Polynomial([1.0])
-    for bound in tail_bounds(13):
-        quotient = quotient * np.polynomial.Polynomial([1, -2]) + quotient.deriv() * np.polynomial.Polynomial(
-            [0, 1, -1]
-        )
-        largest = np.abs(quotient(p)).max()
-        assert largest <= bound <= 1.05 * largest
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("nodes", NODES)
+def test_the_majorant_is_above_the_ellipses_everywhere(nodes, parts):
+    r = np.concatenate([np.linspace(0, 2 * FITTED, 9973), np.geomspace(1e-9, 1e4, 997)])
+    bound, powers = ellipses(r, nodes, QUARTER / parts), np.asarray(majorant(nodes, QUARTER / parts))
+    found = np.polynomial.Polynomial(powers)(r**2)
+    assert np.all(powers >= 0) and np.all(found >= bound)
+    # Far out, where the ellipses of many nodes are still below half the range of the rate.
+    far = np.geomspace(FITTED, 1e6, 997)
+    assert np.all(np.polynomial.Polynomial(powers)(far**2) >= ROOM * 0.5 * (1 + LEBESGUE) * far)
+    usual = (r > 0.3) & (r < 3)
+    assert np.all(found[usual] <= 1.4 * bound[usual] + 1e-8)
+
+
+@pytest.mark.parametrize(("nodes", "parts"), [(4, 1), (8, 1), (10, 2), (12, 1)])
+def test_the_interpolant_of_one_record_is_within_its_ellipse(nodes, parts):
+    """Of any amplitude, phase and offset, in exact numbers at the worst of many times; and not ten thousand times within."""
+    length, worst = QUARTER / parts, 0.0
+    x, rng = chebyshev_nodes(nodes), np.random.default_rng(nodes)
+    for r in (0.2, 1.0, 2.5, 6.0, 15.0):
+        for z, phase in zip(rng.normal(size=12) * r, rng.uniform(0, 2 * math.pi, 12), strict=True):
+
+            def rate(t, r=r, z=z, phase=phase):
+                return -0.5 * np.tanh(0.5 * (z + r * np.cos(t - phase))) * r * np.sin(t - phase)
+
+            fit = np.polynomial.chebyshev.chebfit(x, rate(0.5 * length * (x + 1)), nodes - 1)
+            s = np.linspace(-1, 1, 201)
+            off = np.abs(np.polynomial.chebyshev.chebval(s, fit) - rate(0.5 * length * (s + 1))).max()
+            bound = float(ellipses(np.array([r]), nodes, length)[0])
+            assert off <= bound + 1e-13
+            worst = max(worst, off / bound)
+    assert worst > 0.02
 
 
 @pytest.mark.parametrize("order", [3, 4, 5, 9])

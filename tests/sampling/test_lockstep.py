@@ -1,13 +1,18 @@
 """The lockstep engine keeps the promises of every engine: whole blocks, the same bits after a pause, counts that add up."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.support import hospitals, logistic_site, prior
 
 import fedpdmc as fp
+from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import dense_settings
 from fedpdmc.clocks.dense import DenseClock
+from fedpdmc.dynamics.turns import turn_velocities
 from fedpdmc.dynamics.walls import Walls
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines import lockstep
@@ -109,6 +114,19 @@ def test_a_coordinator_with_events_of_its_own_does_not_suit():
     assert not lockstep.suits(Coordinator(fp.Boomerang(refresh=0.0), None, 4))
 
 
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("count", [0, 1, 7, 33, 40])
+def test_velocities_made_for_single_chains_are_those_made_for_all(count):
+    chains, dim = 40, 3
+    keys, turns = chain_keys(jax.random.key(2), chains), jnp.arange(chains) + 5
+    who = np.zeros(chains, bool)
+    who[np.random.default_rng(count).choice(chains, count, replace=False)] = True
+    made = functools.partial(turn_velocities, count=1, dim=dim)
+    before, every = jnp.zeros((dim, chains)), made(keys, turns)[0].T
+    found = jax.jit(functools.partial(lockstep._turned, made))(keys, turns, before, jnp.asarray(who))
+    np.testing.assert_array_equal(found, np.where(who, every, before))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_chains_far_out_are_walked_by_second_order_bounds():
     post = run(sites=[logistic_site("north", 12, seed=3)], duration=3.0, burn_in=0.0, init=np.full((CHAINS, 2), 40.0))
@@ -118,7 +136,10 @@ def test_chains_far_out_are_walked_by_second_order_bounds():
 
 
 def test_lanes_are_few_on_a_processor():
-    group = type("Group", (), {"clock": type("Clock", (), {"curves": type("Curves", (), {"wide": False})})})
+    curves = type("Curves", (), {"wide": False})
+    group = type("Group", (), {"clock": type("Clock", (), {"curves": curves, "dim": 6})})
     assert lockstep.lane_count((group,), 4096) == lockstep.LANES
+    group.clock.dim = lockstep.MANY_COLUMNS
+    assert lockstep.lane_count((group,), 4096) == lockstep.MORE_LANES
     group.clock.curves.wide = True
     assert lockstep.lane_count((group,), 4096) == 512

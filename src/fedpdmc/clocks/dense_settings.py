@@ -6,6 +6,7 @@ states of the reference, never at the state of a chain, so it changes only the w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
@@ -20,7 +21,7 @@ from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.clocks.envelopes.base import usual_states
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
-from fedpdmc.potentials.logistic_curves import LogisticCurves, logistic_curves, logistic_terms
+from fedpdmc.potentials.logistic_curves import LogisticCurves, ellipses, logistic_curves, logistic_terms
 from fedpdmc.potentials.record_curves import (
     BLOCK,
     DEGREES,
@@ -32,9 +33,12 @@ from fedpdmc.potentials.record_curves import (
     count_records,
     interpolated_curves,
     local_terms,
+    summands,
 )  # fmt: skip
 
-NODES, PARTS = (4, 6, 8, 10, 12), (1, 2, 3, 4)
+NODES, PARTS = (4, 5, 6, 7, 8, 9, 10, 12), (1, 2, 3, 4)
+# By how much the nodes of a piece may differ from the degree.
+NODES_BESIDE = (-1, 2)
 # States and records at which the error is worked out, and states at which the rate is.
 STATES, RECORDS, RATES = 64, 1024, 16
 
@@ -68,7 +72,7 @@ class Prices(NamedTuple):
 
 # Measured on one core of a server, and on an H200 with thousands of chains.
 PRICES = {
-    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 6.0, 0.35, 5000.0, 4000.0),
+    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 2.5, 0.13, 2000.0, 4000.0),
     "gpu": Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5),
 }
 
@@ -128,7 +132,7 @@ def dense_clocks(
         if setting.degree:
             curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, blocks, wide)
         else:
-            curves = logistic_curves(potential, setting.nodes, blocks, wide)
+            curves = logistic_curves(potential, setting.nodes, QUARTER / setting.parts, blocks, wide)
         made.append(DenseClock(potential, dynamics, curves, jnp.asarray(QUARTER / setting.parts)))
     return made
 
@@ -140,17 +144,17 @@ def best_setting(potential: LinearPredictor, dynamics: Dynamics) -> Setting:
     records, dim = count_records(potential), potential.dim
     own, gradient, best = prices(), gradient_price(potential), None
     kinds = [*DEGREES, 0] if isinstance(potential.loss, Logistic) else list(DEGREES)
-    for degree in kinds:
+    for degree, nodes in itertools.product(kinds, NODES):
+        if degree and not degree + NODES_BESIDE[0] <= nodes <= degree + NODES_BESIDE[1]:
+            continue
         each = own.logistic if degree == 0 else own.node + own.step * degree
-        for nodes in NODES:
-            errors = _usual_errors(potential, degree, nodes, np.asarray(a), np.asarray(v), records)
-            piece = own.piece + records * (own.product * dim + each * nodes)
-            for parts in PARTS:
-                error = errors[0] + errors[1] * parts ** -float(nodes)
-                pieces = parts / QUARTER + rate + 1.5 * error
-                cost = float(np.mean(pieces * piece + (rate + error) * gradient))
-                if best is None or cost < best.cost:
-                    best = Setting(degree, nodes, parts, cost)
+        piece = own.piece + records * (own.product * dim + each * nodes)
+        errors = _usual_errors(potential, degree, nodes, np.asarray(a), np.asarray(v), records)
+        for parts, error in zip(PARTS, errors, strict=True):
+            pieces = parts / QUARTER + rate + 1.5 * error
+            cost = float(np.mean(pieces * piece + (rate + error) * gradient))
+            if best is None or cost < best.cost:
+                best = Setting(degree, nodes, parts, cost)
     assert best is not None
     return best
 
@@ -166,10 +170,8 @@ def _rate(potential: LinearPredictor, a, v):
     return jnp.sum(potential.gradients(a) * v, -1)
 
 
-def _usual_errors(
-    potential: LinearPredictor, degree: int, nodes: int, a, v, records: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """By state, the error of a quarter turn without that in time, and that in time; from some of the records."""
+def _usual_errors(potential: LinearPredictor, degree: int, nodes: int, a, v, records: int) -> list[np.ndarray]:
+    """By parts of a quarter turn and by state, the error of a piece; from some of the records."""
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
     own = np.flatnonzero(size > 0)
     own = own[:: max(1, len(own) // RECORDS)]
@@ -181,16 +183,20 @@ def _usual_errors(
             zero, zero, jnp.zeros(()), nodes, True, degree, potential.loss.growth > 0
         )
     else:
-        rows, terms = logistic_terms(potential, own)
-        curves = LogisticCurves(zero, zero, jnp.zeros(()), nodes, True, BLOCK)
+        rows, terms = logistic_terms(potential, nodes, QUARTER, BLOCK, some=own)
+        curves = LogisticCurves(zero, zero, jnp.zeros(()), nodes, True, (0.0,))
     alpha, beta, c = (np.asarray(x, np.float32) for x in (rows @ a.T, rows @ v.T, terms))
-    slip = (ROOM * (a.shape[1] + 6) * ROUNDOFF * np.sqrt((a**2 + v**2).sum(1))).astype(np.float32)
+    slip = (ROOM * summands(a.shape[1]) * ROUNDOFF * np.sqrt((a**2 + v**2).sum(1))).astype(np.float32)
     shrink = np.float32(ROOM * 2 / math.factorial(nodes) * (QUARTER / 4) ** nodes)
     columns = [c[:, k : k + 1] for k in range(c.shape[1])]
     with np.errstate(over="ignore"):
         still, whole = (np.asarray(_total(curves, alpha, beta, np.float32(x), slip, columns)) for x in (0.0, shrink))
-    scale = records / len(own)
-    return scale * np.minimum(still, 1e6), scale * np.minimum(np.maximum(whole - still, 0.0), 1e6)
+    if degree:
+        in_time = [np.minimum(np.maximum(whole - still, 0.0), 1e6) * parts ** -float(nodes) for parts in PARTS]
+    else:
+        r = np.hypot(alpha, beta).astype(float)
+        in_time = [np.sum(ellipses(r, nodes, QUARTER / parts), 0) for parts in PARTS]
+    return [records / len(own) * (np.minimum(still, 1e6) + x) for x in in_time]
 
 
 @once

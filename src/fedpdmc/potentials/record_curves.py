@@ -3,7 +3,7 @@
 On a rotation ``δ_i(t) = ξ_i·a(t) = α_i cos t + β_i sin t``: one product with the design, ``(α, β) = Ξ (a, v)``, gives every
 record at every time. The signed rate ``f(t) = d/dt R(a(t)) = Σ ρ_i'(δ_i) δ_i'`` is evaluated at the K Chebyshev nodes
 of a piece [0, L], in 32 bits, for all chains at once; P is its interpolant, and E bounds ``|f − P|`` on the piece.
-``ρ_i'`` is replaced by its interpolant ``q_i`` at n Chebyshev nodes of ``|δ| ≤ ϱ_i = 4 |ξ_i|``: no loss is evaluated.
+``ρ_i'`` is replaced by its interpolant ``q_i`` at n Chebyshev nodes of ``|δ| ≤ ϱ_i = 3 |ξ_i|``: no loss is evaluated.
 
 **The error.** With ``w = r/ϱ``, ``r² = α² + β²``, ``y = δ/ϱ``, ``ϱ q(ϱ y) = Σ c_m y^m``, one record adds at most the sum of
 
@@ -14,8 +14,8 @@ of a piece [0, L], in 32 bits, for all chains at once; P is its interpolant, and
   ``τ_p = 2^{1−p} Σ_k C(p, (p−k)/2) k^{K+1}``;
 - *rounding*, Λ times ``γ_{b+2n+8} Σ_m |c_m| w^{m+1}`` (Horner's rule, coefficients, sums of at most b records in 32
   bits, 64 between them) and ``h Σ_m (m+1) |c_m| w^m`` (the nodes), where Λ is the Lebesgue constant of K Chebyshev nodes and
-  ``h = γ_{d+6} |(a, v)| |ξ|/ϱ`` bounds the error of ``y`` and ``y'``: the product in any order of summation, the states, the
-  design and the sines in 32 bits.
+  ``h = γ_{c+6} |(a, v)| |ξ|/ϱ`` bounds the error of ``y`` and ``y'``: the product in any order of summation, the states, the
+  design and the sines in 32 bits. Columns are taken some at a time, so that c, the summands that one goes through, is small.
 
 All of it is at most ``T_n(max(1, w)) (k_0 + k_1 w² + k_2 w⁴)``, because ``w ≤ ½(1 + w²)``, ``w³ ≤ ½(w² + w⁴)`` and, for
 ``4 ≤ p ≤ n + 4``, ``w^p ≤ w⁴ T_n(max(1, w))``. These coefficients are kept for each record together with ``c``.
@@ -41,8 +41,9 @@ from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Loss
 
-# Reach of a record's polynomial in units of |ξ|; the predictor of a record is within it except for e⁻⁸ of the states.
-SPREAD = 4.0
+# Reach of a record's polynomial in units of |ξ|: ``r²/(2|ξ|²)`` is exponential in the reference, so e^{−4.5} of all r are
+# beyond. The error is proportional to its n-th power, and beyond it grows like ``T_n(r/ϱ)``.
+SPREAD = 3.0
 # A bound of the Lebesgue constants of up to twelve Chebyshev nodes: 2/π log K + 1.
 LEBESGUE = 2.6
 # Unit roundoff of 32 bits, and room for what is of second order in it.
@@ -55,7 +56,9 @@ UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
 WIDE_NUMBERS = 2**25
 # Columns of a design up to which sums over columns are faster there than a matrix product.
 FEW_COLUMNS = 8
-DEGREES = (4, 6, 8, 10, 12)
+# Columns whose products are added up at a time.
+MOST_COLUMNS = 32
+DEGREES = (4, 5, 6, 7, 8, 10, 12)
 # Numbers of a loss that are computed at a time, before a run.
 AT_A_TIME = 2**14
 
@@ -96,14 +99,14 @@ class RecordCurves(eqx.Module):
 
     @abc.abstractmethod
     def _error(self, alpha, beta, shrink, slip, c) -> Array:
-        """What it adds to the error; of the chains, ``shrink`` is ``2 (L/4)^K/K!`` and ``slip`` is ``γ_{d+6} |(a, v)|``."""
+        """What it adds to the error; of the chains, ``shrink`` is ``2 (L/4)^K/K!`` and ``slip`` is ``γ_{c+6} |(a, v)|``."""
 
     def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> Curves:
         """The curves from ``(a, v)`` on, of stacked sites: one pass over the records for all chains."""
-        dim, size = a.shape[0], jnp.sqrt(jnp.sum(a * a, 0) + jnp.sum(v * v, 0))
+        size = jnp.sqrt(jnp.sum(a * a, 0) + jnp.sum(v * v, 0))
         angle = 0.5 * length * (chebyshev_nodes(self.nodes)[:, None] + 1)
         cos, sin = cosine_and_sine(angle)
-        slip = ROOM * (dim + 6) * ROUNDOFF * size
+        slip = ROOM * summands(a.shape[0]) * ROUNDOFF * size
         shrink = ROOM * 2 / math.factorial(self.nodes) * (length / 4) ** self.nodes
         narrow = functools.partial(jnp.asarray, dtype=jnp.float32)
         both = narrow(jnp.concatenate([a, v], 1))
@@ -133,7 +136,7 @@ class RecordCurves(eqx.Module):
     def _looped(self, both, cos, sin, shrink, slip, rows, terms):
         """Some records at a time, so that the compiler makes one loop over chains with everything in registers."""
         chains = both.shape[1] // 2
-        product = jnp.dot(rows, both, precision="highest")
+        product = _product(rows, both)
 
         def some(i, total):
             y = jax.lax.dynamic_slice_in_dim(product, i * UNROLLED, UNROLLED, 0)
@@ -156,7 +159,7 @@ class RecordCurves(eqx.Module):
             parts = [rows[:, j : j + 1] * both[j] for j in range(dim)]
             product = functools.reduce(jnp.add, parts)
         else:
-            product = jnp.dot(rows, both, precision="highest")
+            product = _product(rows, both)
         y, speed = product[:, :chains], product[:, chains:]
         c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
         # Sums of one shape over the same numbers, which the compiler makes in one pass.
@@ -186,13 +189,30 @@ class InterpolatedCurves(RecordCurves):
         """``T_n (k_0 + k_1 w² + k_2 w⁴)``; ``(w + 3h)² ≤ 1.001 w² + 9009 h²`` holds what is true and what is computed."""
         slip = slip * jnp.float32(1 / SPREAD)
         x = jnp.float32(1.001) * (alpha * alpha + beta * beta) + jnp.float32(9100.0) * (slip * slip)
-        k, far = self.degree, _chebyshev(self.degree // 2, jnp.maximum(2 * x - 1, 1))
+        # T_n of odd n is below T_{n+1} there.
+        k, far = self.degree, _chebyshev(-(-self.degree // 2), jnp.maximum(2 * x - 1, 1))
         k0, k1, k2 = (c[k + j] + shrink * c[k + 3 + j] + slip * c[k + 6 + j] for j in range(3))
         bound = far * (k0 + x * (k1 + x * k2))
         if self.grows:
             # e^{g (max(r, ϱ) − ϱ)}, and w − 1 ≤ ½(w² − 1).
             bound = bound * (jnp.float32(ROOM) * jnp.exp(c[k + 9] * jnp.maximum(x - 1, 0) * 0.5))
         return bound
+
+
+def _product(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> Float32[Array, "b n"]:
+    """With the design, some columns at a time."""
+    dim = rows.shape[1]
+    width = -(-dim // -(-dim // MOST_COLUMNS))
+    parts = [
+        jnp.dot(rows[:, k : k + width], both[k : k + width], precision="highest") for k in range(0, dim, width)
+    ]  # fmt: skip
+    return functools.reduce(jnp.add, parts)
+
+
+def summands(dim: int) -> int:
+    """Roundings of a predictor: of its sum, and six of state, design, sines and their products."""
+    parts = -(-dim // MOST_COLUMNS)
+    return -(-dim // parts) + parts - 1 + 6
 
 
 def _chebyshev(n: int, x):

@@ -31,8 +31,11 @@ from fedpdmc.potentials.record_curves import Curves, cosine_and_sine
 from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
 from fedpdmc.sampling.engines.event_buffer import Record
 
-# Chains whose records are passed over together in 64 bits, on a processor; on an accelerator this share of them.
-LANES, WIDE_SHARE = 8, 8
+# Chains whose records are passed over together in 64 bits, on a processor, and where there are so many columns; on an
+# accelerator this share of them.
+LANES, MORE_LANES, MANY_COLUMNS, WIDE_SHARE = 8, 32, 32, 8
+# Velocities of single chains are made where at most one in so many turns, this share of the chains at a time.
+REFRESHED_SHARE, TURNED_SHARE = 2, 8
 # Uniforms of a site's candidate under a second-order bound; the number of the first draw of a block.
 UNIFORMS_IN_CELLS, FIRST = 2, 2**20
 
@@ -144,9 +147,30 @@ def _refreshment(coordinator: Coordinator, keys: PublicKeys, now: Step, refreshe
     if now.turns is None:
         velocity = apart(normals, uniforms(keys.events, now.number, now.draws, dim), number=now.number)
         return velocity, _random_wait(coordinator, keys, now.number, now.draws), None
-    made = functools.partial(turn_velocities, count=1, dim=dim)
-    velocity = apart(lambda k, n: made(k, n)[0].T, keys.turns, now.turns, number=now.turns)
-    return velocity, QUARTER, now.turns + refreshed
+    made, turns = functools.partial(turn_velocities, count=1, dim=dim), now.turns
+
+    def every():
+        return apart(lambda k, n: made(k, n)[0].T, keys.turns, turns, number=turns)
+
+    if jax.default_backend() != "cpu":
+        return every(), QUARTER, turns + refreshed
+    few = REFRESHED_SHARE * jnp.sum(refreshed) <= refreshed.shape[0]
+    velocity = jax.lax.cond(few, lambda: _turned(made, keys.turns, turns, now.v, refreshed), every)
+    return velocity, QUARTER, turns + refreshed
+
+
+def _turned(made, keys, turns, v, refreshed) -> Float[Array, "d C"]:
+    """The velocities of the chains that turn, some at a time; what stands in the place of the others is not used."""
+    chains = refreshed.shape[0]
+    lanes = max(1, chains // TURNED_SHARE)
+
+    def some(carry):
+        waiting, v = carry
+        index = jnp.nonzero(waiting, size=lanes, fill_value=chains)[0]
+        key, number = (x.at[index].get(mode="clip") for x in (keys, turns))
+        return waiting.at[index].set(False, mode="drop"), v.at[:, index].set(made(key, number)[0].T, mode="drop")
+
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), some, (refreshed, v))[1]
 
 
 def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> Float[Array, " C"]:
@@ -217,8 +241,10 @@ def _cell(dynamics, a, v, remaining, potential, u) -> Found:
 
 def lane_count(groups, chains: int) -> int:
     """How many chains are gathered at a time."""
-    wide = any(group.clock.curves.wide for group in groups)
-    return min(chains, max(LANES, chains // WIDE_SHARE) if wide else LANES)
+    lanes = MORE_LANES if groups[0].clock.dim >= MANY_COLUMNS else LANES
+    if any(group.clock.curves.wide for group in groups):
+        lanes = max(LANES, chains // WIDE_SHARE)
+    return min(chains, lanes)
 
 
 def _served(groups, a, v, found: Found, hit, passes, fault):
