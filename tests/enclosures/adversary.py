@@ -1,8 +1,8 @@
 """The attack on one program: bounds in every domain against the rates that the program computes, and exact arithmetic.
 
 Attacked are cells and Taylor models in time, on a line or a rotation, of reflections or of flips, and derivatives on balls;
-in the bulk, in the tails and at kinks. A violation is a computed rate, or a value in exact arithmetic, outside its bound,
-and a rate that is not a number under a finite bound.
+in the bulk, in the tails, at kinks and across jumps. A violation is a computed rate, or a value in exact arithmetic, outside
+its bound, a rate that is not a number under a finite bound, and a jump of the value where the program is shown to have none.
 """
 
 import contextlib
@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from tests.enclosures import exact
-from tests.enclosures.random_programs import DIM, names, program_of, random_tree, records, smaller
+from tests.enclosures.random_programs import DIM, JUMPING, names, program_of, random_tree, records, smaller
 
 from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
-from fedpdmc.enclosures import TimeInterval, check_continuity, enclose
+from fedpdmc.enclosures import TimeInterval, enclose
+from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, NoEnclosure
@@ -27,13 +28,15 @@ from fedpdmc.potentials.jax_function import _rates, curved_path
 CELLS, TIMES, ORDER = 10, 8, 3
 LENGTHS, SIZES = (1e-4, 1e-2, 0.1, 0.6), (0.3, 1.0, 4.0, 40.0)
 KINDS = ((False, False), (False, True), (True, False), (True, True))  # rotating, flips
+# A line is divided so often into so many parts; what changes by this on the last of them has jumped.
+DIVISIONS, PARTS, JUMP = 7, 33, 1e-5
 # The cells of which the rates are computed in exact arithmetic: any, and one that begins near a kink.
 EXACT = (CELLS - 1, 2)
 # What the second implementation does not know.
 INEXACT = {
     "32 bits", "32-bit sum", "offset", "phase", "large", "scan", "loop", "branch", "softmax", "erf", "erfc", "log ndtr",
     "atan", "lgamma", "digamma", "cholesky", "map", "cosh", "asinh", "by segment", "added", "dropped", "largest",
-    "log sum exp", "product", "backwards", "joint",
+    "log sum exp", "product", "backwards", "joint", *JUMPING,
 }  # fmt: skip
 
 
@@ -67,13 +70,18 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
     rng = np.random.default_rng(seed)
     program = program_of(tree, records(seed))
     try:
-        check_continuity(program._likelihood, DIM)
+        surfaces = program.jump_surfaces()
     except Discontinuous as error:
-        # All are continuous; some, of kinks within kinks, are not shown to be, and nothing is promised.
-        seen["not shown continuous: " + str(error).split(": ", 1)[-1][:60]] += 1
+        # Some, of kinks within kinks, are not shown to be continuous though they are, and nothing is promised.
+        kind = "may jump" if names(tree) & JUMPING else "not shown continuous"
+        seen[f"{kind}: " + str(error).split(": ", 1)[-1][:60]] += 1
         return seen
     rotating, flips = KINDS[rng.integers(len(KINDS))]
     a, v, h, times = paths(rng, program.data, rotating, flips)
+    if surfaces is not None and surfaces.level.size:
+        onto(surfaces, a, v, h)
+        seen["programs with jumps"] += 1
+    jumps_at_surfaces_alone(program._likelihood, surfaces, rng, seen)
     rate = program._program(flips)
     rates = computed(compiled, rate, rotating, a, v, times)
     exactly = {} if names(tree) & INEXACT else exact_rates(rate, rotating, a, v, times)
@@ -91,9 +99,46 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
         bounded = np.isfinite(high)
         seen[domain.__name__] += int(bounded.sum())
         seen["not finite " + domain.__name__] += int((~bounded).sum())
-    on_balls(program, rng, tree, seen)
+    if surfaces is None:
+        on_balls(program, rng, tree, seen)
     seen["programs"] += 1
     return seen
+
+
+def onto(surfaces: JumpSurfaces, a, v, h) -> None:
+    """Some of the paths cross a surface within their cell."""
+    for k in range(3, min(6, CELLS)):
+        i = k % len(surfaces.level)
+        normal = surfaces.normal[i]
+        gap = surfaces.level[i] - normal @ (a[k] + 0.5 * h[k] * v[k])
+        a[k] += normal * gap / (normal @ normal)
+
+
+def jumps_at_surfaces_alone(function, surfaces: JumpSurfaces | None, rng, seen: Counter) -> None:
+    """Fail where values jump along a line at a time at which it meets no surface.
+
+    The part of the line on which the value changes the most is divided again and again. Continuous values get nearer, by
+    their slope; a jump stays.
+    """
+    a, v = rng.normal(size=(2, DIM)) * rng.choice(SIZES[:3])
+    low, high = -1.0, 1.0
+    met = np.zeros(0)
+    if surfaces is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            met = (surfaces.level - surfaces.normal @ a) / (surfaces.normal @ v)
+    for _ in range(DIVISIONS):
+        times = np.linspace(low, high, PARTS)
+        values = mapped_by_numpy(function, a + times[:, None] * v)
+        inner = np.array([not np.any((met >= s) & (met <= t)) for s, t in zip(times, times[1:], strict=False)])
+        # Around surfaces too, but not across them.
+        change = np.where(inner, np.abs(np.diff(values)), 0.0)
+        if not np.all(np.isfinite(values)) or not np.any(inner):
+            return
+        k = int(np.argmax(change))
+        low, high = times[k], times[k + 1]
+    seen["lines without other jumps"] += 1
+    if change[k] > JUMP * (1 + np.abs(values[k])):
+        raise Violation(f"the value jumps by {change[k]!r} at {(a + low * v).tolist()}, where no surface is")
 
 
 def mapped(compiled: bool, function, *args):

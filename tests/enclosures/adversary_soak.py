@@ -12,6 +12,9 @@ import sys
 import time
 from collections import Counter
 
+# Programs that one process takes at a time, and seconds that they have after the deadline.
+CHUNK, GRACE = 10, 30.0
+
 
 def main() -> int:
     """Run the soak."""
@@ -29,10 +32,18 @@ def main() -> int:
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     began, seen, broken = time.monotonic(), Counter(), []
-    shares = [(options, k) for k in range(options.processes)]
+    deadline = time.time() + options.seconds
+    chunks = [(options, first, deadline) for first in range(0, options.programs, CHUNK)]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for found, violations in pool.imap_unordered(_share, shares):
-            seen.update(found)
+        found = pool.imap_unordered(_chunk, chunks)
+        for _ in chunks:
+            try:
+                # Programs that were begun may end.
+                part, violations = found.next(max(1.0, min(deadline + GRACE - time.time(), 1e6)))
+            except multiprocessing.TimeoutError:
+                print("some programs were not ended", file=sys.stderr)
+                break
+            seen.update(part)
             broken += violations
     report = {
         "programs": seen["programs"],
@@ -47,17 +58,16 @@ def main() -> int:
     return int(bool(broken))
 
 
-def _share(task) -> tuple[Counter, list[dict]]:
-    """Every so manieth program, of a seed of its own."""
-    options, first = task
+def _chunk(task) -> tuple[Counter, list[dict]]:
+    """Some programs, one after the other."""
+    options, first, deadline = task
     import jax
 
     with jax.enable_x64(True):
         from tests.enclosures.adversary import soak
 
-        deadline = time.monotonic() + options.seconds
-        numbers = range(first, options.programs, options.processes)
-        return soak(options.seed, numbers, deadline, options.compiled_every)
+        numbers = range(first, min(first + CHUNK, options.programs))
+        return soak(options.seed, numbers, time.monotonic() + deadline - time.time(), options.compiled_every)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Random programs of statistical flavour: trees of operations on vectors of four records and three parameters.
 
-A program is a tuple of a name and its arguments, ``("softplus", ("eta",))``. Every one of them is continuous, and finite
-unless numbers overflow.
+A program is a tuple of a name and its arguments, ``("softplus", ("eta",))``. Every one of them is finite unless numbers
+overflow, and continuous unless it has one of the operations in ``JUMPING``.
 """
 
 import jax
@@ -35,6 +35,11 @@ def gaussian_process(z, d):
     factor = jnp.linalg.cholesky(matrix)
     white = jax.scipy.linalg.solve_triangular(factor, z[:3], lower=True)
     return jnp.append(white, jnp.sum(jnp.log(jnp.diagonal(factor))))
+
+
+def counted(z, d):
+    """A level for each number of values that are below 0.2."""
+    return jnp.where(jnp.arange(4) < jnp.sum(z < 0.2), z, 0.5 * z + 1.0)
 
 
 UNARY = {
@@ -78,6 +83,9 @@ UNARY = {
     # control
     "scan": by_scan, "loop": by_loop, "branch": lambda z, d: lax.cond(d["y"][0] > 0, jnp.sin, jnp.cos, z),
     "cholesky": gaussian_process, "map": lambda z, d: lax.map(lambda t: jnp.tanh(t) * t, z),
+    # jumps
+    "step": lambda z, d: jnp.where(z > 0.3, z + 1, 0.5 * z), "sign": lambda z, d: jnp.sign(z - 0.1), "counted": counted,
+    "ordered": lambda z, d: jnp.where(jnp.all(z[:-1] < z[1:]), z, 0.3), "floor": lambda z, d: jnp.floor(z),
 }  # fmt: skip
 BINARY = {
     "add": lambda z, w: z + w, "sub": lambda z, w: z - w, "mul": lambda z, w: z * w, "max": jnp.maximum, "min": jnp.minimum,
@@ -88,7 +96,13 @@ BINARY = {
 LEAVES = {
     "eta": lambda x, d: d["X"] @ x, "effect": lambda x, d: x[d["g"] % 3], "scale": lambda x, d: x[0] + 0.0 * d["y"],
     "residual": lambda x, d: d["y"] - x[1], "reference": lambda x, d: x.at[d["g"]].get(mode="fill", fill_value=0.0),
+    "change point": lambda x, d: jnp.where(d["y"] < x[2], x[0], x[1]),
+    "threshold": lambda x, d: jnp.where(d["X"] @ x > 0.2, d["y"], x[0]),
+    "order": lambda x, d: jnp.where((x[0] < x[1]) & (x[1] < 0.5 * x[2] + 0.3), x[2], 0.4) * d["y"],
 }  # fmt: skip
+
+# Operations that may jump.
+JUMPING = {"step", "sign", "counted", "ordered", "floor", "change point", "threshold", "order"}
 
 
 def records(seed: int) -> dict[str, np.ndarray]:
@@ -122,9 +136,10 @@ def names(tree) -> set[str]:
 
 
 def random_tree(rng: np.random.Generator, size: int):
-    """Of about so many operations."""
+    """Of about so many operations; one leaf in eight may jump."""
     if size <= 0:
-        return (str(rng.choice(sorted(LEAVES))),)
+        jumps = rng.random() < 0.125
+        return (str(rng.choice(sorted(name for name in LEAVES if (name in JUMPING) == jumps))),)
     if size > 1 and rng.random() < 0.4:
         left = int(rng.integers(0, size))
         return (str(rng.choice(sorted(BINARY))), random_tree(rng, left), random_tree(rng, size - 1 - left))

@@ -19,26 +19,38 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Potential
 
-# Relative: how near to a surface a chain stands on it, and how far on both sides of it the potential is evaluated.
-STANDING, ASIDE = 1e-12, 1e-11
+# How far before a surface a path is asked, and how far beyond it the potential is evaluated: relative to the position, and
+# to what is added up in the comparison, whose rounding is below the second.
+NEAR, ROUNDING = 1e-12, 2.0**-44
+# Slower than this a path that turns back at a surface is asked as if it had this speed.
+SLOW = 1e-6
+# Surfaces are told apart at positions up to this, and must be known to this.
+USUAL, COARSE = 10.0, 1e-3
+# Unit normals that agree to this are one direction.
+SAME = 1e-11
 # A stream of its own beside that of the clock between the jumps.
 STREAM = jnp.uint32(0x6A756D70)
 
 
 class JumpWalk(eqx.Module):
-    """The walk between the jumps, and the one from surface to surface."""
+    """The walk between the jumps, and the one from surface to surface.
+
+    ``last`` is the surface where that one stands, -1 for none.
+    """
 
     between: Any
     crossing: Walk
+    last: Int[Array, " C"]
 
 
 class JumpClock(Clock[JumpWalk]):
@@ -50,6 +62,10 @@ class JumpClock(Clock[JumpWalk]):
     normal : (K, d)
         Of unit length, in whitened coordinates.
     level : (K,)
+    size, sizes : (K,), (K, d)
+        ``size + sizes @ |a|`` bounds what is added up in the comparison, in the same units.
+    spread : (K,)
+        Surfaces that are nearer to each other than can be told apart are one: up to this on both sides of the level.
     """
 
     potential: Potential
@@ -57,6 +73,9 @@ class JumpClock(Clock[JumpWalk]):
     between: Clock
     normal: Float[Array, "K d"]
     level: Float[Array, " K"]
+    size: Float[Array, " K"]
+    sizes: Float[Array, "K d"]
+    spread: Float[Array, " K"]
 
     @property
     def name(self) -> str:
@@ -70,18 +89,32 @@ class JumpClock(Clock[JumpWalk]):
 
     def idle(self, chains):
         """A walk that waits."""
-        return JumpWalk(self.between.idle(chains), Walk.idle(self.dynamics, chains, self.dim))
+        walk = Walk.idle(self.dynamics, chains, self.dim)
+        return JumpWalk(self.between.idle(chains), walk, jnp.full(chains, -1))
 
     def restart(self, state, new, path):
         """Start on new plans."""
-        return JumpWalk(self.between.restart(state.between, new, path), state.crossing.restart(new, path))
+        between, crossing = self.between.restart(state.between, new, path), state.crossing.restart(new, path)
+        return JumpWalk(between, crossing, jnp.where(new, -1, state.last))
 
     def step(self, state, path, keys):
-        """The next surface on every chain, and a step between the jumps up to a reflection that is known already."""
-        walked = self.between.walk(state.between)
-        crossing = self._crossed(state.crossing, _capped(path, walked), keys)
-        between = self.between.step(state.between, _capped(path, crossing), keys)
-        return JumpWalk(between, crossing)
+        """The next surface on every chain, and a step between the jumps as far as surfaces are decided.
+
+        Beyond a surface at which the path is reflected the potential need not be finite, so that the other walk waits
+        before surfaces that are not decided, and ends where it has drawn a candidate beyond a reflection.
+        """
+        crossing, last = self._crossed(state, _capped(path, self.between.walk(state.between)), keys)
+        walk = self.between.walk(state.between)
+        ahead = _time(path, walk) > _time(path, crossing)
+        done = walk.done | (ahead & crossing.done & crossing.rang)
+        waits = ahead & ~crossing.done & ~done
+        held = self._with_done(state.between, done | waits)
+        between = self.between.step(held, _capped(path, crossing), keys)
+        return JumpWalk(self._with_done(between, self.between.walk(between).done & ~waits), crossing, last)
+
+    def _with_done(self, state: Any, done: Bool[Array, " C"]) -> Any:
+        """A state of the clock between the jumps on which these chains are done."""
+        return eqx.tree_at(lambda s: self.between.walk(s).done, state, done)
 
     def walk(self, state):
         """The earlier of both answers, once both are known."""
@@ -107,11 +140,12 @@ class JumpClock(Clock[JumpWalk]):
         """Of the clock between the jumps."""
         return self.between.violations(state.between)
 
-    def _crossed(self, walk: Walk, path: Path, keys) -> Walk:
+    def _crossed(self, state: JumpWalk, path: Path, keys) -> tuple[Walk, Int[Array, " C"]]:
         """Go on to the next surface, or to the end of the segment, and cross it or not."""
+        walk = state.crossing
         a, v = path.state(self.dynamics, jnp.minimum(walk.segment, path.last), walk.offset)
         remaining = path.at(path.duration, walk.segment) - walk.offset
-        wait, surface = self._next(a, v)
+        wait, surface = self._next(a, v, state.last)
         meets = wait < remaining
         segment, offset, over = advance(
             path, walk.segment, walk.offset, jnp.where(meets, wait, remaining), ~meets
@@ -119,10 +153,12 @@ class JumpClock(Clock[JumpWalk]):
         here, speed = path.state(self.dynamics, jnp.minimum(segment, path.last), offset)
         normal = self.normal[surface]
         height = exponentials(uniforms(keys ^ STREAM, path.number, walk.draws, 1)[0])
+        last = jnp.where(meets, surface, -1)
         meets = meets & ~over & ~walk.done
+        toward = normal * jnp.sign(jnp.sum(normal * speed, -1, keepdims=True))
         rise, finite = jax.lax.cond(
             jnp.any(meets),
-            lambda: self._rise(here, normal * jnp.sign(jnp.sum(normal * speed, -1, keepdims=True))),
+            lambda: self._rise(here, toward, jnp.abs(self.level[surface] - jnp.sum(normal * here, -1))),
             lambda: (jnp.zeros_like(height), jnp.ones_like(meets)),
         )
         fault = jnp.where(meets & ~finite, NOT_FINITE, FINE)
@@ -141,34 +177,59 @@ class JumpClock(Clock[JumpWalk]):
                 moved.passes + 2 * meets,
             ),
         )
-        return keep_done(walk.done, walk, new)
+        return keep_done(walk.done, (walk, state.last), (new, last))
 
-    def _next(self, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> tuple[Float[Array, " C"], Int[Array, " C"]]:
-        """Time to the next surface, and which; the one that a chain stands on was decided before.
+    def _next(self, a: Float[Array, "C d"], v: Float[Array, "C d"], last) -> tuple[Float[Array, " C"], Any]:
+        """Time to just before the next surface, and which; the last one was decided.
 
-        On a line ``p + q s = c``. On a rotation ``r cos(s − φ) = c`` at ``s = φ ± arccos(c/r)``, up to whole turns.
+        Before, and not on it: what is reflected there is on the side that it came from, and a corner is asked for each of
+        its surfaces. On a line ``p + q s = c``. On a rotation ``r cos(s − φ) = c`` at ``s = φ ± arccos(c/r)``, up to whole
+        turns.
         """
         p, q = a @ self.normal.T, v @ self.normal.T
-        stands = jnp.abs(p - self.level) <= STANDING * (1 + jnp.abs(self.level))
+        asked = last[:, None] == jnp.arange(self.level.shape[0])
         if self.dynamics.flow.rotating:
             radius, turn = jnp.hypot(p, q), 2 * np.pi
             meets = radius > jnp.abs(self.level)
             half = jnp.arccos(jnp.clip(self.level / jnp.where(meets, radius, 1.0), -1.0, 1.0))
             roots = jnp.mod(jnp.arctan2(q, p) + jnp.stack([-half, half]), turn)
-            # The root at which it stands is the one next to zero.
+            # The root that was asked is the one next to zero.
             apart = jnp.minimum(roots, turn - roots)
-            own = stands & (apart == jnp.min(apart, 0))
-            waits = jnp.min(jnp.where(own | ~meets, jnp.inf, roots), 0)
+            asked &= apart == jnp.min(apart, 0)
+            waits, speed = jnp.min(jnp.where(asked | ~meets, jnp.inf, roots), 0), radius * jnp.sin(half)
+            near = self._near(a, v, jnp.ones_like(p))
         else:
             root = (self.level - p) / jnp.where(q == 0, 1.0, q)
-            waits = jnp.where((q == 0) | stands | (root < 0), jnp.inf, root)
+            waits, speed = jnp.where((q == 0) | asked | (root < 0), jnp.inf, root), jnp.abs(q)
+            near = self._near(a, v, jnp.maximum(root, 0.0))
+        waits = jnp.maximum(waits - near / jnp.maximum(speed, SLOW), 0.0)
         return jnp.min(waits, -1), jnp.argmin(waits, -1)
 
-    def _rise(self, a: Float[Array, "C d"], normal: Float[Array, "C d"]):
-        """What the potential rises by across a surface in the direction of a normal; and whether it was finite before."""
-        aside = normal * (ASIDE * (1 + jnp.max(jnp.abs(a), -1, keepdims=True)))
-        before, after = (jax.vmap(self.potential.value)(x) for x in (a - aside, a + aside))
-        return jnp.where(jnp.isfinite(before), after - before, jnp.inf), jnp.isfinite(before) & ~jnp.isnan(after)
+    def _near(self, a: Float[Array, "C d"], v: Float[Array, "C d"], times: Float[Array, "C K"]) -> Float[Array, "C K"]:
+        """How far from surfaces the results of comparisons are sure, where no entry is above ``|a| + |v| times``."""
+        a, v = jnp.abs(a), jnp.abs(v)
+        largest = jnp.max(a, -1, keepdims=True) + jnp.max(v, -1, keepdims=True) * times
+        added = self.size + a @ self.sizes.T + (v @ self.sizes.T) * times
+        return NEAR * (1 + largest) + ROUNDING * added + self.spread
+
+    def _rise(self, a: Float[Array, "C d"], normal: Float[Array, "C d"], gap: Float[Array, " C"]):
+        """What the potential rises by across a surface in the direction of a normal; and whether that is a number.
+
+        ``U(a + 2δn) − U(a)`` at a distance δ before it, less what the slopes on both sides make of it.
+        """
+
+        def along(x, n):
+            return jax.jvp(self.potential.value, (x,), (n,))
+
+        (before, slope), (after, other) = (jax.vmap(along)(x, normal) for x in (a, a + 2 * gap[:, None] * normal))
+        tilt = gap * (slope + other)
+        rise = after - before - jnp.where(jnp.isfinite(tilt), tilt, 0.0)
+        return rise, ~jnp.isnan(rise)
+
+
+def _time(path: Path, walk: Walk) -> Float[Array, " C"]:
+    """Where a walk stands in its plan."""
+    return path.at(path.begin, walk.segment) + walk.offset
 
 
 def _capped(path: Path, walk: Walk) -> Path:
@@ -179,21 +240,54 @@ def _capped(path: Path, walk: Walk) -> Path:
     )
 
 
-def with_jumps(clock: Clock, normal: np.ndarray, level: np.ndarray, site: str) -> JumpClock:
-    """A clock with jumps at ``⟨n_k, a⟩ = c_k``, the normals of any length.
+def with_jumps(clock: Clock, surfaces: JumpSurfaces, center: Any, scale: Any, site: str) -> JumpClock:
+    """A clock of a potential of ``x = c + S a`` that jumps where surfaces are met.
 
     Raises
     ------
     InputError
-        Where coordinates flip and a surface is not at a value of one coordinate.
+        Where coordinates flip and a surface is not at a value of one coordinate; where rounding hides a surface.
     """
-    size = np.linalg.norm(normal, axis=1)
-    normal, level = normal / size[:, None], level / size
-    if clock.dynamics.flips and np.any(np.sum(np.abs(normal) > STANDING, 1) > 1):
+    center, scale = np.asarray(center, float), np.asarray(scale, float)
+    scale = np.diag(scale) if scale.ndim == 1 else scale
+    normal, level = surfaces.normal @ scale, surfaces.level - surfaces.normal @ center
+    size = surfaces.size + surfaces.sizes @ np.abs(center)
+    sizes = surfaces.sizes @ np.abs(scale)
+    length = np.linalg.norm(normal, axis=1)
+    level, size, normal, sizes = level / length, size / length, normal / length[:, None], sizes / length[:, None]
+    if clock.dynamics.flips and np.any(np.sum(np.abs(normal) > NEAR, 1) > 1):
         raise InputError(
             f"sites ({site!r})",
             f"a model that jumps where a combination of parameters has a value, with dynamics={clock.dynamics!r}",
             "Use dynamics that reflect, fedpdmc.BouncyParticle() or fedpdmc.Boomerang(), or a diagonal reference for a jump "
             "at a value of one parameter.",
         )
-    return JumpClock(clock.potential, clock.dynamics, clock, jnp.asarray(normal), jnp.asarray(level))
+    parts = _merged(normal, level, size, sizes)
+    if not np.all(_usually_near(*parts[2:4]) + parts[4] <= COARSE):
+        raise InputError(
+            f"sites ({site!r})",
+            f"a model that jumps where values are equal that rounding hides, at {', '.join(surfaces.lines)}",
+            "Take a common offset off both sides of the comparison: centre the data and the parameter.",
+        )
+    return JumpClock(clock.potential, clock.dynamics, clock, *map(jnp.asarray, parts))
+
+
+def _usually_near(size: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return NEAR * (1 + USUAL) + ROUNDING * (size + USUAL * sizes.sum(1))
+
+
+def _merged(normal, level, size, sizes) -> tuple[np.ndarray, ...]:
+    """Surfaces that are parallel and too near to each other to be told apart are one, with its middle and half its width."""
+    found, left, near = [], np.arange(len(level)), _usually_near(size, sizes)
+    while left.size:
+        own = normal[left[0]]
+        side = np.sign(normal[left] @ own)
+        alike = np.max(np.abs(side[:, None] * normal[left] - own), 1) <= SAME
+        group, height, left = left[alike], (side * level[left])[alike], left[~alike]
+        order = np.argsort(height, kind="stable")
+        group, height = group[order], height[order]
+        starts = np.flatnonzero(np.diff(height, prepend=-np.inf) > 2 * near[group])
+        for part in np.split(np.arange(len(group)), starts[1:]):
+            low, high, those = height[part[0]], height[part[-1]], group[part]
+            found.append((own, 0.5 * (low + high), size[those].max(), sizes[those].max(0), 0.5 * (high - low)))
+    return tuple(np.asarray(column) for column in zip(*found, strict=True))

@@ -172,12 +172,12 @@ def _jump_surfaces(program: Program, name: str, adaptive: bool) -> JumpSurfaces 
 def _with_jumps(choice: Choice, surfaces: JumpSurfaces, whitened: Potential, name: str) -> Choice:
     """The clock with the jumps of a function of ``x = c + S a``."""
     assert isinstance(whitened, Program)
-    normal, level = surfaces.normal, surfaces.level
-    if whitened.center is not None and whitened.scale is not None:
-        scale = np.asarray(whitened.scale)
-        level = level - normal @ np.asarray(whitened.center)
-        normal = normal * scale if scale.ndim == 1 else normal @ scale
-    return choice._replace(clock=with_jumps(choice.clock, normal, level, name))
+    if not surfaces.level.size:
+        # What is compared is always in one order.
+        return choice
+    center = np.zeros(whitened.dim) if whitened.center is None else whitened.center
+    scale = np.ones(whitened.dim) if whitened.scale is None else whitened.scale
+    return choice._replace(clock=with_jumps(choice.clock, surfaces, center, scale, name))
 
 
 def _latent_clock(site: Site, potential: LatentPotential, opening: Opening) -> LatentClock:

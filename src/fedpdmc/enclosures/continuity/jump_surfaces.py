@@ -20,35 +20,44 @@ LINEAR = {"add", "add_any", "sub", "neg", "concatenate", "reduce_sum", "cumsum",
           "transpose", "rev", "slice", "copy", "copy_p", "expand_dims", "pad"}  # fmt: skip
 LINEAR_IN_FIRST = {"div", "gather", "dynamic_slice"}
 BILINEAR = {"mul", "dot_general"}
-# Normals and levels that agree to this are one surface.
-SAME = 1e-10
+# So far along each axis are slopes found: the values at the origin are lost against it only where a slope is smaller than
+# they are by this factor.
+FAR = 2.0**60
+# The same operation on the sizes of what is added, whatever their signs.
+OF_SIZES = {"sub": "add", "neg": "copy"}
 
 
 class JumpSurfaces(NamedTuple):
-    """The hyperplanes ``⟨n_k, x⟩ = c_k``.
+    """The hyperplanes ``⟨n_k, x⟩ = c_k`` at which compared values are equal.
 
     Attributes
     ----------
     normal : (K, d)
-        Of unit length.
+        Of any length.
     level : (K,)
+    size, sizes : (K,), (K, d)
+        What is added up in a comparison has absolute values of at most ``size + sizes @ |x|``: its rounding is relative to
+        that.
     lines : tuple of str
         Where the program compares.
     """
 
     normal: np.ndarray
     level: np.ndarray
+    size: np.ndarray
+    sizes: np.ndarray
     lines: tuple[str, ...]
 
 
 class AffineComparisons:
     """One evaluation of a program that follows what is affine in the parameters.
 
-    ``sides`` are the differences of the compared values by equation, the equations by identity.
+    ``sides`` are the differences of the compared values by equation, the equations by identity, with the sizes of what
+    was added up in them.
     """
 
     def __init__(self) -> None:
-        self.sides: dict[int, list[np.ndarray]] = {}
+        self.sides: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self.others: set[int] = set()
         self.lines: dict[int, str] = {}
 
@@ -58,26 +67,26 @@ class AffineComparisons:
         return frozenset(self.sides.keys() - self.others)
 
     def differences(self) -> np.ndarray:
-        """Of all of them, in the order of the program."""
-        parts = [part.ravel() for key, found in self.sides.items() if key not in self.others for part in found]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        """Of all of them, in the order of the program, and their sizes: (2, K)."""
+        found = [pair for key, pairs in self.sides.items() if key not in self.others for pair in pairs]
+        return np.concatenate([np.stack([one.ravel(), size.ravel()]) for one, size in found], 1)
 
-    def run(self, jaxpr, consts, args: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-        """How each result depends on the parameters, and its value unless that is neither constant nor affine."""
-        known: dict[Any, tuple[int, Any]] = {}
+    def run(self, jaxpr, consts, args: list[Followed]) -> list[Followed]:
+        """How each result depends on the parameters, its value and its size unless it is neither constant nor affine."""
+        known: dict[Any, Followed] = {}
 
         def read(atom):
-            return (NOT, atom.val) if isinstance(atom, core.Literal) else known[atom]
+            return _constant(atom.val) if isinstance(atom, core.Literal) else known[atom]
 
-        known.update(zip(jaxpr.constvars, ((NOT, const) for const in consts), strict=True))
+        known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
         for equation in jaxpr.eqns:
             found = self._equation(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, found, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation, args: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-        name, kinds = equation.primitive.name, [kind for kind, _ in args]
+    def _equation(self, equation, args: list[Followed]) -> list[Followed]:
+        name, kinds = equation.primitive.name, [arg.kind for arg in args]
         if name in INNER and (not name.startswith("custom_") or all(kind == NOT for kind in kinds)):
             inner = equation.params[INNER[name]]
             jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
@@ -88,18 +97,50 @@ class AffineComparisons:
         if kind == OTHERWISE:
             # What is compared in a loop, or in a branch, is not followed: nor is it where it is called from elsewhere.
             self.others |= set(_comparisons_within(equation.params))
-            return [(OTHERWISE, None)] * len(equation.outvars)
-        found = equation.primitive.bind(*(jnp.asarray(value) for _, value in args), **equation.params)
-        return [(kind, x) for x in (found if equation.primitive.multiple_results else [found])]
+            return [Followed(OTHERWISE, None, None)] * len(equation.outvars)
+        values = _bound(equation.primitive, equation.params, [arg.value for arg in args])
+        if kind == NOT:
+            return [_constant(x) for x in values]
+        chosen = name == "select_n"
+        sizes = [arg.value if chosen and i == 0 else arg.size for i, arg in enumerate(args)]
+        if name == "div":
+            sizes[1] = jnp.abs(args[1].value)
+        elif name in LINEAR_IN_FIRST:
+            sizes[1:] = [arg.value for arg in args[1:]]
+        primitive = OF_SIZES.get(name, equation.primitive)
+        if primitive == "copy":
+            return [Followed(kind, values[0], sizes[0])]
+        if primitive == "add":
+            return [Followed(kind, values[0], sizes[0] + sizes[1])]
+        return list(map(Followed, [kind] * len(values), values, _bound(equation.primitive, equation.params, sizes)))
 
-    def _compare(self, equation, args: list[tuple[int, Any]]) -> None:
+    def _compare(self, equation, args: list[Followed]) -> None:
         key = id(equation)
-        if any(kind == OTHERWISE for kind, _ in args) or within_known(equation):
+        if any(arg.kind == OTHERWISE for arg in args) or within_known(equation):
             self.others.add(key)
             return
-        one, *other = (np.asarray(value, float) for _, value in args)
-        self.sides.setdefault(key, []).append(one - other[0] if other else one)
+        one, *other = (np.asarray(arg.value, float) for arg in args)
+        size = sum(np.asarray(arg.size, float) for arg in args)
+        self.sides.setdefault(key, []).append((one - other[0] if other else one, np.asarray(size)))
         self.lines[key] = line_of(equation)
+
+
+class Followed(NamedTuple):
+    """A value, how it depends on the parameters, and the sum of the sizes of what was added up in it."""
+
+    kind: int
+    value: Any
+    size: Any
+
+
+def _constant(value: Any) -> Followed:
+    value = jnp.asarray(value)
+    return Followed(NOT, value, jnp.abs(value) if value.dtype.kind == "f" else value)
+
+
+def _bound(primitive, params: dict[str, Any], values: list[Any]) -> list[Any]:
+    found = primitive.bind(*map(jnp.asarray, values), **params)
+    return list(found) if primitive.multiple_results else [found]
 
 
 def _comparisons_within(params: dict[str, Any]) -> Iterator[int]:
@@ -132,22 +173,20 @@ def affine_comparisons(closed: core.ClosedJaxpr, x: np.ndarray) -> AffineCompari
     """What the program compares at a point."""
     found = AffineComparisons()
     with jax.ensure_compile_time_eval():
-        found.run(closed.jaxpr, closed.consts, [(AFFINE, jnp.asarray(x))])
+        found.run(closed.jaxpr, closed.consts, [Followed(AFFINE, jnp.asarray(x), jnp.abs(jnp.asarray(x)))])
     return found
 
 
 def surfaces_of(at: Callable[[np.ndarray], AffineComparisons], dim: int) -> JumpSurfaces:
-    """The hyperplanes on which compared values are equal: affine functions are known from ``dim + 1`` points."""
+    """The hyperplanes on which compared values are equal: affine functions are known from ``dim + 1`` points.
+
+    The other points are far from the origin, so that slopes are found to their last digits beside large values there.
+    """
     origin = at(np.zeros(dim))
-    start = origin.differences()
-    slopes = np.stack([at(unit).differences() - start for unit in np.eye(dim)], 1)
-    size = np.linalg.norm(slopes, axis=1)
-    met = (size > 0) & np.isfinite(start) & np.isfinite(size)
-    normal, level = slopes[met] / size[met, None], -start[met] / size[met]
-    # One of the two descriptions of a hyperplane.
-    first = normal[np.arange(len(normal)), np.argmax(np.abs(normal) > SAME, 1)] if len(normal) else np.zeros(0)
-    normal, level = normal * np.sign(first)[:, None], level * np.sign(first)
-    rounded = np.round(np.column_stack([normal, level / (1 + np.abs(level))]) / SAME)
-    _, own = np.unique(rounded, axis=0, return_index=True)
+    start, size = origin.differences()
+    far = np.stack([at(FAR * unit).differences() for unit in np.eye(dim)], -1)
+    slopes, sizes = (far[0] - start[:, None]) / FAR, (far[1] - size[:, None]) / FAR
+    # A comparison with a number that is not finite has one result only.
+    met = np.any(slopes != 0, 1) & np.isfinite(start) & np.all(np.isfinite(slopes), 1)
     lines = tuple(dict.fromkeys(origin.lines[key] for key in origin.lines if key in origin.equations))
-    return JumpSurfaces(normal[own], level[own], lines)
+    return JumpSurfaces(slopes[met], -start[met], size[met], np.maximum(sizes[met], 0.0), lines)
