@@ -147,6 +147,13 @@ def test_summary_has_a_line_for_each_parameter_and_how_the_run_went():
     assert max(map(len, [*verdict, *rows, *notes])) < 80
 
 
+def test_summary_says_what_to_do_about_a_posterior_far_from_a_gaussian(monkeypatch):
+    post = default_run()
+    monkeypatch.setattr(post, "settings", post.settings | {"reference": "laplace", "reference_why": "averages fail"})
+    (note,) = [note for note in post.summary().notes if note.startswith("Laplace reference")]
+    assert "averages fail. The posterior is far from a Gaussian" in note and "logarithms of scales" in note
+
+
 def test_summary_is_a_table():
     post = default_run()
     table = post.summary()

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 INTERVAL_DRAWS = 1000
 # Columns that are left out, in this order, if the table is too wide for the terminal.
 SPARED = ("median", "mcse")
+# What to do about a posterior that is far from any Gaussian.
+NEARER = (
+    "The posterior is far from a Gaussian: it takes fewer rounds in parameters in which it is nearer to one (logarithms of "
+    "scales, standardised effects, centred columns), or with effects of groups as latents of their sites."
+)
 
 
 class Summary(pd.DataFrame):
@@ -170,7 +175,7 @@ def _notes(post: Posterior) -> list[str]:
         lines.append(post.settings["chosen"])
     if post.settings["reference"] == "laplace" and post.settings.get("reference_why"):
         lines.append(
-            f"Laplace reference and a burn-in of {post.settings['burn_in']:.3g}: {post.settings['reference_why']}."
+            f"Laplace reference and a burn-in of {post.settings['burn_in']:.3g}: {post.settings['reference_why']}. {NEARER}"
         )
     return [*lines, bounds_line(post), *privacy_lines(post.privacy)]
 
