@@ -33,7 +33,7 @@ def test_over_tls_as_in_process_to_the_bit(folder, expected, fresh):
     assert post.rounds > 20 and np.all(post.bytes > 1000)
     np.testing.assert_array_equal(post.messages, 2 * post.rounds)
     np.testing.assert_array_equal(post.gradient_evaluations, expected.gradient_evaluations)
-    assert np.all(post.gradient_evaluations > post.rounds)
+    assert np.all(post.gradient_evaluations > 0)
 
 
 def test_bits_do_not_depend_on_a_network_that_delays_and_cuts(folder, expected, fresh, caplog):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.federation.processes import Parties
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
-from tests.study.contracts import EFFECTS
+from tests.study.contracts import EFFECTS, with_model_file
 from typer.testing import CliRunner
 
 import fedpdmc as fp
@@ -31,9 +31,13 @@ class Wards(Folder):
             place.write_text("\n".join([lines[0], *wards]) + "\n")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return Wards(tmp_path_factory.mktemp("effects"))
+# A family with bounds of its own, and a model file.
+CONTRACTS = {"family": EFFECTS, "file": with_model_file(EFFECTS)}
+
+
+@pytest.fixture(scope="module", params=["family", pytest.param("file", marks=pytest.mark.long)])
+def folder(request, tmp_path_factory):
+    return Wards(tmp_path_factory.mktemp("effects"), CONTRACTS[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +77,12 @@ def test_an_audit_recomputes_every_answer(folder, run):
 def test_a_restarted_site_has_the_same_latents(folder, run, tmp_path):
     """From its log alone, after any plan: the next answer has the same bits."""
     both = list(pairs(run[1] / "north"))
+    plans = [k for k, (asked, _) in enumerate(both) if isinstance(messages.decode(asked), messages.TurnPlans)]
     agent = folder.agent("north", tmp_path / "north")
     agent.join(messages.encode(messages.Welcome(messages.decode(both[0][0]).run, folder.study.digest)))
     for place, (request, answer) in enumerate(both):
         assert agent.answer(request) == answer
-        if place in (len(both) // 2, len(both) - 3):
+        if place in (plans[2], plans[-2]):
             before = np.asarray(agent.computation.latents.settled)
             agent.log.close()
             agent = folder.agent("north", tmp_path / "north")
@@ -143,9 +148,10 @@ def test_plans_that_do_not_continue_are_refused(folder, run, tmp_path, change):
 
 
 @pytest.mark.long
-def test_parties_that_are_killed_resume_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize("kind", CONTRACTS)
+def test_parties_that_are_killed_resume_to_the_same_bits(tmp_path, kind):
     """Real processes over mutual TLS; afterwards each site's effects are those of an undisturbed run."""
-    folder = Wards(tmp_path, EFFECTS.replace("duration = 6.0", "duration = 40.0"))
+    folder = Wards(tmp_path, CONTRACTS[kind].replace("duration = 6.0", "duration = 40.0"))
     seeds = dict.fromkeys(folder.study.sites, SITE_SEED)
     with fp.connect(folder.study, data=folder.data, seed=SEED, site_seeds=seeds, store=tmp_path / "calm") as connection:
         expected = fp.sample(connection, progress=False)

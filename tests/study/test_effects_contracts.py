@@ -6,13 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from tests.study.contracts import EFFECTS
+import scipy.special
+import scipy.stats
+from tests.study.contracts import EFFECTS, model_file, with_model_file
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import RandomEffects
 from fedpdmc.study import parse_study
+from fedpdmc.study.contract import read_study
 from fedpdmc.study.description import modelled
 from fedpdmc.study.mixed_formula import SITE, MixedFormula, parse_mixed
 
@@ -87,6 +90,36 @@ def test_families(family):
     assert model.dim == len(study.guess) == len(study.prior_place[1])
 
 
+@double_precision
+def test_families_of_the_standard_library_and_model_files():
+    """The effect is added to the predictor; a negative binomial has its own size unless it is told."""
+    study = changed(
+        ('family = "logistic"\n', 'family = "negative_binomial"\n'), ("ill ~", "visits ~"),
+        ('ill = { type = "level", levels = ["no", "yes"] }', 'visits = { type = "count", bounds = [0, 50] }'),
+    )  # fmt: skip
+    assert study.names == ("Intercept", "drug[T.verum]", "age", "log_concentration", "log_sd")
+    assert study.used == {"visits", "drug", "age", "ward"}
+    records = RECORDS.assign(visits=[2.0, 0.0, 5.0, 1.0])
+    model = study.potential(records, "north")
+    assert isinstance(model, RandomEffects)
+    assert model.labels == ("a", "b")
+    assert model.names == study.names
+    assert len(study.guess) == len(study.reach) == len(study.prior_place[0]) == model.dim == 5
+    np.testing.assert_allclose(np.diag(study.prior().normal.precision), [*[1.5**-2.0] * 4, 0])
+    assert list(study.naming.constrain(np.zeros(5)))[3:] == ["concentration", "sd"]
+    x, z = jnp.array([0.3, -0.2, 0.1, 0.4, -0.5]), jnp.array([[[0.7]], [[-0.3]]])
+    eta = study.design.matrix(records) @ np.asarray(x[:3]) + np.array([0.7, -0.3, 0.7, 0.7])
+    size = float(np.exp(x[3]))
+    law = -scipy.stats.nbinom.logpmf(records["visits"], size, size / (size + np.exp(eta)))
+    constant = scipy.special.gammaln(records["visits"] + 1)
+    own = np.array([(law - constant)[[0, 2, 3]].sum(), (law - constant)[1]])
+    effects = 0.5 * np.array([0.7, -0.3]) ** 2 * np.exp(1.0) - 0.5
+    np.testing.assert_allclose(np.asarray(model.energies(x, z))[:2, 0], own + effects, rtol=1e-9)
+    file = parse_study(with_model_file(EFFECTS).encode(), model_file)
+    assert file.names == ("Intercept", "drug[T.verum]", "age", "log_sd")
+    assert file.potential(RECORDS, "north").dim == 4
+
+
 @pytest.mark.parametrize(
     ("pairs", "told"),
     [
@@ -100,7 +133,9 @@ def test_families(family):
         ([("(1 | ward)", "(1 | region)")], "type 'key'"),
         ([("(1 | ward)", "(1 + drug | ward)")], "column of numbers"),
         ([('spread = "half-normal"', 'spread = "flat"')], "half-normal"),
-        ([('family = "logistic"', 'family = "weibull"')], "family"),
+        ([('family = "logistic"', 'family = "weibull"')], "bounds are positive"),
+        ([('family = "logistic"', 'family = "multinomial_logit"')], "one linear predictor that is a number"),
+        ([('family = "logistic"', 'family = "cauchy"')], "'weibull'"),
         ([("scale = 1.5\n\n[dynamics]", "scale = [1.5, 1.5]\n\n[dynamics]")], "one for each of Intercept"),
         (
             [("(1 | ward)", "(1 + age | ward)"), ('family = "logistic"', 'family = "logistic"\nunits = "original"')],
@@ -150,6 +185,25 @@ def test_sites_of_a_table_have_their_own_wards():
     assert 'spread = "half-Cauchy"' in found.study.text.decode()
 
 
+def test_a_model_of_one_record_has_sites_of_a_table_and_a_file_beside_its_contract(tmp_path):
+    def hurdle(x, row):
+        return jnp.logaddexp(0.0, x["eta"]) - row["ill"] * x["eta"]
+
+    model = fp.Model(hurdle, predictors=["eta"], columns={"ill": "binary"})
+    for formula in ("ill ~ dose + (1 | ward)", "ill ~ dose"):
+        found = fp.sites(table(), formula=formula, family=model, by="hospital")
+        assert found.names[:2] == ("Intercept", "dose")
+        again = read_study(found.write(tmp_path / "study.toml"))
+        assert again.names == found.names
+        assert again.model_digest == model.digest
+    with pytest.raises(InputError, match="groups of rows"):
+        grouped = fp.Model(
+            lambda x, row: jnp.sum(row["used"] * (row["ill"] - x["m"]) ** 2),
+            parameters=["m"], columns={"ill": "real"}, group=(3, "used"),
+        )  # fmt: skip
+        fp.sites(table(), formula="ill ~ dose", family=grouped, by="hospital")
+
+
 def test_an_effect_of_each_site_is_one_latent(tmp_path):
     found = fp.sites(table(), formula="ill ~ dose + (1 | hospital)", family="logistic", by="hospital")
     assert [site.latents for site in found] == [1, 1, 1]
@@ -163,7 +217,8 @@ def test_an_effect_of_each_site_is_one_latent(tmp_path):
         ({"by": "clinic"}, "clinic"),
         ({"formula": "ill ~ age + (1 | ward)"}, "age"),
         ({"formula": "ill ~ dose + (1 | floor)"}, "floor"),
-        ({"family": "weibull"}, "logistic"),
+        ({"family": "weibull"}, "died"),
+        ({"family": "cauchy"}, "logistic"),
         ({"prior": "student_t(3, 0, 1)"}, "normal"),
         ({"prior": "flat"}, "normal|scale"),
         ({"formula": "ill ~ dose", "spread": "exponential"}, "without effects"),

@@ -60,7 +60,7 @@ class Plausible:
     def __init__(self, study: Study):
         self._study = study
         self._told: dict[str, list[Told]] = {}
-        if study.model is not None:
+        if study.model is not None and study.effects is None:
             from fedpdmc.study.derivative_bounds import DerivativeBounds
 
             self._model = DerivativeBounds(study)
@@ -108,10 +108,10 @@ class Plausible:
 
     def _of_one_record(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of the gradient and of the Hessian of one record at a point, or of their means."""
-        if self._study.model is not None:
-            return self._model.at(x, spread)
         if self._study.effects is not None:
             return self._with_effects()
+        if self._study.model is not None:
+            return self._model.at(x, spread)
         study, largest, deviation = self._study, self._largest, self._deviation(spread)
         tilt = np.zeros(len(x)) if spread is None else spread[-1]
         if study.unknown_scale and spread is not None:

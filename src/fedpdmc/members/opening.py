@@ -26,6 +26,7 @@ from fedpdmc.potentials import (
     Potential,
     Program,
     Quadratic,
+    RandomEffects,
     Shared,
     Sum,
     bare,
@@ -102,6 +103,8 @@ def open_site(site: Site, opening: Opening) -> Clock:
     """
     if isinstance(site.potential, Program):
         site.potential.check_continuity(lenient=opening.adaptive)
+    if isinstance(site.potential, RandomEffects):
+        site.potential.check_continuity()
     return choose_clock(site, opening).clock
 
 

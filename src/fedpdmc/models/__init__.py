@@ -27,6 +27,7 @@ from fedpdmc.models.family_models import zero_inflated_poisson as zero_inflated_
 from fedpdmc.models.grouped import effects_prior as effects_prior
 from fedpdmc.models.grouped import random_effects as random_effects
 from fedpdmc.models.grouped import spread_prior as spread_prior
+from fedpdmc.models.grouped import with_effects as with_effects
 from fedpdmc.models.mixture_prior import horseshoe_prior as horseshoe_prior
 from fedpdmc.models.mixture_prior import student_t_prior as student_t_prior
 from fedpdmc.models.user_function import Minus, UserModel, user_model

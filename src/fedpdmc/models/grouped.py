@@ -6,11 +6,16 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
+from fedpdmc.models.model_file.evaluation import evaluate
+from fedpdmc.models.model_file.model import Model
+from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel
+from fedpdmc.models.model_file.source import Source
 from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Quadratic, RandomEffects
 from fedpdmc.potentials.grouped_families import (
     Family,
@@ -18,6 +23,7 @@ from fedpdmc.potentials.grouped_families import (
     LogisticFamily,
     NegativeBinomialFamily,
     PoissonFamily,
+    ProgramFamily,
     StudentTFamily,
 )
 from fedpdmc.potentials.padding import bucket
@@ -91,45 +97,107 @@ def random_effects(
     own = _family(family, size, df, scale)
     return _padded(
         design[order], slopes[order], response[order], shift[order], index[order], labels, own,
-        (*columns, *_effect_names(own, slopes.shape[1])),
+        (*columns, *(("log_sigma",) if own.scaled else ()), *_spread_names(slopes.shape[1])),
     )  # fmt: skip
 
 
-def _effect_names(family: Family, r: int) -> tuple[str, ...]:
-    spreads = ("log_sd",) if r == 1 else ("log_sd[0]", "log_sd[1]", "atanh_correlation")
-    return (*(("log_sigma",) if family.scaled else ()), *spreads)
+def _spread_names(r: int) -> tuple[str, ...]:
+    return ("log_sd",) if r == 1 else ("log_sd[0]", "log_sd[1]", "atanh_correlation")
 
 
-def _padded(design, slopes, response, shift, index, labels, family, names) -> RandomEffects:
+def _padded(design, slopes, response, shift, index, labels, family, names, variables=None) -> RandomEffects:
     """Records and groups padded to sizes that sites share, so that they are compiled once."""
-    n, groups = len(response), len(labels)
-    more, room = bucket(n) - n, 1 << (groups - 1).bit_length()
-
-    def filled(x):
-        return jnp.asarray(np.concatenate([x, np.zeros((more, *x.shape[1:]), x.dtype)]))
-
-    weight = np.concatenate([np.ones(n), np.zeros(more)])
-    last = np.concatenate([index, np.full(more, room - 1, index.dtype)])
-    return RandomEffects(
-        filled(design), filled(slopes), filled(response), filled(shift), jnp.asarray(weight), jnp.asarray(last),
-        jnp.asarray((np.arange(room) < groups).astype(float)), family, slopes.shape[1] == 2, n, groups, names, labels,
+    n, groups = len(index), len(labels)
+    room = 1 << (groups - 1).bit_length()
+    whole = RandomEffects(
+        jnp.asarray(design), jnp.asarray(slopes), jax.tree.map(jnp.asarray, response), jnp.asarray(shift), jnp.ones(n),
+        jnp.asarray(index), jnp.ones(groups), family, slopes.shape[1] == 2, n, groups, names, labels, variables,
     )  # fmt: skip
+    return whole.padded(bucket(n), room)
 
 
-def _groups(groups: Any, n: int) -> tuple[tuple[str, ...], np.ndarray]:
+@double_precision
+def with_effects(model: RecordModel, groups: Any = None, *, effects: Any = None) -> RandomEffects:
+    """A model of one record with effects of groups that stay at the site, added to its linear predictor.
+
+    ``η_i = ξ_i·β + w_i·z_g(i)`` with ``z_g ~ N(0, Σ)``, for families of the standard library and model files:
+    ``with_effects(fp.models.weibull(X, time, died), ward)``. The shared parameters are those of the model, the log spreads
+    of the effects and, for two effects, ``atanh`` of their correlation. `effects_prior` gives a prior.
+
+    Parameters
+    ----------
+    model : RecordModel
+        Such as `weibull`, or `fedpdmc.Model.of`, with one linear predictor that is a number.
+    groups, effects
+        As of `random_effects`.
+
+    Raises
+    ------
+    InputError
+        At a model whose predictor is no single number, a missing group, or one without records.
+    """
+    call = "with_effects"
+    if not isinstance(model, RecordModel):
+        raise InputError(
+            f"{call}(model)", type(model).__name__, "Give a family of the standard library, or Model.of(...)."
+        )
+    source = model.function.model.source
+    check_one_predictor(source, f"{call}(model)")
+    n = model.records
+    slopes = np.ones((n, 1)) if effects is None else finite_array(f"{call}(effects)", effects, 2, "(n, r)")
+    if slopes.shape[0] != n or slopes.shape[1] not in (1, 2):
+        raise InputError(f"{call}(effects)", f"shape {slopes.shape}", f"Give one or two columns of {n} rows.")
+    labels, index = _groups(groups, n, call)
+    order = np.argsort(index, kind="stable")
+    rows = {name: np.asarray(x)[order] for name, x in model.data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
+    loss = RecordLoss(model.function.model)
+    own = ProgramFamily(loss, model.data[CONSTANTS], sum(one.type.size for one in source.parameters))
+    design = np.asarray(model.data[DESIGN])[order]
+    assert model.names is not None
+    names = (*model.names, *_spread_names(slopes.shape[1]))
+    return _padded(design, slopes[order], rows, np.zeros(n), index[order], labels, own, names, model.constrain)
+
+
+def check_one_predictor(source: Source, where: str) -> None:
+    """Refuse a model to whose predictor an effect cannot be added."""
+    if source.group is not None:
+        raise InputError(where, "records that are groups of rows", "Effects of groups need one row for each record.")
+    found = [f"{one.name} of shape {one.type.shape}" if one.type.shape else one.name for one in source.predictors]
+    if len(found) != 1 or source.predictors[0].type.shape:
+        raise InputError(
+            where,
+            f"linear predictors: {', '.join(found) or 'none'}",
+            "An effect is added to one linear predictor that is a number: use a model that has it.",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordLoss:
+    """Minus the log likelihood of one record of a model, by its linear predictor."""
+
+    model: Model
+
+    def __call__(self, eta, row, parameters, constants):
+        """At a predictor, a row by column, the parameters as a vector, and constants by name."""
+        source = self.model.source
+        _, named = Layout(source, 0).split(parameters)
+        return evaluate(source.likelihood, {**named, **constants, **row, source.predictors[0].name: eta})[""]
+
+
+def _groups(groups: Any, n: int, call: str = CALL) -> tuple[tuple[str, ...], np.ndarray]:
     """The groups' names and each record's group."""
     if groups is None:
         return ("",), np.zeros(n, int)
     unused = [str(c) for c in getattr(getattr(groups, "cat", None), "categories", []) if c not in set(groups)]
     if unused:
         raise InputError(
-            f"{CALL}(groups)", f"a group {unused[0]!r} without records", "Drop unused categories: nothing tells of it."
+            f"{call}(groups)", f"a group {unused[0]!r} without records", "Drop unused categories: nothing tells of it."
         )
     values = np.asarray(groups)
     if values.shape != (n,):
-        raise InputError(f"{CALL}(groups)", f"shape {values.shape}", f"Give one group for each of {n} records.")
+        raise InputError(f"{call}(groups)", f"shape {values.shape}", f"Give one group for each of {n} records.")
     if any(value is None or value != value for value in values.tolist()):
-        raise InputError(f"{CALL}(groups)", "a missing group", "Drop the record, or give it a group of its own.")
+        raise InputError(f"{call}(groups)", "a missing group", "Drop the record, or give it a group of its own.")
     found, index = np.unique(values.astype(str), return_inverse=True)
     return tuple(found.tolist()), index.reshape(-1)
 
@@ -181,7 +249,9 @@ def effects_prior(
     spread_scale: float = 1.0,
     correlation_scale: float = 0.5,
 ) -> SpreadPrior:
-    """A prior for `random_effects`: normal coefficients, and a proper prior of every spread (and of σ).
+    """A prior for `random_effects` and `with_effects`: normal coefficients, and a proper prior of every spread (and of σ).
+
+    The other parameters of a model of one record are normal too, as its coefficients are.
 
     With ``ρ = log τ`` and the Jacobian, minus the log density of the spread is
 
@@ -194,15 +264,17 @@ def effects_prior(
     model : RandomEffects
         Of any site: it says which parameters there are.
     scale : float or array of shape (p,)
-        Standard deviations of the coefficients.
+        Standard deviations of the coefficients (and of the other parameters of a model of one record).
     spread : {"half-normal", "exponential", "half-Cauchy"}
     spread_scale : float
         s above.
     correlation_scale : float
         ``atanh`` of the correlation is normal with this standard deviation.
     """
+    p, q = model.design.shape[1], model.family.scaled
+    normal = isinstance(model.family, ProgramFamily)
     return spread_prior(
-        model.design.shape[1], scaled=model.family.scaled, effects=model.effects.shape[1], scale=scale, spread=spread,
+        p + q if normal else p, scaled=bool(q) and not normal, effects=model.effects.shape[1], scale=scale, spread=spread,
         spread_scale=spread_scale, correlation_scale=correlation_scale,
     )  # fmt: skip
 

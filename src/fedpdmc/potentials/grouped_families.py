@@ -1,14 +1,17 @@
-"""Families of records with a grouped effect: a loss of the predictor, and bounds of its slope off the real line.
+"""Families of records with a grouped effect, and the law of the effects.
 
-`fedpdmc.clocks.private_latents` bounds rates through complex times. A family says in which strip ``|Im η| ≤ strip`` its loss
-is analytic, and bounds ``|∂ℓ/∂η|`` and ``|∂ℓ/∂s|`` there.
+A family is a loss of the predictor. Rates of those that are written here are bounded through complex times: such a family
+says in which strip ``|Im η| ≤ strip`` its loss is analytic, and bounds ``|∂ℓ/∂η|`` and ``|∂ℓ/∂s|`` there
+(`fedpdmc.potentials.random_effects_rates`). Of a program of one record the rates are enclosed
+(`fedpdmc.potentials.grouped_program`).
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,14 +27,16 @@ Records = Float[Array, "*batch"]
 
 
 class Family(eqx.Module):
-    """The loss ``ℓ(η; y, s)`` of one record; ``s`` is the log scale, a parameter where ``scaled``."""
-
-    scaled: ClassVar[bool] = False
+    """The loss ``ℓ(η; y, s)`` of one record; ``s`` are the parameters of the family beside the predictor."""
 
     @property
-    def strip(self) -> float:
-        """The loss is analytic, and the bounds hold, for ``|Im η|`` up to this."""
-        return math.inf
+    def scaled(self) -> int:
+        """How many of these parameters there are."""
+        return 0
+
+    def scales(self, x: Float[Array, " q"]) -> Array:
+        """The parameters as `value` takes them: one of them, or zero, as a number."""
+        return x[0] if self.scaled else jnp.zeros(())
 
     @property
     def stride(self) -> float:
@@ -39,12 +44,55 @@ class Family(eqx.Module):
         return 1.5
 
     @abc.abstractmethod
-    def value(self, eta: Records, y: Records, s: Records) -> Records:
+    def value(self, eta: Records, y: Any, s: Records) -> Records:
         """``ℓ``."""
 
     @abc.abstractmethod
-    def slope(self, eta: Records, y: Records, s: Records) -> Records:
+    def slope(self, eta: Records, y: Any, s: Records) -> Records:
         """``∂ℓ/∂η``."""
+
+
+class ProgramFamily(Family):
+    """Any loss of one record, such as that of a model file: ``ℓ = function(η, row, s, constants)``.
+
+    Parameters
+    ----------
+    function : callable
+    constants : pytree of arrays
+        The same for all records of a site.
+    count : int
+        Number of parameters s.
+    """
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    constants: Any
+    count: int = eqx.field(static=True)
+
+    @property
+    def scaled(self) -> int:
+        """All parameters of the program."""
+        return self.count
+
+    def scales(self, x):
+        """All of them."""
+        return x
+
+    def value(self, eta, y, s):
+        """Record by record."""
+        return jax.vmap(lambda e, row: self.function(e, row, s, self.constants))(eta, y)
+
+    def slope(self, eta, y, s):
+        """By automatic differentiation."""
+        return jax.vmap(jax.grad(lambda e, row: self.function(e, row, s, self.constants)))(eta, y)
+
+
+class AnalyticFamily(Family):
+    """A loss that is analytic in a strip about the real line; s is a log scale, if there is one."""
+
+    @property
+    def strip(self) -> float:
+        """The loss is analytic, and the bounds hold, for ``|Im η|`` up to this."""
+        return math.inf
 
     def scale_slope(self, eta: Records, y: Records, s: Records) -> Records:
         """``∂ℓ/∂s``."""
@@ -71,7 +119,7 @@ def _flat(reach, value):
     return jnp.broadcast_to(jnp.asarray(value), reach.shape)
 
 
-class LogisticFamily(Family):
+class LogisticFamily(AnalyticFamily):
     """``log(1 + e^η) − yη``; ``|σ(η)|`` and ``|σ(−η)|`` are at most `SIGMOID` for ``|Im η| ≤ STRIP``."""
 
     @property
@@ -92,7 +140,7 @@ class LogisticFamily(Family):
         return _flat(reach, SIGMOID), _flat(reach, 0.0)
 
 
-class PoissonFamily(Family):
+class PoissonFamily(AnalyticFamily):
     """``e^η − yη``, entire: ``|e^η − y| ≤ e^{Re η} + y``."""
 
     def value(self, eta, y, s):
@@ -108,7 +156,7 @@ class PoissonFamily(Family):
         return jnp.exp(stats[1][:, None] + reach) + stats[2][:, None], _flat(reach, 0.0)
 
 
-class NegativeBinomialFamily(Family):
+class NegativeBinomialFamily(AnalyticFamily):
     """Counts of mean ``μ = e^η`` and variance ``μ + μ²/size``: ``(y + size) log(1 + e^{η − log size}) − yη``."""
 
     size: Float[Array, ""]
@@ -132,10 +180,13 @@ class NegativeBinomialFamily(Family):
         return jnp.broadcast_to(most[:, None], reach.shape), _flat(reach, 0.0)
 
 
-class GaussianFamily(Family):
+class GaussianFamily(AnalyticFamily):
     """``½ e^{−2s}(η − y)² + s``, entire."""
 
-    scaled = True
+    @property
+    def scaled(self) -> int:
+        """``log σ``."""
+        return 1
 
     @property
     def stride(self) -> float:
@@ -160,7 +211,7 @@ class GaussianFamily(Family):
         return weight * far, 1 + weight * far**2
 
 
-class StudentTFamily(Family):
+class StudentTFamily(AnalyticFamily):
     """``½(ν + 1) log(1 + ((y − η)/scale)²/ν)`` with both known.
 
     With ``q = √ν scale`` and ``w = η − y``, ``|Im w| ≤ q/2``: ``|q² + w²| ≥ ¾q² + (Re w)²`` and ``|w| ≤ |Re w| + q/2``, so
@@ -193,3 +244,14 @@ class StudentTFamily(Family):
         """The bound above."""
         q = math.sqrt(self.df) * self.scale
         return _flat(reach, (self.df + 1) * (1 / (math.sqrt(3) * q) + 2 / (3 * q))), _flat(reach, 0.0)
+
+
+def gaussian_energy(e: Float[Array, "*G r J"], rho: Float[Array, "r 1"], phi) -> Float[Array, "*G J"]:
+    """``−log N(z; 0, Σ)`` of effects up to a constant, of ``e = z/τ``, ``ρ = log τ`` and ``φ = atanh(correlation)``."""
+    energy = 0.5 * jnp.sum(e * e, -2) + jnp.sum(rho, 0)
+    if e.shape[-2] != 2:
+        return energy
+    # With exponentials, of which there are curves: cosh²φ − 1 = ½(cosh 2φ − 1), sinh φ cosh φ = ½ sinh 2φ.
+    one, other = jnp.exp(2 * phi), jnp.exp(-2 * phi)
+    square, product, volume = 0.25 * (one + other) - 0.5, 0.25 * (one - other), jax.nn.softplus(2 * phi) - phi
+    return energy + 0.5 * square * jnp.sum(e * e, -2) - product * e[..., 0, :] * e[..., 1, :] - volume

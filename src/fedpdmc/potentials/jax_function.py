@@ -303,9 +303,9 @@ def curved_path(rotating: bool, a, v, length, order: int) -> tuple[Curve, Curve]
     return Curve(tuple(parts), slack), Curve(tuple(faster), slack)
 
 
-def rates_on_cell(program: Program, a, v, length) -> Series:
-    """The signed rate of reflections on a rotation, as a series on a cell with bounds from both sides."""
-    return _rates(program._program(flips=False), True, a, v, length)
+def reflection_rate(rate: Callable, a, v, length) -> Series:
+    """A signed rate of reflections on a rotation, as a series on a cell with bounds from both sides."""
+    return _rates(rate, True, a, v, length)
 
 
 def _rates(program, rotating: bool, a, v, length) -> Series:

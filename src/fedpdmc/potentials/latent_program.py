@@ -7,8 +7,7 @@ mode, which is held, makes ``dẑ/dθ`` right; since ``∇_z U = 0`` there, so i
 centre c, and the rows of D the slopes of the latents' log standard deviations there: standard normal in ζ to first order.
 ``log|∂z/∂ζ| = Σ_j D_j(θ − c)`` up to a constant. The sampler is exact for any such map.
 
-**Bounds.** With ζ at rest, ``R(a(s), ζ)`` is a program of time as any other (`fedpdmc.potentials.jax_function`): its rate
-lies in ``r_0 + r_1 s + [lo, hi] s²`` on a cell, a quadratic within ``½(hi − lo)s²``.
+**Bounds.** With ζ at rest, ``R(a(s), ζ)`` is a program of time as any other (`fedpdmc.potentials.enclosed_rates`).
 
 **Kernel.** Hamiltonian steps in ζ with a Metropolis decision: reversible, so that ``π(ζ | θ)`` is invariant.
 """
@@ -25,18 +24,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc._jax.random_streams import logarithm, normals
-from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.jax_function import LONGEST, Program, rates_on_cell
-from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder, RateCell
+from fedpdmc.potentials.enclosed_rates import rate_cell
+from fedpdmc.potentials.jax_function import Program
+from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.quadratic import Quadratic
-from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Newton steps to the mode, the longest move of a latent, and the parts of a step that are tried.
 STEPS, LONGEST_MOVE, PARTS = 40, 2.0, (1.0, 0.5, 0.2, 0.05, 0.0)
 # The least curvature in any direction, relative to the largest.
 LEAST_CURVATURE = 1e-8
-# Lengths of cells that are tried, relative to the longest; what an error costs beside a cell.
-LENGTHS, PRICE = (1.0, 0.25, 1 / 16, 1 / 64, 1 / 512), 2.0
 # Hamiltonian steps, and their length at one latent: the way of a quarter period, about.
 LEAPS, LEAP = 6, 0.3
 
@@ -187,28 +183,8 @@ class ProgramRemainder(PrivateRemainder):
         return jax.vmap(lambda one, held: self._at(held).gradient(one))(a, zeta)
 
     def cell(self, a, v, zeta, room):
-        """The longest of some cells whose errors are small, by what cells and errors cost."""
-
-        def one(a, v, zeta, room):
-            program = self._at(zeta)
-
-            def look(share):
-                h = share * jnp.clip(room, 1e-12, LONGEST)
-                found = jax.tree.map(lambda x: x[0], rates_on_cell(program, a, v, h))
-                error = 0.5 * (found.high - found.low) * h * h * (1 + 1e-9) + found.error
-                middle = 0.5 * (found.low + found.high)
-                price = jnp.nan_to_num(1 / h + PRICE * error, nan=jnp.inf) + 0.0 * middle
-                return h, found.value, found.slope, middle, error, jnp.where(jnp.isfinite(price), price, jnp.inf)
-
-            tried = jax.lax.map(look, jnp.asarray(LENGTHS))
-            best = jnp.argmin(tried[-1])
-            h, value, slope, bend, error, price = (part[best] for part in tried)
-            s = 0.5 * h * (1 + jnp.asarray(chebyshev_nodes(POINTS)))
-            length = jnp.where(jnp.isfinite(price), jnp.minimum(h, room), 0.0)
-            return length, value + slope * s * (length / h) + bend * (s * (length / h)) ** 2, error
-
-        length, values, error = jax.vmap(one)(a, v, zeta, room)
-        return RateCell(length, values.T, error)
+        """From enclosures of the program."""
+        return rate_cell(lambda a, zeta: self._at(zeta).value(a), a, v, zeta, room)
 
     @property
     def chances(self) -> int:

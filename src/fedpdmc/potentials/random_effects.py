@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedpdmc.potentials.grouped_families import Family
-from fedpdmc.potentials.latent import LatentPotential
-from fedpdmc.potentials.random_effects_rates import Conditional, InformedRemainder
+from fedpdmc.enclosures import check_continuity, smoothed
+from fedpdmc.potentials.grouped_families import AnalyticFamily, Family, gaussian_energy
+from fedpdmc.potentials.grouped_program import GroupedRemainder
+from fedpdmc.potentials.informed_effects import Conditional
+from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
+from fedpdmc.potentials.random_effects_rates import InformedRemainder
 
 # Gauss–Hermite points along each effect, for one effect and for two; Newton steps to a group's mode.
 NODES, NODES_OF_TWO, STEPS = 21, 9, 40
@@ -34,7 +39,9 @@ class RandomEffects(LatentPotential):
     design : array of shape (N, p)
     effects : array of shape (N, r)
         The covariates ``w_i`` of the effects; ones for an intercept.
-    response, offset, weight : arrays of shape (N,)
+    response : array of shape (N,), or columns by name
+        What the family takes of each record.
+    offset, weight : arrays of shape (N,)
         ``weight`` is zero for padding, else one.
     index : array of shape (N,)
         The record's group; records of a group are together.
@@ -47,11 +54,13 @@ class RandomEffects(LatentPotential):
     names : tuple of str
     labels : tuple of str
         The groups' names.
+    variables : callable, optional
+        From the parameters without those of the effects to what results show.
     """
 
     design: Float[Array, "N p"]
     effects: Float[Array, "N r"]
-    response: Float[Array, " N"]
+    response: Any
     offset: Float[Array, " N"]
     weight: Float[Array, " N"]
     index: Int[Array, " N"]
@@ -62,6 +71,7 @@ class RandomEffects(LatentPotential):
     groups: int = eqx.field(static=True, default=0)
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
     labels: tuple[str, ...] = eqx.field(static=True, default=())
+    variables: Callable[[Any], dict[str, Any]] | None = eqx.field(static=True, default=None)
 
     @property
     def dim(self) -> int:
@@ -77,13 +87,16 @@ class RandomEffects(LatentPotential):
     def constrain(self) -> NaturalScale:
         """Spreads, scale and correlation in place of their coordinates."""
         assert self.names is not None
-        return NaturalScale(self.names)
+        if self.variables is None:
+            return NaturalScale(self.names)
+        own = self.design.shape[1] + self.family.scaled
+        return NaturalScale(self.names[own:], self.variables, own)
 
     def split(self, x):
         """``β, s, ρ, φ``; zero for what the model has not."""
         p, r = self.design.shape[1], self.effects.shape[1]
-        s = x[p] if self.family.scaled else jnp.zeros(())
         at = p + self.family.scaled
+        s = self.family.scales(x[p:at])
         phi = x[at + r] if self.correlated else jnp.zeros(())
         return x[:p], s, x[at : at + r], phi
 
@@ -91,12 +104,15 @@ class RandomEffects(LatentPotential):
         """Sums over the records of each group, which are along the first axis."""
         return jax.ops.segment_sum(values, self.index, self.present.shape[0], indices_are_sorted=True)
 
+    def _losses(self, eta: Float[Array, "N J"], s) -> Float[Array, "N J"]:
+        """Of each record at several values of its predictor."""
+        return jax.vmap(lambda one: self.family.value(one, self.response, s), 1, 1)(eta)
+
     def energies(self, x: Float[Array, " d"], z: Float[Array, "G r J"]) -> Float[Array, "G J"]:
         """Each group's ``U`` at several values of its effects."""
         beta, s, rho, phi = self.split(x)
         eta = (self.offset + self.design @ beta)[:, None] + jnp.einsum("nr,nrj->nj", self.effects, z[self.index])
-        loss = self.family.value(eta, self.response[:, None], s)
-        own = self.summed(self.weight[:, None] * loss)
+        own = self.summed(self.weight[:, None] * self._losses(eta, s))
         return own + self.present[:, None] * gaussian_energy(z * jnp.exp(-rho)[:, None], rho[:, None], phi)
 
     def _mode(self, x):
@@ -147,7 +163,7 @@ class RandomEffects(LatentPotential):
         beta, s, _, _ = self.split(x)
         nodes, logs = self._quadrature(x)
         eta = (self.offset + self.design @ beta)[:, None] + jnp.einsum("nr,nrj->nj", self.effects, nodes[self.index])
-        loss = self.weight[:, None] * self.family.value(eta, self.response[:, None], s)
+        loss = self.weight[:, None] * self._losses(eta, s)
         whole = jax.scipy.special.logsumexp(logs, axis=1)[self.index]
         return self.weight * (jax.scipy.special.logsumexp(logs[self.index] + loss, axis=1) - whole)
 
@@ -164,23 +180,43 @@ class RandomEffects(LatentPotential):
         return Conditional(center, slope, variance)
 
     def padded(self, records: int, groups: int) -> RandomEffects:
-        """The same with more padding: up to so many records and groups."""
+        """The same with more padding: up to so many records, copies of the first of weight zero, and groups."""
         more, room = records - self.weight.shape[0], groups - self.present.shape[0]
 
-        def filled(x, value=0):
-            return jnp.asarray(np.concatenate([np.asarray(x), np.full((more, *x.shape[1:]), value, x.dtype)]))
+        def copied(x):
+            return jnp.asarray(np.concatenate([np.asarray(x), np.repeat(np.asarray(x[:1]), more, 0)]))
 
-        rows = (self.design, self.effects, self.response, self.offset, self.weight)
-        design, effects, response, offset, weight = (filled(x) for x in rows)
-        present = jnp.asarray(np.concatenate([np.asarray(self.present), np.zeros(room)]))
+        def filled(x, value, count):
+            return jnp.asarray(np.concatenate([np.asarray(x), np.full(count, value, x.dtype)]))
+
+        design, effects, response, offset = jax.tree.map(
+            copied, (self.design, self.effects, self.response, self.offset)
+        )  # fmt: skip
         return dataclasses.replace(
-            self, design=design, effects=effects, response=response, offset=offset, weight=weight, present=present,
-            index=filled(self.index, groups - 1),
+            self, design=design, effects=effects, response=response, offset=offset, weight=filled(self.weight, 0, more),
+            present=filled(self.present, 0, room), index=filled(self.index, groups - 1, more),
         )  # fmt: skip
 
     def stripped(self):
         """Without names and counts."""
-        return dataclasses.replace(self, records=0, groups=0, names=None, labels=())
+        return dataclasses.replace(self, records=0, groups=0, names=None, labels=(), variables=None)
+
+    def check_continuity(self) -> None:
+        """Show that the losses have no jumps, as functions of predictors and parameters: the rest is smooth.
+
+        Raises
+        ------
+        Discontinuous
+            Where that is not shown.
+        """
+        if isinstance(self.family, AnalyticFamily):
+            return
+        n = self.weight.shape[0]
+
+        def losses(y):
+            return jnp.sum(self.weight * smoothed(self.family.value)(y[:n], self.response, self.family.scales(y[n:])))
+
+        check_continuity(losses, n + self.family.scaled)
 
     def opened(self, center, rows, control):
         """In a run's coordinates, with the private map made at the reference's centre."""
@@ -188,17 +224,9 @@ class RandomEffects(LatentPotential):
 
 
 @eqx.filter_jit
-def _opened(model: RandomEffects, center, rows, control) -> InformedRemainder:
-    return InformedRemainder.of(model, center, rows, control, model.conditional(center))
-
-
-def gaussian_energy(e: Float[Array, "*G r J"], rho: Float[Array, "r 1"], phi) -> Float[Array, "*G J"]:
-    """``−log N(z; 0, Σ)`` up to a constant, of ``e = z/τ``."""
-    energy = 0.5 * jnp.sum(e * e, -2) + jnp.sum(rho, 0)
-    if e.shape[-2] != 2:
-        return energy
-    c, s = jnp.cosh(phi), jnp.sinh(phi)
-    return energy + 0.5 * s * s * jnp.sum(e * e, -2) - s * c * e[..., 0, :] * e[..., 1, :] - jnp.log(c)
+def _opened(model: RandomEffects, center, rows, control) -> PrivateRemainder:
+    kind = InformedRemainder if isinstance(model.family, AnalyticFamily) else GroupedRemainder
+    return kind.of(model, center, rows, control, model.conditional(center))
 
 
 def _grid(effects: int) -> tuple[np.ndarray, np.ndarray]:
@@ -210,13 +238,19 @@ def _grid(effects: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class NaturalScale(eqx.Module):
-    """From coordinates to variables: ``log_sd`` to ``sd``, ``atanh_correlation`` to ``correlation``."""
+    """From coordinates to variables: ``log_sd`` to ``sd``, ``atanh_correlation`` to ``correlation``.
+
+    The first ``own`` coordinates have no names here: they are those of a model with ``variables``.
+    """
 
     names: tuple[str, ...] = eqx.field(static=True)
+    variables: Callable[[Any], dict[str, Any]] | None = eqx.field(static=True, default=None)
+    own: int = eqx.field(static=True, default=0)
 
     def __call__(self, x):
         """Variables by name."""
-        return dict(_natural(name, x[i]) for i, name in enumerate(self.names))
+        first = {} if self.variables is None else self.variables(x[: self.own])
+        return first | dict(_natural(name, x[self.own + i]) for i, name in enumerate(self.names))
 
 
 def _natural(name: str, x):

@@ -31,7 +31,8 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.grouped_families import STRIP, Family
+from fedpdmc.potentials.grouped_families import STRIP, AnalyticFamily
+from fedpdmc.potentials.informed_effects import FROM_PRIOR, Conditional, informed
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
 
@@ -42,18 +43,6 @@ if TYPE_CHECKING:
 POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (1.1, 0.9, 0.7, 0.3, 0.01), 2.5
 # Of B, for rounding.
 ROUNDING = 1e-11
-# The least information of records on an effect, relative to its prior's.
-LEAST_INFORMATION = 1e-6
-# The kernel proposes from the prior with this probability, else from a standard normal.
-FROM_PRIOR = 0.1
-
-
-class Conditional(NamedTuple):
-    """Mean, its slope in θ, and variance of each effect given θ."""
-
-    mean: Float[Array, "G r"]
-    slope: Float[Array, "G r d"]
-    variance: Float[Array, "G r"]
 
 
 class Forms(NamedTuple):
@@ -115,7 +104,7 @@ class InformedRemainder(PrivateRemainder):
     counts: Float[Array, " G"]
     stats: Float[Array, "3 G"]
     most: Float[Array, "G r"]
-    family: Family
+    family: AnalyticFamily
 
     @classmethod
     def of(
@@ -123,15 +112,11 @@ class InformedRemainder(PrivateRemainder):
     ) -> InformedRemainder:
         """In coordinates ``θ = at + rows a``."""
         p, r, dim = model.design.shape[1], model.effects.shape[1], at.shape[0]
-        scaled = int(model.family.scaled)
+        assert isinstance(model.family, AnalyticFamily)
+        scaled = model.family.scaled
         beta, s, rho, phi = model.split(at)
         first = p + scaled
-        information = jnp.maximum(1 / known.variance - jnp.exp(-2 * rho), LEAST_INFORMATION * jnp.exp(-2 * rho))
-        share = jax.nn.sigmoid(2 * rho + jnp.log(information))
-        center = known.mean / share
-        # ∂(σ(u) m)/∂θ is the slope of the mean; σ(u) itself has slope 2 σ(u)σ(−u) in its own log τ.
-        own = jnp.zeros((r, dim)).at[jnp.arange(r), first + jnp.arange(r)].set(1.0)
-        slope = known.slope / share[..., None] - (2 * (1 - share) * center)[..., None] * own
+        information, center, slope = informed(known, rho, first)
         design, offset = model.design @ rows[:p], model.offset + model.design @ beta
         control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
         precision = rows.T @ control.precision @ rows

@@ -380,6 +380,9 @@ def check_functions_unchanged(sites: Sequence[Site]) -> None:
 @double_precision
 def _check_enclosures(sites: Sequence[Member], dynamics: Dynamics) -> None:
     """Refuse a function that jumps or has no certified bounds before the sites are asked for anything."""
+    for site in sites:
+        if isinstance(site, Site) and isinstance(site.potential, RandomEffects):
+            site.potential.check_continuity()
     own = [site.potential for site in sites if isinstance(site, Site) and site.model is not None]
     potentials = [potential for potential in own if isinstance(potential, (Program, LatentProgram))]
     programs = [potential.joint if isinstance(potential, LatentProgram) else potential for potential in potentials]

@@ -12,10 +12,12 @@ import pandas as pd
 
 from fedpdmc.errors import InputError
 from fedpdmc.models.families import FAMILIES, family
+from fedpdmc.models.grouped import check_one_predictor
 from fedpdmc.models.model_file.model import Model, parsed
 from fedpdmc.models.model_file.records import Layout, RecordModel, Variables
 from fedpdmc.models.model_file.source import Column as ModelColumn
 from fedpdmc.study.formula import Design
+from fedpdmc.study.mixed_formula import MixedFormula
 from fedpdmc.study.strict_toml import Table
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class BoundModel:
         return len(pd.unique(np.asarray(records[self.group]))) if self.group else len(records)
 
     def potential(self, records: pd.DataFrame, site: str) -> RecordModel:
-        """The model of a site's records."""
+        """The model of a site's records, without effects."""
         values = {name: _values(records[column]) for name, column in self.columns.items()}
         if self.group:
             values = self._grouped(values, records)
@@ -145,13 +147,23 @@ def _values(column: Any) -> np.ndarray:
 
 
 def read_model(
-    table: Table, columns: dict[str, Column], sites: tuple[str, ...], file: Callable[[str], bytes]
+    table: Table,
+    columns: dict[str, Column],
+    sites: tuple[str, ...],
+    file: Callable[[str], bytes],
+    mixed: MixedFormula | None = None,
 ) -> BoundModel:
-    """The model that the table [model] names: ``file`` and ``sha256``, or a family of the standard library."""
+    """The model that the table [model] names: ``file`` and ``sha256``, or a family of the standard library.
+
+    ``mixed`` is the formula taken apart, where it has effects of groups.
+    """
     own = table.table("columns", None)
     model = _file(table, file) if FILE in table.values else _of_family(table, columns)
     source = model.source
+    if mixed is not None:
+        check_one_predictor(source, f"{table.where}: formula with effects of groups")
     formula = table.text("formula", *(() if source.predictors else (None,)))
+    formula = formula if mixed is None else mixed.fixed
     if formula is not None and not source.predictors:
         raise table.invalid("formula", "This model has no linear predictor: leave it out.")
     design = None

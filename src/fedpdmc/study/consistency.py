@@ -90,8 +90,7 @@ def check_together(study: Study) -> None:
             "'original' with centred columns whose centring cannot be undone",
             "Add the main effects of every interaction and an intercept, or remove center from the columns.",
         )
-    # The other parameters of effects have priors of their own.
-    normal = study.names if study.effects is None else study.design.names
+    normal = study.normal_names
     for name, value in (("mean", study.prior_mean), ("scale", study.prior_scale)):
         if isinstance(value, tuple) and len(value) != len(normal):
             raise InputError(

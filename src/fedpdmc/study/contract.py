@@ -160,9 +160,9 @@ class Study:
     @property
     def used(self) -> set[str]:
         """The declared columns that the model needs."""
-        if self.model is not None:
-            return self.model.used
         own = set() if self.effects is None else self.effects.columns(self.columns)
+        if self.model is not None:
+            return self.model.used | own
         return self.design.used | own | {self.options[key] for key in ("offset",) if key in self.options}
 
     def count(self, records) -> int:
@@ -177,16 +177,22 @@ class Study:
     @property
     def names(self) -> tuple[str, ...]:
         """The parameters' names."""
+        spreads = () if self.effects is None else self.effects.names
+        return (*self.normal_names, *((LOG_SIGMA,) if self.effects and self.unknown_scale else ()), *spreads)
+
+    @property
+    def normal_names(self) -> tuple[str, ...]:
+        """The parameters to which the table [prior] gives mean and scale: with effects, spreads have priors of their own."""
         if self.model is not None:
             return self.model.names
-        spreads = () if self.effects is None else self.effects.names
-        return (*self.design.names, *((LOG_SIGMA,) if self.unknown_scale else ()), *spreads)
+        return (*self.design.names, *((LOG_SIGMA,) if self.unknown_scale and self.effects is None else ()))
 
     @cached_property
     def naming(self) -> OriginalUnits | Named | None:
         """The variables that are reported, with units = "original" or a model's own; None where they are the parameters."""
         if self.model is not None:
-            return Named(self.names, self.model.variables)
+            shown, own = self.model.variables, len(self.model.names)
+            return Named(self.names, NaturalScale(self.effects.names, shown, own) if self.effects else shown)
         if self.effects is not None and self.units == "declared":
             return Named(self.names, NaturalScale(self.names))
         return original_units(self) if self.units == "original" else None
@@ -198,7 +204,7 @@ class Study:
             return None
         start = np.zeros(len(self.names))
         if self.effects is not None:
-            start[len(self.design.names) :] = self.effects.prior_place(self.unknown_scale)[0]
+            start[len(self.normal_names) :] = self.effects.prior_place(self.unknown_scale)[0]
         if self.unknown_scale:
             low, high = self.columns[self.design.response_name].range
             middle = [0.5 * (low + high) if name == "Intercept" else 0.0 for name in self.design.names]
@@ -209,7 +215,7 @@ class Study:
     def reach(self) -> np.ndarray | None:
         """How much a unit of each parameter can change the logarithm of a mean or of σ; None if there is no logarithm."""
         if self.model is not None:
-            return self.model.reach
+            return np.append(self.model.reach, np.ones(len(self.names) - len(self.model.names)))
         counts = self.family in ("poisson", "negative_binomial")
         if not counts and not self.unknown_scale and self.effects is None:
             return None
@@ -221,7 +227,7 @@ class Study:
         """About the prior's mean and standard deviation of every parameter; None of a flat prior."""
         if self.prior_scale is None:
             return None
-        own = len(self.names) if self.effects is None else len(self.design.names)
+        own = len(self.normal_names)
         place = [np.broadcast_to(np.asarray(x, float), (own,)) for x in (self.prior_mean, self.prior_scale)]
         if self.effects is not None:
             rest = self.effects.prior_place(self.unknown_scale)
@@ -237,7 +243,7 @@ class Study:
             return None
         if self.effects is not None:
             return models.spread_prior(
-                len(self.design.names),
+                len(self.normal_names),
                 scaled=self.unknown_scale,
                 effects=1 if self.effects.formula.slope is None else 2,
                 mean=np.asarray(self.prior_mean),
@@ -317,7 +323,8 @@ class Study:
         from fedpdmc import models
 
         if self.model is not None:
-            return self.model.potential(records, self.sites[0] if site is None else site)
+            model = self.model.potential(records, self.sites[0] if site is None else site)
+            return model if self.effects is None else models.with_effects(model, **self._groups(records))
         X, y = self.matrix(records, site), self.design.response(records)
         name = self.options.get("offset")
         offset = None if name is None else np.asarray(records[name], float)
@@ -331,13 +338,18 @@ class Study:
         """Records with effects of their groups."""
         from fedpdmc import models
 
+        return models.random_effects(
+            X, y, family=self.family, offset=offset, names=self.design.names, **self._groups(records),
+            **{key: value for key, value in self.options.items() if key != "offset"},
+        )  # fmt: skip
+
+    def _groups(self, records) -> dict[str, Any]:
+        """Groups and covariates of their effects, as `fedpdmc.models.random_effects` takes them."""
         assert self.effects is not None
         groups, slope = self.effects.formula.groups, self.effects.formula.slope
-        return models.random_effects(
-            X, y, records[groups].astype(str).to_numpy() if groups in self.columns else None, family=self.family,
-            effects=None if slope is None else np.c_[np.ones(len(y)), records[slope].to_numpy(float)], offset=offset,
-            names=self.design.names, **{key: value for key, value in self.options.items() if key != "offset"},
-        )  # fmt: skip
+        varying = None if slope is None else np.c_[np.ones(len(records)), records[slope].to_numpy(float)]
+        labels = records[groups].astype(str).to_numpy() if groups in self.columns else None
+        return {"groups": labels, "effects": varying}
 
     def _own_columns(self, X: np.ndarray, own: list[int], records) -> np.ndarray:
         from fedpdmc.study.value_checks import Fault, refuse_records

@@ -67,7 +67,7 @@ def read_likelihood(
 ) -> dict[str, Any]:
     """The family or the model file, with the formula."""
     if is_mixed(table.values.get("formula")):
-        return _mixed(table, columns)
+        return _mixed(table, columns, sites, file)
     if FILE in table.values or table.values.get("family") in RECORD_FAMILIES:
         model = read_model(table, columns, sites, file)
         named = table.values.get("family", FILE)
@@ -95,19 +95,22 @@ def _offset(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
     return {"offset": offset}
 
 
-def _mixed(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
-    """A family with effects of groups."""
-    if FILE in table.values:
-        raise table.invalid(FILE, "A model file has no effects of groups: name a family.")
-    family, formula = table.text("family", among=GROUPED_FAMILIES), table.text("formula")
+def of_record(family: Any, options: Any) -> bool:
+    """Whether a family with effects is a model of one record: a negative binomial is one unless its size is known."""
+    return family in RECORD_FAMILIES and not (family in GROUPED_FAMILIES and "size" in options)
+
+
+def _mixed(
+    table: Table, columns: dict[str, Column], sites: tuple[str, ...], file: Callable[[str], bytes]
+) -> dict[str, Any]:
+    """A family or a model file with effects of groups."""
+    formula = table.text("formula")
     parsed = parse_mixed(formula, f"{table.where}: formula")
-    options: dict[str, Any] = {}
-    for name in {"student_t": ("scale", "df"), "negative_binomial": ("size",)}.get(family, ()):
-        options[name] = table.number(name, least=1e-300)
-    if family in ("poisson", "negative_binomial"):
-        options |= _offset(table, columns)
-    units = table.text("units", "declared", among=("declared", "original"))
-    table.done()
+    found: dict[str, Any] = {"formula": formula, "options": {}, "effects": Effects(parsed)}
+    if FILE in table.values or of_record(table.values.get("family"), table.values):
+        found |= {"family": table.values.get("family", FILE), "model": read_model(table, columns, sites, file, parsed)}
+    else:
+        found |= _predictor_with_effects(table, columns)
     groups = columns.get(parsed.groups)
     if groups is None and parsed.groups != SITE or groups is not None and groups.type != "key":
         raise table.invalid(
@@ -117,7 +120,20 @@ def _mixed(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
         parsed.slope not in columns or columns[parsed.slope].type not in ("number", "count")
     ):
         raise table.invalid("formula", f"{parsed.slope!r} must be a declared column of numbers.")
-    return {"family": family, "options": options, "formula": formula, "units": units, "effects": Effects(parsed)}
+    return found
+
+
+def _predictor_with_effects(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
+    """A family with bounds of its own."""
+    family = table.text("family", among=tuple(dict.fromkeys((*GROUPED_FAMILIES, *RECORD_FAMILIES))))
+    options: dict[str, Any] = {}
+    for name in {"student_t": ("scale", "df"), "negative_binomial": ("size",)}.get(family, ()):
+        options[name] = table.number(name, least=1e-300)
+    if family in ("poisson", "negative_binomial"):
+        options |= _offset(table, columns)
+    units = table.text("units", "declared", among=("declared", "original"))
+    table.done()
+    return {"family": family, "options": options, "units": units}
 
 
 def read_prior(table: Table, effects: Effects | None = None) -> dict[str, Any]:

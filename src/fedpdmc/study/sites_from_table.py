@@ -16,10 +16,11 @@ from fedpdmc.members.member import DescribedSites
 from fedpdmc.members.site import Site
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.families import family as record_family
-from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
+from fedpdmc.models.model_file.model import Model
+from fedpdmc.study.bound_model import FILE
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
-from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES
+from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES, of_record
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
 from fedpdmc.study.description import modelled, ratios, released, spread_words
 from fedpdmc.study.formula import Design, columns_of
@@ -35,6 +36,8 @@ RESPONSES = {"logistic": "level", "poisson": "count", "negative_binomial": "coun
 # What a column of a family of the standard library is, by what the family takes.
 ROLES = {"binary": "level", "index": "level", "count": "count", "real": "number", "positive": "positive",
          "nonnegative": "number", "unit": "unit"}  # fmt: skip
+# The name of a model file that a contract written here refers to.
+MODEL_FILE = "model.fpm"
 # What a contract allows unless it is changed.
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
@@ -80,7 +83,7 @@ class Sites(DescribedSites):
         return self.study.names
 
     def write(self, path: str | Path) -> Path:
-        """Write the study's contract, `study.toml`, for the same analysis over a network.
+        """Write the study's contract, `study.toml`, for the same analysis over a network, and its model file beside it.
 
         Its bounds, centres and scales come from the table, rounded: check them before you send it.
 
@@ -95,6 +98,8 @@ class Sites(DescribedSites):
             )
         path = Path(path)
         path.write_bytes(self.study.text)
+        if self.study.model is not None and self.study.model_file is not None:
+            self.study.model.model.save(path.parent / self.study.model_file)
         return path
 
     def released(self) -> list[str]:
@@ -142,7 +147,7 @@ def sites(
     table: Any,
     *,
     formula: str,
-    family: str,
+    family: str | Model,
     by: str | None = None,
     prior: str | Mapping[str, str] | None = None,
     columns: Mapping[str, Mapping[str, Any]] | None = None,
@@ -162,9 +167,9 @@ def sites(
     formula : str
         Such as ``"died ~ hmo * white + age"``: columns and their interactions. One term may be an effect of groups that
         stays at its site: ``(1 | ward)``, ``(1 + dose | ward)``, or with the column ``by`` an effect of each site.
-    family : str
+    family : str or Model
         As in a contract: ``"logistic"``, ``"poisson"``, ``"linear"``, ``"student_t"``, or one of the standard library, such
-        as ``"weibull"`` or ``"negative_binomial"``.
+        as ``"weibull"`` or ``"negative_binomial"``. Or a model of one record with a linear predictor, `fedpdmc.Model`.
     by : str, optional
         The column of the sites' names, for one table.
     prior : str or mapping, optional
@@ -188,8 +193,8 @@ def sites(
         The prior of the spread of effects: "half-normal" (if None), "exponential" or "half-Cauchy", and its scale (1 if
         None) in the units of the model.
     **options
-        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm), with effects the
-        ``size`` of a negative binomial; the table's columns for those of the family that are not the response, such as
+        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm), with effects a
+        known ``size`` of a negative binomial; the table's columns for those of the family that are not the response, such as
         ``died="status"``; constants, such as ``cuts=[1.0, 2.0]``.
 
     Returns
@@ -201,8 +206,10 @@ def sites(
         raise InputError(
             "spread", "a prior of a spread without effects", "Give a formula with a term such as (1 | ward)."
         )
-    one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES) if mixed is None else GROUPED_FAMILIES)
-    predictor = mixed is not None or family in PREDICTOR_FAMILIES
+    own = family if isinstance(family, Model) else None
+    if own is None:
+        one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES))
+    predictor = family in PREDICTOR_FAMILIES or (own is None and mixed is not None and not of_record(family, options))
     parts, fixed = _by_site(table, by), formula if mixed is None else mixed.fixed
     used, told = _uses(fixed, family, options, predictor), dict(columns or {})
     if mixed is not None and mixed.slope is not None:
@@ -214,7 +221,8 @@ def sites(
         declared[mixed.groups] = Column(mixed.groups, "key")
     elif mixed is not None:
         formula = by_site(formula)
-    model: dict[str, Any] = {"family": family, "formula": formula}
+    named = {"family": family} if own is None else {"file": MODEL_FILE, "sha256": own.digest}
+    model: dict[str, Any] = {**named, "formula": formula}
     tables = {"model": model}
     if predictor:
         model |= {"units": "original"} | options
@@ -223,18 +231,20 @@ def sites(
         tables |= {"model.columns": taken, "model.constants": {k: v for k, v in options.items() if k not in taken}}
     tables |= {"releases": {"derivatives": "summed" if len(parts) >= 3 else "own"}, "limits": LIMITS}
     design = Design(fixed, declared)
+
+    def parsed(changes: dict[str, Any]) -> Study:
+        text = contract_text(name, list(parts), declared, missing, tables | changes)
+        return parse_study(text, lambda _: b"" if own is None else own.text.encode())
+
     # The parameters of some families follow from the levels of the response.
     names = design.names
-    if mixed is None:
-        text = contract_text(name, list(parts), declared, missing, tables | {"prior": {"flat": True}})
-        names = parse_study(text).names
-    rule = prior_by_name(prior, names, design, declared, family)
+    if mixed is None or not predictor:
+        names = parsed({"model": model | {"formula": fixed}, "prior": {"flat": True}}).names
+    rule = prior_by_name(prior, names, design, declared, family if isinstance(family, str) else FILE)
     if mixed is not None and not rule.normal:
         raise InputError("prior", rule.words, "With effects the coefficients' priors are normal.")
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
-    study = parse_study(
-        contract_text(name, list(parts), declared, missing, tables | {"prior": rule.table() | of_spread})
-    )
+    study = parsed({"prior": rule.table() | of_spread})
     return Sites(study, _records(study, parts), rule)
 
 
@@ -253,21 +263,29 @@ class _Uses(NamedTuple):
         return list(dict.fromkeys([*self.roles, *self.covariates, *offset]))
 
 
-def _uses(formula: str, family: str, options: Mapping[str, Any], predictor: bool) -> _Uses:
+def _uses(formula: str, family: str | Model, options: Mapping[str, Any], predictor: bool) -> _Uses:
     response, covariates = columns_of(formula)
-    if predictor:
+    if predictor and isinstance(family, str):
         roles = {response: RESPONSES.get(family, "number")}
         offset = options.get("offset")
         return _Uses(response, roles, covariates, offset, family == "linear" and "scale" not in options)
+    source = (family if isinstance(family, Model) else _example(family)).source
+    if source.group is not None:
+        raise InputError("family", "a model of groups of rows", "A table has one row for each record: use Model.of.")
+    first, *others = source.columns
+    roles = {response: ROLES[first.domain]}
+    roles |= {str(options.get(column.name, column.name)): ROLES[column.domain] for column in others}
+    return _Uses(response, roles, covariates, None, False)
+
+
+def _example(family: str) -> Model:
+    """A family of the standard library with as few levels and pieces as it can have: its columns are those of all."""
     sizes = {}
     if RECORD_FAMILIES[family].levels:
         sizes["levels"] = 3
     if RECORD_FAMILIES[family].pieces:
         sizes["pieces"] = 2
-    first, *others = record_family(family, **sizes).source.columns
-    roles = {response: ROLES[first.domain]}
-    roles |= {str(options.get(column.name, column.name)): ROLES[column.domain] for column in others}
-    return _Uses(response, roles, covariates, None, False)
+    return record_family(family, **sizes)
 
 
 def _by_site(table: Any, by: str | None) -> dict[str, Any]:
