@@ -45,7 +45,8 @@ def test_the_best_number_of_chains_counts_and_the_ratio_has_its_goal(tmp_path):
 def test_every_case_runs_on_both_sides():
     asked = []
 
-    def note(script, options):
+    def note(script, options, limit):
+        assert limit == grid.LIMIT
         asked.append((script, options["records"], options["dim"]))
         arguments(options)
         return {}
