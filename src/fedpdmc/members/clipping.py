@@ -57,12 +57,6 @@ def model_of(potential: Potential) -> Model:
             "a linear regression with an unknown scale, whose gradient has no bound",
             "Give a known scale: fedpdmc.models.linear(X, y, scale=...).",
         )
-    if isinstance(potential, Program):
-        raise InputError(
-            "dynamics",
-            "arrivals of a model file under a privacy budget",
-            "Only its derivatives can be private: use method='private-laplace'.",
-        )
     raise InputError(
         "Site(budget)",
         f"a {type(potential).__name__} whose records have no known sensitivity",

@@ -16,8 +16,10 @@ from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import Discontinuous, InputError
+from fedpdmc.members.file_arrivals import clipped_records
 from fedpdmc.members.member import Member
 from fedpdmc.members.site import Site
+from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.potentials import (
     ControlVariate,
     LatentPotential,
@@ -252,7 +254,10 @@ def _expanded(potential: LinearPredictor, control: ControlVariate):
 
 def less_public(site: Site, opening: Opening) -> Potential:
     """The records and the public control variate in whitened coordinates; no branch depends on the records."""
-    records, control = in_coordinates(_padded(site.potential), site, opening), whitened_control(site, opening)
+    own = _padded(site.potential)
+    if isinstance(site.model, RecordModel) and site.budget is not None:
+        own = clipped_records(site.model, site.budget)
+    records, control = in_coordinates(own, site, opening), whitened_control(site, opening)
     return records if control is None else Sum((records, control.scaled(-1.0)))
 
 

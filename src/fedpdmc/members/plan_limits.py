@@ -8,11 +8,13 @@ import numpy as np
 
 from fedpdmc.errors import PlanRefused
 from fedpdmc.members.clipping import model_of
+from fedpdmc.members.file_arrivals import file_ceiling, file_change, file_limits
 from fedpdmc.members.opening import Opening, local_columns, whitened_control
 from fedpdmc.members.site import Site
+from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.rounding import COX_REGION, Limits, limits
-from fedpdmc.privacy.sensitivity import sensitivity
+from fedpdmc.privacy.sensitivity import Model, sensitivity
 from fedpdmc.privacy.work_limit import MOST_CELLS, cells, most_passes, steepness
 
 # The largest number of a plan, and its largest speed.
@@ -54,12 +56,17 @@ class PlanLimits:
         if site.coordinates is not None:
             rows, center = rows[site.coordinates], center[site.coordinates]
         self._rows, self._center = rows if columns is None else rows[:, columns], center
-        self._model = model_of(site.potential)
-        terms = (self._model, self.budget.bounds, self.budget.neighbours)
-        known = sensitivity(*terms, self._rows)
+        self._model = site.model if isinstance(site.model, RecordModel) else model_of(site.potential)
         # Rounding makes the sensitivity, and hence the excess rate, at most a tenth larger.
-        excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
-        self.rounding: Limits = limits(*terms, self._rows, center, known, excess)
+        if isinstance(self._model, RecordModel):
+            known = file_change(self._model, self.budget, self._rows)
+            excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
+            self.rounding: Limits = file_limits(self._model, self.budget, self._rows, known, excess)
+        else:
+            terms = (self._model, self.budget.bounds, self.budget.neighbours)
+            known = sensitivity(*terms, self._rows)
+            excess = 1.1 * self.budget.excess_for(known, opening.private_sites)
+            self.rounding = limits(*terms, self._rows, center, known, excess)
         self.excess = self.budget.excess_for(self.rounding.sensitivity, opening.private_sites)
         # Norms of the control variate's whitened Hessian and of its slope at the centre.
         control = whitened_control(site, opening)
@@ -74,9 +81,10 @@ class PlanLimits:
     @property
     def region(self) -> np.ndarray | None:
         """The region of the site's own parameters."""
-        declared = self.budget.bounds.sizes("region", self._model.dim)
-        if self._model.loss == "cox":
-            return np.minimum(COX_REGION, np.full(self._model.dim, COX_REGION) if declared is None else declared)
+        dim = self._rows.shape[0]
+        declared = self.budget.bounds.sizes("region", dim)
+        if isinstance(self._model, Model) and self._model.loss == "cox":
+            return np.minimum(COX_REGION, np.full(dim, COX_REGION) if declared is None else declared)
         return declared
 
     def check_shape(self, plan: PlanArrays) -> None:
@@ -113,14 +121,19 @@ class PlanLimits:
                 f"site {self.site.name!r}: the plan goes further from the centre than 64-bit arithmetic allows "
                 f"(code PLAN_TOO_FAR: at most {rounding.distance:g} whitened units). Start nearer to the posterior."
             )
-        steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
         control = (curvature, float(np.max(steepest, initial=0.0)))
         excess = (self.excess, rounding.rounding)
+        if isinstance(self._model, RecordModel):
+            steep = (0.0, 0.0, 0.0, 0.0)
+            excess = (self.excess + 2 * file_ceiling(self._model, self.budget, self._rows), rounding.rounding)
+        else:
+            steep = steepness(self._model, self.budget.bounds, self.budget.neighbours, self._rows, where)
         work = cells(steep, self.dim, rotating, excess, control, farthest, speed, plan.duration.sum(1))
         if not np.all(work <= MOST_CELLS):
             raise PlanRefused(
                 f"site {self.site.name!r}: the plan may take {np.max(work):.3g} steps to walk (code TOO_MUCH_WORK: at most "
-                f"{MOST_CELLS:g}). Plan less far ahead, or start nearer to the posterior."
+                f"{MOST_CELLS:g}). Plan less far ahead, start nearer to the posterior, or declare tighter bounds and fewer "
+                "most_records."
             )
         return most_passes(float(np.max(work, initial=0.0)), self.dim, plan.duration.shape[1])
 

@@ -24,6 +24,7 @@ from fedpdmc.members.clipping import check_inside, check_number
 from fedpdmc.members.record_sensitivity import RecordBounds, record_bounds
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
+from fedpdmc.potentials import Program
 from fedpdmc.privacy.accountant import up
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
@@ -40,11 +41,11 @@ def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
     """Bounds of one record's derivatives under the declared bounds of a budget."""
     function = model.function
     assert isinstance(function, RecordSum)
-    if budget.neighbours != "replace":
+    if budget.neighbours == "label":
         raise InputError(
             "Budget(neighbours)",
             f"{budget.neighbours!r} with a model file",
-            "Use 'replace': a model file does not say which columns are outcomes, nor how the number of records enters.",
+            "Use 'replace' or 'add-remove': a model file does not say which columns are outcomes.",
         )
     constants = tuple(
         (name, np.shape(value), tuple(np.ravel(np.asarray(value)).tolist()))
@@ -62,7 +63,7 @@ def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, f
     """Sensitivities of gradient and Hessian to one record, and bounds of the rounding of each record's part."""
     bounds, dim = file_bounds(model, budget), model.dim or 0
     q = [grid(bound, budget.bounds.most_records) for bound in bounds[:2]]
-    first, second = (up(change * (1 + SCALED)) for change in bounds.changes)
+    first, second = (up(change * (1 + SCALED)) for change in bounds.changes(budget.neighbours))
     return (first, second), (up(math.sqrt(dim) * q[0] / 2), up(dim * q[1] / 2))
 
 
@@ -88,37 +89,61 @@ def file_derivatives(model: RecordModel, budget: Budget, x: np.ndarray) -> tuple
 @eqx.filter_jit
 def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
     """The sums over one block of records."""
-    source, width = function.model.source, function.width
-    coefficients, parameters = Layout(source, width).split(x)
-    rows = {name: value for name, value in data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
-    flat = [value.ravel() for value in parameters.values()]
-    theta = jnp.concatenate(flat) if flat else jnp.zeros(0)
-    design = data.get(DESIGN, jnp.zeros((BLOCK, 0)))
-    predictors = [design @ value.reshape(-1, width).T for value in coefficients.values()]
-    eta = jnp.concatenate(predictors, 1) if predictors else jnp.zeros((BLOCK, 0))
+    own = _Block(function, x, data)
 
-    def f(z, row):
-        values, begin = {**data[CONSTANTS], **row}, 0
-        for one in (*source.predictors, *source.parameters):
-            values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
-            begin += one.type.size
-        return evaluate(source.likelihood, values)[""]
-
-    def of_one(own, covariates, row):
-        z = jnp.concatenate([own, theta])
-        jacobian = jax.scipy.linalg.block_diag(*[covariates[:, None]] * own.size, jnp.eye(theta.size))
-        jacobian = jacobian[: own.size * width + theta.size]
-        curvature = jax.hessian(f)(z, row)
+    def of_one(z, covariates, row):
+        curvature = jax.hessian(own.loss)(z, row)
         # Where the bound assumes convexity, negative curvature of a record is set to zero.
         curvature = jnp.maximum(curvature, 0.0) if convex else curvature
-        return jacobian @ jax.grad(f)(z, row), jacobian @ curvature @ jacobian.T
+        jacobian = own.jacobian(covariates)
+        return jacobian @ curvature @ jacobian.T
 
-    first, second = jax.vmap(of_one)(eta, design, rows)
-    held = functools.partial(_held, data[WEIGHTS])
-    return held(first, limits[0], limits[2]), held(second, limits[1], limits[3])
+    second = jax.vmap(of_one)(own.z, own.design, own.rows)
+    held = functools.partial(held_sum, data[WEIGHTS])
+    return held(own.gradients(), limits[0], limits[2]), held(second, limits[1], limits[3])
 
 
-def _held(weights, parts, bound, q):
+def record_gradients(function: Any, x, data: dict[str, Any]):
+    """The gradient of each record in the model's own parameters, of shape (n, d)."""
+    return _Block(function, x, data).gradients()
+
+
+class _Block:
+    """Records of a model file at a point: their predictors and parameters z, and f as a function of z."""
+
+    def __init__(self, function: Any, x, data: dict[str, Any]):
+        self.source, self.width, self.constants = function.model.source, function.width, data[CONSTANTS]
+        coefficients, parameters = Layout(self.source, self.width).split(x)
+        self.rows = {name: value for name, value in data.items() if name not in (DESIGN, WEIGHTS, CONSTANTS)}
+        n, theta = len(data[WEIGHTS]), [value.ravel() for value in parameters.values()]
+        self.design = data.get(DESIGN, jnp.zeros((n, 0)))
+        predictors = [self.design @ value.reshape(-1, self.width).T for value in coefficients.values()]
+        self.predictors = sum(one.shape[1] for one in predictors)
+        self.z = jnp.concatenate([*predictors, *(jnp.broadcast_to(one, (n, one.size)) for one in theta)], 1)
+
+    def loss(self, z, row):
+        """F of one record."""
+        values, begin = {**self.constants, **row}, 0
+        for one in (*self.source.predictors, *self.source.parameters):
+            values[one.name] = jnp.reshape(z[begin : begin + one.type.size], one.type.shape)
+            begin += one.type.size
+        return evaluate(self.source.likelihood, values)[""]
+
+    def jacobian(self, covariates):
+        """``∂z/∂x`` transposed, of one record."""
+        rest = self.z.shape[1] - self.predictors
+        whole = jax.scipy.linalg.block_diag(*[covariates[:, None]] * self.predictors, jnp.eye(rest))
+        return whole[: self.predictors * self.width + rest]
+
+    def gradients(self):
+        """Of all records, in the model's own parameters."""
+        slopes = jax.vmap(jax.grad(self.loss))(self.z, self.rows)
+        n, predictors = len(slopes), self.predictors
+        coefficients = slopes[:, :predictors, None] * self.design[:, None, :]
+        return jnp.concatenate([coefficients.reshape(n, predictors * self.width), slopes[:, predictors:]], 1)
+
+
+def held_sum(weights, parts, bound, q):
     """The sum of the parts with weight one, each clipped to the bound; parts that are not finite count as zero."""
     n = len(parts)
     flat = parts.reshape(n, -1)
@@ -135,6 +160,8 @@ def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     check_number(model.records, bounds)
     # Missing declarations are reported before the records are examined.
     file_bounds(model, budget)
+    # Derivatives say nothing of a jump: a release would leave it out, and a walk would pass it.
+    Program(model.function, model.data, model.dim or 0).check_continuity()
     data = dict(model.data)
     if DESIGN in data:
         data[DESIGN] = jnp.asarray(bounds.clip_rows(np.asarray(data[DESIGN])))

@@ -3,9 +3,10 @@
 A record's minus log likelihood depends on the parameters through linear predictors ``η_p = ξ·β_p`` and parameters θ. With
 ``z = (η, θ)``, f's gradient in (β, θ) has the Euclidean norm ``√Σ_k w_k (∂_k f)²`` and its Hessian the Frobenius norm
 ``√Σ_kl w_k w_l (∂_kl f)²``, with ``w_k = |ξ|²`` for a predictor and one for a parameter. Both are bounded on the box of
-all z and columns that the declared bounds allow, by enclosures of the derivatives and branch and bound. One record replaced
-by another changes a sum by at most twice the bound. If f is a convex function of one predictor alone, its Hessians
-``f'' ξξᵀ`` have inner products that are not negative, and the sum of Hessians changes by at most √2 times the bound.
+all z and columns that the declared bounds allow, by enclosures of the derivatives and branch and bound. A record that is
+added or removed changes a sum by at most the bound, one replaced by another by at most twice the bound. If f is a convex
+function of one predictor alone, its Hessians ``f'' ξξᵀ`` have inner products that are not negative, and the sum of Hessians
+changes by at most √2 times the bound.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class RecordBounds(NamedTuple):
     hessian: float
     convex: bool = False
 
-    @property
-    def changes(self) -> tuple[float, float]:
-        """Sensitivities of the sums of gradients and Hessians to one record."""
+    def changes(self, neighbours: str) -> tuple[float, float]:
+        """Sensitivities of the sums of gradients and Hessians to one record that is replaced, or added or removed."""
+        if neighbours == "add-remove":
+            return self.gradient, self.hessian
         return 2 * self.gradient, (math.sqrt(2) if self.convex else 2) * self.hessian
 
 

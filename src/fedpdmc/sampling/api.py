@@ -141,7 +141,6 @@ def sample(
                 "ess": ess, "burn_in": burn_in, "init": init}  # fmt: skip
         _nothing_said(said, "A private answer in one shot has no such setting: leave it out, or say method='exact'.")
         return private_laplace(sites, prior, names, seed)
-    _check_private_files(sites)
     check_length(duration, ess)
     if isinstance(sites, StudyConnection):
         said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
@@ -171,17 +170,6 @@ def _budgeted(sites: Any) -> bool:
     """Whether one of the sites has a privacy budget."""
     members = [sites] if isinstance(sites, Site) else sites
     return isinstance(members, (list, tuple)) and any(getattr(site, "budget", None) is not None for site in members)
-
-
-def _check_private_files(sites: Any) -> None:
-    """Refuse a site with a model file and a budget, before its records are used."""
-    for site in [sites] if isinstance(sites, Site) else sites if isinstance(sites, (list, tuple)) else ():
-        if isinstance(site, Site) and site.budget is not None and site.model is not None:
-            raise InputError(
-                f"sites ({site.name!r})",
-                "a model file with a privacy budget and an exact chain",
-                f"Only its derivatives can be private: use method={PRIVATE_LAPLACE!r}.",
-            )
 
 
 def _nothing_said(said: dict[str, Any], remedy: str) -> None:

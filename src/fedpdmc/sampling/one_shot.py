@@ -172,7 +172,7 @@ def _settings(members: tuple[Any, ...], cov: np.ndarray, seed: int | None) -> di
         "NOT exact: the log likelihood is taken as quadratic about a public point, and the noise of the released "
         "derivatives is integrated over."
     )
-    # Arrivals of a model file cannot be private: there is nothing to compare with.
+    # What an exact chain would cost is worked out for built-in models.
     if known and all(site.model is None for site in known):
         what += exact_words(
             min(exact_cost(model_of(s.potential), s.budget, _rows(s, scale), len(members)) for s in known)

@@ -186,8 +186,12 @@ def _check_private_model(study: Study) -> None:
     """Check what a budget of a model of one record needs: its derivatives are bounded on all that is declared."""
     assert study.model is not None
     for field, found, right, remedy in (
-        ("run: method", "arrivals", study.one_shot, f"Only its derivatives can be private: set {PRIVATE_LAPLACE!r}."),
-        ("privacy: neighbours", repr(study.neighbours), study.neighbours == "replace", "Use 'replace'."),
+        (
+            "privacy: neighbours",
+            repr(study.neighbours),
+            study.neighbours != "label",
+            "Use 'replace' or 'add-remove': a model does not say which columns are outcomes.",
+        ),
         ("privacy: region", "nothing", study.region is not None, "Say where the parameters stay: region = 3.0."),
         ("model: group", "groups of rows", not study.model.group, "Budgets need one row for each record."),
     ):

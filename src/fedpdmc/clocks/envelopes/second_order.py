@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program, Shared, Sum
 from fedpdmc.potentials.base import ROTATION_REACH, Field, RateBound
+from fedpdmc.potentials.clipped_records import ClippedRecords
 
 RELATIVE_SLACK = 1e-9
 POSITION_SLACK = 1e-13
@@ -71,11 +72,14 @@ def look(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Look:
     A program bounds its rates itself; the bounds of a sum add.
     """
     rotating, flips = dynamics.flow.rotating, dynamics.flips
+    if isinstance(potential, ClippedRecords):
+        gradient = potential.gradients(a)
+        return Look(gradient, signed_rates(dynamics, gradient, v), potential.bound(rotating, a, ahead))
     if isinstance(potential, Program):
         gradient = potential.gradients(a)
         rates = signed_rates(dynamics, gradient, v) if flips else potential.speeds(a, v)
         return Look(gradient, rates, potential.bound(rotating, flips, a, ahead))
-    if isinstance(potential, Sum) and any(isinstance(term, Program) for term in potential.terms):
+    if isinstance(potential, Sum) and any(isinstance(term, (Program, ClippedRecords)) for term in potential.terms):
         parts = [look(dynamics, term, a, v, ahead) for term in potential.terms]
         return functools.reduce(_joined, parts)
     if isinstance(potential, Shared) and isinstance(potential.records, Program):
