@@ -6,10 +6,10 @@ in the model's own parameters. Each is computed by itself, scaled down if it is 
 (`fedpdmc.members.record_derivatives`), so that G is exact in every order of summation.
 
 **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
-computed point x for both of two neighbours. All shapes are public, since records are filled up to the declared most: both run
-the same compiled program, in which a record's part depends on that record alone. Adding or removing a record changes ``∇U`` by ``Sᵀ g``, replacing one by
-``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of the account. Products with S are rounded by at most
-``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
+computed point x for both of two neighbours. All shapes are public, since records are filled up to the declared most: both
+run the same compiled program, in which a record's part depends on that record alone. Adding or removing a record changes
+``∇U`` by ``Sᵀ g``, replacing one by ``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of the account. Products
+with S are rounded by at most ``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
 
 **Region.** Within the declared region no gradient is longer than b, nothing is scaled down, and the rates are those of the
 model: the chain is exact. A plan that leaves the region is refused from public facts (code REGION), and the run ends; it
