@@ -159,3 +159,11 @@ def test_a_second_run_is_refused_before_it_begins(monkeypatch):
     monkeypatch.setattr("tests.models.test_captured_values.LEVEL", 9.0)
     with pytest.raises(InputError, match="has changed since it was first used"):
         fp.sample(site, fp.models.normal_prior(1), dynamics=fp.ZigZag(), duration=1.0)
+
+
+def test_data_that_are_changed_in_place_later_are_not_read():
+    """The site has what it was given: JAX may keep the memory of a NumPy array."""
+    values = np.ones(4096)
+    model = user_model(lambda x, y: jnp.sum((x[0] - y) ** 2), values)
+    values[:] = 4.0
+    assert np.all(np.asarray(model.data) == 1.0)

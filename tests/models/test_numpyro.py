@@ -1,5 +1,7 @@
 """NumPyro models: parts that sum to NumPyro's own potential, names, and variables that come back constrained."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,3 +182,18 @@ def test_local_variables_belong_to_the_likelihood(double):
     assert fp.Site(likelihood, name="s").latents == 2
     with pytest.raises(InputError, match="The variables are mean, spread, effect"):
         fp.models.from_numpyro(_wards, data, local=["ward"])
+
+
+def test_a_horseshoe_is_told_of_its_own_prior():
+    def horseshoe(y):
+        tau = numpyro.sample("tau", dist.HalfCauchy(1))
+        local = numpyro.sample("local", dist.HalfCauchy(1).expand([3]).to_event(1))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(tau * local * z, 1), obs=y)
+
+    with pytest.warns(UserWarning, match="horseshoe_prior"):
+        fp.models.from_numpyro(horseshoe, np.zeros(3), part="prior")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fp.models.from_numpyro(horseshoe, np.zeros(3))
+        fp.models.from_numpyro(scale_model, {"y": np.zeros(4), "groups": 3}, part="prior")

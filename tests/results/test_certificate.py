@@ -51,3 +51,19 @@ def test_every_site_says_what_was_proved_and_it_is_saved(tmp_path, monkeypatch):
     (taught, _) = certificate(["a", "b"], clocks)
     assert taught["taught"] == ["mul"] and "mul" not in taught["primitives"]
     assert certificate(["far"], {}) == [{"site": "far", "clock": "at the site"}]
+
+
+def test_jumps_and_walls_are_told_with_their_rules_and_saved(tmp_path):
+    def changed(x, y):
+        return jnp.sum(jnp.where(jnp.arange(12.0) < 6 + x[0], (y - 1.0) ** 2, y**2))
+
+    post = fp.sample(
+        fp.Site(changed, name="a", data=DATA), fp.models.normal_prior(1), dynamics=fp.ZigZag(), reference="identity",
+        chains=2, duration=4.0, seed=1, constraints=([[1.0]], [2.0]),
+    )  # fmt: skip
+    post.save(tmp_path / "post")
+    again = fp.load(tmp_path / "post").certificate
+    assert list(again) == list(post.certificate) and str(again) == str(post.certificate)
+    (entry,) = again
+    assert "at 12 surfaces" in entry["jumps"] and "test_certificate.py:" in entry["jumps"]
+    assert "exp(-D)" in str(again) and "constraints: 1 walls" in str(again)

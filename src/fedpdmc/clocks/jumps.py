@@ -66,6 +66,8 @@ class JumpClock(Clock[JumpWalk]):
         ``size + sizes @ |a|`` bounds what is added up in the comparison, in the same units.
     spread : (K,)
         Surfaces that are nearer to each other than can be told apart are one: up to this on both sides of the level.
+    lines : tuple of str
+        Where the program compares.
     """
 
     potential: Potential
@@ -76,6 +78,7 @@ class JumpClock(Clock[JumpWalk]):
     size: Float[Array, " K"]
     sizes: Float[Array, "K d"]
     spread: Float[Array, " K"]
+    lines: tuple[str, ...] = eqx.field(static=True)
 
     @property
     def name(self) -> str:
@@ -269,7 +272,7 @@ def with_jumps(clock: Clock, surfaces: JumpSurfaces, center: Any, scale: Any, si
             f"a model that jumps where values are equal that rounding hides, at {', '.join(surfaces.lines)}",
             "Take a common offset off both sides of the comparison: centre the data and the parameter.",
         )
-    return JumpClock(clock.potential, clock.dynamics, clock, *map(jnp.asarray, parts))
+    return JumpClock(clock.potential, clock.dynamics, clock, *map(jnp.asarray, parts), surfaces.lines)
 
 
 def _usually_near(size: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import compute_log_probs
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.warnings import warn
 from fedpdmc.errors import InputError
 from fedpdmc.models.user_function import UserModel, rejoin, take_apart
 from fedpdmc.validation import one_of
@@ -128,11 +129,41 @@ def from_numpyro(model: Callable, data: Any, part: str, local: Any = ()) -> User
         raise InputError(CALL, "a model without latent variables", "Give a model with numpyro.sample sites to infer.")
     if part == "likelihood" and not observed:
         raise InputError(CALL, "a model without observations", "Give the observed data, or ask for part='prior'.")
+    if part != "likelihood":
+        _warn_of_horseshoe(trace, latents)
     names = tuple(name for latent in latents for name in latent.coordinates)
     constrain = Constrain(model, latents, arrays, rest, structure, bool(private))
     function = Part(model, part, latents, observed, rest, structure, private)
     hidden = () if part == "prior" else tuple(name for latent in private for name in latent.coordinates)
     return UserModel(function, () if part == "prior" and not arrays else arrays, len(names), names, constrain, hidden)
+
+
+def _warn_of_horseshoe(trace, latents: tuple[Latent, ...]) -> None:
+    """Say what to use instead of local and global scales with half-Cauchy priors."""
+    heavy = [
+        latent for latent in latents if type(_base(trace[latent.name]["fn"])).__name__ in ("HalfCauchy", "HalfStudentT")
+    ]
+    local = [latent for latent in heavy if latent.size > 1]
+    if not local or len(heavy) < 2:
+        return
+    shown = ", ".join(repr(latent.name) for latent in heavy)
+    warn(
+        f"the scales {shown} have half-Cauchy priors, {local[0].size} of them in {local[0].name!r}, as a horseshoe has. If "
+        "the records do not determine them the posterior is a funnel, and a run is long: minutes, or without an end in "
+        "sight. For a horseshoe use prior=fedpdmc.models.horseshoe_prior(dim, scale), which draws the scales from their own "
+        "laws, with a likelihood of the coefficients themselves. Else half-normal or log-normal priors are faster."
+    )
+
+
+def _base(law: Any) -> Any:
+    """The distribution within those that only shape it."""
+    while hasattr(law, "base_dist") and type(law).__name__ in (
+        "ExpandedDistribution",
+        "Independent",
+        "MaskedDistribution",
+    ):
+        law = law.base_dist
+    return law
 
 
 def _local(told: Any, latents: tuple[Latent, ...]) -> tuple[Latent, ...]:

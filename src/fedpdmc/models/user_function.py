@@ -216,7 +216,8 @@ def _array(argument: str, leaf: Any) -> jax.Array:
             raise InputError(
                 argument, f"a {type(leaf).__name__} that is not an array of numbers", "Give a pytree of numeric arrays."
             )
-    return jnp.asarray(array, float) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.asarray(array)
+    # A copy: JAX may keep the memory of a NumPy array, which its owner can change.
+    return jnp.array(array, float) if jnp.issubdtype(array.dtype, jnp.floating) else jnp.array(array)
 
 
 def _check(model: UserModel, dim: int, name: str) -> None:

@@ -40,9 +40,10 @@ def _entry(name: str, clock: Clock | None) -> dict[str, Any]:
         return entry
     entry["continuity"] = "shown"
     if isinstance(clock, JumpClock):
-        entry["continuity"] = (
-            f"shown but for {clock.level.shape[-1]} surfaces where compared values are equal: the jump is evaluated there, "
-            "and crossed or not"
+        entry["continuity"] = "shown where no compared values are equal"
+        entry["jumps"] = (
+            f"at {clock.level.shape[-1]} surfaces, where values are equal that are compared at {', '.join(clock.lines)}; a "
+            "rise D of the potential is crossed with probability min(1, exp(-D)), and the path is reflected otherwise"
         )
     entry["rounding"] = "a bound is carried with every value"
     if "Taylor polynomial" in entry["domain"] and program.noise is not None:
@@ -64,21 +65,35 @@ def _program(potential: Any) -> Program | None:
 
 
 class Certificate(list[dict[str, Any]]):
-    """The entries of all sites, with the number of evaluations of each site's exact rates; prints as a text."""
+    """The entries of all sites, with the number of evaluations of each site's exact rates; prints as a text.
 
-    def __init__(self, entries: list[dict[str, Any]], evaluations: Any, certified: bool, prior_site: str | None = None):
+    ``walls`` is the number of constraints of the run.
+    """
+
+    def __init__(
+        self,
+        entries: list[dict[str, Any]],
+        evaluations: Any,
+        certified: bool,
+        prior_site: str | None = None,
+        walls: int = 0,
+    ):
         super().__init__(
             entry | {"evaluations": int(count)} for entry, count in zip(entries, evaluations, strict=False)
         )
-        self.certified, self.prior_site = certified, prior_site
+        self.certified, self.prior_site, self.walls = certified, prior_site, walls
 
     def __str__(self) -> str:
         head = "Event times are exact under the proofs below." if self.certified else "Event times are NOT certified."
         lines = [f"{head} This says nothing about convergence."]
+        if self.walls:
+            lines.append(
+                f"constraints: {self.walls} walls, at which the coordinator reflects every path when it meets them"
+            )
         for entry in self:
             name = f"{entry['site']} (coordinator)" if entry["site"] == self.prior_site else entry["site"]
             lines.append(f"{name}: {entry['clock']}" + (f", {entry['domain']}" if entry.get("domain") else ""))
-            for key in ("model", "continuity", "rounding", "evaluations"):
+            for key in ("model", "continuity", "jumps", "rounding", "evaluations"):
                 if key in entry:
                     lines.append(f"  {key}: {entry[key]}")
             for key, title in (

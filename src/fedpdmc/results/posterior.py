@@ -105,8 +105,9 @@ class Posterior:
     @property
     def certificate(self) -> Certificate:
         """The basis of ``certified`` for each site: a list of dicts that prints as text. Says nothing about convergence."""
-        prior = self.settings.get("prior_site")
-        return Certificate(self.settings.get("certificate", []), self.gradient_evaluations, self.certified, prior)
+        entries, prior = self.settings.get("certificate", []), self.settings.get("prior_site")
+        walls = int(self.settings.get("constraints") or 0)
+        return Certificate(entries, self.gradient_evaluations, self.certified, prior, walls)
 
     @property
     def chains(self) -> int:

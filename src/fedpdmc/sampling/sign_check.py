@@ -86,8 +86,12 @@ def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
         change = forth + back - 2 * total[0]
     known = ~np.isnan(change)
     falling = np.all(~known | (change < 0)) and np.all(known.any(0))
-    last = np.array([change[:, k][known[:, k]][-1:] for k in range(RAYS)]) if falling else np.zeros(1)
-    return bool(falling and np.all(last < -LEAST_FALL))
+    if not falling:
+        return False
+    last = np.array([change[:, k][known[:, k]][-1] for k in range(RAYS)])
+    first = np.array([change[:, k][known[:, k]][0] for k in range(RAYS)])
+    # What has fallen to a level, as beyond all places of a change point, falls no further.
+    return bool(np.all(last < -LEAST_FALL) and np.any((last < first - LEAST_FALL) | (known.sum(0) == 1)))
 
 
 @once
