@@ -158,6 +158,16 @@ def test_heavy_tails_far_from_the_start_are_no_false_alarm():
     check_rays([fp.Site(heavy, data=np.array([999.0, 1000.0, 1002.0]), name="a").sized(1)], np.zeros(1), np.eye(1))
 
 
+def test_a_bad_place_of_a_change_point_is_no_false_alarm():
+    """Far out on both sides nothing changes any more, and both may be better than where the search begins."""
+
+    def changed(x, t):
+        return jnp.sum(0.3 * (t - jnp.where(t < x[0], 1.0, -0.5)) ** 2)
+
+    site = fp.Site(changed, data=np.array([-2.0, -1.0, 0.0, 0.5, 2.0]), name="a").sized(1)
+    check_rays([site], np.array([0.2]), np.eye(1))
+
+
 def test_a_log_likelihood_is_found_where_no_mode_is_looked_for():
     case = CASES["probit"]
     site, _ = site_and_prior(case, likelihood=-1.0)

@@ -272,7 +272,7 @@ def with_jumps(clock: Clock, surfaces: JumpSurfaces, center: Any, scale: Any, si
             f"a model that jumps where values are equal that rounding hides, at {', '.join(surfaces.lines)}",
             "Take a common offset off both sides of the comparison: centre the data and the parameter.",
         )
-    return JumpClock(clock.potential, clock.dynamics, clock, *map(jnp.asarray, parts), surfaces.lines)
+    return JumpClock(clock.potential, clock.dynamics, clock, *map(jnp.asarray, parts), lines=surfaces.lines)
 
 
 def _usually_near(size: np.ndarray, sizes: np.ndarray) -> np.ndarray:
