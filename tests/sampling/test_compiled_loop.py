@@ -232,7 +232,7 @@ def test_sites_are_grouped_by_family_and_padded_size():
     sites = [
         logistic_site("small", 12),
         fp.Site(fp.models.poisson(X, [0, 1, 2]), name="counts"),
-        logistic_site("large", 20),
+        logistic_site("large", 40),
         fp.Site(fp.models.gaussian_mean(X), name="means"),
         logistic_site("other small", 3),
         fp.Site(fp.models.linear(X, [0.0, 1.0, 2.0], scale=1.0), name="line"),

@@ -56,11 +56,11 @@ CHACHA_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 def chain_keys(key: Key[Array, ""], chains: int) -> ChainKeys:
     """One key for each chain, by ``fold_in``: Threefry at the counter (0, chain)."""
-    return _folded(jax.random.key_data(key), np.arange(chains, dtype=np.uint32))
+    return _folded(jax.random.key_data(key), jax.device_put(np.arange(chains, dtype=np.uint32)))
 
 
 @once
-def _folded(key: UInt32[Array, 2], chains: UInt32[Array, " C"]) -> ChainKeys:
+def _folded(key: UInt32[Array, " 2"], chains: UInt32[Array, " C"]) -> ChainKeys:
     return jnp.stack(threefry((key[0], key[1]), (jnp.zeros_like(chains), chains)), -1)
 
 
