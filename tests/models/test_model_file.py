@@ -310,3 +310,49 @@ def together(y):
 def test_a_numpyro_model_whose_records_are_not_independent_is_refused(function, words):
     with pytest.raises(InputError, match=words):
         fp.Model.from_numpyro(function, {"y": "real"})
+
+
+@pytest.mark.parametrize("side", ["lower", "transposed", "upper"])
+def test_small_matrices_are_factored(side):
+    """A bivariate response: the file has the value of the function that was traced."""
+
+    def function(x, row):
+        off = jnp.tanh(x["r"])
+        root = jnp.linalg.cholesky(jnp.array([[2.0, off], [off, 1.0 + jnp.exp(x["s"])]]))
+        y = jnp.stack([row["a"] - x["s"], row["b"]])
+        options = {"lower": {"lower": True}, "transposed": {"lower": True, "trans": 1}, "upper": {"lower": False}}[side]
+        z = jax.scipy.linalg.solve_triangular(root.T if side == "upper" else root, y, **options)
+        return 0.5 * z @ z + jnp.log(root[0, 0]) + jnp.log(root[1, 1])
+
+    model = fp.Model(function, parameters=["r", "s"], columns={"a": "real", "b": "real"})
+    with jax.enable_x64(True):
+        x, row = {"r": jnp.array(0.4), "s": jnp.array(-0.3)}, {"a": jnp.array(1.2), "b": jnp.array(-0.7)}
+        exact, found = function(x, row), model.minus_log_likelihood(x, row)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+
+
+def test_cases_and_large_matrices_are_refused_with_a_remedy():
+    with pytest.raises(InputError, match="jnp.where"):
+        fp.Model(
+            lambda x, row: jax.lax.cond(row["y"] > 0, jnp.sin, jnp.cos, x["a"]), parameters=["a"], columns={"y": "real"}
+        )
+    with pytest.raises(InputError, match="at most 6 rows"):
+        fp.Model(
+            lambda x, row: jnp.sum(jnp.linalg.cholesky(jnp.exp(x["a"]) * jnp.eye(7))) * row["y"],
+            parameters=["a"], columns={"y": "real"},
+        )  # fmt: skip
+
+
+def test_a_number_is_not_the_result_of_an_equation_of_that_number():
+    """The second equation's result, doubled, beside ``2 * 2``: two values, though 2 == 2.0."""
+
+    def function(x, row):
+        second = jnp.exp(jnp.sin(x["a"]))
+        return (
+            jnp.sum(jnp.stack([jnp.full(2, 2.0) * row["y"], jnp.full(2, second)]) ** 2) + jnp.cos(second) - jnp.cos(2.0)
+        )
+
+    model = fp.Model(function, parameters=["a"], columns={"y": "real"})
+    with jax.enable_x64(True):
+        x, row = {"a": jnp.array(0.4)}, {"y": jnp.array(1.5)}
+        np.testing.assert_allclose(model.minus_log_likelihood(x, row), function(x, row), rtol=1e-12)

@@ -20,6 +20,8 @@ from fedpdmc.models.model_file.program import Equation, Literal, Name, Operand, 
 
 # The longest loop that is written out.
 LONGEST_LOOP = 64
+# The most rows of a matrix that is factored.
+LARGEST_MATRIX = 6
 # Derivatives of these functions, taken from their formula, are right.
 WRITTEN_OUT = ("relu", "silu", "logsumexp", "logcumsumexp")
 CALL = "Model(function)"
@@ -94,6 +96,15 @@ def _one(equation, values) -> list[Any]:
         return _loop(equation, values)
     if name in ARRANGED:
         return ARRANGED[name](params, values)
+    if name in FACTORED:
+        if values[0].ndim != 2 or values[0].shape[0] > LARGEST_MATRIX:
+            why = (
+                f"it has shape {values[0].shape}: one square matrix of at most {LARGEST_MATRIX} rows can be written out"
+            )
+            raise _refused(equation, name, why)
+        return FACTORED[name](params, values)
+    if name == "cond":
+        raise _refused(equation, name, "both cases of a record are computed, so use jnp.where")
     if name in ("copy", "copy_p", "optimization_barrier"):
         return list(values)
     if RENAMED.get(name, name) not in OPERATIONS:
@@ -128,6 +139,51 @@ def _tile(params, values) -> list[Any]:
 
 # Operations that only arrange entries, written with slices and concatenations.
 ARRANGED = {"split": _split, "stack": _stack, "unstack": _unstack, "tile": _tile}
+
+
+def _entry(matrix, i: int, j: int):
+    return lax.reshape(lax.slice(matrix, (i, j), (i + 1, j + 1)), ())
+
+
+def _less(total, products):
+    for one, other in products:
+        total = total - one * other
+    return total
+
+
+def _cholesky(params, values) -> list[Any]:
+    """``L_jj = √(A_jj − Σ_k L_jk²)`` and ``L_ij = (A_ij − Σ_k L_ik L_jk)/L_jj``, column by column."""
+    matrix = values[0]
+    n, found = matrix.shape[0], {}
+    for j in range(n):
+        for i in range(j, n):
+            rest = _less(_entry(matrix, i, j), [(found[i, k], found[j, k]) for k in range(j)])
+            found[i, j] = lax.sqrt(rest) if i == j else rest / found[j, j]
+    zero = np.zeros((1,))
+    entries = [lax.reshape(found[i, j], (1,)) if i >= j else zero for i in range(n) for j in range(n)]
+    return [lax.reshape(lax.concatenate(entries, 0), (n, n))]
+
+
+def _triangular_solve(params, values) -> list[Any]:
+    """Substitution, row by row; from the right it is that of the transposed matrices."""
+    matrix, right = values
+    left, lower = params["left_side"], params["lower"]
+    if params["transpose_a"] == left:
+        matrix, lower = lax.transpose(matrix, (1, 0)), not lower
+    right = right if left else lax.transpose(right, (1, 0))
+    n, found = matrix.shape[0], {}
+    for i in range(n) if lower else range(n - 1, -1, -1):
+        rest = lax.index_in_dim(right, i, keepdims=False)
+        for j, known in found.items():
+            rest = rest - lax.broadcast(_entry(matrix, i, j), rest.shape) * known
+        own = lax.broadcast(_entry(matrix, i, i), rest.shape)
+        found[i] = rest if params["unit_diagonal"] else rest / own
+    whole = lax.concatenate([lax.expand_dims(found[i], (0,)) for i in range(n)], 0)
+    return [whole if left else lax.transpose(whole, (1, 0))]
+
+
+# Operations on small matrices, written out entry by entry.
+FACTORED = {"cholesky": _cholesky, "triangular_solve": _triangular_solve}
 
 
 def _call(equation, values) -> list[Any]:
@@ -178,7 +234,8 @@ class _Translation:
         self.jaxpr = closed.jaxpr
         self.equations: list[Equation] = []
         self.known: dict[Any, Operand] = {v: Name(n) for v, n in zip(self.jaxpr.invars, names, strict=True)}
-        self.made: dict[Equation, Name] = {}
+        # By text: as tuples, the result of equation 2 and the number 2.0 would be equal, and so would 0.0 and −0.0.
+        self.made: dict[str, Name] = {}
         for variable, value in zip(self.jaxpr.constvars, closed.consts, strict=True):
             self.known[variable] = self._constant(value)
 
@@ -190,10 +247,11 @@ class _Translation:
         return Program(tuple(self.equations), results)
 
     def _add(self, equation: Equation) -> Name:
-        if equation not in self.made:
+        text = repr(equation)
+        if text not in self.made:
             self.equations.append(equation)
-            self.made[equation] = Name(len(self.equations))
-        return self.made[equation]
+            self.made[text] = Name(len(self.equations))
+        return self.made[text]
 
     def _constant(self, value: Any) -> Operand:
         array = np.asarray(value)
