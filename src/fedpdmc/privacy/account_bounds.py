@@ -4,7 +4,7 @@ Costs are measured as ``α s/2``: Gaussian noise with ``Δ²/σ² = s`` costs it
 The bound is chosen when an account is opened, before anything is revealed, and never changes: no bound covers a choice
 that depends on what was revealed.
 
-- ``tail`` (`tail_account`): arrivals and releases in any order, where arrivals have a ratio ``K/ρ`` of at most 1/(2α).
+- ``tail`` (`tail_account`): arrivals and releases in any order, if arrivals have a ratio ``K/ρ`` of at most 1/(2α).
 - ``renyi`` (`accountant`): the same for any ratio.
 - ``gaussian`` (`gaussian_account`): releases alone, exactly.
 """

@@ -40,7 +40,7 @@ def divergence_growth(x: float, alpha: float) -> float:
     """``g(1 + x) = (1 + x)^α − 1 − α x`` for x ≥ 0, rounded up.
 
     For small ``α x`` by Taylor: ``½ α (α−1) x² (1 + (α−2) x/3 (1 + θ)^{α−3})`` with θ between 0 and x, where the last
-    factor is at most ``1 + 2αx``, and the term in ``α − 2`` is left out where it is negative.
+    factor is at most ``1 + 2αx``, and the term in ``α − 2`` is left out if it is negative.
     """
     if alpha * x < 1e-4:
         third = max(alpha - 2, 0.0) * x / 3 * (1 + 2 * alpha * x)
@@ -55,9 +55,9 @@ def divergence_growth(x: float, alpha: float) -> float:
 def growth_rate(alpha: float, sensitivity: Sensitivity, excess: float) -> float:
     """``c(α)``: growth of ``log E[L^α]`` per unit of observed time (ZigZag) or path length (FactorisedBoomerang).
 
-    The least of two bounds. From ``K_2``: ``x ↦ ρ g(1 + √x/ρ)`` is convex for α ≥ 2, so all of the change sits in one
-    coordinate at worst, ``ρ g(1 + K_2/ρ)``; for 1 < α < 2 ``g(1 + x) ≤ α(α−1)x²/2``. From ``K_1, K_∞``: g is convex, so
-    ``(K_1/K_∞) ρ g(1 + K_∞/ρ)``.
+    The smaller of two bounds. From ``K_2``: ``x ↦ ρ g(1 + √x/ρ)`` is convex for α ≥ 2, so in the worst case
+    all of the change is in one coordinate, ``ρ g(1 + K_2/ρ)``; for 1 < α < 2 ``g(1 + x) ≤ α(α−1)x²/2``. From
+    ``K_1, K_∞``: g is convex, so ``(K_1/K_∞) ρ g(1 + K_∞/ρ)``.
     """
     if not alpha > 1:
         raise InputError("alpha", repr(alpha), "Give an order above 1.")
@@ -82,7 +82,7 @@ def renyi(alpha: float, sensitivity: Sensitivity, excess: float, observed: float
 
 
 def to_epsilon(orders: Sequence[float], divergences: Sequence[float], delta: float) -> tuple[float, float]:
-    """The least ε at this δ and the order that gives it, by ``dp_accounting``.
+    """The smallest ε at this δ and the order that gives it, by ``dp_accounting``.
 
     The divergences must hold for a cap fixed beforehand: at the observed time, which may depend on arrivals, the minimum
     over orders is no guarantee.
@@ -127,7 +127,7 @@ def renyi_limit(alpha: float, epsilon: float, delta: float) -> float:
 
 
 def best_order(epsilon: float, delta: float) -> float:
-    """The order at which an account for (ε, δ) is kept: that with the largest ``limit(α)/α``.
+    """The order at which an account for (ε, δ) is kept: the one with the largest ``limit(α)/α``.
 
     Costs of order ``α η`` (small steps, Gaussian noise) then go furthest. It depends on nothing that happens in a run.
     """
@@ -139,6 +139,6 @@ def running_epsilon(alpha: float, divergence: float, delta: float) -> float:
     """The line ``ε_t = (c(α) t + log(1/δ))/(α − 1)`` with ``divergence = c(α) t/(α − 1)``, for α fixed beforehand.
 
     ``L^{α−1} e^{−c t}`` is a supermartingale under the law in the numerator, so by Ville's inequality the probability that
-    ``log L_t`` ever exceeds the line is at most δ: it holds at every t at once, whatever decides when to stop.
+    ``log L_t`` ever exceeds the line is at most δ: it holds at all t simultaneously, for any stopping rule.
     """
     return divergence + math.log(1 / delta) / (alpha - 1)

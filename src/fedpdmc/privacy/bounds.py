@@ -1,4 +1,4 @@
-"""Declared public bounds of a site's records, and the treatment of records outside them."""
+"""Declared public bounds on a site's records, and the treatment of records outside them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ MOST_RECORDS, LARGEST_MOST_RECORDS = 1 << 22, 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Bounds of a site's records, declared in advance and never computed from the data.
+    """Bounds on a site's records, declared in advance and never computed from the data.
 
     Parameters
     ----------
     norm : float, optional
         The Euclidean norm of a record's covariates is at most this (for `gaussian_mean`: of the record).
     box : float or array of shape (d,), optional
-        Each covariate is at most this in absolute value. With ``norm`` too, both hold.
+        Each covariate is at most this in absolute value. If ``norm`` is given too, both hold.
     outcome : (low, high), optional
         The range of the outcome (for `ar1_student_t`: of every value of a series).
     offset : (low, high), optional
         The range of the offsets of `poisson`; zero if left out.
     region : float or array of shape (d,), optional
-        The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed where a gradient grows
-        without bound.
+        The parameters stay within ``|x_j| ≤ region_j``: the site refuses plans that leave it. Needed if a gradient
+        grows without bound.
     columns : mapping, optional
         The ranges ``(low, high)`` of the columns of a model file, by name. Binary columns and levels need none.
     most_records : int

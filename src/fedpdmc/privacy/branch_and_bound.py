@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Boxes that are bounded in one call.
+# Number of boxes that are bounded in one call.
 BATCH = 256
 # Relative tolerance between the result and the largest value found, and the maximum number of boxes.
 SHARE, MOST_BOXES = 0.02, 1 << 16
@@ -27,14 +27,14 @@ def supremum(
     high: Boxes,
     most: int = MOST_BOXES,
 ) -> float:
-    """A bound of ``value`` on the union of boxes; infinite if none is found.
+    """An upper bound on ``value`` over the union of boxes; infinite if none is found.
 
     Parameters
     ----------
     upper : callable
-        From corners of shapes (`BATCH`, n) to bounds of the values on the boxes between them, of shape (`BATCH`,).
+        Maps corners of shape (`BATCH`, n) to bounds on the values in the boxes between them, of shape (`BATCH`,).
     value : callable
-        From points of shape (`BATCH`, n) to values.
+        Maps points of shape (`BATCH`, n) to values.
     low, high : arrays of shape (k, n)
         Corners of the boxes.
     most : int
@@ -61,7 +61,7 @@ def supremum(
 
 
 def _halves(low: Boxes, high: Boxes, width: np.ndarray) -> tuple[tuple[Boxes, Boxes], tuple[Boxes, Boxes]]:
-    """Each box, cut across its longest side relative to the side of the whole."""
+    """The two halves of each box, split along the side that is longest relative to the whole."""
     side = np.argmax((high - low) / width, 1)
     rows = np.arange(len(low))
     middle = 0.5 * (low[rows, side] + high[rows, side])
@@ -71,7 +71,7 @@ def _halves(low: Boxes, high: Boxes, width: np.ndarray) -> tuple[tuple[Boxes, Bo
 
 
 def _bounded(upper, value, low: Boxes, high: Boxes) -> tuple[np.ndarray, float]:
-    """Upper bounds of the boxes, infinite where there is none, and the largest value at their midpoints."""
+    """An upper bound for each box, infinite if there is none, and the largest value at their midpoints."""
     bounds, found = np.empty(len(low)), 0.0
     for at in range(0, len(low), BATCH):
         here = np.minimum(np.arange(at, at + BATCH), len(low) - 1)

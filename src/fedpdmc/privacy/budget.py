@@ -16,8 +16,9 @@ from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
 from fedpdmc.validation import positive, probability
 
-# The least total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ, and an
-# effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for few rounds.
+# The smallest total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ,
+# and an effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for
+# few rounds.
 TOTAL_EXCESS = 1.0
 # A walk is cut short with a probability below 2⁻²⁶⁷ (`fedpdmc.privacy.work_limit`), in 2⁶⁴ plans below 10⁻⁶⁰: compared with
 # this δ or a larger one, that is less than the margin by which limits are rounded down.

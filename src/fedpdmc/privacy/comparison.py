@@ -1,9 +1,9 @@
-"""Compares the ways to a private answer by the error of its mean in posterior standard deviations.
+"""Comparison of the ways to obtain a private answer, by the error of its mean in posterior standard deviations.
 
 In whitened coordinates the information of all records is the identity. Gradient noise of standard deviation σ at each of M
 sites moves the mean by noise of variance ``M σ²`` in every coordinate, with ``σ = K/μ`` for the ``μ²`` that the account
-grants the gradients of all steps but the first; with noise in shares by ``σ² M/(M − t)``. A chain of n effective samples
-has a mean with error ``1/√n``.
+grants the gradients of all steps but the first; with noise in shares the variance is ``σ² M/(M − t)``. A chain of n
+effective samples has a mean with error ``1/√n``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedpdmc.privacy.noise_shares import LEAST_HONEST
 from fedpdmc.privacy.planning import FACTORS, HONEST, MIXING, Question, waste
 from fedpdmc.privacy.schedule import ONE_SHOT
 
-# Default number of colluding sites where the noise is shared.
+# Default number of colluding sites if the noise is shared.
 COLLUDING = 1
 # What each neighbour relation means.
 APPLIES = {

@@ -10,7 +10,7 @@ DISCRETE = 1e-9
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """The least δ at ε of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``: ``Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)``.
+    """The smallest δ at ε of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``: ``Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)``.
 
     Exact (Balle and Wang, 2018): the privacy loss is Gaussian with mean μ²/2 and variance μ². Also valid for releases whose
     points and noise depend on earlier ones, provided the sum never exceeds μ² (Smith and Thakurta, 2022).
@@ -21,7 +21,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least ε at δ of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``, rounded up."""
+    """The smallest ε at δ of releases with Gaussian noise and ``μ² = Σ Δ²/σ²``, rounded up."""
     if mu <= 0:
         return 0.0
     high = 1.0

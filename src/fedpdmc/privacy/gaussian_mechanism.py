@@ -27,8 +27,8 @@ def noise_multiplier(alpha: float, cost: float) -> float:
 def noise_scale(multiplier: float, sensitivity: float, rounding: float, count: int) -> float:
     """σ for ``count`` numbers that change by at most Δ and are computed up to an error r; zero if Δ is.
 
-    Neighbours' numbers are at most ``Δ + 2r`` apart, and ``√n`` cells of the grid, a `GRID` part of σ, more when rounded to
-    it: ``σ = m (Δ + 2r + √n GRID σ)``. Rounded up.
+    Neighbours' numbers are at most ``Δ + 2r`` apart. Rounding to the grid, with cells of length ``GRID σ``, adds at
+    most ``√n`` cells: ``σ = m (Δ + 2r + √n GRID σ)``. Rounded up.
     """
     if sensitivity == 0:
         return 0.0
@@ -68,7 +68,7 @@ class SecretIntegers:
         return k % 2 == 1
 
     def laplace(self, scale: int) -> int:
-        """The integer k with probability in proportion to ``exp(−|k|/scale)``."""
+        """The integer k with probability proportional to ``exp(−|k|/scale)``."""
         while True:
             u = self.below(scale)
             if not self.decays(u, scale):
@@ -81,7 +81,7 @@ class SecretIntegers:
                 return -size if negative else size
 
     def gaussian(self, sigma: int) -> int:
-        """The integer k with probability in proportion to ``exp(−k²/(2σ²))``."""
+        """The integer k with probability proportional to ``exp(−k²/(2σ²))``."""
         scale = sigma + 1
         while True:
             drawn = self.laplace(scale)
@@ -113,7 +113,7 @@ def release(values: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
 
 
 def triangle(matrix: np.ndarray) -> np.ndarray:
-    """The upper triangle of a symmetric matrix, of the matrix's Frobenius norm: entries off the diagonal weigh √2."""
+    """The upper triangle of a symmetric matrix, with off-diagonal entries times √2, which keeps the Frobenius norm."""
     rows, columns = np.triu_indices(matrix.shape[0])
     return matrix[rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2.0))
 
@@ -127,5 +127,5 @@ def from_triangle(values: np.ndarray, dim: int) -> np.ndarray:
 
 
 def release_symmetric(matrix: np.ndarray, sigma: float, key: bytes) -> np.ndarray:
-    """A symmetric matrix with noise, under a bound of its Frobenius norm."""
+    """A symmetric matrix with noise, for a bound on its Frobenius norm."""
     return from_triangle(release(triangle(matrix), sigma, key), matrix.shape[0])

@@ -2,22 +2,22 @@
 
 Near a public point x a likelihood of many records is ``exp(−g·δ − ½ δᵀHδ)`` in ``δ = θ − x``, so the gradient g informs
 about θ like an observation from ``N(−Hδ, H)`` (the score is centred at the truth, with the information as its variance).
-Observed are ``ĝ = g + N(0, Σ)`` and ``Ĥ = H + E`` with Gaussian E, so that
+The observations are ``ĝ = g + N(0, Σ)`` and ``Ĥ = H + E`` with Gaussian E, so that
 
     p(θ, H | ĝ, Ĥ) ∝ p(θ) N(ĝ; −H(θ − x), H + Σ) N(Ĥ; H) 1[H positive definite].
 
 Given H this is Gaussian in θ, with precision ``P_0 + H (H + Σ)⁻¹ H``. Without noise this is the Laplace approximation; as
 noise grows, it tends to the prior. H is integrated out by elliptical slice sampling (Murray, Adams and MacKay, 2010).
 
-Releases at several points ``x_k`` are averaged first. Where the likelihood is quadratic, ``ĝ_k = −H(θ − x_k) + s + n_k``
-with the same score s of the records, so for any weights w_k of sum one
+Releases at several points ``x_k`` are averaged first. If the likelihood is quadratic, ``ĝ_k = −H(θ − x_k) + s + n_k``
+with the same score s of the records, so for any weights w_k that sum to one
 
     Σ w_k ĝ_k = −H(θ − Σ w_k x_k) + s + Σ w_k n_k
 
 is again such a release, at the mean of the points. Otherwise the curvature between x_k and θ differs from that at x_k, and
 ``ĝ_k`` has an error proportional to ``H(θ − x_k)``. The factor is modelled as Gaussian with standard deviation
-`CURVATURE_CHANGE`, and the weights are inverse to the sum of both variances, of the noise and of this error. With little
-noise the points near θ dominate; with much noise all points count.
+`CURVATURE_CHANGE`, and the weights are inversely proportional to the variance of the noise plus that of this error.
+With little noise the points near θ dominate; with much noise all points count.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def pooled(releases: Sequence[Release], prior: Gaussian) -> tuple[Release, np.nd
 
 
 def _weighted(releases: Sequence[Release], curvature: np.ndarray, mean: np.ndarray) -> Release:
-    """The weighted mean of releases; weights are inverse to the variances of noise and of the change of curvature."""
+    """The weighted mean of releases; weights are inverse to the total variance of noise and change of curvature."""
     noise = np.array([np.mean(one.gradient_sd**2) for one in releases])
     change = np.array([CURVATURE_CHANGE**2 * np.mean((curvature @ (mean - one.x)) ** 2) for one in releases])
     weights = 1 / np.maximum(noise + change, 1e-300)

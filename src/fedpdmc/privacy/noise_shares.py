@@ -1,13 +1,14 @@
-"""Noise in shares: each of M sites adds a part of the noise that the sum of all needs.
+"""Noise in shares: each of M sites adds a part of the noise that the sum over all sites needs.
 
 The attacker knows the sum of all sites' integers and everything about t sites that collude with the coordinator. After
-subtraction of what it knows, the sum over ``M − t`` sites remains, with the noise of all of them. For that noise to have
+subtracting what it knows, the sum over ``M − t`` sites remains, with the noise of all of them. For that noise to have
 standard deviation σ, each site's share is ``σ/√(M − t)``. The noise of the whole sum is ``σ √(M/(M − t))``, compared with
 ``σ √M`` if every site added all of its noise.
 
-Sums of discrete Gaussians are not discrete Gaussians, but nearly: n of them of standard deviation s (in cells) are, value by
-value, within a factor ``e^{±τ}`` of the one with ``s √n``, ``τ = 10 Σ_{k<n} exp(−2π² s² k/(k+1))`` (Kairouz, Liu and
-Steinke, *The distributed discrete Gaussian mechanism*, 2021). With s at least 2²⁹ this is below ``exp(−10¹⁷)``.
+A sum of discrete Gaussians is only nearly a discrete Gaussian: the sum of n with standard deviation s (in cells) has
+probabilities within a factor ``e^{±τ}`` of those of the one with ``s √n``, ``τ = 10 Σ_{k<n} exp(−2π² s² k/(k+1))``
+(Kairouz, Liu and Steinke, *The distributed discrete Gaussian mechanism*, 2021). With s at least 2²⁹ this is below
+``exp(−10¹⁷)``.
 
 All arithmetic is modulo 2¹²⁸. Reduction of the sum is post-processing, and the sum is far too small to wrap around.
 """
@@ -67,7 +68,7 @@ class ShareTerms(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """The input of the masks: those of sites that disagree on the terms do not cancel."""
+        """The input of the masks: masks of sites that disagree on the terms do not cancel."""
         return hashlib.sha256(repr(tuple(self)).encode()).digest()
 
 

@@ -25,11 +25,11 @@ EXCESSES = tuple(10 ** (k / 10) for k in range(-10, 41))
 HORIZONS = (2.0, 1.0, 0.5, 0.25, 0.1)
 # Process time for an effective sample: without excess flips, and per unit of their rate.
 MIXING = (1.6, 4.0)
-# The share of the samples of its observed time that a documented run of the exact chain reaches. The reference, burn-in and
-# a reserve for path length take their parts, and a noisy control variate leaves arrivals of the records. Measured until the
-# budget was spent (`python -m benchmarks.private_chain`): 0.45 ± 0.02 in six runs of 2 sites of 30,000 records, d = 3, ε = 4
-# and δ = 1e-5; from 0.45 to 0.79 in one run each of six other settings (d from 2 to 6, 30,000 and 100,000 records, ε from 1
-# to 8).
+# A documented run of the exact chain reaches this share of the samples that its observed time allows: the reference,
+# burn-in and a reserve for path length use some of that time, and a noisy control variate leaves arrivals due to the
+# records. Measured until the budget was spent (`python -m benchmarks.private_chain`): 0.45 ± 0.02 in six runs with 2
+# sites of 30,000 records, d = 3, ε = 4 and δ = 1e-5; from 0.45 to 0.79 in one run each of six other settings (d from 2
+# to 6, 30,000 and 100,000 records, ε from 1 to 8).
 HONEST = 0.45
 # Fewest effective samples that are reported.
 LEAST_SAMPLES = 1.0
@@ -73,7 +73,7 @@ class Choice(NamedTuple):
     process_time : float
         Process time over all chains that this leaves.
     rounds : float
-        Rounds with a single chain; C chains need a C-th of them.
+        Rounds with a single chain; C chains need 1/C of them.
     samples : float
         Effective samples.
     """
@@ -103,7 +103,7 @@ def waste(arrivals: float, horizon: float, sites: int) -> float:
     """The ratio of a site's observed time to process time.
 
     With Λ arrivals per unit of time in all, the process runs for ``(1 − e^{−ΛH})/Λ`` in a round, and each of M equal
-    sites is observed for ``(1 − e^{−ΛH/M})/(Λ/M)``: at most M times as long, and with one site no longer at all.
+    sites is observed for ``(1 − e^{−ΛH/M})/(Λ/M)``: at most M times as long, and equally long with one site.
     """
     own = arrivals / sites
     seen = -math.expm1(-own * horizon) / own

@@ -2,7 +2,7 @@
 
 A site computes ``Σ_n ℓ'(ξ_n·a + o_n) ξ_n``, with whitened records, in 64-bit numbers. With ``γ_n = n u/(1 − n u)`` and
 u = 2⁻⁵³, the error of a sum of n terms is at most γ_n times the sum of their sizes, in any order of summation. Hence,
-for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictors with error δz, and k a bound of
+for at most N terms with ``|ℓ'| ≤ s₁`` and ``|ℓ''| ≤ s₂``, predictors with error δz, and k a bound on
 ``‖ |S|ᵀ|ξ| ‖``, the error of the gradient is at most
 
     r = N k (s₂ δz + s₁ (γ_N + γ_{d+16})),    δz = γ_{2d+8} (k |a| + |ξ| |c| + |o|).
@@ -88,7 +88,7 @@ def limits(
     exact : Sensitivity
         K in real arithmetic.
     excess : float
-        An upper bound of the excess rate.
+        An upper bound on the excess rate.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def limits(
 def gradient_rounding(
     model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, center: np.ndarray, distance: float
 ) -> float:
-    """A bound of the Euclidean norm of the rounding of ``Sᵀ∇U_m`` at whitened distance at most ``distance``."""
+    """A bound on the Euclidean norm of the rounding error of ``Sᵀ∇U_m`` at whitened distance at most ``distance``."""
     dim, terms = scale.shape[1], float(bounds.most_records)
     absolute = np.abs(scale)
     many = gamma(terms + 2 * dim + 32)
@@ -159,7 +159,7 @@ def _within_region(bounds: Bounds, scale: np.ndarray, center: np.ndarray) -> flo
 
 
 def hessian_rounding(model: Model, bounds: Bounds, neighbours: str, distance: float) -> float:
-    """A bound of the Frobenius norm of the rounding of ``∇²U_m`` at a point of this norm, in the model's own parameters."""
+    """Bound on the Frobenius norm of rounding in ``∇²U_m`` at a point of this norm, in the model's own parameters."""
     terms, many = float(bounds.most_records), gamma(bounds.most_records + 3 * model.dim + 32)
     if model.loss in ("cox", "gaussian_mean"):
         return 0.0 if neighbours != "add-remove" else up(terms * float(np.max(model.weight)) * many)
@@ -170,6 +170,7 @@ def hessian_rounding(model: Model, bounds: Bounds, neighbours: str, distance: fl
     slope = slopes(model, bounds, neighbours)
     offset = 0.0 if bounds.offset is None else max(map(abs, bounds.offset))
     shift = gamma(2 * model.dim + 8) * (longest * distance + offset)
-    # The third derivative has the bound of the second, but for Student-t: 2 cos⁴(π/8)/(√ν scale) < 1.46/(√ν scale) times it.
+    # The third derivative has the same bound as the second; for Student-t, 2 cos⁴(π/8)/(√ν scale) < 1.46/(√ν scale)
+    # times that bound.
     steeper = 1.46 / (math.sqrt(model.df) * model.scale) if model.loss == "student_t" else 1.0
     return up(terms * longest**2 * slope.second * (steeper * shift + many))

@@ -16,7 +16,7 @@ class Schedule(NamedTuple):
     steps : tuple of float
         Relative costs of the steps.
     gradient : float
-        The part of a step's cost that goes to the gradient; the rest to the Hessian.
+        The part of a step's cost that goes to the gradient; the rest goes to the Hessian.
     usual : float
         The share of the budget that is used if ``Budget(release=...)`` is zero. Zero: the run is refused.
     """

@@ -148,8 +148,8 @@ def derivative_sensitivity(model: Model, bounds: Bounds, neighbours: str) -> tup
 def averaged_sensitivity(model: Model, bounds: Bounds, spread: np.ndarray) -> float:
     """The factor by which sensitivity grows if derivatives are averaged over ``N(x, S Sᵀ)`` with ``S = spread``.
 
-    Bounds of ``ℓ'`` and ``ℓ''`` hold for their averages. Only intensities of a Poisson model are bounded by the region,
-    which a Gaussian leaves: ``E e^{ξ·x} = e^{ξ·m + ½|Sᵀξ|²}``. Intensities of Cox cells are public.
+    Bounds on ``ℓ'`` and ``ℓ''`` also hold for their averages. Only intensities of a Poisson model are bounded by the
+    region, which a Gaussian leaves: ``E e^{ξ·x} = e^{ξ·m + ½|Sᵀξ|²}``. Intensities of Cox cells are public.
     """
     if model.loss != "poisson":
         return 1.0
@@ -186,7 +186,7 @@ def _missing(model: Model, neighbours: str) -> InputError:
 
 
 def row_bounds(model: Model, bounds: Bounds) -> Bounds:
-    """The declared bounds of covariates; those of an autoregression follow from the range of its values."""
+    """The declared bounds on covariates; those of an autoregression follow from the range of its values."""
     if not model.series:
         if bounds.norm is None and bounds.box is None:
             raise InputError("Bounds", "no bound on the covariates", "Declare norm=... or box=..., or both.")
@@ -197,7 +197,7 @@ def row_bounds(model: Model, bounds: Bounds) -> Bounds:
 
 
 def predictor_reach(model: Model, bounds: Bounds) -> float:
-    """A bound of ``|ξ·x|`` on the declared region."""
+    """A bound on ``|ξ·x|`` on the declared region."""
     region = bounds.sizes("region", model.dim)
     if region is None:
         return math.inf
@@ -208,7 +208,7 @@ def predictor_reach(model: Model, bounds: Bounds) -> float:
 
 
 def largest_row(rows: Bounds, scale: np.ndarray) -> Sensitivity:
-    """Bounds of ``‖Sᵀξ‖`` in max, sum and Euclidean norm over the declared covariates."""
+    """Bounds on ``‖Sᵀξ‖`` in max, sum and Euclidean norm over the declared covariates."""
     each = np.full(scale.shape[1], math.inf)
     sums, euclidean = math.inf, math.inf
     if rows.norm is not None:
@@ -225,7 +225,7 @@ def largest_row(rows: Bounds, scale: np.ndarray) -> Sensitivity:
 
 
 def _corners(box: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
-    """Largest sum and Euclidean norm of ``Sᵀξ`` over a box, attained at a corner by convexity; or bounds of them."""
+    """Largest sum and Euclidean norm of ``Sᵀξ`` over a box, attained at a corner by convexity; or bounds on them."""
     if len(box) > MOST_CORNERS:
         return float((box @ np.abs(scale)).sum()), math.sqrt(float(box @ np.abs(scale @ scale.T) @ box))
     corners = np.array(list(itertools.product((1.0, -1.0), repeat=len(box)))) * box @ scale

@@ -27,9 +27,9 @@ def one_arrival_delta(epsilon: float, sensitivity: float, excess: float) -> floa
 
 
 def one_arrival_excess(epsilon: float, delta: float, sensitivity: float) -> float:
-    """The least excess rate ρ for which `one_arrival_delta` is at most δ.
+    """The smallest excess rate ρ for which `one_arrival_delta` is at most δ.
 
-    With ``x = ρ/K`` the exponent ``x (ε − log(1 + 1/x))`` rises from where it is positive, so there is one solution.
+    With ``x = ρ/K`` the exponent ``x (ε − log(1 + 1/x))`` increases where it is positive, so there is one solution.
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     k = positive("sensitivity", sensitivity)
@@ -66,6 +66,6 @@ def censored_horizon(epsilon: float, k_inf: float, k_1: float, excess: float) ->
 
 
 def censored_excess(epsilon: float, horizon: float, k_inf: float, k_1: float) -> float:
-    """The least excess rate ρ for which a plan of length ``horizon`` is ε-DP, infinite if ``K_1 H ≥ ε``."""
+    """The smallest excess rate ρ for which a plan of length ``horizon`` is ε-DP, infinite if ``K_1 H ≥ ε``."""
     left = positive("epsilon", epsilon) - positive("k_1", k_1) * positive("horizon", horizon)
     return positive("k_inf", k_inf) / math.expm1(left) if left > 0 else math.inf

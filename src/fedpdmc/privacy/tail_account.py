@@ -1,4 +1,4 @@
-"""Numerical accounting of arrivals and Gaussian releases together, by a tail bound of the privacy loss. It needs no NumPy.
+"""Numerical accounting of arrivals and Gaussian releases together, by a tail bound on privacy loss. It needs no NumPy.
 
 Let L be the likelihood ratio of all that was revealed, ``a = e^ε``, and ``f(l) = (l − b)_+²/(4(a − b))`` with ``0 < b < a``.
 Then ``(l − a)_+ ≤ f(l)``, with equality at ``l = 2a − b``, so ``δ ≤ E[f(L)]`` under the law in the denominator.
@@ -11,7 +11,7 @@ neither does ``W'' = E[Λ² f''(lΛ)]``. With ``φ(y) = W(l(1 + y)) − W(l) −
   ``A W ds``;
 - so does one in which the record lowers the rate, and a sum over coordinates with ``Σ y_i² ≤ y²``;
 - ``λ̃ (W(lλ/λ̃) − W(l)) − (λ − λ̃) l W'`` is convex and homogeneous in (λ, λ̃) and zero where they agree, so it falls when both
-  grow by the same amount: rates of exactly ρ are the worst;
+  grow by the same amount: rates of exactly ρ are the worst case;
 - Gaussian noise with ``μ² = Δ²/σ²`` is the limit ``y → 0`` with exposure μ²: ``½ l² W'' ≤ A W``.
 
 Hence ``W(L, S − s)`` is a supermartingale as long as the total exposure s stays below S, however adaptively plans and
@@ -38,7 +38,7 @@ LOWEST = 4.0
 
 
 def tail_delta(epsilon: float, ratio: float, exposure: float) -> float:
-    """A bound of δ at ε, rounded up: ``min_b E[(Λ − b)_+²]/(4(e^ε − b))`` for jumps of at most ``ratio``."""
+    """A bound on δ at ε, rounded up: ``min_b E[(Λ − b)_+²]/(4(e^ε − b))`` for jumps of at most ``ratio``."""
     step, mean = math.log1p(ratio), exposure / ratio**2
     if mean <= 0:
         return 0.0

@@ -2,7 +2,7 @@
 
 A walk (`fedpdmc.clocks.public_proposals`) makes passes over the records. At a pass it has a certified ceiling of its rates,
 and moves to the first point below the ceiling within a dyadic interval of length ℓ with ``d ℓ · ceiling < 2μ``,
-``¼ < μ ≤ ½``, or to the end of the interval if there is no point (an *empty* pass). With ``c = H/cells``, of `cells` below,
+``¼ < μ ≤ ½``, or to the end of the interval if there is no point (an *empty* pass). With ``c = H/cells`` (see `cells`),
 the ceiling is at most ``V + W + E``: V the largest signed rate at the current point, ``W + E`` its rise and the excess, and
 
     d c (W + E) ≤ ½.
@@ -48,9 +48,9 @@ POSITION_SLACK = 1e-13
 def steepness(
     model: Model, bounds: Bounds, neighbours: str, scale: np.ndarray, where: np.ndarray
 ) -> tuple[float, float, float, float]:
-    """``N s_1 k, N s_2 k², N s_3 k³`` and ``k``: bounds of the gradient of all records and of its derivatives.
+    """``N s_1 k, N s_2 k², N s_3 k³`` and ``k``: bounds on the gradient of all records and on its derivatives.
 
-    ``s_j`` bounds the j-th derivative of the loss, ``k`` a whitened record (zero where no reach depends on it), and
+    ``s_j`` bounds the j-th derivative of the loss, ``k`` a whitened record (zero if no reach depends on it), and
     ``where`` each parameter on the plan. A linear model's gradient is bounded at distance one, and grows like its slope.
     """
     terms = float(bounds.most_records)
@@ -103,7 +103,7 @@ def cells(
     dim : int
     rotating : bool
     excess : (float, float)
-        ρ, and the bound of the rounding of a gradient.
+        ρ, and the bound on the rounding of a gradient.
     control : (float, float)
         Norms of the control variate's whitened Hessian, and of its slope on the plan.
     farthest, speed, horizon : (C,)
