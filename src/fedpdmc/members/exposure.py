@@ -16,9 +16,9 @@ CELL, MOST_CELLS = 1 / 16, 4096
 class Exposure:
     """The observed time of a plan as a function of time, computed once per plan.
 
-    On lines of unit speed the time itself; on rotations an upper bound of ``∫ max_i |v_i| dt``. With a grid of times, the
-    rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell at its
-    largest speed is added for every segment, however short.
+    On lines of unit speed the time itself; on rotations an upper bound on ``∫ max_i |v_i| dt``. With a grid of times,
+    the rates at a grid point count for a whole cell: a segment of length t has at most ``t/h + 1`` points, so one cell
+    at its largest speed is added for every segment, however short.
 
     Parameters
     ----------

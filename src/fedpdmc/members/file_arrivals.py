@@ -6,20 +6,20 @@ in the model's own parameters. Each is computed by itself, scaled down if it is 
 (`fedpdmc.members.record_derivatives`), so that G is exact in every order of summation.
 
 **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
-computed point x for both of two neighbours. All shapes are public, since records are filled up to the declared most: both
-run the same compiled program, in which a record's part depends on that record alone. Adding or removing a record changes
-``∇U`` by ``Sᵀ g``, replacing one by ``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of the account. Products
-with S are rounded by at most ``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
+computed point x for both of two neighbours. All shapes are public, since records are padded to the declared maximum
+number: both run the same compiled program, in which a record's part depends on that record alone. Adding or removing a
+record changes ``∇U`` by ``Sᵀ g``, replacing one by ``Sᵀ(g − g̃)``: at most ``‖Sᵀ‖ b'``, or twice that, in each norm of
+the account. Products with S are rounded by at most ``γ_{k+2} N b' |S_{·i}|`` in coordinate i.
 
 **Region.** Within the declared region no gradient is longer than b, nothing is scaled down, and the rates are those of the
 model: the chain is exact. A plan that leaves the region is refused from public facts (code REGION), and the run ends; it
-never goes on with clipped rates.
+never continues with clipped rates.
 
-**Work.** A ceiling of rates that came from the records could end a walk at a time that tells of them. Here it is public:
-``c_i = N b' |S_{·i}|`` for the records, with N the declared most records. In the proof of `fedpdmc.privacy.work_limit` the
-ceiling is then at most ``V + W + E`` with W of the control variate alone and ``2c`` added to E: the control variate's signed
-rate is at most ``V + c``, the records' ceiling is c, and the records' rate changes by at most 2c, which is within ``V/2``
-where ``W + E ≤ V/2``.
+**Work.** A ceiling on rates that came from the records could end a walk at a time that depends on them. Here it is
+public: ``c_i = N b' |S_{·i}|`` for the records, with N their declared maximum number. In the proof of
+`fedpdmc.privacy.work_limit` the ceiling is then at most ``V + W + E`` with W from the control variate alone and ``2c``
+added to E: the control variate's signed rate is at most ``V + c``, the records' ceiling is c, and the records' rate
+changes by at most 2c, which is within ``V/2`` where ``W + E ≤ V/2``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedpdmc.privacy.budget import Budget
 from fedpdmc.privacy.rounding import FARTHEST, LARGEST_SHARE, LEVELS, MOST_SLOPE, STEEPEST, UNIT, Limits, gamma
 from fedpdmc.privacy.sensitivity import largest_row
 
-# Records whose gradients are computed at once.
+# Number of records whose gradients are computed at a time.
 BLOCK = 256
 
 
@@ -83,7 +83,7 @@ def file_limits(model: RecordModel, budget: Budget, scale: np.ndarray, known: Se
 
 
 def file_ceiling(model: RecordModel, budget: Budget, scale: np.ndarray) -> float:
-    """The largest ``c_i``: a bound of the records' rate per unit of speed, whatever they are."""
+    """The largest ``c_i``: a bound on the records' rate per unit of speed, whatever they are."""
     return up(
         budget.bounds.most_records * longest(model, budget) * float(np.linalg.norm(scale, axis=0).max()) * (1 + 1e-8)
     )
@@ -109,7 +109,7 @@ class ClippedSum:
 
 @double_precision
 def clipped_records(model: RecordModel, budget: Budget) -> ClippedRecords:
-    """The records as a private site walks with them: filled up to the declared most, so that all shapes are public."""
+    """The records as a private site walks with them: padded to the declared maximum, so that all shapes are public."""
     bound, most, n = file_bounds(model, budget).gradient, budget.bounds.most_records, model.records
     blocks = -(-most // BLOCK)
     rows = np.minimum(np.arange(blocks * BLOCK), n - 1)

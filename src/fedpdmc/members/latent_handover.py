@@ -23,7 +23,7 @@ class Run(Protocol):
 
     @property
     def settled(self) -> Mapping[str, np.ndarray]:
-        """The present latents, in private coordinates."""
+        """The current latents, in private coordinates."""
         ...
 
 

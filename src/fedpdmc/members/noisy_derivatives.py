@@ -28,11 +28,11 @@ from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
 logger = logging.getLogger("fedpdmc.site")
-# Relative rest of a share below which it counts as spent.
+# A share counts as spent if less than this fraction of it is left.
 LEAST_LEFT = 1e-6
-# Under a flat prior: lower limit of the eigenvalues of the summed noisy Hessian, relative to the largest.
+# Under a flat prior: lower limit on the eigenvalues of the summed noisy Hessian, relative to the largest.
 LEAST_CURVATURE = 1e-3
-# The mode is searched within this many prior standard deviations, times the root of the dimension.
+# The mode is searched for within this many prior standard deviations, times the root of the dimension.
 REACH = 3.0
 # The last quadrature node of averages over predictors is nearer than this many standard deviations.
 LAST_NODE = 8.0
@@ -256,7 +256,7 @@ def release_status(site: Site) -> AccountStatus:
 def _rounding(
     site: Site, model: Model, own: np.ndarray, sensitivity: tuple[float, float], spread: np.ndarray | None
 ) -> tuple[float, float]:
-    """Bounds of the rounding errors of gradient and Hessian at a point; refused if they are not negligible."""
+    """Bounds on the rounding errors of gradient and Hessian at a point; refused if they are not negligible."""
     assert site.budget is not None
     far = own if spread is None else np.abs(own) + 0.5 * np.sum(spread**2, 1)
     if not np.max(np.abs(far), initial=0.0) <= (COX_REGION if model.loss == "cox" else FARTHEST):

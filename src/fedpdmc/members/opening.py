@@ -38,7 +38,7 @@ from fedpdmc.potentials.latent import NEEDS_ROTATION
 from fedpdmc.potentials.padding import bucket
 from fedpdmc.whitening import Reference
 
-# Process time of all chains up to 1,000 effective samples: the default where it is not known.
+# Process time of all chains up to 1,000 effective samples: the default if it is not known.
 USUAL_CHAIN_TIME = 4000.0
 # Gradients of a user's function per unit of process time: usual, costly, too costly, and the largest that is reported.
 USUAL_COST, COSTLY, HOPELESS, MOST_SAID = "5 to 50", 300.0, 1e4, 1e9
@@ -47,7 +47,7 @@ LOOSE_REMEDY = (
     "differences. Use fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
     "the posterior is nearly Gaussian. bounds='adaptive' needs no proved bounds and is not certified."
 )
-# Records so few that a clock which is compiled soon is the best.
+# Up to this many records, a clock that compiles quickly is best.
 FEW_RECORDS = 3
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-12
@@ -68,13 +68,13 @@ class Opening(NamedTuple):
     prior_share : Quadratic or None
         The part of the prior that this site walks with.
     redistributed : bool
-        Whether ``prior_share`` is the whole prior, of which every plan says the part.
+        Whether ``prior_share`` is the whole prior, and every plan gives the part of it to use.
     adaptive : bool
         Whether a model that is a user's own function walks under bounds guessed on a grid.
     private_sites : int
         Sites of the run that have a privacy budget; zero if that is not known.
     chain_time : float
-        About how much process time all chains have together.
+        Approximate process time of all chains together.
     """
 
     reference: Reference
@@ -96,7 +96,7 @@ def local_columns(site: Member, opening: Opening) -> np.ndarray | None:
 def open_site(site: Site, opening: Opening) -> Clock:
     """The clock of a site on a network.
 
-    Its model must not jump: an event at a jump tells where it is, and it is where the records have their values.
+    Its model must not jump: an event at a jump reveals where the jump is, and jumps are at values of the records.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     Raises
     ------
     NoEnclosure
-        If the site's model is a function that jumps but at hyperplanes, or that has no certified bounds.
+        If the site's model is a function that jumps other than at hyperplanes, or that has no certified bounds.
     """
     if isinstance(site.potential, LatentPotential):
         return Choice(_latent_clock(site, site.potential, opening), "private latents", {})
@@ -210,7 +210,7 @@ def _center(site: Site, opening: Opening):
 
 
 def _remainder(potential: Potential, control: ControlVariate | None, share: Quadratic | None) -> Potential:
-    """``U − q`` plus the site's share of the prior: both quadratics, and one where the model can hold them exactly.
+    """``U − q`` plus the site's share of the prior, in one potential if the model can hold both quadratics exactly.
 
     Records are stored minus the quadratic of their own derivatives, with the difference of that quadratic from q.
     """
@@ -242,7 +242,7 @@ def _minus(quadratic: Quadratic) -> Quadratic:
 
 @once
 def _expanded(potential: LinearPredictor, control: ControlVariate):
-    """The records minus their own quadratic, its difference from the control variate, and whether that is rounding."""
+    """The records minus their own quadratic, its difference from the control variate, and whether it is rounding."""
     own = local_quadratic(potential, control.point, control.order, control.spread)
     difference = own.plus(control.quadratic, -1.0)
     size = jnp.max(jnp.abs(own.precision))

@@ -17,7 +17,7 @@ from fedpdmc.privacy.rounding import COX_REGION, Limits, limits
 from fedpdmc.privacy.sensitivity import Model, sensitivity
 from fedpdmc.privacy.work_limit import MOST_CELLS, cells, most_passes, steepness
 
-# The largest number of a plan, and its largest speed.
+# The largest number and the largest speed in a plan.
 LARGEST, FASTEST = 1e15, 1e6
 
 
@@ -138,7 +138,7 @@ class PlanLimits:
         return most_passes(float(np.max(work, initial=0.0)), self.dim, plan.duration.shape[1])
 
     def _parameters(self, plan: PlanArrays, starts: np.ndarray) -> np.ndarray:
-        """A bound, for each of the site's own parameters, of its size along the plan."""
+        """A bound on the size of each of the site's own parameters along the plan."""
         duration, center = plan.duration[..., None], self._center
         x, speed = starts @ self._rows.T, plan.velocity @ self._rows.T
         if self.dynamics.flow.rotating:

@@ -35,8 +35,9 @@ from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 logger = logging.getLogger("fedpdmc.site")
 # The largest observed time that is reported.
 LONGEST = 1e300
-# Charged for each chain of a plan and pass of its walk beyond its exposure, in units of `inaccuracy_cost`: the law of the
-# first accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass has at most 33 tiles.
+# Charged for each chain of a plan and pass of its walk in addition to its exposure, in units of `inaccuracy_cost`: the
+# law of the first accepted point is that of real arithmetic up to a factor 1 ± 2⁻⁵⁴ for each tile, and a pass has at
+# most 33 tiles.
 SLACK = 33 * 2.0**-54
 
 

@@ -38,7 +38,7 @@ SCALED = 1e-12
 
 
 def file_bounds(model: RecordModel, budget: Budget) -> RecordBounds:
-    """Bounds of one record's derivatives under the declared bounds of a budget."""
+    """Bounds on one record's derivatives under the declared bounds of a budget."""
     function = model.function
     assert isinstance(function, RecordSum)
     if budget.neighbours == "label":
@@ -60,7 +60,7 @@ def grid(bound: float, most_records: int) -> float:
 
 
 def file_sensitivity(model: RecordModel, budget: Budget) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Sensitivities of gradient and Hessian to one record, and bounds of the rounding of each record's part."""
+    """Sensitivities of gradient and Hessian to one record, and bounds on the rounding of each record's part."""
     bounds, dim = file_bounds(model, budget), model.dim or 0
     q = [grid(bound, budget.bounds.most_records) for bound in bounds[:2]]
     first, second = (up(change * (1 + SCALED)) for change in bounds.changes(budget.neighbours))
@@ -93,7 +93,7 @@ def _block(function: Any, convex: bool, x, data: dict[str, Any], limits):
 
     def of_one(z, covariates, row):
         curvature = jax.hessian(own.loss)(z, row)
-        # Where the bound assumes convexity, negative curvature of a record is set to zero.
+        # If the bound assumes convexity, negative curvature of a record is set to zero.
         curvature = jnp.maximum(curvature, 0.0) if convex else curvature
         jacobian = own.jacobian(covariates)
         return jacobian @ curvature @ jacobian.T
@@ -160,7 +160,7 @@ def hold_file_to_bounds(model: RecordModel, budget: Budget) -> RecordModel:
     check_number(model.records, bounds)
     # Missing declarations are reported before the records are examined.
     file_bounds(model, budget)
-    # Derivatives say nothing of a jump: a release would leave it out, and a walk would pass it.
+    # Derivatives do not show a jump: a release would omit it, and a walk would pass over it.
     Program(model.function, model.data, model.dim or 0).check_continuity()
     data = dict(model.data)
     if DESIGN in data:

@@ -5,7 +5,7 @@ A record's minus log likelihood depends on the parameters through linear predict
 ``√Σ_kl w_k w_l (∂_kl f)²``, with ``w_k = |ξ|²`` for a predictor and one for a parameter. Both are bounded on the box of
 all z and columns that the declared bounds allow, by enclosures of the derivatives and branch and bound. A record that is
 added or removed changes a sum by at most the bound, one replaced by another by at most twice the bound. If f is a convex
-function of one predictor alone, its Hessians ``f'' ξξᵀ`` have inner products that are not negative, and the sum of Hessians
+function of one predictor alone, its Hessians ``f'' ξξᵀ`` have non-negative inner products, and the sum of Hessians
 changes by at most √2 times the bound.
 """
 
@@ -43,7 +43,7 @@ FLAT = 1e-9
 
 
 class RecordBounds(NamedTuple):
-    """Bounds of one record's derivatives: Euclidean norm of its gradient, Frobenius norm of its Hessian.
+    """Bounds on one record's derivatives: Euclidean norm of its gradient, Frobenius norm of its Hessian.
 
     ``convex``: a function of one predictor alone whose second derivative is at least ``−FLAT`` times its bound.
     """
@@ -72,7 +72,7 @@ class Domain(NamedTuple):
 @functools.lru_cache(32)
 @double_precision
 def record_bounds(model: Model, width: int, declared: str, constants: tuple = ()) -> RecordBounds:
-    """Bounds of a record's derivatives over everything that the declared bounds allow.
+    """Bounds on a record's derivatives over everything that the declared bounds allow.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def record_bounds(model: Model, width: int, declared: str, constants: tuple = ()
     width : int
         Columns of the linear predictors' X.
     declared : str
-        `Bounds.describe` as JSON: bounds of X, of the columns and of the parameters.
+        `Bounds.describe` as JSON: bounds on X, the columns and the parameters.
     constants : tuple
         Names, shapes and values of the contract's numbers.
 
@@ -169,7 +169,7 @@ class _Search:
         self._made = {order: self._functions(order) for order in (1, 2)}
 
     def largest(self, order: int) -> float:
-        """The bound of the norm of the gradient (order one) or the Hessian (two), on all levels."""
+        """The bound on the norm of the gradient (order one) or the Hessian (two), on all levels."""
         return supremum(*self._made[order], *self._boxes())
 
     def _boxes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +193,7 @@ class _Search:
         return supremum(upper, lambda points: np.zeros(len(points)), *self._boxes(), most=PATIENCE) == 0
 
     def unbounded(self) -> list[str]:
-        """The parameters by which a derivative has no bound on the whole box."""
+        """The parameters with respect to which a derivative has no bound on the whole box."""
         source, names = self.model.source, []
         for one in (*source.predictors, *source.parameters):
             names += [one.name] * one.type.size
@@ -205,7 +205,7 @@ class _Search:
         return [name for name in dict.fromkeys(names) if name in bad] or ["its parameters"]
 
     def _derivative(self, order: int):
-        """The derivative of f by z, as a function of z, columns that are numbers, and levels."""
+        """The derivative of f with respect to z, as a function of z, columns that are numbers, and levels."""
 
         def f(z, numbers, levels):
             values: dict[str, Any] = dict(self.constants)
@@ -228,7 +228,7 @@ class _Search:
         return found.magnitude if isinstance(found, Interval) else jnp.abs(found)
 
     def _norm(self, order: int, sizes):
-        """The norm in coefficients and parameters, from the derivatives by z."""
+        """The norm in coefficients and parameters, from the derivatives with respect to z."""
         weights = jnp.asarray(self.domain.weights)
         weights = weights if order == 1 else weights[:, None] * weights
         return jnp.sqrt(jnp.sum(weights * sizes**2)) * (1 + 1e-12)
