@@ -46,9 +46,9 @@ class BoundModel:
     columns : dict
         The contract's column for each column of the model.
     constants : dict
-        Arrays by name; a dict by site where they differ.
+        Arrays by name; a dict by site if they differ between sites.
     group : str
-        The contract's column that says which rows belong together; empty where every row is a record.
+        The contract's column that says which rows belong together; empty if every row is a record.
     design : Design or None
         The formula of the linear predictors.
     file : str
@@ -64,7 +64,7 @@ class BoundModel:
 
     @property
     def layout(self) -> Layout:
-        """Where the coordinates are."""
+        """The layout of the coordinates."""
         return Layout(self.model.source, 0 if self.design is None else len(self.design.names))
 
     @property
@@ -83,7 +83,7 @@ class BoundModel:
 
     @property
     def variables(self) -> Variables:
-        """What results show."""
+        """The variables that results show."""
         return Variables(self.model.source, self.layout.width, self.names)
 
     @property
@@ -104,7 +104,7 @@ class BoundModel:
         return {name: value[site] if isinstance(value, dict) else value for name, value in self.constants.items()}
 
     def count(self, records: pd.DataFrame) -> int:
-        """Number of records: of groups, where rows are grouped."""
+        """Number of records; of groups, if rows are grouped."""
         return len(pd.unique(np.asarray(records[self.group]))) if self.group else len(records)
 
     def potential(self, records: pd.DataFrame, site: str) -> RecordModel:
@@ -118,7 +118,7 @@ class BoundModel:
         return replace(model, names=self.names, constrain=self.variables)
 
     def _grouped(self, values: dict[str, np.ndarray], records: pd.DataFrame) -> dict[str, np.ndarray]:
-        """Rows of one group side by side in the order of the file, filled up with copies of the first."""
+        """Rows of one group side by side in the order of the file, padded with copies of the first."""
         group = self.model.source.group
         assert group is not None
         codes, keys = pd.factorize(records[self.group])
@@ -155,7 +155,7 @@ def read_model(
 ) -> BoundModel:
     """The model that the table [model] names: ``file`` and ``sha256``, or a family of the standard library.
 
-    ``mixed`` is the formula taken apart, where it has effects of groups.
+    ``mixed`` has the parts of the formula, if it has effects of groups.
     """
     own = table.table("columns", None)
     model = _file(table, file) if FILE in table.values else _of_family(table, columns)
@@ -197,7 +197,7 @@ def _file(table: Table, file: Callable[[str], bytes]) -> Model:
 
 
 def _of_family(table: Table, columns: dict[str, Column]) -> Model:
-    """A family of the standard library, in the size that the contract's columns and constants give."""
+    """A family of the standard library, in the size that the contract's columns and constants determine."""
     name = table.text("family", among=tuple(FAMILIES))
     sizes = {}
     if FAMILIES[name].levels:

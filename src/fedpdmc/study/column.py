@@ -12,8 +12,8 @@ class Column:
     """A declared column of the records.
 
     ``number`` and ``count`` have bounds; values outside are refused. The model uses ``(f(value) − center)/scale``, where f
-    is the logarithm if ``log``. ``level`` has a list of levels, of which the first is the baseline. ``key`` is any text:
-    rows with the same one are a group.
+    is the logarithm if ``log``. ``level`` has a list of levels; the first is the baseline. ``key`` is any text: rows
+    with the same key form a group.
     """
 
     name: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXACT = ("summed", "own")
 # In a sum of two, each site knows the other's part.
 LEAST_SUMMED = 3
-# Points at which a private answer in one shot takes derivatives.
+# Number of points at which a private answer in one shot evaluates derivatives.
 POINTS = len(ONE_SHOT.steps)
 
 
@@ -44,7 +44,7 @@ def _check_parameters(study: Study) -> None:
 
 
 def _check_effects(study: Study) -> None:
-    """Check what effects that stay at their sites need."""
+    """Check the requirements of effects that stay at their sites."""
     if study.effects is None:
         return
     slope = study.effects.formula.slope
@@ -141,7 +141,7 @@ def _check_scales(study: Study) -> None:
 
 
 def _check_one_shot(study: Study) -> None:
-    """Check what a private answer from noisy derivatives alone needs."""
+    """Check the requirements of a private answer from noisy derivatives alone."""
     for field, found, right, remedy in (
         ("privacy", "nothing", study.epsilon is not None, "Give epsilon and delta."),
         (
@@ -164,7 +164,7 @@ def _check_one_shot(study: Study) -> None:
 
 
 def _check_shared_noise(study: Study) -> None:
-    """Check what noise that sites share needs."""
+    """Check the requirements of noise that sites share."""
     if (study.derivatives == "noisy-summed") != (study.colluding is not None):
         raise InputError(
             "study.toml: privacy: colluding",
@@ -183,7 +183,7 @@ def _check_shared_noise(study: Study) -> None:
 
 
 def _check_private_model(study: Study) -> None:
-    """Check what a budget of a model of one record needs: its derivatives are bounded on all that is declared."""
+    """Check the requirements of a budget for a model of one record: bounded derivatives on all that is declared."""
     assert study.model is not None
     for field, found, right, remedy in (
         (
@@ -200,7 +200,7 @@ def _check_private_model(study: Study) -> None:
 
 
 def _check_private(study: Study) -> None:
-    """Check what a privacy budget requires."""
+    """Check the requirements of a privacy budget."""
     one_shot = study.one_shot
     _check_shared_noise(study)
     if one_shot:

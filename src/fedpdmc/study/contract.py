@@ -40,7 +40,7 @@ class Study:
         Whether sites release gradient and Hessian at points of the coordinator's choice: not at all, with noise and charged
         to the privacy budget, only their sum with noise that the sites share, only their sum, or each site's own.
     colluding : int or None
-        How many sites may collude with the coordinator where noise is shared.
+        How many sites may collude with the coordinator if noise is shared.
     passes : bool
         Whether sites release their number of passes over the records.
     rounds : int
@@ -67,9 +67,9 @@ class Study:
     effects : Effects or None
         The effects of groups that stay at their sites.
     prior_df : dict
-        Degrees of freedom by name, where the prior is Student-t with the location and scale given.
+        Degrees of freedom by name, for parameters with a Student-t prior of the given location and scale.
     prior_horseshoe, prior_global_scale
-        The parameters of a horseshoe, whose slab is the normal prior given, and its global scale.
+        The parameters of a horseshoe, whose slab is the given normal prior, and its global scale.
     """
 
     text: bytes
@@ -189,7 +189,7 @@ class Study:
 
     @cached_property
     def naming(self) -> OriginalUnits | Named | None:
-        """The variables that are reported, with units = "original" or a model's own; None where they are the parameters."""
+        """The reported variables, with units = "original" or a model's own; None if they are the parameters."""
         if self.model is not None:
             shown, own = self.model.variables, len(self.model.names)
             return Named(self.names, NaturalScale(self.effects.names, shown, own) if self.effects else shown)
@@ -224,7 +224,7 @@ class Study:
 
     @property
     def prior_place(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """About the prior's mean and standard deviation of every parameter; None of a flat prior."""
+        """Approximate prior mean and standard deviation of every parameter; None for a flat prior."""
         if self.prior_scale is None:
             return None
         own = len(self.normal_names)
@@ -378,7 +378,7 @@ def _no_file(name: str) -> bytes:
 
 
 def parse_study(text: bytes, file: Callable[[str], bytes] = _no_file) -> Study:
-    """Parse and check a whole contract; ``file`` gives the model file of this name."""
+    """Parse and check a whole contract; ``file`` returns the model file of a given name."""
     top = Table.parse(text, "study.toml")
     if top.whole("format") != FORMAT:
         raise InputError("study.toml: format", str(top.values["format"]), f"This version of fedpdmc reads {FORMAT}.")

@@ -34,7 +34,7 @@ def as_columns(table: Any, names: Sequence[str], argument: str = "table") -> dic
 
 
 def as_frame(table: Any, argument: str = "table") -> nw.DataFrame:
-    """A table of any of the known kinds; what speaks Arrow's C interface is one."""
+    """A table of any known kind; anything with Arrow's C interface is one."""
     if not hasattr(table, "columns") and hasattr(table, "__arrow_c_stream__"):
         table = pl.DataFrame(table)
     try:
@@ -56,7 +56,7 @@ def _series(name: str, column: nw.Series) -> pl.Series:
 
 
 def ordered_levels(table: Any, name: str) -> tuple[str, ...] | None:
-    """The categories of a pandas Categorical or a polars Enum, in their order; None of any other column."""
+    """The categories of a pandas Categorical or a polars Enum, in their order; None for any other column."""
     column = as_frame(table)[name].to_native()
     if isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype):
         return tuple(map(str, column.cat.categories))
@@ -81,7 +81,7 @@ def declare(
     values : Series
         Of all sites.
     told : mapping
-        What the user declares; it goes before what the values show.
+        What the user declares; it takes precedence over what the values show.
     role : {"covariate", "level", "count", "number", "positive", "unit"}
         What the model needs it to be.
     levels : tuple of str or None
@@ -161,9 +161,9 @@ def _numbers(name: str, seen: pl.Series) -> np.ndarray:
 
 
 def _bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf) -> tuple[float, float]:
-    """What was seen and a quarter of its range more, rounded outwards; values that are never negative stay so.
+    """The observed range, a quarter wider on each side and rounded outwards; not below zero if no value is.
 
-    Of positive numbers below ``most`` the bounds are inside these limits too.
+    For positive numbers below ``most``, the bounds are within these limits too.
     """
     low, high = float(numbers.min()), float(numbers.max())
     if set(numbers.tolist()) == {0.0, 1.0} and not positive:

@@ -1,4 +1,4 @@
-"""Bounds of the derivatives of one record over all values that a contract's columns allow, from the model alone."""
+"""Bounds on the derivatives of one record over all values that a contract's columns allow, from the model alone."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def as_html(study: Study) -> str:
 
 
 def scaling(column: Column) -> str:
-    """How the model takes a column, if not as it is."""
+    """How a column enters the model, if not unchanged."""
     if column.type == "level" or (not column.center and column.scale == 1 and not column.log):
         return ""
     name = f"log({column.name})" if column.log else column.name

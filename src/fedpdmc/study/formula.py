@@ -71,7 +71,7 @@ class Design:
 
     @property
     def spread(self) -> np.ndarray:
-        """About the standard deviation of each column of the design: 1 for a number in model units, ½ for a level."""
+        """Approximate standard deviation of each column of the design: 1 for a number in model units, ½ for a level."""
         out = np.ones(len(self.names))
         for term, index in self._spec.term_indices.items():
             for factor in term.factors:

@@ -13,15 +13,15 @@ from fedpdmc.errors import InputError
 TERM = re.compile(r"\(\s*([^()|]*?)\s*\|\s*(\w+)\s*\)")
 NAME = re.compile(r"\w+")
 SUCH_AS = "Give one term such as (1 | ward) or (1 + dose | ward)."
-# In the place of a column: the site itself is the group.
+# In place of a column: the site itself is the group.
 SITE = "site"
-# About the standard deviation of the log of a spread under each of its priors, and of atanh of a correlation's.
+# Approximate standard deviation of the log of a spread under each of its priors, and of atanh of a correlation.
 LOG_SPREAD_SD = 1.5
 
 
 @dataclass(frozen=True)
 class MixedFormula:
-    """A formula taken apart.
+    """The parts of a formula.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ def is_mixed(formula: object) -> bool:
 
 
 def parse_mixed(formula: str, where: str = "formula") -> MixedFormula:
-    """Take a formula with one term of effects apart."""
+    """Split a formula with one term of effects into its parts."""
     found = TERM.findall(formula)
     if len(found) != 1 or formula.count("|") != 1 or "~" not in formula:
         raise InputError(where, repr(formula), SUCH_AS)

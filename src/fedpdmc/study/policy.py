@@ -33,7 +33,8 @@ class Policy:
     ----------
     least_records : int
         The smallest number of records with which the site takes part; and the smallest effective number of records,
-        ``(Σ w)²/Σ w²`` of their contributions w, in an exact value, gradient or Hessian, and in its difference to others.
+        ``(Σ w)²/Σ w²`` of their contributions w, in an exact value, gradient or Hessian, and in its difference from
+        others.
     largest_share : float
         The largest share of one record in these, in any direction.
     least_cell : int
@@ -61,7 +62,7 @@ class Policy:
         The name of the records in the site's privacy ledger, whatever columns a contract uses and however it names the
         site; None: the whole ledger is one data set.
     total : (epsilon, delta) or None
-        The data set's budget for all studies together, of which each contract uses a part. None: the account has the terms
+        The data set's budget for all studies together; each contract uses a part of it. None: the account has the terms
         of the first contract, and contracts with other terms are refused.
     certificates : dict
         Fingerprints of the certificates of other sites, for secure sums, and of the coordinator. For these parties no other
@@ -72,7 +73,7 @@ class Policy:
         The smallest number of sites of a contract; and, with secure sums, of other sites whose certificates must be listed
         here. For sites that are not listed, the authority alone vouches.
     least_colluding : int
-        Where noise is shared with other sites, the smallest number of colluding sites that a contract must allow for.
+        If noise is shared with other sites, the smallest number of colluding sites that a contract must allow for.
     hours : (int, int) or None
         The hours of the day, by the site's clock, between which it answers; None: always.
     least_without_budget : int

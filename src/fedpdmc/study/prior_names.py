@@ -22,7 +22,7 @@ GIVE = (
     "Give 'normal(mean, sd)', 'student_t(df, mean, scale)' with whole degrees of freedom, 'horseshoe(global scale)' or "
     "'horseshoe(global scale, slab)', or 'flat'."
 )
-# Of a horseshoe, for coefficients of scaled columns.
+# Slab of a horseshoe, for coefficients of scaled columns.
 SLAB = 2.5
 # Standard deviation of the linear predictor under the default prior: the error's own, so that R² is about a half. On the
 # latent scale of a logistic regression that is π/√3; a Poisson rate varies by a factor of e.
@@ -30,7 +30,7 @@ LATENT_SD = float(np.pi / np.sqrt(3))
 PREDICTOR_SD = {"poisson": 1.0} | dict.fromkeys(
     ("logistic", "ordered_logit", "multinomial_logit", "beta", "beta_binomial"), LATENT_SD
 )
-# The intercept is where the covariates are average; others are log σ of a standardised response, a log shape, and the like.
+# The intercept is at average covariates; others are log σ of a standardised response, a log shape, and the like.
 INTERCEPT_SD, AUXILIARY_SD = 5.0, 2.0
 # Maximum number of parameters whose scales in the default prior are listed one by one.
 MOST_SCALES = 12
@@ -40,7 +40,7 @@ MOST_SCALES = 12
 class Prior:
     """Independent priors of the parameters, and a horseshoe on some of them.
 
-    ``df`` is infinite where they are normal, ``scale`` where flat; of a horseshoe's parameters it is the slab.
+    ``df`` is infinite for normal priors, ``scale`` for flat ones; for a horseshoe's parameters ``scale`` is the slab.
     """
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Prior:
 
     @property
     def in_contracts(self) -> bool:
-        """Whether a contract can say it."""
+        """Whether a contract can express it."""
         flat = np.isinf(self.scale)
         return bool(flat.all() or not flat.any())
 
@@ -63,7 +63,7 @@ class Prior:
         return bool(np.all(np.isinf(self.df)) and np.all(np.isfinite(self.scale)) and not self.horseshoe)
 
     def table(self) -> dict[str, Any]:
-        """The contract's table; where only some are flat, all are."""
+        """The contract's table; if only some are flat, it makes all flat."""
         if np.isinf(self.scale).any():
             return {"flat": True}
         heavy = np.flatnonzero(np.isfinite(self.df))
@@ -78,7 +78,7 @@ class Prior:
         return found
 
     def potential(self, study: Study) -> Any:
-        """The prior as `fedpdmc.sample` takes it: that of the contract, if it can say it."""
+        """The prior as `fedpdmc.sample` takes it: that of the contract, if it can express it."""
         if self.in_contracts:
             return study.prior()
         heavy = np.flatnonzero(np.isfinite(self.df))
@@ -113,13 +113,13 @@ def prior_by_name(
     shrunk: dict[int, float] = {}
     for i, name in enumerate(names):
         words = told.get(name, told.get(OTHERS))
-        # Said for all, it is the coefficients' prior: not that of other parameters, such as log σ.
+        # If given for all, it is the prior of the coefficients only, not of other parameters such as log σ.
         if words is None or (name not in told and _term(name, design) is None):
             continue
         mean_i, scale_i, df_i, global_scale = _parsed(name, words)
         if global_scale is not None:
             if name not in told and design.names[_term(name, design) or 0] == INTERCEPT:
-                # Where the covariates are average there is nothing to shrink to.
+                # The intercept, the predictor at average covariates, has no value to shrink to.
                 continue
             shrunk[i] = global_scale
         mean[i], scale[i], df[i] = mean_i, scale_i, df_i
@@ -165,7 +165,7 @@ def _term(name: str, design: Design) -> int | None:
 
 
 def _parsed(name: str, words: str) -> tuple[float, float, float, float | None]:
-    """Mean, scale (of a horseshoe its slab), degrees of freedom, and the global scale of a horseshoe."""
+    """Mean, scale (for a horseshoe, its slab), degrees of freedom, and the global scale of a horseshoe."""
     match = CALL.fullmatch(words) if isinstance(words, str) else None
     if match is None:
         raise InputError(f"prior of {name!r}", repr(words), GIVE)

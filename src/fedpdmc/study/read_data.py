@@ -34,7 +34,7 @@ def read_records(
     query : str, optional
         The query that gives the records; for databases only.
     site : str, optional
-        Whose records they are, for messages.
+        The site's name, for messages.
 
     Raises
     ------
@@ -99,9 +99,9 @@ def records_of_sites(study: Study, sources: Mapping[str, tuple[str | Path, str |
 
 
 def check_cells(study: Study, records: pd.DataFrame, least: int) -> None:
-    """Refuse records in which a level, or one value of a binary term, occurs fewer than ``least`` times, but not never.
+    """Refuse records in which a level, or one value of a binary term, occurs, but fewer than ``least`` times.
 
-    A sum over so few records is close to the value of one record.
+    A sum over that few records is close to the value of one record.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How many records carry a sum over records, and the largest share of one of them."""
+"""The effective number of records in a sum, and the largest share of one of them."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ from fedpdmc.study.value_checks import Origin, checked_records, faulty_sites
 from fedpdmc.study.write_contract import contract_text
 from fedpdmc.validation import one_of
 
-# What the response of a family is; a number of any other.
+# Role of the response by family; a number for any other family.
 RESPONSES = {"logistic": "level", "poisson": "count", "negative_binomial": "count"}
-# What a column of a family of the standard library is, by what the family takes.
+# Role of a column of a family of the standard library, by the domain that the family declares.
 ROLES = {"binary": "level", "index": "level", "count": "count", "real": "number", "positive": "positive",
          "nonnegative": "number", "unit": "unit"}  # fmt: skip
 # The name of a model file that a contract written here refers to.
 MODEL_FILE = "model.fpm"
-# What a contract allows unless it is changed.
+# Default limits of a contract.
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
 
@@ -83,14 +83,14 @@ class Sites(DescribedSites):
         return self.study.names
 
     def write(self, path: str | Path) -> Path:
-        """Write the study's contract, `study.toml`, for the same analysis over a network, and its model file beside it.
+        """Write the contract, `study.toml`, for the same analysis over a network, and its model file next to it.
 
         Its bounds, centres and scales come from the table, rounded: check them before you send it.
 
         Raises
         ------
         InputError
-            A prior that contracts do not know.
+            A prior that a contract cannot express.
         """
         if not self._prior.in_contracts:
             raise InputError(
@@ -158,12 +158,12 @@ def sites(
     spread_scale: float | None = None,
     **options: Any,
 ) -> Sites:
-    """Sites from a table, with a formula: what a contract says, without a network.
+    """Sites from a table, with a formula: as from a contract, without a network.
 
     Parameters
     ----------
     table : pandas or polars DataFrame, Arrow table, or dict of them
-        All records with a column ``by`` that says whose each is; or a table for each site.
+        All records with a column ``by`` that names the site of each; or a table for each site.
     formula : str
         Such as ``"died ~ hmo * white + age"``: columns and their interactions. One term may be an effect of groups that
         stays at its site: ``(1 | ward)``, ``(1 + dose | ward)``, or with the column ``by`` an effect of each site.
@@ -175,12 +175,13 @@ def sites(
     prior : str or mapping, optional
         ``"normal(0, 2.5)"``, ``"student_t(3, 0, 2.5)"``, ``"horseshoe(0.1)"`` with its global scale (a second number is the
         slab's sd), ``"flat"``, or one for each parameter by name with ``"others"`` for the rest. Parameters with the same
-        horseshoe share its global scale; said for all, it leaves out the intercept. None: a weakly informative prior in
-        which all terms together explain about half of the variation (`fedpdmc.study.prior_names`). All are for the
+        horseshoe share its global scale; given for all, it leaves out the intercept. None: a weakly informative prior
+        in which all terms together explain about half of the variation (`fedpdmc.study.prior_names`). All are for the
         coefficients of centred and scaled columns.
     columns : mapping, optional
-        Declarations by column that go before what the table shows: ``{"age": {"bounds": [18, 100]}, "dose": {"log": True},
-        "ward": {"levels": ["A", "B"]}}``. Keys: type, levels, bounds, center, scale, log. The first level is the baseline.
+        Declarations by column, which override what the table shows:
+        ``{"age": {"bounds": [18, 100]}, "dose": {"log": True}, "ward": {"levels": ["A", "B"]}}``. Keys: type, levels,
+        bounds, center, scale, log. The first level is the baseline.
     standardize : bool
         Centre and scale covariates that are numbers (not those of zeros and ones), and the response of a linear regression
         with unknown scale. Results are reported in the original units either way. Families of the standard library take
@@ -249,7 +250,7 @@ def sites(
 
 
 class _Uses(NamedTuple):
-    """The columns that a model uses: the response, its other own columns with their roles, and which may be moved."""
+    """Columns that a model uses: the response, other own columns with their roles, and which may be standardised."""
 
     response: str
     roles: dict[str, str]
@@ -279,7 +280,7 @@ def _uses(formula: str, family: str | Model, options: Mapping[str, Any], predict
 
 
 def _example(family: str) -> Model:
-    """A family of the standard library with as few levels and pieces as it can have: its columns are those of all."""
+    """A family of the standard library with as few levels and pieces as possible: its columns do not depend on them."""
     sizes = {}
     if RECORD_FAMILIES[family].levels:
         sizes["levels"] = 3
@@ -340,7 +341,7 @@ def _declare(
         return found
     no_intercept = "Intercept" not in Design(formula, found).names
     if design_map(formula, found) is None or (found[uses.response].center and no_intercept):
-        # Centring cannot be undone, as of an interaction without its main effects: the numbers stay as they are.
+        # Centring cannot be undone, as for an interaction without its main effects: the numbers stay as they are.
         return all_declared(False)
     return found
 
@@ -391,7 +392,7 @@ def _of_formula(study: Study) -> set[str]:
 
 
 def _as_declared(series: pl.Series, column: Column) -> pl.Series:
-    """Whole numbers that a table holds as floats, since a value is missing, are levels like any other."""
+    """Whole numbers that a table holds as floats because a value is missing are levels like any other."""
     if column.type == "level" and series.dtype == pl.Float64:
         return series.cast(pl.Int64, strict=False)
     return series

@@ -49,7 +49,7 @@ class Table:
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Table:
-        """The table that a TOML file is."""
+        """The top-level table of a TOML file."""
         try:
             return cls(tomllib.loads(data.decode()), where)
         except RecursionError as error:
@@ -80,7 +80,7 @@ class Table:
         return Table(value, f"{self.where}: {key}")
 
     def text(self, key: str, default: Any = REQUIRED, among: Sequence[str] | None = None) -> str:
-        """A text, of a given set if there is one."""
+        """A text, from a given set if there is one."""
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value

@@ -70,7 +70,7 @@ def plain(column: Column, **changes) -> Column:
 
 
 def original_units(study: Study) -> OriginalUnits | Named | None:
-    """How to undo centring and scaling; None where no linear map does, as of an interaction without its main effects."""
+    """How to undo centring and scaling; None if no linear map does, as for an interaction without its main effects."""
     formula = study.formula if study.effects is None else study.effects.formula.fixed
     matrix = design_map(formula, {name: one for name, one in study.columns.items() if one.type != "key"})
     if matrix is None:

@@ -85,7 +85,7 @@ class FaultyRecords(InputError):
         self.where, self.total = origin.where, len(faults)
         self.lines, told = [], set()
         for label, fault in zip(labels, shown, strict=True):
-            # What to do is said once for a column.
+            # The remedy is given once per column.
             remedy = "" if (fault.column, fault.remedy) in told else f" {fault.remedy}"
             told.add((fault.column, fault.remedy))
             self.lines.append(f"{label}{': ' if label else ''}{fault.what}.{remedy}")

@@ -12,7 +12,7 @@ from fedpdmc.study.contract import FORMAT
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it. Strings are JSON's, which TOML reads."""
+    """A value in TOML syntax. Strings are written as in JSON, which TOML can read."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -49,7 +49,7 @@ def contract_text(
     missing: str,
     tables: Mapping[str, Mapping[str, Any]],
 ) -> bytes:
-    """A contract as TOML; ``tables`` are all but the columns, without keys that are None."""
+    """A contract as TOML; ``tables`` are all except the columns, without keys that are None."""
     lines = [
         f"format = {FORMAT}",
         f"name = {toml_value(name)}",
