@@ -25,7 +25,7 @@ from fedpdmc.results.skeleton import Moments, Skeleton
 from fedpdmc.whitening import Reference
 
 FORMAT = 4
-# Draws of a model's variables are stored: the functions that make them from coordinates are not. So many of each chain.
+# Draws of a model's variables are stored, this many of each chain: the functions that compute them are not stored.
 VARIABLES, ORIGINS, MOST_VARIABLES = "variable-", "origin-of-", 1000
 # Arrays of the state of the run, from which it can continue.
 RUN = "run-"
@@ -89,7 +89,7 @@ def _is_ours(path: Path) -> bool:
 
 @double_precision
 def read(path: str | Path) -> tuple[Posterior, RunState | None]:
-    """A posterior that was saved, and the state of its run; None where that was not saved."""
+    """A posterior that was saved, and the state of its run; None if that was not saved."""
     try:
         sealed = (Path(path) / manifest.NAME).exists()
         if sealed:

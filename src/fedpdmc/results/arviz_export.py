@@ -43,7 +43,7 @@ def to_arviz(post: Posterior, draws: int, chains: int | None):
 
 
 def plot(post: Posterior, kind: str, options: dict[str, Any]):
-    """A plot of ArviZ, laid out so that the titles of one panel are not on the ticks of the next."""
+    """A plot of ArviZ, laid out so that the titles of one panel do not overlap the ticks of the next."""
     axes = getattr(import_arviz(), kind)(post.to_arviz(), **options)
     figures = {
         id(one.figure): one.figure for one in np.ravel(axes) if hasattr(one, "figure") and one.figure is not None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-# Draws of a chain below which nothing is said.
+# Fewest draws per chain for which a size is computed.
 LEAST_DRAWS = 4
 
 
 def bulk_ess(values: np.ndarray) -> float:
     """Bulk effective sample size of draws (C, n); NaN if they are too few or not finite (Vehtari et al., 2021).
 
-    Chains are cut in halves and draws replaced by normal quantiles of their ranks. With ``ρ_t`` the autocorrelation at lag t
-    over all sequences, the size is ``C n / (−1 + 2 Σ_t ρ_t)``, summed by pairs ``ρ_{2k} + ρ_{2k+1}`` as long as these are
-    positive, none larger than the one before (Geyer, 1992).
+    Chains are split in half and draws replaced by normal quantiles of their ranks. With ``ρ_t`` the autocorrelation at
+    lag t over all sequences, the size is ``C n / (−1 + 2 Σ_t ρ_t)``, summed by pairs ``ρ_{2k} + ρ_{2k+1}`` as long as
+    these are positive, none larger than the one before (Geyer, 1992).
     """
     half = values.shape[1] // 2
     if values.shape[1] < LEAST_DRAWS or not np.all(np.isfinite(values)):

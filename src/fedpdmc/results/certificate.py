@@ -14,7 +14,7 @@ from fedpdmc.potentials.jax_function import NOISE, SAMPLES
 
 @double_precision
 def certificate(names: Sequence[str], clocks: dict[str, Clock]) -> list[dict[str, Any]]:
-    """One entry for each site; of a site elsewhere it says so, because only the site knows.
+    """One entry for each site; for a remote site it says only that, because the site alone knows the rest.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Effective sample size, nested R-hat and drift of draws, coordinates and energy alike."""
+"""Effective sample size, nested R-hat and drift of draws, for coordinates and energy alike."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 
 from fedpdmc.results.bulk_ess import bulk_ess, rank_normalised
 
-# Superchains that many chains are merged into, and the sequences that few chains are cut into.
+# Number of superchains into which many chains are merged, and of sequences into which few chains are cut.
 SUPERCHAINS, LEAST_SEQUENCES = 4, 8
-# Chance that a stationary run passes a limit, over all quantities.
+# Probability that a stationary run exceeds a limit, over all quantities.
 FALSE_ALARM = 1e-3
 # Drift: the first fifth of every chain against its second half, as Geweke compares them.
 EARLY, LATE = 0.2, 0.5
-# Chains from which their scatter gives the error of a mean over chains.
+# With this many chains or more, their scatter gives the error of a mean over chains.
 LEAST_CHAINS = 8
-# Draws of a sequence below which the bias of an autocorrelation matters, and sequences that are left when they are joined.
+# Draws per sequence below which the bias of an autocorrelation matters, and the smallest number of joined sequences.
 LONG, LEAST_LONG = 512, 4
 
 
 class Diagnosis(NamedTuple):
-    """What the draws say of each quantity, the energy last.
+    """What the draws show about each quantity, the energy last.
 
     Attributes
     ----------
@@ -29,12 +29,12 @@ class Diagnosis(NamedTuple):
     ess : (q,)
         Bulk effective sample size over all chains.
     rhat, floor, limit : (q,)
-        Nested R-hat; its value for a stationary run with this ESS; and what such a run passes once in a thousand.
+        Nested R-hat; its value for a stationary run with this ESS; and what such a run exceeds once in a thousand.
     drift, drift_limit : (q,)
-        Mean of the first fifth less that of the second half, in standard deviations, and what a stationary run passes once
-        in a thousand.
+        Mean of the first fifth less that of the second half, in standard deviations, and what a stationary run exceeds
+        once in a thousand.
     begin, begin_limit : (q,)
-        Mean over chains of the first draws, in standard deviations from the mean of all; the same of it.
+        Mean over chains of the first draws, in standard deviations from the mean of all, and the same limit for it.
     """
 
     names: list[str]
@@ -110,14 +110,14 @@ def nested_rhat(values: np.ndarray, starts: np.ndarray) -> float:
 
     With K superchains of M chains, ``x̄_k`` the mean of a superchain, ``B̃_k`` the variance of its chains' means and
     ``W̃_k`` the mean variance within its chains, ``R² = 1 + var_k(x̄_k) / mean_k(B̃_k + W̃_k)`` (Margossian et al., 2024).
-    The classical R-hat of 64 chains asks that the mean of *each* be known well, which takes 64 long chains. This one asks
-    it of four superchains: their mean has the variance ``σ²K/ESS`` in a stationary run, hence the floor ``√(1 + K/ESS)``.
+    The classical R-hat of 64 chains requires that the mean of *each* be known well, which takes 64 long chains. This
+    one requires it of four superchains: their mean has the variance ``σ²K/ESS`` in a stationary run, hence the floor
+    ``√(1 + K/ESS)``.
 
-    There, the chains of a superchain start at one point. Here every chain has its own start, and each superchain is the
-    quarter of chains whose starts in this quantity are neighbours. If the run has forgotten its starts, the superchains
-    have the same distribution; if not, they differ, however many chains each has.
-    Groups by chance would average that away. Chains that are stuck, but not near their starts, show in the ESS of each
-    chain.
+    In that paper, the chains of a superchain start at one point. Here every chain has its own start, and each
+    superchain is the quarter of chains whose starts in this quantity are neighbours. If the run has forgotten its
+    starts, the superchains have the same distribution; if not, they differ, however many chains each has. Random groups
+    would average that away. Chains that are stuck, but not near their starts, show in the ESS of each chain.
 
     Fewer than eight chains are cut into eight sequences or more: this is then split R-hat.
     """
@@ -153,10 +153,10 @@ def _nested(values: np.ndarray, starts: np.ndarray) -> tuple[float, float, float
 def effective_sizes(values: np.ndarray) -> np.ndarray:
     """The bulk ESS of each quantity of (C, n, q) draws, not above the number of draws.
 
-    Short chains are laid end to end, group by group. An autocorrelation that is estimated within n draws is too low by
-    about ``1/n``: ArviZ takes 12 independent draws of a thousand chains for 38 % more than there are. In a sequence of
-    joined chains, which are independent, the correlation at lag t has the weight ``1 − t/n``. That is its weight in the
-    variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
+    Short chains are joined end to end, group by group. An autocorrelation that is estimated within n draws is too low
+    by about ``1/n``: for 12 independent draws of a thousand chains, ArviZ reports 38 % more than there are. In a
+    sequence of joined chains, which are independent, the correlation at lag t has the weight ``1 − t/n``. That is its
+    weight in the variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
     """
     values, scale = joined(values)
     found = [scale * bulk_ess(values[..., i]) for i in range(values.shape[-1])]
@@ -164,7 +164,7 @@ def effective_sizes(values: np.ndarray) -> np.ndarray:
 
 
 def joined(values: np.ndarray) -> tuple[np.ndarray, float]:
-    """Draws (C, n, q) with short chains laid end to end, and how many times as many there were."""
+    """Draws (C, n, q) with short chains joined end to end, and the ratio of all draws to those that are kept."""
     chains, n = values.shape[:2]
     group = min(-(-LONG // max(n, 1)), chains // LEAST_LONG)
     if group <= 1:

@@ -1,7 +1,7 @@
-"""What belongs to a folder on disk: the SHA-256 of every file, so that damage is found before anything is read.
+"""The contents of a folder on disk: the SHA-256 of every file, so that damage is found before anything is read.
 
-A manifest shows damage, by accident or by someone who does not know of it. Whoever can write the folder can write the
-manifest too: seals by other parties are in a site's audit log.
+A manifest shows damage, by accident or by someone who does not know about it. Whoever can write the folder can write
+the manifest too: seals by other parties are in a site's audit log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the file system can be asked for it."""
+    """Flush the names in a folder to the disk, if the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -48,7 +48,7 @@ def sync(folder: Path) -> None:
 
 
 def listed(folder: Path) -> list[str]:
-    """All files below a folder but its manifest, by their paths from there; links are refused."""
+    """All files below a folder except its manifest, by their relative paths; links are refused."""
     found = []
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -85,13 +85,13 @@ def read(folder: Path, argument: str) -> dict[str, str]:
 
 
 def check(folder: Path, argument: str, present: Iterable[str] | None = None) -> dict[str, str]:
-    """The hashes in a folder's manifest, once every file has been found to be as it says.
+    """The hashes in a folder's manifest, after every file has been checked against it.
 
     Parameters
     ----------
     folder : path
     argument : str
-        What the folder was given as, for errors.
+        The argument that named the folder, for errors.
     present : iterable of str, optional
         The files that are there; all below the folder by default.
 

@@ -17,12 +17,12 @@ MOST_DRAWS = 4096
 LEAST_DRAWS = MOST_DRAWS // 3
 # A subset of draws with equal steps is taken if it covers this share of the run.
 LEAST_COVER = 0.9
-# Turns of every chain from which on averages and draws are taken at the turns.
+# Averages and draws are taken at the turns if every chain has at least this many.
 LEAST_TURNS = 7
 
 
 class Store(abc.ABC):
-    """Receives the paths block by block and answers for moments and draws in whitened coordinates."""
+    """Receives the paths block by block and provides moments and draws in whitened coordinates."""
 
     @abc.abstractmethod
     def copy(self) -> Store:
@@ -36,7 +36,7 @@ class Store(abc.ABC):
     @property
     @abc.abstractmethod
     def most_draws(self) -> int:
-        """How many draws of each chain can be asked for."""
+        """Maximum number of draws of each chain that can be requested."""
 
     @abc.abstractmethod
     def append(self, block: Block | Skeleton) -> None:
@@ -52,16 +52,17 @@ class Store(abc.ABC):
 
     @property
     def turns(self) -> int:
-        """Turns of every chain at which averages and draws are taken; zero where they are taken along the whole paths."""
+        """Turns of every chain at which averages and draws are taken; zero if they are taken along the whole paths."""
         return 0
 
 
 class SkeletonStore(Store):
     """Keeps every knot.
 
-    Positions at the turns say more than the paths between them. On a Gaussian they are independent, ``2/π = 0.64`` per unit
-    of time. The integral along the paths is worth ``π/8 = 0.39`` independent draws: the turn from a to v adds
-    ``∫ a cos s + v sin s ds = a + v``, so every velocity counts twice, and n turns give the variance ``4n/(nπ/2)²``.
+    Positions at the turns are more informative than the paths between them. On a Gaussian they are independent,
+    ``2/π = 0.64`` per unit of time. The integral along the paths is worth ``π/8 = 0.39`` independent draws: the turn
+    from a to v adds ``∫ a cos s + v sin s ds = a + v``, so every velocity counts twice, and n turns give the variance
+    ``4n/(nπ/2)²``.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ class SkeletonStore(Store):
 
     @property
     def skeleton(self) -> Skeleton:
-        """All blocks as one, put together when first asked for."""
+        """All blocks as one, joined when first used."""
         if not self._blocks:
             raise InputError("posterior", "no completed block", "Run it to a positive duration first.")
         whole = self._blocks[0] if len(self._blocks) == 1 else join(self._blocks)
@@ -99,7 +100,7 @@ class SkeletonStore(Store):
 
     @property
     def most_draws(self):
-        """As many as anyone likes."""
+        """No limit."""
         return 2**31
 
     def append(self, block):
@@ -113,7 +114,7 @@ class SkeletonStore(Store):
         return count if count >= LEAST_TURNS else 0
 
     def _turn_times(self) -> np.ndarray:
-        """Times (C, n) of the turns of every chain, as many as all have. They are constants: no state decides them."""
+        """Times (C, n) of the turns of every chain, as many as all have. They depend on no state."""
         if self.origin is None:
             return np.empty((self.skeleton.chains, 0))
         begin, end = self.span
@@ -130,7 +131,7 @@ class SkeletonStore(Store):
         return Moments(float(len(a)), a.sum(0), a.T @ a, np.zeros(a.shape[1]))
 
     def draws(self, n):
-        """Positions at n turns of every chain, evenly; where it has fewer, in the middle of n equal intervals."""
+        """Positions at n evenly chosen turns of every chain; if it has fewer, in the middle of n equal intervals."""
         begin, end = self.span
         if n <= self.turns:
             times = self._turn_times()
@@ -199,7 +200,7 @@ class DrawStore(Store):
         return self._moments
 
     def draws(self, n):
-        """A subset of the kept draws: equally spaced, to within a kept draw where none that is covers the run."""
+        """A subset of the kept draws: equally spaced, or to within one kept draw if no such subset covers the run."""
         kept = self.most_draws
         if self._draws is None or n > kept:
             raise InputError(

@@ -55,7 +55,7 @@ class Posterior:
     names : list of str
         The parameters' names.
     rounds : int
-        Serial exchanges with the sites, the making of the reference included.
+        Serial exchanges with the sites, including those for the reference.
     messages, bytes : arrays of shape (sites,)
         Messages and bytes exchanged with each site, both directions.
     events : array of shape (chains,)
@@ -66,7 +66,7 @@ class Posterior:
     certified : bool
         Whether every event time was drawn under a proved bound.
     violations : array of shape (sites,)
-        How often a rate was seen above a bound that was not certified; what went unseen is not counted.
+        How often a rate was seen above a bound that was not certified; violations that went unseen are not counted.
     privacy : dict or None
         What each site with a budget has spent.
     settings : dict
@@ -122,7 +122,7 @@ class Posterior:
 
     @property
     def most_draws(self) -> int:
-        """How many draws of each chain can be asked for."""
+        """Maximum number of draws of each chain that can be requested."""
         return self.store.most_draws
 
     @property
@@ -139,7 +139,7 @@ class Posterior:
 
     @double_precision
     def cov(self) -> np.ndarray:
-        """The average of ``(x − mean)(x − mean)ᵀ``, as `mean` takes it."""
+        """The average of ``(x − mean)(x − mean)ᵀ``, computed as `mean` is."""
         scale = np.asarray(self.reference.matrix)
         cov = scale @ self.store.moments().cov() @ scale.T
         return (cov + cov.T) / 2
@@ -161,7 +161,7 @@ class Posterior:
         Parameters
         ----------
         f : callable
-            A JAX function of one parameter vector of shape (d,), of a number or an array.
+            A JAX function of one parameter vector of shape (d,) that returns a number or an array.
         named : bool
             Whether it takes a dict of the variables that `summary` shows, by name, instead.
         """
@@ -173,7 +173,7 @@ class Posterior:
 
     @property
     def transformed(self) -> bool:
-        """Whether the model's variables are others than the coordinates that were sampled."""
+        """Whether the model's variables differ from the sampled coordinates."""
         return self._variables is not None
 
     def diagnostic_draws(self) -> int:
@@ -194,7 +194,7 @@ class Posterior:
         return self.draws(self.diagnostic_draws())[:, 0] if self._origin is None else self._origin
 
     def diagnosis(self) -> tuple[Diagnosis, Verdict]:
-        """Diagnostics of all coordinates and the energy, and the verdict on them; made once."""
+        """Diagnostics of all coordinates and the energy, and the verdict on them; computed once."""
         if self._found is None:
             draws, mean, cov = self.draws(self.diagnostic_draws()), self.mean(), self.cov()
             values = np.concatenate([draws, energy(draws, mean, cov)[..., None]], -1)
@@ -218,7 +218,7 @@ class Posterior:
     def rhat(self) -> dict[str, float]:
         """Nested, rank-normalised R-hat of every parameter and of the energy.
 
-        Chains with like starts are merged into four superchains, whose means are compared
+        Chains with similar starts are merged into four superchains, whose means are compared
         (`fedpdmc.results.diagnostics.nested_rhat`). A stationary run has about ``√(1 + 4/ESS)``: ``verdict.rhat_floor``.
         """
         found = self.diagnosis()[0]
@@ -243,7 +243,7 @@ class Posterior:
         prior: Any = None,
         progress: bool = True,
     ) -> Posterior:
-        """Go on from where the run stopped, by a process time or up to an effective sample size.
+        """Continue the run by a process time, or up to an effective sample size.
 
         Returns a new posterior, which holds the draws of this one and those that follow. This one does not change:
         ``post = post.extend(...)``.
@@ -257,7 +257,7 @@ class Posterior:
         sites, prior : optional
             What `sample` was given. A posterior from `load` needs them, since it holds no records; any other has them.
             They are compared with those of the run. With the same seeds of the sites and the same versions, the draws
-            are bit for bit those that the posterior would have made before it was saved; of a site with a privacy
+            are bit for bit those that the posterior would have made before it was saved; for a site with a privacy
             budget they are new ones, charged as always.
         progress : bool
 
@@ -287,7 +287,7 @@ class Posterior:
         interval : {"quantile", "hdi"}
             Between quantiles with equal tails, or the shortest one: the highest density interval.
         exp : bool
-            Of ``exp`` of every parameter: odds ratios, rate ratios, hazard ratios.
+            Summarise ``exp`` of every parameter: odds ratios, rate ratios, hazard ratios.
 
         Returns
         -------
@@ -317,12 +317,12 @@ class Posterior:
     def to_arviz(self, draws: int = 1000, chains: int | None = None):
         """The draws as an ArviZ ``InferenceData``, with the settings as attributes.
 
-        The group ``posterior`` holds the model's variables in the model's order, ``sample_stats`` the energy. Where the
-        variables are not the coordinates that were sampled, those are in ``unconstrained_posterior``.
+        The group ``posterior`` holds the model's variables in the model's order, ``sample_stats`` the energy. If the
+        variables are not the coordinates that were sampled, the latter are in ``unconstrained_posterior``.
 
-        Many chains are merged into few, since ArviZ draws a line for each: they are laid end to end and cut into pieces of
-        the same length. That is right for plots and averages. For ESS and R-hat read `ess`, `rhat` and `verdict`: they know
-        where every chain begins.
+        Many chains are merged into few, since ArviZ draws a line for each: they are joined end to end and cut into
+        pieces of the same length. That is correct for plots and averages. For ESS and R-hat use `ess`, `rhat` and
+        `verdict`: they know where every chain begins.
 
         Parameters
         ----------
@@ -393,8 +393,9 @@ class Posterior:
         ----------
         path : path
         state : bool
-            Whether the run can be continued from the folder (`extend`). It has a hash of each site's records and, with
-            control variates, each site's gradient and Hessian at the centre of the reference. False leaves it out.
+            Whether the run can be continued from the folder (`extend`). The folder then has a hash of each site's
+            records and, with control variates, each site's gradient and Hessian at the centre of the reference. False
+            leaves these out.
         """
         from fedpdmc.results.archive import save
 

@@ -13,12 +13,12 @@ from fedpdmc.dynamics import Flow
 
 Arrays = np.ndarray
 
-# Knots in a row of one chain above which copying chain by chain beats scattering.
+# Successive knots of one chain above which copying chain by chain is faster than scattering.
 LONG_RUN = 128
-# Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time where there
-# are more: not more than caches hold.
+# Coordinates up to which the signs of a knot are looked up in one table, and knots that are unpacked at a time if there
+# are more: no more than caches hold.
 ONE_TABLE, SLAB = 12, 2**12
-# Relative change of a velocity from which on it is a jump.
+# Relative change of a velocity above which it is a jump.
 SMALL_CHANGE = 1e-9
 
 
@@ -34,7 +34,7 @@ class Moments(NamedTuple):
     pivot: Arrays
 
     def plus(self, other: Moments) -> Moments:
-        """Of both intervals together, about the same pivot."""
+        """The integrals over both intervals together, about the same pivot."""
         return Moments(self.time + other.time, self.first + other.first, self.second + other.second, self.pivot)
 
     def mean(self) -> Arrays:
@@ -54,7 +54,7 @@ class Knots:
     numbers : (…, 1 + d)
         Process time and position side by side.
     velocities : (…, d), or (…, ⌈d/8⌉) bytes
-        Velocities, or where all are 1 or −1 one bit for each, as `signs` gives them: a third of the memory, and of the
+        Velocities, or one bit for each if all are 1 or −1, as `signs` gives them: a third of the memory, and of the
         time that fresh memory takes.
     """
 
@@ -196,7 +196,7 @@ class Skeleton(Knots):
         return np.repeat(np.arange(self.chains), np.diff(self.offsets))
 
     def since(self, flow: Flow, time: float) -> Skeleton:
-        """The paths from a process time within the span on; of velocities that are kept as such."""
+        """The paths from a process time within the span on; only for velocities that are not packed as signs."""
         owners, kept = self.owners(), self.t > time
         last = self.offsets[:-1] + np.bincount(owners[~kept], minlength=self.chains) - 1
         a, v = flow.move(*(x[last] for x in (self.a, self.v, time - self.t)))
@@ -239,7 +239,7 @@ class Skeleton(Knots):
 
 @dataclasses.dataclass(frozen=True)
 class Chunk(Knots):
-    """Some successive knots of every chain, those that are void marked: shapes (C, n, …), and (C, n) of ``valid``.
+    """Some successive knots of every chain, with void ones marked: shapes (C, n, …), and (C, n) of ``valid``.
 
     The arrays may be on an accelerator.
     """

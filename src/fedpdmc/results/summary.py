@@ -16,7 +16,7 @@ from fedpdmc.validation import one_of, probability
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Draws of each chain that intervals are taken from.
+# Draws of each chain from which intervals are computed.
 INTERVAL_DRAWS = 1000
 # Columns that are left out, in this order, if the table is too wide for the terminal.
 SPARED = ("median", "mcse")
@@ -30,7 +30,7 @@ NEARER = (
 class Summary(pd.DataFrame):
     """A table with a row for each parameter; it prints with the verdict before it and how the run went after it.
 
-    What is printed fits the width of the terminal, or 80 columns where there is none.
+    What is printed fits the width of the terminal, or 80 columns if there is none.
     The columns are mean, sd, mcse (Monte Carlo standard error of the mean), median, the ends of the interval, ess and rhat.
     Anything derived from it, such as a selection of rows, is a plain `pandas.DataFrame`.
 
@@ -54,7 +54,7 @@ class Summary(pd.DataFrame):
 
     def __str__(self) -> str:
         width = terminal_width(sys.stdout)
-        # What to do begins a line: a call in it can then be copied whole.
+        # The remedy begins a new line, so that a call in it can be copied whole.
         verdict = self.verdict.replace(TO_DO, f"\n{TO_DO.strip()} ")
         notes = [wrapped(note, width) for note in self.notes]
         return "\n".join([wrapped(verdict, width), "", self._table(width), "", *notes])
@@ -75,7 +75,7 @@ class Summary(pd.DataFrame):
         return shown.to_string(line_width=width) + words
 
     def _formatted(self) -> pd.DataFrame:
-        """Numbers as they are read: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""
+        """Numbers as shown: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""
         how = {"ess": "{:,.0f}", "rhat": "{:.3f}", "mcse": "{:.2g}"}
         places = [_places(sd) for sd in self["sd"]]
         columns = {
@@ -86,7 +86,7 @@ class Summary(pd.DataFrame):
 
 
 def _places(sd: float) -> str:
-    """A format for numbers that are known to within ``sd``; the exponent is written where it is very small or large."""
+    """A format for numbers that are known to within ``sd``; with an exponent if it is very small or large."""
     if not 1e-4 <= sd < 1e6:
         return "{:.3g}"
     return f"{{:.{max(2 - int(np.floor(np.log10(sd))), 0)}f}}"
@@ -181,7 +181,7 @@ def _notes(post: Posterior) -> list[str]:
 
 
 def bounds_line(post: Posterior) -> str:
-    """What is proved of the event times, which is not convergence."""
+    """What is proved about the event times, which is not convergence."""
     if post.certified:
         return "event bounds: certified (every event time is exact; this says nothing about convergence)"
     seen = f"{int(post.violations.sum()):,} violations seen"

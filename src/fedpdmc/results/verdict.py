@@ -11,19 +11,19 @@ from fedpdmc.results.diagnostics import Diagnosis
 
 # R-hat that is good enough; effective draws below which nothing can be said, in all and of each chain.
 GOOD_RHAT, LEAST_ESS, LEAST_ESS_PER_CHAIN = 1.01, 100.0, 4.0
-# Drift, and error of the mean that the beginning leaves in it, that are small enough: in standard deviations.
+# Drift, and error of the mean due to the beginning, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 # Between what speaks against a run and what to do about it.
 TO_DO = " To do: "
 
 
 class ConvergenceWarning(UserWarning):
-    """The draws of a run are not to be used as they are."""
+    """The draws of a run should not be used as they are."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a run has converged, as far as its draws can show. It is true if so.
+    """Whether a run has converged, as far as its draws can show. It is truthy if so.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Verdict:
 def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: float) -> Verdict:
     """A verdict from diagnostics.
 
-    A statistic speaks against a run where it is both beyond chance and large enough to matter: R-hat above 1.01 and above
+    A statistic speaks against a run if it is both beyond chance and large enough to matter: R-hat above 1.01 and above
     its limit, a drift above a tenth of a standard deviation and above its limit, first draws beyond their limit that move
     the mean by more than its Monte Carlo error. Too few effective draws, in all or for each chain, leave the question open,
     and an open question is not convergence.
@@ -92,7 +92,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         reasons.append(f"the chains drift: {found.names[i]} moves by {abs(found.drift[i]):.2g} sd from the first fifth to "
                        "the second half")  # fmt: skip
         burn = True
-    # Chains that forget like exp(−t/τ) have T/(2τ) effective draws each: what they begin with moves the mean by this much.
+    # Chains that forget like exp(−t/τ) have T/(2τ) effective draws each: their beginning moves the mean by this much.
     bias = np.abs(found.begin) * chains / (2 * np.maximum(found.ess, 1e-300))
     small = np.maximum(1 / np.sqrt(np.maximum(found.ess, 1e-300)), SMALL_BIAS)
     away = (np.abs(found.begin) > found.begin_limit) & (bias > small)
@@ -116,7 +116,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
 
 
 def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any]) -> list[str]:
-    """In the words of `sample`, or of a study's contract."""
+    """What to do, in terms of `sample` or of a study's contract."""
     remedies, duration, contract = [], float(settings["duration"]), "study" in settings
     if settings["reference"] == "identity":
         where = "with a contract that has reference = 'laplace'" if contract else "(reference='laplace')"
@@ -137,7 +137,7 @@ def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[st
 
 
 def _round(time: float) -> str:
-    """To two digits, upwards."""
+    """Rounded up to two digits."""
     if time <= 0:
         return "1"
     size = 10.0 ** (np.floor(np.log10(time)) - 1)

@@ -13,11 +13,11 @@ from matplotlib.ticker import MaxNLocator
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Ink is the page's text colour, whatever it is; the accent is read well on light and dark.
+# Ink is the page's text colour, whatever it is; the accent is legible on light and dark.
 INK, ACCENT = "#000000", "#2a7ab0"
 MOST_DENSITIES, MOST_ROWS, MOST_PATHS, PATH_TIME = 12, 40, 3, 30.0
 BINS = 60
-# Characters of a name that are drawn.
+# Number of characters of a name that are drawn.
 LONGEST_NAME = 30
 
 
@@ -33,7 +33,7 @@ def as_svg(figure: Figure, title: str) -> str:
 
 
 def shortened(name: str) -> str:
-    """A name that fits its panel, its middle left out."""
+    """A name that fits its panel, with its middle left out."""
     half = (LONGEST_NAME - 1) // 2
     return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
 

@@ -15,7 +15,7 @@ DROPPED = "dropped for a missing value"
 
 
 def methods_text(post: Posterior, about: Sequence[str]) -> str:
-    """A paragraph that can be pasted; ``about`` are lines on the model, the first of which names it."""
+    """A paragraph that can be pasted; ``about`` are lines on the model, and the first one names it."""
     settings = post.settings
     # The member that walks the prior is the coordinator's own and has no records.
     sites = len(post.messages) - (settings.get("prior_site") is not None)
