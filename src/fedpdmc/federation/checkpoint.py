@@ -146,7 +146,7 @@ def _ascii(text: np.ndarray) -> bytes:
 
 @contextlib.contextmanager
 def _unreadable(path: Path) -> Iterator[None]:
-    """One error for all that the readers of arrays, archives and JSON raise at files that are not theirs."""
+    """One error for all that the readers of arrays, archives and JSON raise for files that are not theirs."""
     try:
         yield
     except Exception as error:

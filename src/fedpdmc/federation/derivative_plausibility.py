@@ -1,15 +1,15 @@
 """Checks of a site's derivatives: values that no records within the declared columns can produce are rejected.
 
-Bounds of one record's gradient and Hessian follow from the contract, and with the largest number of records those of a site.
-Between points, ``g(x') − g(x) = ∫ H``: where ``|ℓ'''| ≤ ℓ''`` (logistic and Poisson losses) the curvature along a step Δ
-changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
+Bounds on one record's gradient and Hessian follow from the contract; with the largest number of records, those of a
+site. Between points, ``g(x') − g(x) = ∫ H``: if ``|ℓ'''| ≤ ℓ''`` (logistic and Poisson losses) the curvature along a
+step Δ changes by at most a factor ``e^D`` with ``D = Σ_j sup|ξ_j| |Δ_j|``, so that
 
 ``ΔᵀHΔ (1 − e^{−D})/D ≤ Δ·(g' − g) ≤ ΔᵀHΔ (e^D − 1)/D``
 
-with the Hessian at either end. Both hold for means over ``N(x, S Sᵀ)`` with one S, where ``E|ℓ'''| ≤ E ℓ''``. With different
-ones, of which predictors have standard deviations up to s and s', Hessians are compared alone: by
+with the Hessian at either end. Both hold for means over ``N(x, S Sᵀ)`` with one S, where ``E|ℓ'''| ≤ E ℓ''``. For two
+S, with standard deviations of predictors up to s and s', only Hessians are compared: by
 ``e^{−|u|} ≤ ℓ''(z + u)/ℓ''(z) ≤ e^{|u|}`` one is at most ``e^D E e^{s|ε|} / E e^{−s'|ε|}`` times the other, with
-``E e^{±s|ε|} = 2 e^{s²/2} Φ(±s)``. Of a model of one record the bounds are enclosures over all values of the declared
+``E e^{±s|ε|} = 2 e^{s²/2} Φ(±s)``. For a model of one record the bounds are enclosures over all values of the declared
 columns. Derivatives of invented records pass: they cannot be distinguished from those of unusual records.
 """
 
@@ -107,7 +107,7 @@ class Plausible:
         return 0.0 if spread is None else float(largest @ np.sqrt(np.sum(spread[: len(largest)] ** 2, 1)))
 
     def _of_one_record(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of the gradient and of the Hessian of one record at a point, or of their means."""
+        """Bounds on the gradient and on the Hessian of one record at a point, or of their means."""
         if self._study.effects is not None:
             return self._with_effects()
         if self._study.model is not None:
@@ -139,7 +139,7 @@ class Plausible:
             )
 
     def _with_effects(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where effects are integrated out a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
+        """If effects are integrated out, a gradient is a mean of losses' slopes, ``H = E Σ ℓ'' ξξᵀ − Cov(Σ ℓ' ξ)``.
 
         With ``|ℓ'| ≤ s`` and ``|ℓ''| ≤ c`` n records have entries of at most ``(n c + n² s²) sup|ξ_j ξ_k|``. Spreads, and
         families without such bounds, have the limit beyond which double precision cannot sample.

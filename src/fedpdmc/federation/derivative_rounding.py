@@ -1,6 +1,6 @@
 """Derivatives rounded to what the search for the mode needs.
 
-Exact sums at a dozen points are a dozen times as many equations for the records, and a solver finds many of them. The
+Exact sums at a dozen points give a dozen times as many equations for the records, and a solver finds many of them. The
 search needs two digits of the step, not sixteen. So all points are answered with rounded numbers. Only the last point,
 requested a second time, is answered exactly, because the control variates are computed there.
 """

@@ -122,7 +122,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
-    """Decode a message. Raises `WireError`, and nothing else, for bytes that are no message."""
+    """Decode a message. Raises `WireError`, and nothing else, for bytes that are not a message."""
     if not isinstance(data, bytes):
         raise WireError("message", type(data).__name__)
     if len(data) > most_bytes:

@@ -107,7 +107,7 @@ class Derivatives(SiteAnswer):
     noise: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
-        """A square Hessian of the gradient's size; noise and an account of numbers that are not negative, or none."""
+        """A square Hessian of the gradient's size; noise and an account of non-negative numbers, or none."""
         if self.hessian.shape != 2 * self.gradient.shape:
             raise WireError("hessian", f"shape {self.hessian.shape} with a gradient of shape {self.gradient.shape}")
         _check_noise(self.noise)
@@ -157,7 +157,7 @@ class Opened(SiteAnswer):
     account: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
-        """With a budget, an account of numbers that are not negative."""
+        """With a budget, an account of non-negative numbers."""
         if len(self.account) != (ACCOUNT if self.remaining >= 0 else 0) or (self.account < 0).any():
             raise WireError("account", f"{len(self.account)} numbers")
 
@@ -186,7 +186,7 @@ class Plans(SiteRequest):
     time: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
-        """Shapes (C,), (C, d), (C, S), (C, S, d), (C,); chains in order; numbers and durations that are not negative."""
+        """Shapes (C,), (C, d), (C, S), (C, S, d), (C,); chains in order; non-negative numbers and durations."""
         (chains, dim), segments = self.start.shape, self.duration.shape[1]
         if not self.number.shape == self.chain.shape == self.duration.shape[:1] == (chains,):
             raise WireError("plan", "arrays with different numbers of chains")
@@ -330,7 +330,7 @@ class Masked(SiteAnswer):
     noise: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def check(self):
-        """Noise and an account of numbers that are not negative, or none."""
+        """Noise and an account of non-negative numbers, or none."""
         _check_noise(self.noise)
 
 

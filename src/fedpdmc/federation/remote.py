@@ -65,7 +65,7 @@ class RemoteFederation(Federation):
         self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
         self._point: tuple[np.ndarray, np.ndarray] | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
-        # What sites with a budget say of the noise of these, and of their accounts.
+        # What sites with a budget report about the noise of these, and about their accounts.
         self.noise: list[np.ndarray] = []
         self._agreed = False
         self._noisy_sums: dict[bytes, Noisy] = {}
@@ -114,7 +114,7 @@ class RemoteFederation(Federation):
         return self._derived
 
     def ask_again(self) -> None:
-        """Forget the last point. Asked for it a second time, sites answer with exact derivatives."""
+        """Forget the last point. If it is requested a second time, sites answer with exact derivatives."""
         self._point = None
 
     def sums(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ class RemoteFederation(Federation):
         return self._ask(self._all(messages.Derive, *_derive(x, spread)), messages.Masked)
 
     def _words(self, found: Sequence[messages.Masked], size: int) -> list[np.ndarray]:
-        """The masked numbers of all sites, of which there are ``size``."""
+        """The masked numbers of all sites, ``size`` from each."""
         for name, message in zip(self.names, found, strict=True):
             if message.words.shape != (2 * size,):
                 raise BadAnswer(name, "derivatives of another number of parameters")
@@ -294,7 +294,7 @@ def _derive(x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.nd
 
 
 def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool) -> messages.Plans | messages.TurnPlans:
-    """The plans of the chains that are asked about, with as many segments as the longest needs; or what they follow from."""
+    """The plans of the chains that are asked about, with as many segments as the longest needs; or their short form."""
     number, start, duration, velocity = (np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity))
     used = duration > 0
     chain, longest = np.flatnonzero(used.any(1)), max(int(np.max(used * (1 + np.arange(used.shape[1])))), 1)

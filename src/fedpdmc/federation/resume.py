@@ -241,7 +241,7 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
 
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
-    """The reference: searched with rounded derivatives, computed from exact ones at the last point."""
+    """The reference: searched for with rounded derivatives, computed from exact ones at the last point."""
     search = search_vb if study.reference == VB else search_laplace
     found, x, spread = search(members, study.prior(), TOLERANCE, None, study.reach, study.names)
     federation.ask_again()

@@ -31,7 +31,7 @@ class Request:
 
 
 class SiteState(NamedTuple):
-    """The connection of a site: times in seconds, None where there is nothing yet."""
+    """The connection of a site: times in seconds, None if there is nothing yet."""
 
     name: str
     connected: bool

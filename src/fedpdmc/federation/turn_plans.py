@@ -2,8 +2,8 @@
 
 The coordinator's own events in such a plan are turns only. Their times follow from the time to the first one, and their
 velocities from the key in the opening, the chain and the number of the turn (`fedpdmc.dynamics.turns`). A message has the
-present state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans reveal:
-velocities are public randomness, and only the present state depends on the other sites.
+current state and five numbers of each chain, whatever the length of its plan. It reveals what whole plans reveal:
+velocities are public randomness, and only the current state depends on the other sites.
 
 Both sides compute the same bits on every machine, and a hash of the whole plans verifies it. If it differs, the site refuses
 with the code ``OTHER_VELOCITIES``: it never answers a plan other than the coordinator's.

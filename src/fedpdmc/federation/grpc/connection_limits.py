@@ -23,13 +23,13 @@ from typing import NamedTuple
 logger = logging.getLogger("fedpdmc.coordinator")
 # The folder in which an operating system lists the descriptors of this process.
 DESCRIPTORS = "/dev/fd"
-# Descriptors that are not used for connections, but for the store, libraries and gRPC's threads.
+# Number of descriptors that are not used for connections, but for the store, libraries and gRPC's threads.
 RESERVED = 256
 # Seconds after which a connection without an admitted stream is shut down.
 TIMEOUT = 30.0
 # Log lines about one address: this many at once, then one in this many seconds.
 LINES, SECONDS_A_LINE = 5, 60.0
-# Addresses that are remembered.
+# Number of addresses that are remembered.
 MOST_ADDRESSES = 4096
 
 

@@ -59,7 +59,7 @@ MOST_STRAYS = 16
 LAST_WAIT = 60.0
 # Seconds in which a new stream must send its hello, or have read its refusal.
 HELLO = 20.0
-# Streams at a time from callers that are no site of the study; refusals of one address, at once and per second.
+# Streams at a time from callers that are not sites of the study; refusals of one address, at once and per second.
 STRANGERS, REFUSALS, REFUSALS_A_SECOND = 4, 20.0, 1.0
 # Seconds without an answer after which a warning is logged; the interval doubles each time.
 STALLED = 60.0

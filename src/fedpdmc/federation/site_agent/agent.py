@@ -26,7 +26,7 @@ logger = logging.getLogger("fedpdmc.site")
 SOFTWARE = f"fedpdmc {__version__}"
 # A coordinator stops when it is refused. One that is refused this often, with no answer in between, is broken or hostile.
 MOST_REFUSALS = 20
-# Of a longer request that is refused without any work, the log has only its hash and its first bytes.
+# The log has only the hash and the first bytes of a longer request that is refused without any work.
 MOST_LOGGED, BEGINNING = 4096, 1024
 REFUSED_REQUEST = "refused request"
 
@@ -85,7 +85,7 @@ class Agent:
 
     @double_precision
     def _restore(self) -> None:
-        """Restore the state at the end of the log, and log the present software if it has changed."""
+        """Restore the state at the end of the log, and log the current software if it has changed."""
         request, software = None, None
         for entry in self.log.entries():
             software = versions.written(entry) or software
@@ -113,7 +113,7 @@ class Agent:
         except (FedPDMCError, OSError):
             raise
         except Exception as error:
-            # Right seals do not make it a log of this study.
+            # Correct seals do not make it a log of this study.
             found = f"a log with a request {type(request).__name__} that this site cannot have answered"
             raise InputError("store", found, "Restore the log from a copy.") from error
 

@@ -24,13 +24,13 @@ from fedpdmc.validation import has_fields
 TITLE = b"fedpdmc audit log 1\n"
 HEAD = struct.Struct("<IBd")
 SEAL = 32
-# The largest entry: the longest message and a little.
+# The largest entry: the longest message and a little more.
 MOST_ENTRY = 65 * 2**20
 # Bytes after which a new file is begun.
 MOST_SEGMENT = 64 * 2**20
 CURRENT, DRAFT = "audit.log", "audit.new"
 CLOSED = re.compile(r"audit-([0-9]{6})\.log")
-# The first note of every file but the first.
+# The first note of every file except the first.
 SEGMENT, MOST_NOTE = "segment", 4096
 # The fields of notes from which a site's state is restored.
 FIELDS = {
@@ -162,7 +162,7 @@ def _read(path: Path, file: BinaryIO, base: int, seal: bytes, complete: bool = F
 
 
 def _valid(kind: int, when: float, payload: bytes) -> bool:
-    """Whether an entry can be used: right seals do not make it one."""
+    """Whether an entry can be used: correct seals are not enough."""
     if kind not in set(Kind) or not (math.isfinite(when) and 0 <= when <= LAST_SECOND):
         return False
     if kind != Kind.NOTE:

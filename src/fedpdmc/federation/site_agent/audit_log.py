@@ -1,6 +1,6 @@
 """A site's audit log: every request and answer, append-only, each entry with a hash (seal) of all entries before it.
 
-The log also stores the site's answers: the same request always gets the same answer, also after a crash. An entry is
+The log also stores the site's answers: the same request always gets the same answer, even after a crash. An entry is
 written before its answer is sent. Data that the process has written survives the process, and an incomplete last entry is
 removed when the log is opened again.
 """
@@ -25,7 +25,7 @@ from fedpdmc.federation.site_agent.audit_files import CURRENT, DRAFT, HEAD, SEGM
 from fedpdmc.validation import require_posix
 
 with contextlib.suppress(ImportError):
-    # Not on Windows, where `require_posix` says so.
+    # Not on Windows, where `require_posix` raises an error.
     import fcntl
 
 logger = logging.getLogger("fedpdmc.site")
@@ -87,7 +87,7 @@ class AuditLog:
         with open(self.path, "rb") as file:
             before = audit_files.number(file) - 1
         if len(closed) > before and os.path.samestat(os.stat(closed[-1]), os.fstat(self._file)):
-            # Killed while a new file was begun: it did not come into use.
+            # Killed while a new file was begun: it was never used.
             os.unlink(closed.pop())
         if len(closed) > before:
             found = f"{closed[before]} and {self.path}, two copies of the same file"

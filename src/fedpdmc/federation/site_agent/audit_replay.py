@@ -40,8 +40,8 @@ class Replay(NamedTuple):
     unchecked : dict
         How many answers could not be recomputed, by reason.
     software : list of str
-        Differences between the software or machine that wrote the log and the present one: answers may then differ in the
-        last bits.
+        Differences between the software or machine that wrote the log and the current one: answers may then differ in
+        the last bits.
     """
 
     same: int
@@ -51,7 +51,7 @@ class Replay(NamedTuple):
 
 
 class Excerpt(NamedTuple):
-    """A long refused request, of which the log has only the hash."""
+    """A long refused request; the log has only its hash."""
 
     digest: bytes
 
@@ -77,8 +77,8 @@ def replay(
     """Recompute every answer of an audit log from the records, and compare.
 
     All entries are checked for their seals, and for the request's hash in every answer. Arrivals are recomputed if their
-    randomness is available: the site's seed in the store or, under a privacy budget, the secret of its ledger, of which a
-    copy is reset to its state before the run.
+    randomness is available: the site's seed in the store or, under a privacy budget, the secret of its ledger; a copy
+    of the ledger is reset to its state before the run.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class Computation:
     party : SecureSumParty, optional
         The site's part in secure sums, if the contract requires them.
     control : DisclosureControl, optional
-        Decides at which points exact derivatives are released; None: at all, as in the coordinator's own process.
+        Decides at which points exact derivatives are released; None: at any, as in the coordinator's own process.
     region : TrustRegion, optional
         Decides in which coordinates plans are answered, and how far out; None: no limits.
     most_seconds : float
@@ -245,7 +245,7 @@ class Computation:
         return np.array(x), None if spread is None else np.array(spread)
 
     def _opened_clock(self, message: messages.Open) -> Clock:
-        """The clock of a run, made once: when it is asked for, so that one that cannot be made is refused."""
+        """The clock of a run, made once, on request, so that one that cannot be made is refused."""
         if self._made_clock is None or self._made_clock[0] is not message:
             self._made_clock = message, open_site(self.site, self._opening(message))
         return self._made_clock[1]
@@ -277,7 +277,7 @@ class Computation:
     def _opening(self, message: messages.Open) -> Opening:
         """Coordinates, dynamics and control variate: the site's own if only the sum of all sites is public."""
         reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
-        # The control variate is of the last release, with its spread.
+        # The control variate belongs to the last release, with its spread.
         control, spread = None, self._points[-1][1] if self._points else None
         if message.order and self.party is not None:
             _, gradient, hessian = derivatives(self.site, message.point, spread)

@@ -4,12 +4,12 @@ A release is a sum over records: of losses, of gradients ``ℓ'_i ξ_i``, of Hes
 terms vanish, and the sum may be that of a few records, or of one. Two measures of the contributions ``w_i ≥ 0`` are limited:
 
 - the *effective number* ``(Σ w)²/Σ w²``, with norms in units of each column's root mean square;
-- the largest *share* of one record in any direction. Of curvature that is the leverage,
+- the largest *share* of one record in any direction. For curvature that is the leverage,
   ``sup_u ℓ''_i (ξ_i·u)² / Σ_j ℓ''_j (ξ_j·u)² = ℓ''_i ξ_iᵀ H⁻¹ ξ_i``. A gradient's terms have signs, so the leverage λ is
   that of the squares; the share of the absolute terms is then at most ``1/(1 + √((1 − λ)/λ))``.
 
-Both apply to the requested release and to its differences to all earlier releases. The share also applies to every linear
-combination of releases at several points.
+Both apply to the requested release and to its differences from all earlier releases. The share also applies to every
+linear combination of releases at several points.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class DisclosureControl:
     potential : Potential
         Of these records.
     policy : Policy
-        ``least_records`` is the least effective number, ``largest_share`` the largest share, and ``farthest`` the largest
-        distance of a parameter from the prior's mean, in the prior's standard deviations.
+        ``least_records`` is the smallest effective number, ``largest_share`` the largest share, and ``farthest`` the
+        largest distance of a parameter from the prior's mean, in the prior's standard deviations.
 
     Raises
     ------

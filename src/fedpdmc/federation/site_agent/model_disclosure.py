@@ -1,11 +1,11 @@
-"""Disclosure control of exact derivatives where the model is a program of one record.
+"""Disclosure control of exact derivatives if the model is a program of one record.
 
 A release is a sum over records of values, gradients ``g_i`` and Hessians ``H_i``, which are computed record by record. The
 measures are those of `fedpdmc.federation.site_agent.derivative_disclosure`. Hessians need not be positive: ``|H_i|``, with
 the absolute eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any
 combination of releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
 
-Where effects of groups are integrated out, a record's contribution is what the release loses without it.
+If effects of groups are integrated out, a record's contribution is what the release loses without it.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _contributions(function: Any, x, spread, data):
 
 
 def _units(told: Contributions) -> np.ndarray:
-    """Of each coordinate, by the curvature of a record."""
+    """The unit of each coordinate, by the curvature of a record."""
     units = np.sqrt(np.mean(np.abs(np.diagonal(told.hessian, axis1=1, axis2=2)), axis=0))
     return np.where(units > 0, units, 1.0)
 

@@ -10,12 +10,12 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.masking import new_secret
 
 SEED, SUM_KEY = "seed", "sum.key"
-# Of an X25519 key.
+# Bytes of an X25519 key.
 KEY_BYTES = 32
 
 
 def site_seed(folder: str | Path, seed: int | None) -> int:
-    """The seed in the site's store. A new one is as given, else from the operating system."""
+    """The seed in the site's store. A new one is the given one, or else from the operating system."""
     path = refuse_links(folder) / SEED
     if path.exists():
         text = path.read_bytes()

@@ -25,7 +25,7 @@ from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.read_data import check_cells, site_records
 
 logger = logging.getLogger("fedpdmc.site")
-# Of 100 records a fifth was reconstructed from the arrivals of an honest run: docs/study-security.md.
+# A fifth of 100 records was reconstructed from the arrivals of an honest run: docs/study-security.md.
 FEW = 200
 
 

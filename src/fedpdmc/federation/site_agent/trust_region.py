@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The largest eigenvalue of SᵀHS: one, up to rounding; more if other sites' curvature may be negative.
 WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
-# The same of a spread, which was made from derivatives at another point. Searches have up to 1.1 on usual records.
+# The same for a spread, which was made from derivatives at another point. Searches reach up to 1.1 on usual records.
 WIDEST_SPREAD = 4.0
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-9
@@ -119,7 +119,7 @@ class TrustRegion:
 
 
 def _curvature(root: np.ndarray, hessian: np.ndarray) -> float:
-    """The largest eigenvalue of ``Sᵀ H S``; infinite where it overflows."""
+    """The largest eigenvalue of ``Sᵀ H S``; infinite if it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         matrix = root.T @ hessian @ root
     return float(np.linalg.eigvalsh(matrix)[-1]) if np.isfinite(matrix).all() else np.inf

@@ -31,7 +31,7 @@ def written(entry: Entry) -> dict[str, str] | None:
 
 
 def differences(entries: Iterable[Entry]) -> list[str]:
-    """Differences between the software that wrote a log and the present one."""
+    """Differences between the software that wrote a log and the current one."""
     here, found = present(), [one for entry in entries if (one := written(entry)) is not None]
     words = [
         f"{name} {one.get(name, UNKNOWN)} (here {value})"
