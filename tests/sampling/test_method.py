@@ -8,7 +8,8 @@ from tests.federation.rounds import method
 from tests.support import ZIGZAG, hospitals, logistic_site, prior
 
 import fedpdmc as fp
-from fedpdmc.clocks import ThinnedClock
+from fedpdmc.clocks import SegmentClock
+from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.errors import InputError
 from fedpdmc.members.opening import choose_clock
 from fedpdmc.sampling import factory
@@ -132,8 +133,8 @@ def test_the_prior_is_shared_in_proportion_to_the_records():
     assert chosen.public is None
 
 
-def test_sites_with_a_share_of_the_prior_walk_with_the_same_clocks(default):
+def test_sites_with_a_share_of_the_prior_walk_with_fast_clocks(default):
     shared = method(prior_at="sites")
     walked = [[choose_clock(site, factory.opening(one, site)).clock for site in one.sites] for one in (default, shared)]
-    kinds = [[(type(clock), clock.name) for clock in clocks] for clocks in walked]
-    assert kinds[0] == kinds[1] and all(kind is not ThinnedClock for kind, _ in kinds[0])
+    # Which of the fast clocks it is may change with the share: their costs are nearly the same.
+    assert all(isinstance(clock, (DenseClock, SegmentClock)) for clocks in walked for clock in clocks)

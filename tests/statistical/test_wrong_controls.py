@@ -88,7 +88,7 @@ def test_any_control_variate_is_exact(kind, dynamics, model, control):
 def test_noisy_controls_are_indefinite_alone_and_together():
     precision = [np.asarray(c.quadratic.precision) for c in with_controls("logistic", "noisy").control.values()]
     for matrix in (*precision, sum(precision) + target("logistic", SITES).prior_precision):
-        np.testing.assert_array_equal(matrix, matrix.T)
+        np.testing.assert_allclose(matrix, matrix.T, rtol=1e-13, atol=1e-15)
     assert min(np.linalg.eigvalsh(matrix)[0] for matrix in precision) < 0
     assert np.linalg.eigvalsh(sum(precision) + target("logistic", SITES).prior_precision)[0] < 0
 
