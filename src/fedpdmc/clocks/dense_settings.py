@@ -72,7 +72,7 @@ class Prices(NamedTuple):
 
 # Measured on one core of a server, and on an H200 with thousands of chains.
 PRICES = {
-    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 2.5, 0.13, 2000.0, 4000.0),
+    "cpu": Prices(700.0, 0.05, 0.12, 0.03, 0.7, 2.5, 0.13, 8000.0, 4000.0),
     "gpu": Prices(5.0, 1e-4, 5e-4, 2e-4, 2e-3, 0.01, 4e-4, 100.0, 1e5),
 }
 
