@@ -163,7 +163,7 @@ def _numbers(name: str, seen: pl.Series) -> np.ndarray:
 def _bounds(numbers: np.ndarray, kind: str, positive: bool, most: float = np.inf) -> tuple[float, float]:
     """The observed range, a quarter wider on each side and rounded outwards; not below zero if no value is.
 
-    For positive numbers below ``most``, the bounds are within these limits too.
+    For positive numbers, from half the smallest to twice the largest, or half the way from the largest to a finite ``most``.
     """
     low, high = float(numbers.min()), float(numbers.max())
     if set(numbers.tolist()) == {0.0, 1.0} and not positive:

@@ -15,7 +15,7 @@ NAME = re.compile(r"\w+")
 SUCH_AS = "Give one term such as (1 | ward) or (1 + dose | ward)."
 # In place of a column: the site itself is the group.
 SITE = "site"
-# Approximate standard deviation of the log of a spread under each of its priors, and of atanh of a correlation.
+# Approximate standard deviation of the log of a spread under each of its priors.
 LOG_SPREAD_SD = 1.5
 
 
