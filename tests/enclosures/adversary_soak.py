@@ -45,17 +45,26 @@ def main() -> int:
                 break
             seen.update(part)
             broken += violations
-    report = {
+            _write(options.out, began, seen, broken)
+    print(json.dumps(_report(began, seen, broken), indent=1))
+    return int(bool(broken))
+
+
+def _report(began: float, seen: Counter, broken: list[dict]) -> dict:
+    """What was checked so far."""
+    return {
         "programs": seen["programs"],
         "violations": broken,
         "seconds": round(time.monotonic() - began, 1),
         "seen": dict(sorted(seen.items())),
     }
-    print(json.dumps(report, indent=1))
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(report, file, indent=1)
-    return int(bool(broken))
+
+
+def _write(path: str | None, began: float, seen: Counter, broken: list[dict]) -> None:
+    """The report after each chunk, so that a run that is killed leaves what it has checked."""
+    if path:
+        with open(path, "w") as file:
+            json.dump(_report(began, seen, broken), file, indent=1)
 
 
 def _chunk(task) -> tuple[Counter, list[dict]]:
