@@ -8,7 +8,7 @@ from tests.support import DYNAMICS, predictor
 import fedpdmc as fp
 from fedpdmc.clocks import ThinnedClock
 from fedpdmc.clocks.choose import Offer, _cheapest, choose, cost_of_cells, third_order
-from fedpdmc.members.opening import Opening, choose_clock
+from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.potentials import Program, Quadratic, Sum
 
 pytestmark = pytest.mark.usefixtures("double")

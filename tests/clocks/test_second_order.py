@@ -12,7 +12,7 @@ import fedpdmc as fp
 from fedpdmc.clocks import SegmentClock
 from fedpdmc.clocks.envelopes.second_order import certified, signed_rates, taylor
 from fedpdmc.clocks.thinning import cell_length
-from fedpdmc.members.opening import Opening, open_site
+from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.potentials import LinearPredictor, Logistic, Quadratic, Sum
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -69,12 +69,12 @@ def test_a_choice_with_too_many_cases_within_is_refused_and_not_an_error():
 
 def test_the_adversary_notices_a_bound_that_is_too_small_and_shrinks_the_program(monkeypatch):
     """With the second derivative of the exponential left out."""
-    from fedpdmc.enclosures.series import smooth_functions
+    from fedpdmc.enclosures.series import special_functions
 
-    wrong = smooth_functions.FUNCTIONS["exp"]._replace(
-        second=lambda x: smooth_functions.Interval(0.0 * x.lo, 0.0 * x.hi)
+    wrong = special_functions.FUNCTIONS["exp"]._replace(
+        second=lambda x: special_functions.Interval(0.0 * x.lo, 0.0 * x.hi)
     )
-    monkeypatch.setitem(smooth_functions.FUNCTIONS, "exp", wrong)
+    monkeypatch.setitem(special_functions.FUNCTIONS, "exp", wrong)
     tree = ("add", ("square", ("exp", ("eta",))), ("scale",))
     with pytest.raises(Violation) as found:
         attack(tree, 0)

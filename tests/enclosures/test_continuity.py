@@ -12,7 +12,7 @@ from tests import zoo
 import fedpdmc as fp
 from fedpdmc.enclosures import check_continuity, jump_surfaces, smoothed
 from fedpdmc.errors import Discontinuous
-from fedpdmc.members.opening import Opening, choose_clock
+from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.potentials import Program
 
 Y = np.random.default_rng(0).normal(size=7)

@@ -12,7 +12,7 @@ from tests.enclosures.cases import ARRAYS, ELEMENTWISE
 
 from fedpdmc.enclosures import Cell, Interval, Series, enclose
 from fedpdmc.enclosures.ranges import falling
-from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, Smooth
+from fedpdmc.enclosures.series.special_functions import FUNCTIONS, Smooth
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -8,14 +8,14 @@ from tests.federation.requests import ask, joined, opening
 from tests.federation.studies import FEW_ROUNDS, MODEL_ZIGZAG, ZIGZAG, Folder
 
 from fedpdmc.federation import messages
-from fedpdmc.members import opening as site_opening
+from fedpdmc.members import run_coordinates
 from fedpdmc.potentials import Program
 
 
 @pytest.fixture(scope="session", autouse=True)
 def clocks_of_programs_are_chosen_once():
     """The bounds of a model file take seconds to prove, and every agent of a study has the same records and coordinates."""
-    made, choose = {}, site_opening.choose
+    made, choose = {}, run_coordinates.choose
 
     def remembered(potential, dynamics, center, name, *more):
         if not isinstance(potential, Program):
@@ -28,7 +28,7 @@ def clocks_of_programs_are_chosen_once():
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site_opening, "choose", remembered)
+        patch.setattr(run_coordinates, "choose", remembered)
         yield
 
 

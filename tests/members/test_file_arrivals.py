@@ -9,12 +9,12 @@ from tests.privacy.support import a_ledger
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks.public_proposals import time_grid
+from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import Discontinuous, InputError, PlanRefused
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.members.file_arrivals import ClippedSum, clipped_records, file_change
-from fedpdmc.members.opening import Opening, less_public
 from fedpdmc.members.private_site import PrivateSite, _arrays, _first, chain_secrets
+from fedpdmc.members.run_coordinates import Opening, less_public
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic
 from fedpdmc.potentials.control_variate import ControlVariate

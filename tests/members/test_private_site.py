@@ -5,7 +5,7 @@ from tests.privacy.support import a_ledger, a_plan, opened, private_site, record
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chacha20
-from fedpdmc.clocks.public_proposals import time_grid
+from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
 from fedpdmc.members.exposure import Exposure, usual_speed
 from fedpdmc.members.noisy_derivatives import noisy_derivatives

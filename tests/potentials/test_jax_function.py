@@ -15,7 +15,7 @@ from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.envelopes.second_order import look
 from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.taylor_models.compositions import LOCAL
-from fedpdmc.members.opening import Opening, open_site
+from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
 from fedpdmc.potentials.jax_function import _look

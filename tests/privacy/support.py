@@ -5,8 +5,8 @@ import numpy as np
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.opening import Opening
 from fedpdmc.members.private_site import PrivateSite
+from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.plan import Plan
 
 

@@ -12,11 +12,11 @@ from tests.privacy.support import a_ledger, a_plan
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks.public_proposals import time_grid
+from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import InputError, LedgerError, PlanRefused
 from fedpdmc.federation import messages
 from fedpdmc.members.noisy_derivatives import noisy_derivatives
-from fedpdmc.members.opening import less_public
+from fedpdmc.members.run_coordinates import less_public
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import FAULT, read
 from fedpdmc.privacy.ledger_identity import head_path

@@ -18,7 +18,7 @@ from tests.privacy.audit import (
 from tests.privacy.support import a_plan
 
 import fedpdmc as fp
-from fedpdmc.clocks.public_proposals import time_grid
+from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.members.exposure import Exposure
 from fedpdmc.members.private_site import _pack, _unpack
 from fedpdmc.privacy.accountant import run_epsilon

@@ -4,7 +4,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks.public_proposals import SLOWEST, time_grid
+from fedpdmc.clocks.private_arrivals import SLOWEST, time_grid
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import model_of
 from fedpdmc.privacy.rounding import limits

@@ -7,7 +7,7 @@ from tests.privacy.support import a_ledger
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.clocks import follow, public_proposals
+from fedpdmc.clocks import follow, private_arrivals
 from fedpdmc.clocks.envelopes import second_order
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import hold_to_bounds, model_of
@@ -74,19 +74,19 @@ def test_ceilings_rise_by_no_more_than_the_public_bound_says(tmp_path, family, d
 def test_walks_end_long_before_their_limit(tmp_path, family, dynamics):
     potential, a, v, horizon, count = case(tmp_path, family, dynamics, 3.0)
     plan = Plan(jnp.zeros(CHAINS, int), jnp.asarray(a), jnp.asarray(horizon[:, None]), jnp.asarray(v[:, None]))
-    grid = public_proposals.Grid(*(jnp.asarray(x) for x in public_proposals.time_grid(horizon, DIM)))
+    grid = private_arrivals.Grid(*(jnp.asarray(x) for x in private_arrivals.time_grid(horizon, DIM)))
     limit = most_passes(float(count.max()), DIM, 1)
     keys = chain_secrets(b"key", b"points", CHAINS)
     path, excess, slack = follow(dynamics, plan), jnp.asarray(RHO), jnp.asarray(0.0)
-    found = public_proposals.first_below(potential, dynamics, excess, slack, grid, path, keys, jnp.asarray(limit))
+    found = private_arrivals.first_below(potential, dynamics, excess, slack, grid, path, keys, jnp.asarray(limit))
     assert np.all(np.asarray(found.fault) == 0) and int(found.passes) < 4 * (8 * float(count.max()) + 40 * DIM)
     # One pass is too few, and is a fault.
-    short = public_proposals.first_below(potential, dynamics, excess, slack, grid, path, keys, jnp.asarray(1))
-    assert np.any(np.asarray(short.fault) == public_proposals.TOO_LONG)
+    short = private_arrivals.first_below(potential, dynamics, excess, slack, grid, path, keys, jnp.asarray(1))
+    assert np.any(np.asarray(short.fault) == private_arrivals.TOO_LONG)
 
 
 def test_constants_are_those_of_the_walk():
-    assert work_limit.SLOWEST == public_proposals.SLOWEST
+    assert work_limit.SLOWEST == private_arrivals.SLOWEST
     assert work_limit.POSITION_SLACK == second_order.POSITION_SLACK
 
 

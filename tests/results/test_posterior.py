@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results import manifest
 from fedpdmc.results.diagnostics import effective_sizes
-from fedpdmc.sampling.costs import message_bytes
+from fedpdmc.sampling.communication_cost import message_bytes
 
 RUNS = [default_run, zigzag_run]
 

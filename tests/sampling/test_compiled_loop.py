@@ -10,7 +10,7 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation, NotFinite
 from fedpdmc.sampling import factory
-from fedpdmc.sampling.costs import message_bytes
+from fedpdmc.sampling.communication_cost import message_bytes
 from fedpdmc.sampling.engines import compiled_gaussian, compiled_loop
 from fedpdmc.sampling.engines.compiled_loop import run_chunk
 from fedpdmc.sampling.engines.faults import raise_faults

@@ -9,7 +9,7 @@ from fedpdmc.console.progress import Display
 from fedpdmc.dynamics import QUARTER
 from fedpdmc.errors import InputError, LimitReached
 from fedpdmc.results.run_state import RunState
-from fedpdmc.sampling.blocks import Goal, first_length, next_length, pieces
+from fedpdmc.sampling.block_length import Goal, first_length, next_length, pieces
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.engines.base import BlockMemory
 

@@ -8,7 +8,7 @@ import pytest
 
 import fedpdmc as fp
 from fedpdmc.console.progress import Tick
-from fedpdmc.sampling.method import SECOND_RUN
+from fedpdmc.sampling.defaults import SECOND_RUN
 from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 
 FAR = "The posterior is far from its reference: .*ZigZag"

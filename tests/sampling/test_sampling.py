@@ -10,7 +10,7 @@ from tests.support import ZIGZAG, default_run, hospitals, prior, short_run, zigz
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.results import skeleton
-from fedpdmc.sampling import blocks, driver
+from fedpdmc.sampling import block_length, driver
 from fedpdmc.sampling.engines import chunked
 from fedpdmc.sampling.vb_reference import vb
 
@@ -102,7 +102,7 @@ def test_a_run_in_two_parts_is_the_run_in_one_where_the_blocks_agree():
 
 
 def test_an_interrupt_drops_the_unfinished_block(monkeypatch):
-    monkeypatch.setattr(blocks, "PLANS_PER_BLOCK", 50)
+    monkeypatch.setattr(block_length, "PLANS_PER_BLOCK", 50)
     first = zigzag_run()
     whole = first.extend(duration=200.0, progress=False)
     interrupt(monkeypatch, after=100.0)

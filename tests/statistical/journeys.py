@@ -11,7 +11,7 @@ import numpy as np
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.opening import Opening, local_columns, open_site
+from fedpdmc.members.run_coordinates import Opening, local_columns, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 

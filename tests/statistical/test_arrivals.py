@@ -11,7 +11,7 @@ from tests.statistical.targets import CENTER, DENSE, MODELS, mixed, target, trut
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.opening import Opening
+from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.coordinator import JUMPED, REFRESHED, Coordinator, PublicKeys, State
 

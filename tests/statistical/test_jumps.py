@@ -6,7 +6,7 @@ import pytest
 from tests.statistical.checks import t_test
 
 import fedpdmc as fp
-from fedpdmc.members import opening
+from fedpdmc.members import run_coordinates
 
 T = np.arange(12.0)
 Y = np.array([1.0, 3.0, 2.0, 1.0, 2.0, 6.0, 4.0, 7.0, 3.0, 5.0, 6.0, 4.0])
@@ -73,7 +73,7 @@ def test_a_change_point_has_its_posterior(name):
 
 
 def test_without_the_jumps_the_change_point_is_elsewhere(monkeypatch):
-    monkeypatch.setattr(opening, "with_jumps", lambda clock, *_: clock)
+    monkeypatch.setattr(run_coordinates, "with_jumps", lambda clock, *_: clock)
     assert not compared(run(*DYNAMICS["ZigZag"])).exact
 
 

@@ -12,7 +12,7 @@ from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, SOME_DYNAMICS, o
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BoundViolation
-from fedpdmc.members.opening import Opening
+from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.potentials import Field, LinearPredictor, Poisson, Potential
 
 

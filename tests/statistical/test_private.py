@@ -9,7 +9,7 @@ from tests.statistical.checks import CHAINS, assert_exact, compare
 from tests.statistical.targets import MODELS, target, truth
 
 import fedpdmc as fp
-from fedpdmc.clocks import public_proposals
+from fedpdmc.clocks import private_arrivals
 
 COUNTS = ("poisson", "log_gaussian_cox")
 
@@ -73,7 +73,7 @@ def test_private_boomerang_on_a_noisy_reference_is_exact(tmp_path):
 def test_an_excess_that_is_not_even_is_caught(tmp_path, monkeypatch):
     """A broken site: excess flips only of coordinates that move up, so they do not cancel."""
     with monkeypatch.context() as broken:
-        broken.setattr(public_proposals, "excess_rates", lambda excess, v: excess * jnp.maximum(v, 0.0))
+        broken.setattr(private_arrivals, "excess_rates", lambda excess, v: excess * jnp.maximum(v, 0.0))
         jax.clear_caches()
         post = sampled("logistic", tmp_path, fp.ZigZag(), 20.0)
     jax.clear_caches()

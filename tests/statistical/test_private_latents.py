@@ -13,7 +13,7 @@ import fedpdmc as fp
 from fedpdmc._jax.random_streams import uniforms
 from fedpdmc.clocks import LatentClock
 from fedpdmc.errors import InputError
-from fedpdmc.members import opening
+from fedpdmc.members import run_coordinates
 from fedpdmc.potentials import RandomEffects
 from fedpdmc.potentials.random_effects_rates import Conditional
 
@@ -169,7 +169,7 @@ class KernelAtEveryPlan(RightWay):
 )
 def test_each_wrong_way_to_go_on_is_caught(monkeypatch, clock, least, most):
     """On the same study, with a private map that is poor, the right way passes."""
-    monkeypatch.setattr(opening, "LatentClock", clock)
+    monkeypatch.setattr(run_coordinates, "LatentClock", clock)
     assert least <= worst_deviation(1, sites(NonCentred, crowded=True), crowded=True) < most
 
 

@@ -7,7 +7,7 @@ from tests.statistical.test_arrivals import DYNAMICS, IDENTITY, check, outing
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.opening import Opening
+from fedpdmc.members.run_coordinates import Opening
 from fedpdmc.potentials import Program
 
 

@@ -13,7 +13,7 @@ from tests.statistical.test_posteriors import DURATION, DYNAMICS
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.opening import Opening, open_site
+from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator

@@ -10,7 +10,7 @@ from tests.statistical.test_arrivals import check, outing
 from tests.statistical.test_posteriors import DURATION, DYNAMICS, sampled
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.members.opening import Opening, choose_clock
+from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.vb_reference import vb

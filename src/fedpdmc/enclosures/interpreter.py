@@ -17,13 +17,13 @@ from fedpdmc.enclosures.domain import Domain, Enclosure, Form, is_point, is_stat
 from fedpdmc.enclosures.intervals import Cell, Series
 from fedpdmc.enclosures.jets import jet_linear, jet_rules
 from fedpdmc.enclosures.recognised_calls import CALLS, INNER, largest_of, line_of, name_of_call, order_of, sigmoid_of
-from fedpdmc.enclosures.series import elementwise, linear
+from fedpdmc.enclosures.series import arithmetic, linear
 from fedpdmc.enclosures.shared_rules import MOVES, move
 from fedpdmc.enclosures.taylor_models import taylor_rules
 from fedpdmc.errors import NoEnclosure
 
 # Modules that enter the rules of the domains.
-_LOADED = (elementwise, jet_linear, jet_rules, linear, taylor_rules)
+_LOADED = (arithmetic, jet_linear, jet_rules, linear, taylor_rules)
 # Computed while tracing if all arguments are constants of the program, so that zeros are known to be zeros.
 FOLDED = {"add", "broadcast_in_dim", "convert_element_type", "mul", "neg", "reshape", "squeeze", "sub"}
 

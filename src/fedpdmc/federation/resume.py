@@ -13,7 +13,7 @@ from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
 from fedpdmc.members.account_report import account_report
-from fedpdmc.members.opening import local_columns
+from fedpdmc.members.run_coordinates import local_columns
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.noise_shares import shared_words
@@ -21,13 +21,13 @@ from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
-from fedpdmc.sampling.blocks import Goal
+from fedpdmc.sampling.block_length import Goal
 from fedpdmc.sampling.coordinator import PublicKeys
+from fedpdmc.sampling.defaults import Method, choose
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.engines import selective_requests
 from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
 from fedpdmc.sampling.laplace_reference import search_laplace
-from fedpdmc.sampling.method import Method, choose
 from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.settings import Settings

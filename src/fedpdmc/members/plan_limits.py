@@ -9,7 +9,7 @@ import numpy as np
 from fedpdmc.errors import PlanRefused
 from fedpdmc.members.clipping import model_of
 from fedpdmc.members.file_arrivals import file_ceiling, file_change, file_limits
-from fedpdmc.members.opening import Opening, local_columns, whitened_control
+from fedpdmc.members.run_coordinates import Opening, local_columns, whitened_control
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.privacy.budget import Budget

@@ -16,14 +16,14 @@ from jaxtyping import Array, Float, Int
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import CHACHA_WORDS, ChainKeys
 from fedpdmc.clocks import FINE, follow
-from fedpdmc.clocks.public_proposals import Grid, first_below, time_grid
+from fedpdmc.clocks.private_arrivals import Grid, first_below, time_grid
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.members.account_report import account_report
 from fedpdmc.members.clipping import fingerprint
 from fedpdmc.members.exposure import Exposure
-from fedpdmc.members.opening import Opening, less_public, local_columns
 from fedpdmc.members.plan_limits import LARGEST, PlanArrays, PlanLimits
+from fedpdmc.members.run_coordinates import Opening, less_public, local_columns
 from fedpdmc.members.site import Site
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Potential

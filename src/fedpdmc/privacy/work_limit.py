@@ -1,6 +1,6 @@
 """A bound on the work of a plan, from public facts: a plan that takes too long is refused before the records are touched.
 
-A walk (`fedpdmc.clocks.public_proposals`) makes passes over the records. At a pass it has a certified ceiling of its rates,
+A walk (`fedpdmc.clocks.private_arrivals`) makes passes over the records. At a pass it has a certified ceiling of its rates,
 and moves to the first point below the ceiling within a dyadic interval of length ℓ with ``d ℓ · ceiling < 2μ``,
 ``¼ < μ ≤ ½``, or to the end of the interval if there is no point (an *empty* pass). With ``c = H/cells`` (see `cells`),
 the ceiling is at most ``V + W + E``: V the largest signed rate at the current point, ``W + E`` its rise and the excess, and

@@ -19,14 +19,14 @@ from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import ConvergenceWarning
-from fedpdmc.sampling import blocks
-from fedpdmc.sampling.blocks import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
-from fedpdmc.sampling.cost_estimate import CostEstimate, remedies, rounds_ahead
-from fedpdmc.sampling.costs import GivenUp, counts
+from fedpdmc.sampling import block_length
+from fedpdmc.sampling.block_length import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
+from fedpdmc.sampling.communication_cost import GivenUp, counts
+from fedpdmc.sampling.defaults import Method, check_functions_unchanged, on_lines
 from fedpdmc.sampling.factory import open_engine
-from fedpdmc.sampling.method import Method, check_functions_unchanged, on_lines
 from fedpdmc.sampling.provenance import describe, versions
 from fedpdmc.sampling.reference_warning import Distance, Unsuitable
+from fedpdmc.sampling.remaining_cost import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 from fedpdmc.sampling.settings import check_length
@@ -120,7 +120,7 @@ class Sampler:
         """Run to process time zero and discard the path; returns this sampler, or one with another method.
 
         If the user left the dynamics open, the burn-in decides: if it shows that the posterior is too far from its
-        reference, another method replaces it from the start. `fedpdmc.sampling.method.on_lines` explains why that is exact.
+        reference, another method replaces it from the start. `sampling.defaults.on_lines` explains why that is exact.
 
         With turns, the first units of time towards ``duration`` or ``ess`` belong to the same block: plans reach beyond the
         burn-in, and no chain waits at its end for the slowest. The decision does not depend on what is kept.
@@ -130,9 +130,9 @@ class Sampler:
             if self.distance is not None:
                 self.distance.deciding = self._may_switch
             with self._display(progress, "burn-in") as display:
-                first = blocks.first_block(self.method, duration, ess) if joined else 0.0
+                first = block_length.first_block(self.method, duration, ess) if joined else 0.0
                 whole = first + self.burn_in_time
-                self._set_goal(first, blocks.fewest(self.method, whole) if joined else 1)
+                self._set_goal(first, block_length.fewest(self.method, whole) if joined else 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
@@ -291,7 +291,7 @@ class Sampler:
         plans = self.engine.plans.mean() - self.method.first_plan
         rate = plans / max(self.burn_in_time + self.engine.time, 1e-9)
         length = until - self.engine.time
-        self._set_goal(until, max(blocks.fewest(self.method, length), pieces(rate, length)))
+        self._set_goal(until, max(block_length.fewest(self.method, length), pieces(rate, length)))
         self._reach_goal(display)
 
     def _set_goal(self, until: float, count: int) -> None:
@@ -324,7 +324,7 @@ class Sampler:
 
     def _keep_since_zero(self, block: Block) -> None:
         """Keep what comes after the burn-in."""
-        self.burn_in_events, path = blocks.split_burn_in(block, self.method.dynamics.flow)
+        self.burn_in_events, path = block_length.split_burn_in(block, self.method.dynamics.flow)
         self._keep(path)
 
     def _keep(self, block: Block | Skeleton) -> None:
@@ -340,7 +340,7 @@ class Sampler:
                 f"{target:g} with keep='draws', which keeps {LEAST_DRAWS} to {MOST_DRAWS} draws of each chain",
                 "Ask for less, take more chains, or use keep='skeleton'.",
             )
-        first = blocks.first_block(self.method, None, target)
+        first = block_length.first_block(self.method, None, target)
         begin = max(self.engine.time, 0.0)
         for _ in range(MOST_BLOCKS + 1):
             length = need = first

@@ -19,12 +19,13 @@ from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
 from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.members.member import Member
-from fedpdmc.members.opening import USUAL_CHAIN_TIME, Opening, choose_clock, local_columns
 from fedpdmc.members.private_site import PrivateSite
+from fedpdmc.members.run_coordinates import USUAL_CHAIN_TIME, Opening, choose_clock, local_columns
 from fedpdmc.members.site import Site
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.constraints import start_inside, walls_of
 from fedpdmc.sampling.coordinator import Coordinator, State
+from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.base import Engine, Federation
 from fedpdmc.sampling.engines.chunked import CompiledEngine
@@ -34,7 +35,6 @@ from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
 from fedpdmc.sampling.engines.network_and_prior import JoinedFederation
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
-from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.prior_shares import shares
 
 # How much wider than the reference the starts of chains are if sites are remote.

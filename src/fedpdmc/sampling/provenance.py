@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines.base import Engine
-from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, PriorSite
 
 

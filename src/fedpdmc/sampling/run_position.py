@@ -14,7 +14,7 @@ from fedpdmc.sampling.laplace_reference import linear_control
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
-    from fedpdmc.sampling.method import Method
+    from fedpdmc.sampling.defaults import Method
 
 # Choices of a method that are plain values.
 CHOICES = ("prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan")

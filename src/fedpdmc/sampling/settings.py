@@ -24,7 +24,7 @@ REFERENCES, CONTROLS = ("vb", "laplace", "diagonal", "identity"), ("none", "line
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
-    """The arguments of `fedpdmc.sample`, with its defaults. None is what `fedpdmc.sampling.method` chooses.
+    """The arguments of `fedpdmc.sample`, with its defaults. None is what `fedpdmc.sampling.defaults` chooses.
 
     Raises
     ------

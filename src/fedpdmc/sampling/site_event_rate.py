@@ -13,7 +13,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
 from fedpdmc.members.site import Site
 from fedpdmc.potentials import ControlVariate, Quadratic, bare
-from fedpdmc.sampling.method import MOST_CHAINS, Method, on_lines, usual_segments
+from fedpdmc.sampling.defaults import MOST_CHAINS, Method, on_lines, usual_segments
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE
 from fedpdmc.whitening import Reference

@@ -27,8 +27,8 @@ from fedpdmc.enclosures.intervals import (
     truth,
     unit,
 )  # fmt: skip
-from fedpdmc.enclosures.series.elementwise import add
-from fedpdmc.enclosures.series.smooth_functions import FUNCTIONS, apply, multiplied
+from fedpdmc.enclosures.series.arithmetic import add
+from fedpdmc.enclosures.series.special_functions import FUNCTIONS, apply, multiplied
 
 rule = Cell.enter
 

@@ -18,7 +18,7 @@ from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import rounded
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl
-from fedpdmc.federation.site_agent.private_effects import LatentMemory
+from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
 from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,
     ROUNDING,
@@ -33,8 +33,8 @@ from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS, TooMuchWork,
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.turn_plans import fingerprint, whole
 from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_status
-from fedpdmc.members.opening import Opening, open_site
 from fedpdmc.members.private_site import PrivateSite
+from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.members.shared_noise import Group, share_terms, shared_derivatives
 from fedpdmc.members.site import Site, derivatives, own_part
 from fedpdmc.plan import Plan

@@ -84,7 +84,7 @@ class LocalFederation(Federation):
     ----------
     names : sequence of str
     clocks : sequence of Clock
-        One for each site, as `fedpdmc.members.opening.open_site` gives it.
+        One for each site, as `fedpdmc.members.run_coordinates.open_site` gives it.
     columns : sequence of arrays or None
         The coordinates that each site is sent.
     keys : sequence of keys

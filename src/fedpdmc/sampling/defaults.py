@@ -13,8 +13,8 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.dynamics import QUARTER, Boomerang, Dynamics, ZigZag
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.members.member import Member
-from fedpdmc.members.opening import USUAL_CHAIN_TIME
 from fedpdmc.members.private_site import check_dynamics
+from fedpdmc.members.run_coordinates import USUAL_CHAIN_TIME
 from fedpdmc.members.site import Site
 from fedpdmc.models.captured_values import check_unchanged
 from fedpdmc.models.mixture_prior import MixturePrior

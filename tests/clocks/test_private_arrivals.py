@@ -6,7 +6,7 @@ from scipy import stats
 
 import fedpdmc as fp
 from fedpdmc.clocks import follow
-from fedpdmc.clocks.public_proposals import BITS, Grid, count_thresholds, first_below, tile_points, time_grid
+from fedpdmc.clocks.private_arrivals import BITS, Grid, count_thresholds, first_below, tile_points, time_grid
 from fedpdmc.members.private_site import chain_secrets
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic

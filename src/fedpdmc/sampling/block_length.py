@@ -9,8 +9,8 @@ import numpy as np
 from fedpdmc.dynamics import QUARTER, Flow
 from fedpdmc.dynamics.turns import first_waits
 from fedpdmc.results.skeleton import Block, Skeleton
+from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines.base import BlockMemory
-from fedpdmc.sampling.method import Method
 from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
 DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0

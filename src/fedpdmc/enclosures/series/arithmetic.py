@@ -10,7 +10,7 @@ from jax import lax
 
 from fedpdmc.enclosures.domain import Assumed, Form, Truth, is_point, is_zero
 from fedpdmc.enclosures.intervals import Cell, Interval, Series, centred, fields, lifted, plus, size, span, truth, unit
-from fedpdmc.enclosures.series.smooth_functions import (
+from fedpdmc.enclosures.series.special_functions import (
     FUNCTIONS,
     apply,
     integer_power,

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedpdmc.console.screens import clock
 from fedpdmc.console.warnings import warn
-from fedpdmc.sampling.method import Method
+from fedpdmc.sampling.defaults import Method
 
 # Rounds above which a warning is given, and the factor by which an estimate must have grown for another warning.
 MANY_ROUNDS, GROWN = 500.0, 4.0

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpdmc.members.member import Member
-from fedpdmc.members.opening import local_columns
+from fedpdmc.members.run_coordinates import local_columns
+from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines.base import Engine
 from fedpdmc.sampling.factory import opening
-from fedpdmc.sampling.method import Method
 
 
 class GivenUp(NamedTuple):
