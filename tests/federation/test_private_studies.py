@@ -192,6 +192,14 @@ def test_a_budget_that_does_not_cover_the_run_is_said_before_it(folder, tmp_path
     Ledger.open(tmp_path / "ledger.db").close()
 
 
+def test_a_private_site_is_opened_once_for_a_run_and_has_no_other_clock(folder, tmp_path, monkeypatch):
+    opened, make = [], computation.PrivateSite
+    monkeypatch.setattr(computation, "PrivateSite", lambda site, *told: opened.append(site.name) or make(site, *told))
+    monkeypatch.setattr(computation, "open_site", lambda site, opening: pytest.fail(f"{site.name} made a second clock"))
+    assert in_process(folder, tmp_path).rounds > 1
+    assert sorted(opened) == sorted(folder.study.sites)
+
+
 def test_a_seed_under_a_budget_is_refused_unless_for_tests(folder, tmp_path):
     with pytest.raises(InputError, match="seeded_for_tests"):
         fp.connect(folder.study, data=folder.data, site_seeds={"north": 1}, ledger=a_ledger(tmp_path / "ledger.db"))
