@@ -8,10 +8,19 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 # Annotated shapes are checked at every call of these, also while JAX traces them.
-CHECKED = ["fedpdmc.potentials", "fedpdmc.clocks", "fedpdmc._jax.random_streams", "fedpdmc.dynamics.flows"]
+CHECKED = [
+    "fedpdmc._jax.random_streams",
+    "fedpdmc.clocks",
+    "fedpdmc.dynamics.boomerang",
+    "fedpdmc.dynamics.flows",
+    "fedpdmc.dynamics.turns",
+    "fedpdmc.potentials",
+    "fedpdmc.sampling.coordinator",
+    "fedpdmc.sampling.engines",
+]
 
 with install_import_hook(CHECKED, "beartype.beartype"):
-    import fedpdmc.clocks  # noqa: F401
+    import fedpdmc.sampling.factory  # noqa: F401
 
 settings.register_profile(
     "fixed",

@@ -15,7 +15,7 @@ from fedpdmc.cli import app
 from fedpdmc.cli.runner import exit_status
 from fedpdmc.federation import dry_run
 from fedpdmc.federation.site_agent import versions
-from fedpdmc.study.contract_tables import DERIVATIVES
+from fedpdmc.study.contract_keys import DERIVATIVES
 from fedpdmc.study.description import DERIVATIVES as DESCRIBED
 
 

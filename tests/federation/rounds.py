@@ -8,11 +8,11 @@ from tests.support import ZIGZAG, hospitals, prior
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.results.skeleton import join
+from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import choose
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.factory import coordinator, coordinator_key, federation, start_state
-from fedpdmc.sampling.settings import Settings
 
 
 @double_precision

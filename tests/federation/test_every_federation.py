@@ -17,10 +17,10 @@ from fedpdmc.federation.dry_run import _of_site
 from fedpdmc.federation.session import join
 from fedpdmc.plan import Plan
 from fedpdmc.sampling import factory
+from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import choose
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 from fedpdmc.sampling.engines.rounds import RoundsEngine
-from fedpdmc.sampling.settings import Settings
 from fedpdmc.study import read_records
 
 

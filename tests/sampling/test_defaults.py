@@ -13,10 +13,10 @@ from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.errors import InputError
 from fedpdmc.members.run_coordinates import choose_clock
 from fedpdmc.sampling import factory
+from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import SECOND_RUN, choose, on_lines, usual_chains, usual_segments
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.rounds import RoundsEngine
-from fedpdmc.sampling.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -17,7 +17,7 @@ from fedpdmc.dynamics.walls import Walls
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines import lockstep
 from fedpdmc.sampling.engines.chunked import CompiledEngine
-from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
+from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
 
 CHAINS = 32
 RUN = {"chains": CHAINS, "burn_in": 1.0, "seed": 5, "progress": False, "reference": "laplace", "control": "quadratic"}
@@ -71,7 +71,7 @@ def test_how_chunks_are_cut_changes_no_bit(monkeypatch):
 def test_chunks_that_run_ahead_change_no_bit(monkeypatch, filled):
     whole = run()
     monkeypatch.setattr(LockstepEngine, "_runs_ahead", True)
-    monkeypatch.setattr("fedpdmc.sampling.engines.lockstep_engine._filled_share", lambda: filled)
+    monkeypatch.setattr("fedpdmc.sampling.engines.lockstep_blocks._filled_share", lambda: filled)
     monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
     ahead = run()
     assert ahead._run.engine._ahead is not None

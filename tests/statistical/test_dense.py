@@ -19,7 +19,7 @@ from fedpdmc.clocks import answer, choose_dense, dense_settings
 from fedpdmc.clocks.dense_settings import Setting, dense_clocks
 from fedpdmc.errors import BoundViolation
 from fedpdmc.plan import Plan
-from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
+from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
 
 SIZES = {1: (40,), 3: (24, 12, 4), 10: (10, 8, 6, 4, 4, 3, 2, 1, 1, 1)}
 answered = compiled(answer)

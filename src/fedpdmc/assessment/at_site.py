@@ -21,7 +21,7 @@ from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.predictive_checks import check_statistics, predictive_checks
 from fedpdmc.errors import InputError
 from fedpdmc.models.variables import scalars
-from fedpdmc.study.contract_tables import ASSESSMENTS
+from fedpdmc.study.contract_keys import ASSESSMENTS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -48,7 +48,7 @@ class Dynamics(eqx.Module):
         )
         return f"{type(self).__name__}({', '.join(told)})"
 
-    def velocity(self, u: Float[Array, "C d"]) -> Float[Array, "C d"]:
+    def velocity(self, u: Float[Array, "*C d"]) -> Float[Array, "*C d"]:
         """A draw of the velocity's stationary law from uniforms."""
         return jnp.where(u < 0.5, -1.0, 1.0) if self.unit_speed else normals(u)
 

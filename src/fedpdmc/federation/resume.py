@@ -21,6 +21,7 @@ from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
+from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.block_length import Goal
 from fedpdmc.sampling.coordinator import PublicKeys
 from fedpdmc.sampling.defaults import Method, choose
@@ -30,7 +31,6 @@ from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
 from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
-from fedpdmc.sampling.settings import Settings
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
 from fedpdmc.whitening import VB, Reference
 

@@ -15,7 +15,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.variables import StoredVariables, Variables
 from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
-from fedpdmc.results.path_expectation import average, expectation
+from fedpdmc.results.function_averages import average, expectation
 from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton

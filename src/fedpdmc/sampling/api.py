@@ -18,12 +18,12 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.results.posterior import Posterior
+from fedpdmc.sampling.arguments import Settings, check_length
 from fedpdmc.sampling.block_length import DEFAULT_ESS
 from fedpdmc.sampling.defaults import choose
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
-from fedpdmc.sampling.settings import Settings, check_length
 from fedpdmc.sampling.site_event_rate import suited
 from fedpdmc.whitening import Reference
 

@@ -21,13 +21,13 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects
+from fedpdmc.sampling.arguments import Settings, check_init, check_names
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
 from fedpdmc.sampling.prior_shares import Redistributed
 from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
-from fedpdmc.sampling.settings import Settings, check_init, check_names
 from fedpdmc.sampling.sign_check import check_rays
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, PriorSite, resolve_members
 from fedpdmc.whitening import LAPLACE, Reference

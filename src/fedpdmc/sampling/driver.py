@@ -20,6 +20,7 @@ from fedpdmc.results.run_state import RunState
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling import block_length
+from fedpdmc.sampling.arguments import check_length
 from fedpdmc.sampling.block_length import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
 from fedpdmc.sampling.communication_cost import GivenUp, counts
 from fedpdmc.sampling.defaults import Method, check_functions_unchanged, on_lines
@@ -29,7 +30,6 @@ from fedpdmc.sampling.reference_warning import Distance, Unsuitable
 from fedpdmc.sampling.remaining_cost import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
-from fedpdmc.sampling.settings import check_length
 
 # Errors that end a run; the blocks so far are kept.
 LIMITS = (BudgetSpent, LimitReached)

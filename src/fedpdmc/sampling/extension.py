@@ -16,13 +16,13 @@ from fedpdmc.models.variables import variables
 from fedpdmc.results.archive import read
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
+from fedpdmc.sampling.arguments import check_length
 from fedpdmc.sampling.communication_cost import GivenUp
 from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.run_position import unpack_choices, unpack_position, unpack_reference
 from fedpdmc.sampling.same_sites import check_ledger, members_of
-from fedpdmc.sampling.settings import check_length
 
 
 @double_precision

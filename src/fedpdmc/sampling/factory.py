@@ -31,7 +31,7 @@ from fedpdmc.sampling.engines.base import Engine, Federation
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 from fedpdmc.sampling.engines.in_process_private import GuardedFederation
-from fedpdmc.sampling.engines.lockstep_engine import LockstepEngine
+from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
 from fedpdmc.sampling.engines.network_and_prior import JoinedFederation
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean

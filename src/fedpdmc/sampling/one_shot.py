@@ -36,8 +36,8 @@ from fedpdmc.privacy.sensitivity import Model, sensitivity
 from fedpdmc.results.path_store import DrawStore
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.skeleton import Moments
+from fedpdmc.sampling.arguments import check_names
 from fedpdmc.sampling.laplace_reference import prior_mean
-from fedpdmc.sampling.settings import check_names
 from fedpdmc.sampling.sites_and_prior import resolve_members
 from fedpdmc.whitening import Reference
 

@@ -14,8 +14,8 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import ImproperPosterior, ModeNotFound, NoMode, NotFinite
 from fedpdmc.members.member import Member
 from fedpdmc.potentials import ControlVariate, Quadratic
+from fedpdmc.sampling.arguments import check_reference
 from fedpdmc.sampling.laplace_reference import laplace, linear_control
-from fedpdmc.sampling.settings import check_reference
 from fedpdmc.sampling.vb_reference import vb
 from fedpdmc.whitening import LAPLACE, VB, Reference
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
-from fedpdmc.study import contract_tables as tables
+from fedpdmc.study import contract_keys as tables
 from fedpdmc.study.bound_model import BoundModel
 from fedpdmc.study.column import Column
 from fedpdmc.study.consistency import check_together

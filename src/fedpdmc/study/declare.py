@@ -12,7 +12,7 @@ import polars as pl
 
 from fedpdmc.errors import InputError
 from fedpdmc.study.column import Column
-from fedpdmc.study.contract_tables import VALUES
+from fedpdmc.study.contract_keys import VALUES
 
 MOST_LEVELS = 200
 # Bounds are wider than the observed range by this share of it, and centre and scale have this many digits.

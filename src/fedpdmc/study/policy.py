@@ -11,7 +11,7 @@ from typing import Any
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.contract import Study
-from fedpdmc.study.contract_tables import DERIVATIVES, FAMILIES
+from fedpdmc.study.contract_keys import DERIVATIVES, FAMILIES
 from fedpdmc.study.strict_toml import REQUIRED, Table, naming_file, read_bytes
 from fedpdmc.validation import check_fingerprint
 

@@ -20,7 +20,7 @@ from fedpdmc.models.model_file.model import Model
 from fedpdmc.study.bound_model import FILE
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
-from fedpdmc.study.contract_tables import PREDICTOR_FAMILIES, of_record
+from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
 from fedpdmc.study.description import modelled, ratios, released, spread_words
 from fedpdmc.study.formula import Design, columns_of

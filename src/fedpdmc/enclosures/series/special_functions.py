@@ -33,7 +33,7 @@ from fedpdmc.enclosures.intervals import (
     times,
     unit,
 )  # fmt: skip
-from fedpdmc.enclosures.ranges import (
+from fedpdmc.enclosures.monotone_ranges import (
     apart_from_zero,
     cosine,
     falling,

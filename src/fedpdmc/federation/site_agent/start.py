@@ -13,7 +13,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.model_disclosure import ModelDisclosure, disclosure_control
+from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure, disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS

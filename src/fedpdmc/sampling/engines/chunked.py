@@ -119,7 +119,7 @@ class CompiledEngine(Engine):
     @property
     def settled(self) -> dict[str, np.ndarray]:
         """Where the latents of the sites are, in their private coordinates."""
-        return self.federation.settled(self.progress)
+        return self.federation.settled(self.progress) if self.federation.has_latents else {}
 
     @double_precision
     def set_latents(self, settled: dict[str, np.ndarray]) -> None:
@@ -155,7 +155,8 @@ class CompiledEngine(Engine):
         except BaseException:
             self.progress = before
             raise
-        if until > 0 and (found := self.federation.latents(self.progress)):
+        if until > 0 and self.federation.has_latents:
+            found = self.federation.latents(self.progress)
             self.latents += ((float(until), np.asarray(self.progress.state.a), found),)
         rounds, asked = self._count(questions, self.plans - plans)
         self.rounds, self.asked = self.rounds + rounds, self.asked + asked

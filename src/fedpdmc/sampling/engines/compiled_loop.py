@@ -25,7 +25,7 @@ from fedpdmc.errors import NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
 from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
-from fedpdmc.sampling.engines import compiled_gaussian, local_latents, selective_requests
+from fedpdmc.sampling.engines import compiled_gaussian, in_process_latents, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.engines.faults import not_finite, raise_faults
@@ -166,21 +166,20 @@ class LocalFederation(Federation):
 
     def latents(self, progress: Progress) -> dict[str, np.ndarray]:
         """The private latents of each site that has them, where the chains are: of shape (chains, k)."""
-        if not self._has_latents:
-            return {}
-        return local_latents.latents(self.groups, self._names, progress.state.a, progress.walks)
+        return in_process_latents.latents(self.groups, self._names, progress.state.a, progress.walks)
 
     def settled(self, progress: Progress) -> dict[str, np.ndarray]:
         """The same in the sites' private coordinates."""
-        return local_latents.settled(self.groups, self._names, progress.walks) if self._has_latents else {}
+        return in_process_latents.settled(self.groups, self._names, progress.walks)
 
     @property
-    def _has_latents(self) -> bool:
+    def has_latents(self) -> bool:
+        """Whether a site has private latents."""
         return any(isinstance(group.clock, LatentClock) for group in self.groups)
 
     def with_latents(self, progress: Progress, settled: Mapping[str, np.ndarray]) -> Progress:
         """The run with its sites' latents at these places."""
-        walks = local_latents.placed(self.groups, self._names, progress.walks, settled)
+        walks = in_process_latents.placed(self.groups, self._names, progress.walks, settled)
         return eqx.tree_at(lambda now: now.walks, progress, walks)
 
     def _by_site(self, progress: Progress, count) -> np.ndarray:
@@ -299,7 +298,7 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
         sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))
     ready = now.open & done
     state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
-    walks = local_latents.gone_back(groups, now.walks, now.itinerary.path, state.t - now.state.t, ready)
+    walks = in_process_latents.gone_back(groups, now.walks, now.itinerary.path, state.t - now.state.t, ready)
     now = eqx.tree_at(lambda n: n.walks, now, walks)
     new = (ready | ~now.open) & (state.t < until)
     itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)

@@ -9,7 +9,7 @@ from tests.support import ZIGZAG, hospitals, prior
 
 import fedpdmc as fp
 from fedpdmc.errors import InputError
-from fedpdmc.sampling.settings import Settings, check_init, check_length, check_names, check_reference
+from fedpdmc.sampling.arguments import Settings, check_init, check_length, check_names, check_reference
 
 BAD = {
     "prior_at": "nowhere",

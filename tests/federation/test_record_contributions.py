@@ -10,7 +10,7 @@ from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation.derivative_plausibility import Plausible
-from fedpdmc.federation.site_agent.model_disclosure import block_leverage
+from fedpdmc.federation.site_agent.record_contributions import block_leverage
 from fedpdmc.study import parse_study
 from fedpdmc.study.record_shares import largest_leverage
 
