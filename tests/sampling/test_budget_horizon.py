@@ -18,7 +18,8 @@ def account(site, remaining):
 def state(t, events=0):
     chains = len(t)
     count = jnp.zeros(chains, int)
-    return State(jnp.zeros((chains, 2)), jnp.ones((chains, 2)), jnp.asarray(t), count, count + jnp.asarray(events, int), count, count)
+    seen = count + jnp.asarray(events, int)
+    return State(jnp.zeros((chains, 2)), jnp.ones((chains, 2)), jnp.asarray(t), count, seen, count, count)
 
 
 @pytest.mark.parametrize("sites", [2, 6])
