@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 DRAWS_PER_TURN = 16
 # Draws of all chains that diagnostics use, or a thousand of each chain if that is more; and numbers in all of them.
 MOST_DIAGNOSED, MOST_NUMBERS = 2**16, 2**23
-UNCHANGED = (
-    "before another block of samples was complete: nothing is added. The posterior is as it was: call extend() again."
-)
+UNCHANGED = "before another block of samples was complete. The posterior is as it was: call extend() again."
 
 
 class Continuation(Protocol):
