@@ -1,9 +1,9 @@
 """Proved enclosures of the values of a JAX program on a piece of path, in a box or on balls."""
 
+from fedpdmc.enclosures.cell_values import Cell, Interval, Series, span
 from fedpdmc.enclosures.continuity.proof import check_continuity, jump_surfaces
 from fedpdmc.enclosures.domain import Truth
 from fedpdmc.enclosures.interpreter import enclose
-from fedpdmc.enclosures.intervals import Cell, Interval, Series, span
 from fedpdmc.enclosures.inventory import inventory
 from fedpdmc.enclosures.not_finite import not_finite_along, not_finite_at
 from fedpdmc.enclosures.recognised_calls import smoothed

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 
 from fedpdmc.enclosures import log_ndtr
+from fedpdmc.enclosures.cell_values import Interval, by_point
 from fedpdmc.enclosures.domain import is_static
-from fedpdmc.enclosures.intervals import Interval, by_point
 from fedpdmc.enclosures.monotone_ranges import falling, on_positive, power_range, rising, with_peaks
 from fedpdmc.enclosures.series.special_functions import FUNCTIONS, LGAMMA_LEAST, _polygamma, softplus
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.intervals import Interval
+from fedpdmc.enclosures.cell_values import Interval
 from fedpdmc.enclosures.monotone_ranges import rising, with_peaks
 
 # Below, ``m + x`` cancels; above, the k-th derivative is computed up to ``ERROR (2 + |x|)^k``. The share there.

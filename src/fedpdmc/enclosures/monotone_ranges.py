@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
-from fedpdmc.enclosures.intervals import Interval
+from fedpdmc.enclosures.cell_values import Interval
 
 
 def rising(f: Callable) -> Callable[[Interval], Interval]:

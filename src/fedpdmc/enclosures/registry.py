@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fedpdmc.enclosures.cell_values import Cell, Interval, Series, centred, span, truth
 from fedpdmc.enclosures.domain import Assumed, Form, Truth, is_point
-from fedpdmc.enclosures.intervals import Cell, Interval, Series, centred, span, truth
 
 # Primitives whose rule was registered by a user: it is trusted.
 TAUGHT: set[str] = set()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedpdmc.enclosures.cell_values import Interval
 from fedpdmc.enclosures.domain import Assumed, Domain, Form, Truth, is_point, is_static, shape_of, shared
-from fedpdmc.enclosures.intervals import Interval
 
 # The operations themselves, on points.
 PLAIN: dict[str, Callable] = {

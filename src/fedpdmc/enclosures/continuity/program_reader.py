@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fedpdmc.enclosures.cell_values import Cell
 from fedpdmc.enclosures.continuity.decision_trees import Choice, Value, apply, as_terms, depends, leaves_of, pruned
 from fedpdmc.enclosures.continuity.formula_operations import RULED
 from fedpdmc.enclosures.continuity.formulas import (
@@ -23,7 +24,6 @@ from fedpdmc.enclosures.continuity.formulas import (
 )
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Monomial, Terms, multiplied
 from fedpdmc.enclosures.control_flow import scan_lengths
-from fedpdmc.enclosures.intervals import Cell
 from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, line_of, name_of_call, within_known
 from fedpdmc.enclosures.shared_rules import MOVES as MOVED
 from fedpdmc.errors import Discontinuous

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives
 
+from fedpdmc.enclosures.cell_values import Cell, Interval
 from fedpdmc.enclosures.domain import Form, is_point
-from fedpdmc.enclosures.intervals import Cell, Interval
 from fedpdmc.enclosures.jets.jet import Balls, Jet, broadcast, contracted, lifted, multiplied
 from fedpdmc.enclosures.series import linear
 

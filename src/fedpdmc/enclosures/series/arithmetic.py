@@ -8,8 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedpdmc.enclosures.cell_values import (
+    Cell,
+    Interval,
+    Series,
+    centred,
+    fields,
+    lifted,
+    plus,
+    size,
+    span,
+    truth,
+    unit,
+)
 from fedpdmc.enclosures.domain import Assumed, Form, Truth, is_point, is_zero
-from fedpdmc.enclosures.intervals import Cell, Interval, Series, centred, fields, lifted, plus, size, span, truth, unit
 from fedpdmc.enclosures.series.special_functions import (
     FUNCTIONS,
     apply,

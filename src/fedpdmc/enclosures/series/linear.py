@@ -11,8 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from fedpdmc.enclosures.domain import Form, Truth, is_point
-from fedpdmc.enclosures.intervals import (
+from fedpdmc.enclosures.cell_values import (
     TINY,
     Cell,
     Interval,
@@ -27,6 +26,7 @@ from fedpdmc.enclosures.intervals import (
     truth,
     unit,
 )  # fmt: skip
+from fedpdmc.enclosures.domain import Form, Truth, is_point
 from fedpdmc.enclosures.series.arithmetic import add
 from fedpdmc.enclosures.series.special_functions import FUNCTIONS, apply, multiplied
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedpdmc.enclosures import log_ndtr
-from fedpdmc.enclosures.intervals import (
+from fedpdmc.enclosures.cell_values import (
     TINY,
     Cell,
     Form,

@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fedpdmc.enclosures.intervals import TINY, unit
+from fedpdmc.enclosures.cell_values import TINY, unit
 
 # The errors of these are below 1e-8 up to the fourth derivative and are counted; a rate needs no better.
 SHIFT = 5

@@ -4,7 +4,7 @@ Time on an interval is rescaled to ``τ ∈ [−1, 1]``. Sums and products of cu
 order n. The truncated terms are added to the error, and so is the remainder of a smooth function beyond its n-th derivative:
 with ``δ = w − c_0`` and ``D ≥ |δ|``, ``f(w) ∈ Σ_{k≤n} f_k(c_0) δ^k ± sup |f_{n+1}| D^{n+1}`` with ``f_k = f^{(k)}/k!``. The
 error shrinks with the (n+1)-th power of the interval's length; that of a `Series` shrinks with the square. Rounding is
-treated as in `fedpdmc.enclosures.intervals`.
+treated as in `fedpdmc.enclosures.cell_values`.
 
 The last axis of every array is a batch of intervals, so that processors work on vectors whatever the shape of a value is.
 """
@@ -22,8 +22,8 @@ import numpy as np
 from jaxtyping import Array
 
 from fedpdmc._jax.compilation import computed_first
+from fedpdmc.enclosures.cell_values import TINY, Interval, hull, unit
 from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, shape_of
-from fedpdmc.enclosures.intervals import TINY, Interval, hull, unit
 
 # Relative room for the rounding of a bound.
 ROOM = 1 + 1e-12

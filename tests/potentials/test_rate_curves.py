@@ -12,9 +12,9 @@ from tests.support import LOSS_NAMES, predictor
 
 from fedpdmc.clocks.dense_settings import NODES, PARTS
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.logistic_curves import FITTED, ellipses, exponential, logistic_curves, majorant
+from fedpdmc.potentials.logistic_rate_curves import FITTED, ellipses, exponential, logistic_curves, majorant
 from fedpdmc.potentials.losses import Logistic
-from fedpdmc.potentials.record_curves import (
+from fedpdmc.potentials.rate_curves import (
     LEBESGUE,
     ROOM,
     _product,

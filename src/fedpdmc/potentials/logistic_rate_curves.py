@@ -1,7 +1,7 @@
 """Curves of logistic records with the logistic function itself at the nodes, for predictors of any size.
 
 With ``ρ'(δ) = σ(ẑ + δ) − e − s δ``, ``Δb = |ρ'(0)|``, ``Δw = |ρ''(0)|``, ``κ = sup|σ''| = 1/(6√3)`` and ``r² = α² + β²``
-(see `fedpdmc.potentials.record_curves` for what is common), one record adds to the error at most the sum of
+(see `fedpdmc.potentials.rate_curves` for what is common), one record adds to the error at most the sum of
 
 - *time*: ``ρ' δ' = (σ − ½) δ' + (½ − e) δ' − s δ δ'``. The last two are ``r cos`` and ``½ r² cos`` of one and two times the
   angle, so ``2 (L/4)^K/K! (|½ − e| r + 2^{K−1} |s| r²)`` for them. The first is analytic where ``|Im δ| < π``. For
@@ -31,7 +31,7 @@ import scipy.optimize
 from jaxtyping import Array, Float32
 
 from fedpdmc.potentials.linear_predictor import LinearPredictor
-from fedpdmc.potentials.record_curves import (
+from fedpdmc.potentials.rate_curves import (
     LEBESGUE,
     ROOM,
     ROUNDOFF,
