@@ -14,7 +14,7 @@ from jax import lax
 from fedpdmc.enclosures import log_ndtr
 from fedpdmc.enclosures.cell_values import Interval, by_point
 from fedpdmc.enclosures.domain import is_static
-from fedpdmc.enclosures.monotone_ranges import falling, on_positive, power_range, rising, with_peaks
+from fedpdmc.enclosures.known_extremes import falling, on_positive, power_range, rising, with_peaks
 from fedpdmc.enclosures.series.special_functions import FUNCTIONS, LGAMMA_LEAST, _polygamma, softplus
 
 Taylor = Callable[[Interval, int], list[Interval]]

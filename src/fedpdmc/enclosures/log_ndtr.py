@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedpdmc.enclosures.cell_values import Interval
-from fedpdmc.enclosures.monotone_ranges import rising, with_peaks
+from fedpdmc.enclosures.known_extremes import rising, with_peaks
 
 # Below, ``m + x`` cancels; above, the k-th derivative is computed up to ``ERROR (2 + |x|)^k``. The share there.
 NEAR, ERROR = -8.0, 3e-14

@@ -33,7 +33,7 @@ from fedpdmc.enclosures.cell_values import (
     times,
     unit,
 )  # fmt: skip
-from fedpdmc.enclosures.monotone_ranges import (
+from fedpdmc.enclosures.known_extremes import (
     apart_from_zero,
     cosine,
     falling,
