@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedpdmc.enclosures import Interval, enclose, smoothed
-from fedpdmc.enclosures.derivative_ranges import TAYLOR, integer_power, real_power
 from fedpdmc.enclosures.jets.jet import Balls, Jet, contracted, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.enclosures.series.special_functions import softplus
+from fedpdmc.enclosures.taylor_coefficients import TAYLOR, integer_power, real_power
 from fedpdmc.errors import NoEnclosure
 
 pytestmark = pytest.mark.usefixtures("double")

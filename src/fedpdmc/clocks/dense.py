@@ -17,7 +17,7 @@ from fedpdmc.clocks.envelopes.second_order import look
 from fedpdmc.clocks.path import Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor
-from fedpdmc.potentials.rate_curves import Curves, RecordCurves
+from fedpdmc.potentials.dense_rates import Curves, RecordCurves
 
 # Candidates that the error may add to a piece.
 MOST_ADDED = 4.0

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import exponentials
 from fedpdmc.potentials.chebyshev import interpolant, to_bernstein
-from fedpdmc.potentials.rate_curves import Curves
+from fedpdmc.potentials.dense_rates import Curves
 
 # Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
 CELLS, LOOKS, DRAWN = 6, 3, 3

@@ -21,8 +21,8 @@ from fedpdmc.clocks.dense import DenseClock
 from fedpdmc.clocks.envelopes.base import usual_states
 from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
-from fedpdmc.potentials.logistic_rate_curves import LogisticCurves, ellipses, logistic_curves, logistic_terms
-from fedpdmc.potentials.rate_curves import (
+from fedpdmc.potentials.dense_logistic_rates import LogisticCurves, ellipses, logistic_curves, logistic_terms
+from fedpdmc.potentials.dense_rates import (
     BLOCK,
     DEGREES,
     ROOM,

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.enclosures.cell_values import Interval, fields, unit
-from fedpdmc.enclosures.derivative_ranges import Taylor
 from fedpdmc.enclosures.domain import Assumed, Domain, Enclosure, Form, Rule, Truth, is_point, shape_of
 from fedpdmc.enclosures.multi_index import Monomials, monomials
+from fedpdmc.enclosures.taylor_coefficients import Taylor
 
 # Relative room for the rounding of a norm and of its square.
 ROOM = 1 + 1e-12

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.enclosures.derivative_ranges import TAYLOR, integer_power, polygamma, real_power
 from fedpdmc.enclosures.domain import Assumed, Form, Rule, Truth, is_point
 from fedpdmc.enclosures.jets.jet import Balls, Jet, broadcast, composed, contracted, lifted, multiplied, refined
 from fedpdmc.enclosures.jets.jet_linear import add, scaled, tail
 from fedpdmc.enclosures.shared_rules import abs_, select_n, sub
+from fedpdmc.enclosures.taylor_coefficients import TAYLOR, integer_power, polygamma, real_power
 
 # The logarithm of a sum of up to this many exponentials is made term by term.
 MOST_TERMS = 16

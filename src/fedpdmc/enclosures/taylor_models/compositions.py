@@ -13,8 +13,8 @@ from jax import lax
 
 from fedpdmc.enclosures import log_ndtr
 from fedpdmc.enclosures.cell_values import TINY, Interval, unit
-from fedpdmc.enclosures.derivative_ranges import TAYLOR, Taylor
 from fedpdmc.enclosures.series.special_functions import softplus
+from fedpdmc.enclosures.taylor_coefficients import TAYLOR, Taylor
 from fedpdmc.enclosures.taylor_models import polygammas
 from fedpdmc.enclosures.taylor_models.taylor_model import ROOM, Curve, TimeInterval, cut_product, first_of, total
 

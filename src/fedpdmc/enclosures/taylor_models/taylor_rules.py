@@ -13,9 +13,9 @@ from jax import lax
 from jax.extend.core import primitives
 
 from fedpdmc.enclosures.cell_values import TINY, Cell, Interval, unit
-from fedpdmc.enclosures.derivative_ranges import integer_power, real_power
 from fedpdmc.enclosures.domain import Assumed, Form, Rule, Truth, is_point, is_static, is_zero, shape_of
 from fedpdmc.enclosures.series import linear
+from fedpdmc.enclosures.taylor_coefficients import integer_power, real_power
 from fedpdmc.enclosures.taylor_models.compositions import LOCAL, by_ranges, composed, exp, log, polygamma, reciprocal
 from fedpdmc.enclosures.taylor_models.taylor_model import (
     Curve,

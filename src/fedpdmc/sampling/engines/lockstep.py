@@ -1,7 +1,7 @@
 """All sites in one process by dense clocks: every chain advances one piece of its path in every iteration.
 
 A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the
-records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.rate_curves`), and one stream
+records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.dense_rates`), and one stream
 of candidates serves the superposed clocks (`fedpdmc.clocks.dense_candidates`). The few chains whose candidates the curves
 do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the end of
 the block.
@@ -27,7 +27,7 @@ from fedpdmc.clocks.dense_candidates import DRAWN, LOOKS, Found, cells_of, first
 from fedpdmc.clocks.path import FINE
 from fedpdmc.dynamics import QUARTER, Turn
 from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
-from fedpdmc.potentials.rate_curves import Curves, cosine_and_sine
+from fedpdmc.potentials.dense_rates import Curves, cosine_and_sine
 from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
 from fedpdmc.sampling.engines.event_buffer import Record
 

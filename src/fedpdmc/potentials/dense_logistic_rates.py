@@ -1,7 +1,7 @@
 """Curves of logistic records with the logistic function itself at the nodes, for predictors of any size.
 
 With ``ρ'(δ) = σ(ẑ + δ) − e − s δ``, ``Δb = |ρ'(0)|``, ``Δw = |ρ''(0)|``, ``κ = sup|σ''| = 1/(6√3)`` and ``r² = α² + β²``
-(see `fedpdmc.potentials.rate_curves` for what is common), one record adds to the error at most the sum of
+(see `fedpdmc.potentials.dense_rates` for what is common), one record adds to the error at most the sum of
 
 - *time*: ``ρ' δ' = (σ − ½) δ' + (½ − e) δ' − s δ δ'``. The last two are ``r cos`` and ``½ r² cos`` of one and two times the
   angle, so ``2 (L/4)^K/K! (|½ − e| r + 2^{K−1} |s| r²)`` for them. The first is analytic where ``|Im δ| < π``. For
@@ -30,8 +30,7 @@ import numpy as np
 import scipy.optimize
 from jaxtyping import Array, Float32
 
-from fedpdmc.potentials.linear_predictor import LinearPredictor
-from fedpdmc.potentials.rate_curves import (
+from fedpdmc.potentials.dense_rates import (
     LEBESGUE,
     ROOM,
     ROUNDOFF,
@@ -39,6 +38,7 @@ from fedpdmc.potentials.rate_curves import (
     exact_rounding,
     packed,
 )  # fmt: skip
+from fedpdmc.potentials.linear_predictor import LinearPredictor
 
 KAPPA = 1 / (6 * math.sqrt(3))
 # The exponential of 32 bits: the largest argument, log 2 in two parts of which the first has few digits, and its error.

@@ -12,9 +12,8 @@ from tests.support import LOSS_NAMES, predictor
 
 from fedpdmc.clocks.dense_settings import NODES, PARTS
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.logistic_rate_curves import FITTED, ellipses, exponential, logistic_curves, majorant
-from fedpdmc.potentials.losses import Logistic
-from fedpdmc.potentials.rate_curves import (
+from fedpdmc.potentials.dense_logistic_rates import FITTED, ellipses, exponential, logistic_curves, majorant
+from fedpdmc.potentials.dense_rates import (
     LEBESGUE,
     ROOM,
     _product,
@@ -23,6 +22,7 @@ from fedpdmc.potentials.rate_curves import (
     interpolated_curves,
     summands,
 )
+from fedpdmc.potentials.losses import Logistic
 
 pytestmark = pytest.mark.usefixtures("double")
 QUARTER = math.pi / 2
