@@ -2,7 +2,7 @@
 
 ``python deploy/wheelhouse.py fill FOLDER`` downloads what this Python needs, each file checked against ``requirements.txt``
 beside this script, builds the wheel of the package, and writes ``FOLDER/requirements.txt``, from which all of it can be
-installed elsewhere. ``python deploy/wheelhouse.py lock`` writes the hashes for the versions in ``constraints.txt`` anew.
+installed elsewhere. ``python deploy/wheelhouse.py lock`` updates the hashes for the versions in ``constraints.txt``.
 """
 
 import hashlib

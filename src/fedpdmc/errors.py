@@ -10,7 +10,7 @@ GUARD = (
 
 
 class FedPDMCError(Exception):
-    """Root of all errors that the package raises on purpose."""
+    """Base class of all errors that the package raises deliberately."""
 
 
 class InputError(FedPDMCError, ValueError):
@@ -62,11 +62,11 @@ class NotFinite(FedPDMCError):
 
 
 class RunTooLong(FedPDMCError):
-    """At the pace of its first events the run would never end in practice."""
+    """At the rate of its first events the run would take too long to finish."""
 
 
 class ImproperPosterior(FedPDMCError):
-    """The posterior is flat in some direction, or levels off: it has no integral."""
+    """The posterior is flat in some direction, or levels off, so that it cannot be normalised."""
 
 
 class NoMode(FedPDMCError):
@@ -104,7 +104,7 @@ class BadAnswer(FedPDMCError):
 
 
 class Refused(FedPDMCError):
-    """A site, or the coordinator, said no.
+    """A site or the coordinator refused a request.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class PlanRefused(PrivacyError):
 
 
 class LedgerError(PrivacyError):
-    """The ledger cannot be written or trusted: nothing is answered until a person has seen to it."""
+    """The ledger cannot be written or trusted: nothing is answered until an operator has resolved this."""
 
 
 class NoEnclosure(FedPDMCError, NotImplementedError):
@@ -169,7 +169,7 @@ class Discontinuous(NoEnclosure):
     Attributes
     ----------
     primitive, where, reason
-        As of `NoEnclosure`.
+        As for `NoEnclosure`.
     """
 
     def __init__(self, primitive: str, where: str, reason: str):

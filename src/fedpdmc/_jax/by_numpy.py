@@ -1,4 +1,4 @@
-"""Programs computed by NumPy, equation by equation: compiling is most of the time of one that runs a few times."""
+"""Programs evaluated by NumPy, equation by equation, where compiling them would take longer than running them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ INNER = {
     "remat": "jaxpr", "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }  # fmt: skip
-# Seconds of the compiler for a program and for an equation, of NumPy for an equation and for a number, and the calls that a
-# program is made for.
+# Cost model: seconds to compile a program, and for each equation of it; seconds of NumPy for an equation and for a number;
+# and the number of calls that a program is expected to get.
 LEAST_COMPILED, COMPILED, CALLED, NUMBER, CALLS = 0.1, 6e-4, 5e-6, 3e-9, 8
-# What is computed; and what stands for it among results that are not.
+# The types of computed results, and the placeholder for such a result among the static ones.
 ARRAYS, COMPUTED = (jax.Array, np.ndarray, np.generic), object()
 
 
@@ -39,7 +39,7 @@ class _Read(NamedTuple):
 
 
 def once(function: Callable[..., T]) -> Callable[..., T]:
-    """Like ``eqx.filter_jit`` for a function that is called a few times, and without compiling it where it is little work.
+    """Like ``eqx.filter_jit``, for a function that is called only a few times: it is not compiled if it is little work.
 
     Its values are those of NumPy's arithmetic, which differ from compiled ones by rounding.
     """
@@ -85,7 +85,7 @@ def _read(function, structure, rest, arrays) -> _Read | None:
 
 
 def _work(jaxpr) -> np.ndarray:
-    """Equations, how often one is computed, and how many numbers that makes; too many for what is no number."""
+    """Number of equations, of evaluations of equations, and of numbers computed (infinite for random keys)."""
     total = np.zeros(3)
     for equation in jaxpr.eqns:
         sizes = [math.prod(out.aval.shape) for out in equation.outvars]
@@ -184,7 +184,7 @@ def _by_jax(primitive, values, params):
 
 
 def scan_lengths(params: dict[str, Any]) -> tuple[int, int]:
-    """How many constants and carried values a scan has; as of JAX 0.11 a tree of (constants, carried, scanned) says it."""
+    """Number of constants and of carried values of a scan; since JAX 0.11 in a tree (constants, carried, scanned)."""
     if "ft_in" in params:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
@@ -258,7 +258,7 @@ def _slice(x, *, start_indices, limit_indices, strides):
 
 
 def _pad(x, filling, *, padding_config):
-    """Places below zero, or above what is left, are cut off."""
+    """``lax.pad``; negative padding removes entries."""
     spread = [n + gap * max(n - 1, 0) for n, (_, _, gap) in zip(x.shape, padding_config, strict=True)]
     found = np.full(
         [max(low, 0) + n + max(high, 0) for n, (low, high, _) in zip(spread, padding_config, strict=True)], filling

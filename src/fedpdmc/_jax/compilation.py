@@ -39,8 +39,9 @@ def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"])
     """``function(*args)`` computed in a loop nest of its own, not inside whatever uses it.
 
     The CPU compiler fuses a chain of elementwise work into the reduction that consumes it and then no longer vectorises
-    it: half the speed. It does not fuse across the border of a loop, so this is a loop of one turn; that plan numbers, or
-    whatever else is given in their place, are never negative is what the compiler does not know.
+    it, at half the speed. It does not fuse across the border of a loop, so this is a loop with one iteration. ``number``
+    (plan numbers, or whatever is given in their place) is never negative; the compiler does not know this, so it keeps the
+    loop.
     """
     if number.shape[0] < FEW_CHAINS or jax.default_backend() != "cpu":
         return function(*args)
@@ -63,10 +64,10 @@ def on_device(x: ArrayLike) -> Array:
 
 
 def computed_first(tree: T, number: Shaped[Array, " C"]) -> T:
-    """The same arrays, computed before anything is made of them.
+    """The same arrays, computed before anything uses them.
 
-    The CPU compiler repeats what leads to an array in every fused loop that reads it: with many readers the program is many
-    times as large, and takes as many times longer to compile. See `apart` for what ``number`` is.
+    The CPU compiler repeats the computation of an array in every fused loop that reads it: with many readers the program
+    is many times as large and takes as many times longer to compile. See `apart` for what ``number`` is.
     """
     arrays, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, apart(lambda *same: same, *arrays, number=number))

@@ -128,7 +128,7 @@ def exponentials(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def _rounded(x, zero: Array | None):
-    """The number itself; given a zero that the compiler does not know to be one, rounded before it is used.
+    """``x``, rounded before it is used if ``zero`` is given: a zero that the compiler cannot know to be zero.
 
     A fused multiplication and addition rounds once instead of twice, and compilers use it where the processor has it. They
     also add up constants that are added one after the other.
@@ -166,8 +166,8 @@ def logarithm(x: Float[Array, "*shape"], zero: Array | None = None) -> Float[Arr
 def portable_normals(u: Float[Array, "*shape C"], number: Int[Array, " C"]) -> Float[Array, "*shape C"]:
     """`normals` with the same bits on every machine and in every program.
 
-    IEEE 754 fixes every bit of sums, products, quotients and square roots, as long as each is rounded. That numbers of
-    plans or turns are below 2⁶² is what the compiler does not know.
+    IEEE 754 fixes every bit of sums, products, quotients and square roots, as long as each is rounded. The
+    zero that enforces this is a shifted number of plans or turns, which is below 2⁶²; the compiler does not know that.
     """
     return normals(u, number.astype(jnp.uint64) >> 62)
 

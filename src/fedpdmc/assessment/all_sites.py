@@ -94,10 +94,10 @@ class Assessment:
 
     @property
     def sensitivity(self) -> pd.DataFrame:
-        """How each mean answers to a power on the prior and on the likelihood, in posterior sd, and what that means.
+        """How each mean responds when prior or likelihood is raised to a power, in posterior sd, and what that means.
 
-        The likelihood's is the sum of the sites' pulls (`influence.pull`). Both large with opposite signs: prior and records
-        disagree. Only the prior's: it says more than the records.
+        The likelihood's response is the sum of the sites' pulls (`influence.pull`). If both are large with opposite signs,
+        prior and records disagree. If only the prior's is large, the prior is more informative than the records.
         """
         sites = [one.pull for one in self.sites if one.pull is not None]
         if len(sites) < len(self.sites) or not sites or self.prior_pull is None:
@@ -270,7 +270,7 @@ def assess(
 
 @double_precision
 def prior_pull(sites: Sites, draws: PublicDraws) -> dict[str, float] | None:
-    """The pull of the prior; None of a flat one."""
+    """The pull of the prior; None for a flat prior."""
     if sites.prior is None:
         return None
     if isinstance(sites.prior, MixturePrior):

@@ -278,7 +278,7 @@ def assess_site(
 
 
 def same_draws(found: Sequence[SiteAssessment]) -> None:
-    """That sites assessed the same study under the same draws, each once."""
+    """Check that all sites assessed the same study under the same draws, each once."""
     if len({(one.contract, one.draws) for one in found}) > 1:
         raise InputError("assessments", "different contracts or draws", "Give those of one study and one posterior.")
     sites = [one.site for one in found]

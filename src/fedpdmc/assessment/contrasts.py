@@ -1,4 +1,4 @@
-"""Functions of the parameters by name: contrasts, odds ratios and their kin."""
+"""Functions of the parameters by name: contrasts, odds ratios and the like."""
 
 from __future__ import annotations
 
@@ -162,6 +162,6 @@ def ratios(
 
 
 def _others(sites: Sites) -> int:
-    """How many parameters are no coefficients."""
+    """Number of parameters that are not coefficients."""
     model = sites.study.model
     return 0 if model is None else sum(one.type.size for one in model.model.source.parameters)

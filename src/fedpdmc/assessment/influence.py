@@ -14,7 +14,7 @@ Draws = Mapping[str, np.ndarray]
 
 
 def pull(log_likelihood: np.ndarray, draws: Draws) -> dict[str, float]:
-    """Derivative of each posterior mean by log α, in posterior sd, where the likelihood is raised to the power α.
+    """Derivative of each posterior mean with respect to log α, in posterior sd, for the likelihood raised to the power α.
 
     ``d E_α[x] / d log α = Cov(x, log L)`` at α = 1. Of independent parts of the likelihood the derivatives add up: the sum
     over the sites is that of the whole likelihood, and with that of the prior nearly zero, since together they temper the
@@ -27,7 +27,7 @@ def pull(log_likelihood: np.ndarray, draws: Draws) -> dict[str, float]:
 def without(log_likelihood: np.ndarray, draws: Draws, efficiency: float) -> dict[str, Any]:
     """Mean and sd of the posterior without these records, by importance weights ``1/L``, and Pareto k of the weights.
 
-    Above a k of `HIGH_K` an average with these weights is not near its expectation for any number of draws that one has:
+    Above a k of `HIGH_K` an average with these weights is not near its expectation for any practical number of draws:
     mean and sd are NaN.
     """
     weights, shape = pareto_smoothed(-log_likelihood[None], efficiency)

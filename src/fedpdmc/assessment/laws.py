@@ -22,7 +22,7 @@ def expit(z: Array) -> Array:
 
 
 def exp(z: Array) -> Array:
-    """``e^z`` below the largest number."""
+    """``e^z``, cut off before it overflows."""
     return np.exp(np.minimum(z, 700.0))
 
 
@@ -52,22 +52,22 @@ class Law(abc.ABC):
 
 @dataclass
 class Standard(Law):
-    """A law that SciPy has."""
+    """A distribution of SciPy."""
 
     law: Any
     average: Array
     discrete: bool = False
 
     def log_density(self, y, own):
-        """Of the density, or of the probability."""
+        """Log of the density or of the probability."""
         return self.law.logpmf(y) if self.discrete else self.law.logpdf(y)
 
     def mean(self):
-        """As given."""
+        """The mean that was given."""
         return self.average
 
     def draw(self, own, rng):
-        """From the law."""
+        """Draws from the distribution."""
         return np.asarray(self.law.rvs(size=self.average.shape, random_state=rng), float)
 
 
@@ -101,7 +101,7 @@ class BetaBinomial(Law):
     precision: Array
 
     def log_density(self, y, own):
-        """Of the successes."""
+        """Log probability of the number of successes."""
         one, other = self.probability * self.precision, (1 - self.probability) * self.precision
         return stats.betabinom.logpmf(y, y + own["failures"], one, other)
 
@@ -146,7 +146,7 @@ class Categorical(Law):
     levels = True
 
     def log_density(self, y, own):
-        """Of the level that was observed."""
+        """Log probability of the observed level."""
         return np.take_along_axis(self.log_probability, np.asarray(y, int)[..., None], 2)[..., 0]
 
     def mean(self):

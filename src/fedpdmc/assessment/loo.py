@@ -17,7 +17,7 @@ LOO = {"records", "elpd", "squares", "parameters", "waic", "worst_k", "high_k"}
 
 
 class Pointwise(NamedTuple):
-    """Of each record: log predictive density left out (``loo``), the same by WAIC, within the sample, and Pareto k."""
+    """For each record: log predictive density left out (``loo``), the same by WAIC, within the sample, and Pareto k."""
 
     loo: np.ndarray
     waic: np.ndarray
@@ -67,5 +67,5 @@ def totals(records: Pointwise) -> dict[str, float]:
 
 
 def standard_error(total: float, squares: float, n: float) -> float:
-    """Of a sum of n terms, from their sum and the sum of their squares."""
+    """Standard error of a sum of n terms, from their sum and the sum of their squares."""
     return float(np.sqrt(max(n / (n - 1) * (squares - total**2 / n), 0.0))) if n > 1 else float("nan")

@@ -24,7 +24,7 @@ STATISTICS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 # The share of events among times that may be censored, and of each level: each needs a family of its kind.
 EVENTS, LEVELS = "events", "levels"
 COUNTS, TIMES, NUMBERS = ("mean", "sd", "zeros"), ("mean", EVENTS), ("mean", "sd", "skewness")
-# What is worth looking at.
+# The default statistics of each family.
 USUAL = {"logistic": ("mean",), "poisson": COUNTS, "negative_binomial": COUNTS, "zero_inflated_poisson": COUNTS,
          "beta_binomial": COUNTS, "linear": NUMBERS, "student_t": NUMBERS, "gamma": NUMBERS, "beta": NUMBERS,
          "weibull": TIMES, "log_normal": TIMES, "piecewise_exponential": TIMES, "ordered_logit": (LEVELS,),

@@ -1,4 +1,4 @@
-"""WHEN it jumps."""
+"""Clocks: when the next event of a potential happens along a path."""
 
 from fedpdmc.clocks.base import Clock
 from fedpdmc.clocks.choose import Choice, clock_for

@@ -128,5 +128,5 @@ def second_order_candidate(
 
 
 def chosen(which: Bool[Array, " C"], one: Found, other: Found) -> Found:
-    """By chain."""
+    """``one`` on the chains where ``which`` is true, else ``other``."""
     return Found(*(jnp.where(which, x, y) for x, y in zip(one, other, strict=True)))

@@ -87,7 +87,7 @@ class Setting(NamedTuple):
 
 
 def prices() -> Prices:
-    """Of the device that JAX uses."""
+    """Prices for the device that JAX uses."""
     return PRICES["cpu" if jax.default_backend() == "cpu" else "gpu"]
 
 
@@ -99,14 +99,14 @@ def gradient_price(potential: LinearPredictor) -> float:
 
 
 def fits(potential: Potential) -> TypeGuard[LinearPredictor]:
-    """Whether there is a dense clock of it."""
+    """Whether a potential has a dense clock."""
     return (
         isinstance(potential, LinearPredictor) and not potential.diagonal and bool(np.any(np.asarray(potential.design)))
     )
 
 
 def pooled(potentials: Sequence[LinearPredictor]) -> LinearPredictor:
-    """All records as one potential, to judge by."""
+    """The records of all sites as one potential, to choose a setting for."""
 
     def joined(name: str, axis: int):
         parts = [np.asarray(getattr(potential, name)) for potential in potentials]
@@ -160,7 +160,7 @@ def best_setting(potential: LinearPredictor, dynamics: Dynamics) -> Setting:
 
 
 def _mean_rate(potential: LinearPredictor, a, v) -> float:
-    """Of events, where the posterior is the reference."""
+    """Mean rate of events if the posterior equals the reference."""
     rates = [_rate(potential, a[i : i + 1], v[i : i + 1]) for i in range(a.shape[0])]
     return float(np.mean(np.maximum(np.concatenate(rates), 0.0)))
 
@@ -171,7 +171,7 @@ def _rate(potential: LinearPredictor, a, v):
 
 
 def _usual_errors(potential: LinearPredictor, degree: int, nodes: int, a, v, records: int) -> list[np.ndarray]:
-    """By parts of a quarter turn and by state, the error of a piece; from some of the records."""
+    """The error of a piece by number of parts of a quarter turn and by state, from some of the records."""
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
     own = np.flatnonzero(size > 0)
     own = own[:: max(1, len(own) // RECORDS)]

@@ -29,23 +29,23 @@ from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import Potential
 
-# How far before a surface a path is asked, and how far beyond it the potential is evaluated: relative to the position, and
-# to what is added up in the comparison, whose rounding is below the second.
+# How far before a surface the crossing is decided, and how far beyond it the potential is evaluated: relative to the
+# position, and to the terms of the comparison, whose rounding error is below the second.
 NEAR, ROUNDING = 1e-12, 2.0**-44
-# Slower than this a path that turns back at a surface is asked as if it had this speed.
+# The least speed towards a surface that is assumed when the time to it is computed.
 SLOW = 1e-6
-# Surfaces are told apart at positions up to this, and must be known to this.
+# Surfaces must be distinguishable at positions up to the first, and known to the accuracy of the second.
 USUAL, COARSE = 10.0, 1e-3
-# Unit normals that agree to this are one direction.
+# Unit normals that agree to this accuracy are the same direction.
 SAME = 1e-11
-# A stream of its own beside that of the clock between the jumps.
+# The key of a random stream that is separate from that of the clock between the jumps.
 STREAM = jnp.uint32(0x6A756D70)
 
 
 class JumpWalk(eqx.Module):
     """The walk between the jumps, and the one from surface to surface.
 
-    ``last`` is the surface where that one stands, -1 for none.
+    ``last`` is the surface that the second has reached, -1 for none.
     """
 
     between: Any
@@ -140,7 +140,7 @@ class JumpClock(Clock[JumpWalk]):
         )
 
     def violations(self, state):
-        """Of the clock between the jumps."""
+        """Violations seen by the clock between the jumps."""
         return self.between.violations(state.between)
 
     def _crossed(self, state: JumpWalk, path: Path, keys) -> tuple[Walk, Int[Array, " C"]]:
@@ -209,16 +209,16 @@ class JumpClock(Clock[JumpWalk]):
         return jnp.min(waits, -1), jnp.argmin(waits, -1)
 
     def _near(self, a: Float[Array, "C d"], v: Float[Array, "C d"], times: Float[Array, "C K"]) -> Float[Array, "C K"]:
-        """How far from surfaces the results of comparisons are sure, where no entry is above ``|a| + |v| times``."""
+        """Distance from surfaces beyond which comparisons are certain, if no entry exceeds ``|a| + |v| times``."""
         a, v = jnp.abs(a), jnp.abs(v)
         largest = jnp.max(a, -1, keepdims=True) + jnp.max(v, -1, keepdims=True) * times
         added = self.size + a @ self.sizes.T + (v @ self.sizes.T) * times
         return NEAR * (1 + largest) + ROUNDING * added + self.spread
 
     def _rise(self, a: Float[Array, "C d"], normal: Float[Array, "C d"], gap: Float[Array, " C"]):
-        """What the potential rises by across a surface in the direction of a normal; and whether that is a number.
+        """The rise of the potential across a surface in the direction of a normal, and whether it is a number.
 
-        ``U(a + 2δn) − U(a)`` at a distance δ before it, less what the slopes on both sides make of it.
+        ``U(a + 2δn) − U(a)`` at a distance δ before the surface, less the contribution of the slopes on both sides.
         """
 
         def along(x, n):
@@ -231,7 +231,7 @@ class JumpClock(Clock[JumpWalk]):
 
 
 def _time(path: Path, walk: Walk) -> Float[Array, " C"]:
-    """Where a walk stands in its plan."""
+    """The time that a walk has reached in its plan."""
     return path.at(path.begin, walk.segment) + walk.offset
 
 

@@ -23,7 +23,7 @@ def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Arr
 class Path(eqx.Module):
     """A plan with the position at the start of every segment and the times at which segments begin.
 
-    ``cap`` is a time beyond which a walk need not look, because another site is known to have had an event by then.
+    ``cap`` is a time at which a walk may stop, because another site is known to have had an event by then.
     """
 
     number: Int[Array, " C"]
@@ -178,7 +178,7 @@ def judged(
 def advance(path: Path, segment, offset, step, ends_segment):
     """Move on by ``step``; at the end of a segment go to the start of the next.
 
-    Returns also whether the walk is over: the plan has ended, or it has come past its cap.
+    Also returns whether the walk is over: at the end of the plan, or beyond its cap.
     """
     moved = jnp.where(ends_segment, 0.0, offset + step)
     following = segment + ends_segment

@@ -7,8 +7,8 @@ The state is (θ, v) on the plan and ζ at the site. Two things happen at the si
 
 **Invariance.** With ``π ∝ exp(−q − R_1 − … − R_M − ½Σ…)`` and v standard normal, flow and reflections of v on the shares of
 ``∇_a`` of each factor leave ``π ⊗ N(0, I)`` invariant for every fixed ζ, since ``Σ_m v·∇_a R_m + …`` is the derivative along
-the flow and each reflection cancels its own share. A silent event leaves π invariant by itself, and its rate depends on
-nothing. So the sum of generators does.
+the flow and each reflection cancels its own share. A silent event leaves π invariant by itself, and its rate is
+constant. So the sum of the generators leaves it invariant.
 
 **Going back.** Given the plan, a site's clocks are independent of all others, so that it walks to its own first arrival,
 silent events included. If another site's arrival cuts the plan at τ, what was walked beyond τ did not happen. τ is a
@@ -37,7 +37,7 @@ from fedpdmc.potentials.random_effects_rates import POINTS
 
 # Rate of silent events.
 SILENT = 1.0
-# Parts of a cell with a bound of their own, and candidates that a step looks at.
+# Parts of a cell, each with its own bound, and candidates that a step examines.
 PARTS, CANDIDATES = 8, 6
 # Apart from the keys of arrivals: those of silent events, of the times between them, and of the first latents.
 SILENT_KEY, WAIT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x6A09E667), np.uint32(0x7F4A7C15)

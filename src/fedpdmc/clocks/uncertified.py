@@ -1,4 +1,4 @@
-"""Thinning under bounds that are guessed on a grid and watched: for models that no bound is proved for."""
+"""Thinning under bounds that are guessed on a grid and monitored, for models without proved bounds."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class AdaptiveWalk(eqx.Module):
 class AdaptiveClock(Clock[AdaptiveWalk]):
     """Any potential with a gradient; not certified.
 
-    The length of a cell follows the slope of the rates where it starts. Rates and slopes are looked at on a grid of the
+    The length of a cell follows the slope of the rates where it starts. Rates and slopes are evaluated on a grid of the
     cell. On each piece the bound is the larger end, or where the tangents of both ends meet if the rate rises at the left
-    and falls at the right, and a margin: right for rates that are monotone, convex or concave on a piece, and else a guess.
+    and falls at the right, and a margin: valid for rates that are monotone, convex or concave on a piece, otherwise a guess.
     Where a rate at a candidate exceeds its bound the candidate is accepted and counted; the law of the time is then wrong.
     """
 
@@ -50,7 +50,7 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
         return AdaptiveWalk(Walk.idle(self.dynamics, chains, self.dim), jnp.zeros(chains, int))
 
     def restart(self, state, new, path):
-        """Set out."""
+        """Start on new plans."""
         return AdaptiveWalk(state.walk.restart(new, path), state.violations)
 
     def violations(self, state):

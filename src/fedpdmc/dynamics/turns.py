@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import ChainKeys, portable_normals, threefry, unit_interval
 
-# The name of this refreshment where a rate could stand.
+# The value of ``refresh`` that selects turns instead of a rate.
 QUARTER_TURNS = "quarter-turns"
 QUARTER = math.pi / 2
 # The shortest wait: a jump less than this before a turn counts as one at the turn.

@@ -62,7 +62,7 @@ def shifted(form: Form, shift: Form) -> Shifted:
 
 
 def settled(domain: Domain, x: Form) -> Form:
-    """The form that a shifted one is."""
+    """The form with its shift added or multiplied."""
     if not isinstance(x, Shifted):
         return x
     times = applied(domain, "mul", x.shift, np.asarray(float(x.count), x.dtype))
@@ -74,7 +74,7 @@ def settled(domain: Domain, x: Form) -> Form:
 
 
 def _moved(domain: Domain, move: Callable, x: Form) -> Form:
-    """A move of entries."""
+    """The form with its entries moved."""
     return move(x) if is_point(x) else domain.fields(move, x)
 
 
@@ -184,7 +184,7 @@ def _squeeze(domain: Domain, params, x: Shifted) -> Form:
 
 
 def _reshape(domain: Domain, params, x: Shifted) -> Form | None:
-    """Axes of length one come and go."""
+    """A reshape that only adds or removes axes of length one."""
     new = params["new_sizes"]
     if [n for n in new if n != 1] != [n for n in x.shape if n != 1] or x.shift.shape != x.shape:
         return None
@@ -196,7 +196,7 @@ def _reshape(domain: Domain, params, x: Shifted) -> Form | None:
 
 
 def _larger(domain: Domain, params, x: Form, y: Form) -> Form | None:
-    """Than nothing."""
+    """The maximum with minus infinity is the other operand; None for any other maximum."""
     for one, other in ((x, y), (y, x)):
         if isinstance(other, (float, np.generic, np.ndarray)) and np.all(other == -np.inf):
             return one

@@ -78,7 +78,7 @@ class Cell(Domain):
         return 0.5 * jnp.sinc(self.length / (2 * jnp.pi)) ** 2
 
     def fields(self, function: Callable, *forms: Form) -> Form:
-        """On every part of intervals or series, and on points."""
+        """Apply to every part of intervals or series, and to points."""
         return fields(function, *forms)
 
     def spans(self, *forms: Form) -> list[Interval]:
@@ -88,11 +88,11 @@ class Cell(Domain):
         return [span(self, form) for form in forms]
 
     def truths(self, *forms: Form) -> list[Truth]:
-        """Of the shape of the value."""
+        """Truths with the shape of the value."""
         return [truth(self, form) for form in forms]
 
     def choose(self, which: Truth, no: Form, yes: Form, either: Interval | None = None) -> Form:
-        """Where undecided, an interval or a series that does not move."""
+        """Where undecided, an interval or a series that is constant in time."""
         either = hull(span(self, no), span(self, yes)) if either is None else either
         shape = np.broadcast_shapes(jnp.shape(which.value), jnp.shape(either.lo))
         if not isinstance(no, Series) and not isinstance(yes, Series):
@@ -107,7 +107,7 @@ class Cell(Domain):
         return fields(pick, no, yes, unknown)
 
     def poisoned(self, x: Form, witness: Form) -> Form:
-        """By an error that is not a number."""
+        """The error becomes NaN where the witness is not finite."""
         if x is witness:
             return x
         room = 0.0 * size(self, witness)
@@ -118,7 +118,7 @@ class Cell(Domain):
         return Series(w.value, w.error + room, w.slope, w.turn, w.low, w.high)
 
     def filled(self, x: Form, where: Any, fill: float) -> Form:
-        """The value alone: what moves is zero there already."""
+        """Only the value is replaced: the other parts are zero there already."""
 
         def put(part):
             return jnp.where(where, jnp.asarray(fill, part.dtype), part)
@@ -142,7 +142,7 @@ class Cell(Domain):
         return [Series(value, error) for value, error in function(lifted(x).value)]
 
     def wider(self, function: Callable, x: Form) -> Series:
-        """Of a series."""
+        """The series with a larger error."""
         w = lifted(x)
         return Series(w.value, w.error + function(size(self, w)), w.slope, w.turn, w.low, w.high)
 

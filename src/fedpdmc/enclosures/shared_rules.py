@@ -67,13 +67,13 @@ def ne(domain: Domain, params: Any, x: Form, y: Form) -> Form:
 
 @shared("is_finite")
 def is_finite(domain: Domain, params: Any, x: Form) -> Form:
-    """True, or there is no bound."""
+    """Assumed to be true: where it is not, there is no bound."""
     return Assumed(True, x)
 
 
 @shared("and")
 def and_(domain: Domain, params: Any, x: Form, y: Form) -> Form:
-    """Of truths."""
+    """Conjunction of truths."""
     one, other = domain.truths(x, y)
     false = (one.known & ~one.value) | (other.known & ~other.value)
     return Truth(one.value & other.value & ~false, (one.known & other.known) | false)
@@ -81,7 +81,7 @@ def and_(domain: Domain, params: Any, x: Form, y: Form) -> Form:
 
 @shared("or")
 def or_(domain: Domain, params: Any, x: Form, y: Form) -> Form:
-    """Of truths."""
+    """Disjunction of truths."""
     one, other = domain.truths(x, y)
     true = (one.known & one.value) | (other.known & other.value)
     return Truth((one.value | other.value) | true, (one.known & other.known) | true)
@@ -89,14 +89,14 @@ def or_(domain: Domain, params: Any, x: Form, y: Form) -> Form:
 
 @shared("xor")
 def xor(domain: Domain, params: Any, x: Form, y: Form) -> Form:
-    """Of truths."""
+    """Exclusive disjunction of truths."""
     one, other = domain.truths(x, y)
     return Truth(one.value ^ other.value, one.known & other.known)
 
 
 @shared("not")
 def not_(domain: Domain, params: Any, x: Form) -> Form:
-    """Of a truth."""
+    """Negation of a truth."""
     return Assumed(not x.value, x.witness) if isinstance(x, Assumed) else Truth(~x.value, x.known)
 
 

@@ -40,7 +40,7 @@ class Grid(NamedTuple):
         ]
 
     def log_density(self, x):
-        """Of the posterior, with the neighbours' products written out: ``xᵀAx = 2 Σ x_u x_v`` over neighbours."""
+        """Log posterior density, with the neighbours' products written out: ``xᵀAx = 2 Σ x_u x_v`` over neighbours."""
         field = x.reshape(math.isqrt(len(x)), -1)
         pairs = jnp.sum(field[:, 1:] * field[:, :-1]) + jnp.sum(field[1:] * field[:-1])
         return jnp.sum(jnp.asarray(self.counts) * x - jnp.exp(x)) - BETA / 2 * (jnp.sum(x**2) - 2 * ALPHA * pairs)
@@ -179,7 +179,7 @@ def draw_large(rows: list[dict[str, Any]], side: int) -> Figure:
 
 
 class Outcome(NamedTuple):
-    """What came out of one grid."""
+    """The results on one grid."""
 
     cells: list[dict[str, Any]]
     distances: list[dict[str, Any]]

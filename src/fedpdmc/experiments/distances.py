@@ -15,7 +15,7 @@ from scipy.stats import t as student_t
 import fedpdmc as fp
 from fedpdmc.experiments.result_folder import COLOURS, GREY, axes_of, log_sites
 
-# Positions of a path that stand for it.
+# Number of positions that represent a path.
 DRAWS = 2000
 GRID = 8000
 # Exact samples drawn for the floor of each run.
@@ -45,7 +45,7 @@ class Exact:
         return self.pool[:: max(len(self.pool) // count, 1)][:count]
 
     def distances(self, columns: Iterable[Float[ndarray, " m"]]) -> Float[ndarray, " d"]:
-        """Of a sample of each marginal to the reference, in posterior standard deviations."""
+        """Distances of a sample of each marginal from the reference, in posterior standard deviations."""
         pairs = zip(columns, self._quantiles, strict=True)
         return np.array([np.mean(np.abs(_quantiles(one) - other)) for one, other in pairs]) / self.sd
 

@@ -32,7 +32,7 @@ QUICK = Size(100, 3, (1, 5), 16, 60.0, 1000)
 
 
 def size(study: Study) -> Size:
-    """Of this study."""
+    """The sizes of this experiment."""
     return QUICK if study.quick else FULL
 
 

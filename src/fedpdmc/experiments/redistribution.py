@@ -18,7 +18,7 @@ from fedpdmc.experiments.problems import Regression
 from fedpdmc.experiments.result_folder import COLOURS, DARK, Study, Verdict, axes_of, line_of, log_values
 
 RATE = 0.1
-# The federation that is listened to: small sites, whose gradients do not dwarf that of the prior.
+# The federation that is eavesdropped on: small sites, whose gradients do not dwarf that of the prior.
 RECORDS, SITES = 100, 5
 # Bins of the coordinate that is shown: the one with the largest posterior mean, where the prior pulls.
 BINS = 8
@@ -44,8 +44,8 @@ class Listening(NamedTuple):
     def profiles(self, count: int) -> dict[str, Profile]:
         """Estimates of an eavesdropper from given numbers of plans.
 
-        The parts are uniform on the simplex, with mean 1/M: who knows the public prior takes ``x_i/M`` off, and who reads
-        the parts in the plans the prior's very slope.
+        The parts are uniform on the simplex, with mean 1/M. An eavesdropper who knows the public prior subtracts
+        ``x_i/M``; one who also reads the parts in the plans subtracts the exact slope of each part.
         """
         mixed, place = self.mixed.first(count), (self.coordinate, self.edges)
         found = estimate(mixed, *place)

@@ -1,1 +1,1 @@
-"""How plans reach sites."""
+"""Messages between the coordinator and sites on other machines."""

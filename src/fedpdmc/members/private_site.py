@@ -188,7 +188,7 @@ class PrivateSite:
             return Reply(_pack(time, rang, mark), *self._charge(exposure, passes, time))
 
         if self._failed and not self.ledger.answered(request):
-            raise PlanRefused(f"site {self.site.name!r}: a walk of this run has failed: it is over (code FAULT).")
+            raise PlanRefused(f"site {self.site.name!r}: an earlier walk failed, so the run has ended (code FAULT).")
         answered = self.ledger.answer(request, self._charge(exposure, passes)[1], work, granted=self.granted)
         if answered == FAULT:
             self._failed = True

@@ -43,7 +43,7 @@ from fedpdmc.potentials import (
 )
 from fedpdmc.validation import finite_array, integer, positive
 
-# Residuals for each parameter from which their scale is told, and how far from one it must be to be spoken of.
+# Residuals per parameter that are needed to estimate their scale, and the factor from one at which a warning is given.
 LEAST_RESIDUALS, FAR_SCALE = 10, 5.0
 
 
@@ -234,8 +234,8 @@ def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
     X : array of shape (n, d)
     y : array of shape (n,)
     df, scale : float
-        Not estimated; a scale of one that the records speak against is warned of. With an unknown scale the model is a
-        function of your own: see docs/models.md.
+        Not estimated. If the default scale of one is far from that of the residuals, a warning is given. For an unknown
+        scale write the model as a function: see docs/models.md.
     """
     design, response = _design(X, y, "student_t")
     loss = StudentT(jnp.asarray(positive("student_t(df)", df)), jnp.asarray(positive("student_t(scale)", scale)))
@@ -244,7 +244,7 @@ def student_t(X: Any, y: Any, df: float, scale: float = 1.0) -> Potential:
 
 
 def _warn_of_unit_scale(design: np.ndarray, response: np.ndarray, scale: float) -> None:
-    """Say so if the default scale is far from that of the residuals of a least squares fit, by their median."""
+    """Warn if the default scale is far from that of the residuals of a least squares fit, by their median."""
     n, d = design.shape
     if scale != 1.0 or n < LEAST_RESIDUALS * d:
         return

@@ -17,10 +17,10 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.models.user_function import UserModel
 
-# A number that belongs to what JAX remembers traced functions by: with a new one they are traced again.
+# A number in the key of JAX's cache of traced functions: with a new one they are traced again.
 _TRACE = jax.make_user_context(0) if hasattr(jax, "make_user_context") else None
 _NUMBERS = itertools.count(1)
-# What users' functions were when they were first traced, by function, and by what they were traced with.
+# Hashes of users' functions when they were first traced, by function, and by the arguments they were traced with.
 _SEEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
@@ -77,7 +77,7 @@ def program_digest(model: UserModel, dim: int) -> str:
 
 
 def _traced_anew() -> contextlib.AbstractContextManager[Any]:
-    """In which functions under `jax.jit` are traced again."""
+    """A context in which functions under `jax.jit` are traced again."""
     return contextlib.nullcontext() if _TRACE is None else _TRACE(next(_NUMBERS))
 
 

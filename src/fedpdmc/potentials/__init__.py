@@ -1,4 +1,4 @@
-"""WHAT is sampled."""
+"""Potentials: what is sampled."""
 
 from fedpdmc.potentials.ball_polynomial import (
     PolynomialCover,

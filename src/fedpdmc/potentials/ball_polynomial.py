@@ -17,13 +17,13 @@ from fedpdmc.enclosures.multi_index import Monomials, factorials, monomials, pow
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.jax_function import Program
 
-# The orders that are tried, by the number of parameters, and the most of these.
+# The orders that are tried, by the number of parameters.
 ORDERS = {1: (4, 8), 2: (4, 8), 3: (4, 6, 8)}
-# On lines it pays for more parameters.
+# On lines the polynomial is worth its cost for more parameters.
 ORDERS_ON_LINES = ORDERS | dict.fromkeys(range(4, 11), (4,))
 # Number of balls apart from the point, nodes of the tables, and the radius of the last ball, which few states exceed.
 RADII, NODES, BEYOND = 12, 256, 3.5
-# Numbers in a product of jets of all records above which it is not made; of many parameters, where balls seldom help.
+# The largest product of jets of all records, in numbers; smaller for many parameters, where balls seldom help.
 LARGEST, LARGEST_OF_MANY, MANY = 2**25, 2**22, 4
 # A lattice of points of expansion: their number on a side, their distance, and the order, balls and reach of each. It is
 # made for few parameters and records, if the error about one point is above this (as in `usual_error`).

@@ -44,8 +44,8 @@ KAPPA = 1 / (6 * math.sqrt(3))
 # The exponential of 32 bits: the largest argument, log 2 in two parts of which the first has few digits, and its error.
 LARGEST, LN2_HIGH, LN2_LOW = 87.0, 0.693359375, -2.12194440e-4
 EXPONENTIAL_ULPS = 10.0
-# Of the majorant of G: its coefficients, the largest r and the number of points at which they are compared, and between
-# which r it is to be close.
+# The majorant of G: number of coefficients, largest r and number of points of the comparison, and the range of r in which
+# it should be close.
 POWERS, FITTED, POINTS, LEAST_USUAL, MOST_USUAL = 8, 16.0, 4000, 0.1, 4.0
 # Strips |Im δ| ≤ S that are tried, as shares of π.
 STRIPS = (0.5, 0.6, 0.7, 0.76, 0.82, 0.87, 0.91, 0.95)

@@ -52,7 +52,7 @@ ROUNDOFF, ROOM = 2.0**-24, 1.01
 ULPS = 64 * 2.0**-52
 # Records that one turn of the loop takes on a processor, and those summed in 32 bits.
 UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
-# Numbers of the products of a block on an accelerator.
+# Size of the products of a block on an accelerator.
 WIDE_NUMBERS = 2**25
 # Columns of a design up to which sums over columns are faster there than a matrix product.
 FEW_COLUMNS = 8
@@ -162,7 +162,7 @@ class RecordCurves(eqx.Module):
             product = _product(rows, both)
         y, speed = product[:, :chains], product[:, chains:]
         c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
-        # Sums of one shape over the same numbers, which the compiler makes in one pass.
+        # Sums of one shape over the same numbers, which the compiler computes in one pass.
         values = [jnp.sum(self._value(y, speed, cos[k], sin[k], c), 0) for k in range(self.nodes)]
         return jnp.stack(values), jnp.sum(self._error(y, speed, shrink, slip, c), 0)
 

@@ -16,13 +16,13 @@ from fedpdmc.potentials.jax_function import curved_path, reflection_rate
 from fedpdmc.potentials.latent import RateCell
 from fedpdmc.potentials.random_effects_rates import POINTS
 
-# The order of the polynomials; candidates that the error of a cell should add, and at most.
+# The order of the polynomials; the number of candidates that the error of a cell should add, and the largest number.
 ORDER, AIM, MOST = 3, 0.05, 0.15
-# How often a cell is shortened, by which factor at most, and by which where nothing finite is known of the rate.
+# How often a cell is shortened, the largest factor, and the factor where no finite bound of the rate is known.
 LOOKS, SHORTER, NOT_FINITE = 24, 8.0, 3.0
-# Relative, for the rounding of a polynomial's value.
+# Relative rounding error of a polynomial's value.
 ROUNDING = 1e-13
-# Of series: lengths of cells that are tried, relative to the longest, and what an error costs beside a cell.
+# For series: lengths of cells that are tried, relative to the longest, and the cost of an error relative to a cell.
 LENGTHS, PRICE = (1.0, 0.25, 1 / 16, 1 / 64, 1 / 512), 2.0
 
 Energy = Callable[[Float[Array, " d"], Float[Array, " k"]], Float[Array, ""]]

@@ -124,7 +124,7 @@ class LogisticFamily(AnalyticFamily):
 
     @property
     def strip(self) -> float:
-        """Short of the pole at ``iπ``."""
+        """Somewhat less than the distance π of the nearest pole."""
         return STRIP
 
     def value(self, eta, y, s):

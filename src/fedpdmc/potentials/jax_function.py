@@ -32,12 +32,12 @@ from fedpdmc.potentials.base import Field, Potential, RateBound
 from fedpdmc.potentials.cells import LONGEST, best_lines, fitted_line, speed
 from fedpdmc.potentials.quadratic import Quadratic
 
-# Of positions and velocities along a plan, relative to the largest entry.
+# Rounding error of positions and velocities along a plan, relative to the largest entry.
 POSITION_SLACK = 1e-13
 # A cell is tried again if it was too long or too short by this factor, at most LOOKS times; a first guess is somewhat too
 # long, because thinning can stop before its end.
 LOOKS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
-# Relative, for the rounding of the curve itself.
+# Relative room for the rounding of the curve itself.
 ROOM = 1 + 1e-9
 # Points at which the usual length is measured, the smallest curvature that is used, and the lengths that are tried.
 SAMPLES, LEAST = 16, 1e-9
@@ -250,7 +250,7 @@ class Program(Potential):
         """The same with rounding and size of rates at points about the reference, per unit of velocity and ``1 + |a|``."""
         xp = np if isinstance(errors, np.ndarray) else jnp
         with warnings.catch_warnings():
-            # Of NumPy, where nothing is a number.
+            # NumPy warns if all entries are NaN.
             warnings.simplefilter("ignore", RuntimeWarning)
             noise = xp.nan_to_num(NOISE * xp.nanmax(errors), nan=np.inf, posinf=np.inf)
             typical, usual = xp.nanmedian(errors), xp.nan_to_num(xp.nanmedian(rates))

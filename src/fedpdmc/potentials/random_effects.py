@@ -198,7 +198,7 @@ class RandomEffects(LatentPotential):
         )  # fmt: skip
 
     def stripped(self):
-        """Without names and counts."""
+        """The same potential without names and counts, so that equal shapes share compiled code."""
         return dataclasses.replace(self, records=0, groups=0, names=None, labels=(), variables=None)
 
     def check_continuity(self) -> None:

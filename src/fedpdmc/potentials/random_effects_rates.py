@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Points of a cell, the error of its polynomial, strips that are tried as shares of the widest, and the widest.
 POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (1.1, 0.9, 0.7, 0.3, 0.01), 2.5
-# Of B, for rounding.
+# Relative room for rounding in B.
 ROUNDING = 1e-11
 
 

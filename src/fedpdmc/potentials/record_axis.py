@@ -222,7 +222,7 @@ def _without(removed: str) -> Callable:
 
 
 def _along(parameter: str) -> Callable:
-    """Something is done along another axis than that of the records."""
+    """The rule of a primitive that acts along an axis other than that of the records."""
 
     def rule(a, b, axes, outs, varies) -> None:
         _same_params(a, b)

@@ -14,7 +14,7 @@ from fedpdmc.potentials.base import ROTATION_REACH, Field, Potential
 
 # On a piece of path log σ changes by at most this.
 MOST_CHANGE = 0.25
-# Units of rounding of the largest terms of a gradient.
+# Rounding error of a gradient, relative to its largest terms.
 ROUNDING = 64 * float(np.finfo(np.float64).eps)
 LOG = "log_"
 

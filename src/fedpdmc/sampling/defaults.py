@@ -90,7 +90,7 @@ class Method:
     first_plan : int
         Number of the first plan.
     chain_time : float
-        About how much process time all chains will have together.
+        Approximate process time of all chains together.
     constraints : pair of arrays, optional
         ``(A, b)``: parameters are limited to ``A x ≤ b``.
     site_event_rate : float or None
@@ -356,7 +356,7 @@ def known_groups(members: Sequence[Member]) -> int:
 def _check_functions(
     sites: Sequence[Member], prior: Quadratic | None, init: np.ndarray | None, dim: int
 ) -> np.ndarray | None:
-    """Where a search for the mode of users' own functions begins, all finite there; None if all models are built in."""
+    """The start of the search for the mode, at which all users' functions are finite; None if all models are built in."""
     written = [site for site in sites if isinstance(site, Site) and site.model is not None]
     if not written:
         return None

@@ -31,7 +31,7 @@ AS_BEFORE = "Give the sites that sample() was given"
 
 
 def identify(sites: Sequence[Site], prior: Quadratic | MixturePrior | None, redistribution: float) -> dict[str, Any]:
-    """What is kept of the sites and the prior of a run, to know them again."""
+    """What is stored about the sites and the prior of a run, to recognise them when it continues."""
     members = [
         {
             "name": site.name,
@@ -158,7 +158,7 @@ def _check_site(site: Site, known: dict[str, Any], versions: dict[str, str]) -> 
 
 
 def check_ledger(site: Site, run: str) -> None:
-    """That the ledger of a private site knows a run with these records, before anything is charged."""
+    """Check that the ledger of a private site knows a run with these records, before anything is charged."""
     budget = site.budget
     assert budget is not None
     records = bytes.fromhex(records_fingerprint(site.raw))

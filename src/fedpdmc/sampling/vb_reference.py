@@ -14,18 +14,19 @@ from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
-# The search for the mode is left for averages when its next step is shorter than this many standard deviations. An averaged
+# Averages replace the search for the mode when its next step is shorter than this many standard deviations. An averaged
 # round is a Newton round too. Logistic regressions of 1,000 to 20,000 records and 6 to 100 parameters then take 3 to 8
 # rounds in all, where the mode to three digits takes 5 to 8.
 BEGIN_AVERAGING = 3.0
-# Another averaged round is made while more than this seems to be left of the way, in standard deviations of the mean and
-# relatively of the precision: after a move of one, it took a tenth off the events of sites; after one of a half, nothing
-# that shows. Where moves shrink by less than a factor `SLOW`, as for half a Gaussian, it would take many.
+# Another averaged round is made while the remaining move is estimated to be larger than this, in standard deviations of
+# the mean and relative to the precision. After a move of one, another round removed a tenth of the events of sites; after
+# a move of a half, the effect was too small to measure. If moves shrink by less than a factor `SLOW`, as for half a
+# Gaussian, many rounds would be needed.
 SETTLED, MOST_AVERAGED, SLOW = 0.5, 5, 0.8
 # An average that cannot be used: in some direction the precision is this much below what was assumed, or the mean further
 # away than this plus the root of the dimension, in standard deviations.
 LEAST_PRECISION, FARTHEST = 0.04, 5.0
-# A rise of ``KL(q|π)`` that is none of rounding.
+# A rise of ``KL(q|π)`` that is more than rounding.
 RISE = 1e-3
 
 

@@ -41,7 +41,7 @@ LOOK_PRICE, INTERVAL_PRICE, PROGRAM_CELL_PRICE, PROGRAM_CELLS = 1 / 3, 4.0, 32.0
 CELL_PRICE = 2.5
 # Operations of a draw, and those of a record apart from the products of its gradient.
 DRAW_WORK, RECORD_WORK = 1000.0, 30.0
-# Of the states at which costs are worked out.
+# Seed of the states at which costs are estimated.
 STATES_SEED = 7_320_508_075
 
 
@@ -103,7 +103,7 @@ class IntervalRates(eqx.Module):
     length: Float[Array, " C"]
 
     def at(self, mark: Int[Array, " C"], s: Float[Array, " C"]) -> tuple[Float[Array, " C"], ...]:
-        """Of each chain's mark at time s: the polynomial by Horner's rule, its error, and the bound."""
+        """For each chain's mark at time s: the polynomial by Horner's rule, its error, and the bound."""
 
         def of(rates):
             return jnp.take_along_axis(rates, mark[None], 0)[0]
@@ -123,7 +123,7 @@ class IntervalEnvelope(Envelope):
     usual : ()
         The length of an interval that is tried first.
     order : int
-        Of the polynomials.
+        Degree of the polynomials.
     """
 
     usual: eqx.AbstractVar[Float[Array, ""]]
@@ -157,7 +157,7 @@ class SegmentEnvelope(Envelope):
 def usual_states(dynamics: Dynamics, dim: int, count: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Positions and velocities of the reference.
 
-    From a seed that nobody else takes: records that were simulated from seed 0 would be the same numbers.
+    The seed is an unusual one: records simulated with the same seed would be the same numbers.
     """
     a, v = np.random.default_rng(STATES_SEED).standard_normal((2, count, dim))
     return on_device(a), on_device(np.sign(v) if dynamics.unit_speed else v)

@@ -81,7 +81,7 @@ class PositionPolynomial(PointEnvelope):
         return RateBound(value, slope, jnp.zeros_like(value), h), added * self.cell <= MOST_ADDED
 
     def _length(self, a, v):
-        """Of a cell: the usual one, or shorter where it would reach too far."""
+        """Length of a cell: the usual one, or shorter where it would reach too far."""
         if isinstance(self.remainder, PolynomialCover):
             return jnp.broadcast_to(self.cell, a.shape[:1])
         room = self.far - jnp.linalg.norm(a - self.remainder.center, axis=-1)

@@ -48,7 +48,7 @@ class TimePolynomial(IntervalEnvelope):
     order: int = eqx.field(static=True, default=ORDER)
 
     def rates(self, potential, dynamics, a, v, h):
-        """By Taylor models."""
+        """The rates by Taylor models."""
         found = potential.curves(dynamics.flow.rotating, dynamics.flips, a.T, v.T, h, self.order)
         # Many numbers of a walk depend on these few, and each would repeat all operations of the program.
         parts, error = computed_first(found, number=h)
@@ -119,7 +119,7 @@ def _best_length(reach: Callable[[float], float]) -> float:
 
 def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """Positions spread as the reference and wider, and velocities."""
-    # Not a seed that data are made up with: at a kink nothing is learned of rounding.
+    # An unusual seed: points that equal simulated data may lie on kinks, where the error says nothing about rounding.
     rng = np.random.default_rng(0x74726961)
     spread = np.repeat(SPREADS, -(-TRIALS // len(SPREADS)))[:TRIALS, None]
     a, v = spread * rng.standard_normal((TRIALS, dim)), rng.standard_normal((TRIALS, dim))
@@ -128,7 +128,7 @@ def _trials(dynamics: Dynamics, dim: int) -> tuple[Float[Array, "n d"], Float[Ar
 
 @once
 def _tried(program: Potential, dynamics: Dynamics, a, v, length: Float[Array, ""]) -> Tried:
-    """To the end of an interval or the first candidate, and nowhere if it is cut."""
+    """Reach to the end of an interval or to the first candidate, zero if it must be cut; with its error and rate."""
     envelope = TimePolynomial(jnp.ones(()))
     size = jnp.linalg.norm(v, axis=-1) * (1 + jnp.linalg.norm(a, axis=-1))
     h = jnp.broadcast_to(length, a.shape[:1])

@@ -25,9 +25,9 @@ from fedpdmc.enclosures.continuity.normal_form import (
     scaled,
 )
 
-# Leaves of a tree, above which a proof is tried before more is built on it.
+# Number of leaves above which a tree is replaced by one formula, if it can be proved continuous.
 MOST_LEAVES = 48
-# Relative: a formula that is so small on a surface may have either sign.
+# Relative tolerance: a formula this small on a surface may have either sign.
 NEAR = 1e-9
 
 
@@ -38,7 +38,7 @@ class Surface:
         self.place, self.terms, self.where, self.free = place, terms, where, free or not terms.depends
         self.moving, constant = terms.split()
         self.kind, self.level = self.moving.key, -constant
-        # Where it can be zero on more than a null set: if it has kinks, or because it is rounded to its least value.
+        # Whether it can be zero on more than a null set: it has kinks, or it may be rounded to zero, its least value.
         self.thick = not terms.analytic or terms.sign != 0
 
 
@@ -62,7 +62,7 @@ class Choice:
 
 
 class Pair:
-    """Two values that ought to be equal."""
+    """Two values that must be equal."""
 
     def __init__(self, one: Any, other: Any):
         self.one, self.other = as_terms(one), as_terms(other)

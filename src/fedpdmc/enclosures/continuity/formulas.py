@@ -34,7 +34,7 @@ from fedpdmc.enclosures.continuity.normal_form import (
 )
 from fedpdmc.errors import Discontinuous
 
-# Of one number or a few for each entry, and between what numbers they lie; "same": not negative if the argument is not.
+# Elementwise functions and their ranges; "same": not negative if the argument is not.
 ANY, POSITIVE = (-np.inf, np.inf), (0.0, np.inf)
 ENTRYWISE: dict[str, Any] = {
     **dict.fromkeys(("log", "tan", "asin", "acos", "acosh", "lgamma", "digamma", "erf_inv", "pow", "polygamma", "igamma",
@@ -100,7 +100,7 @@ class Formulas:
         return found
 
     def by_sign(self, sign: Value, plus: Value, zero: Value, minus: Value) -> Value:
-        """The value that a sign tells."""
+        """The value that a sign selects."""
 
         def pick(s, p, z, m):
             if all(isinstance(x, np.ndarray) for x in (p, z, m)):
@@ -111,7 +111,7 @@ class Formulas:
         return apply(pick, sign, *(self.wide(x, shape) for x in (plus, zero, minus)))
 
     def held(self, x: Value, where: str) -> Value:
-        """A value that is small enough to go on with, as an atom if need be."""
+        """A value that is small enough to continue with; a large one is replaced by an atom."""
         known = x.continuous if isinstance(x, Choice) else None
         x = pruned(x)
         if isinstance(x, Choice) and known:

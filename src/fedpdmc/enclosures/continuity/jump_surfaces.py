@@ -15,15 +15,15 @@ from fedpdmc.enclosures.recognised_calls import INNER, line_of, within_known
 # How a value depends on the parameters.
 NOT, AFFINE, OTHERWISE = range(3)
 COMPARISONS = {"lt", "le", "gt", "ge", "sign"}
-# Affine in all operands together, in the first alone, and in either one.
+# Primitives that are affine in all operands together, in the first alone, or in either one.
 LINEAR = {"add", "add_any", "sub", "neg", "concatenate", "reduce_sum", "cumsum", "broadcast_in_dim", "reshape", "squeeze",
           "transpose", "rev", "slice", "copy", "copy_p", "expand_dims", "pad"}  # fmt: skip
 LINEAR_IN_FIRST = {"div", "gather", "dynamic_slice"}
 BILINEAR = {"mul", "dot_general"}
-# So far along each axis are slopes found: the values at the origin are lost against it only where a slope is smaller than
-# they are by this factor.
+# Distance along each axis at which slopes are measured. A slope is inaccurate only if it is smaller than the value at the
+# origin by this factor.
 FAR = 2.0**60
-# The same operation on the sizes of what is added, whatever their signs.
+# The operation on absolute values that bounds the size of a result.
 OF_SIZES = {"sub": "add", "neg": "copy"}
 
 

@@ -28,9 +28,9 @@ from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, line_of,
 from fedpdmc.enclosures.shared_rules import MOVES as MOVED
 from fedpdmc.errors import Discontinuous
 
-# Functions of JAX that are smooth though their formulas have branches.
+# Functions of JAX that are smooth although their formulas have branches.
 SMOOTH_CALLS = {*CALLS, *BRANCHED}
-# Primitives of one value for each entry that jump.
+# Primitives that are discontinuous.
 JUMPS = {"floor", "ceil", "round", "rem", "atan2", "nextafter", "argmax", "argmin", "reduce_precision", "clz",
          "population_count", "shift_left", "shift_right_logical", "shift_right_arithmetic"}  # fmt: skip
 MOVES = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "rev", "slice", "gather", "dynamic_slice", "split",

@@ -82,7 +82,7 @@ def _show(closed: core.ClosedJaxpr, lenient: bool, fixed: frozenset[int] = froze
             return
 
 
-# Programs, with the data that were looked at, that were shown to be continuous.
+# Programs, with the data they were examined with, that were shown to be continuous.
 _SHOWN: set[str] = set()
 
 

@@ -68,7 +68,7 @@ class Balls(Domain):
         return picked([*zero, *jets], place.astype(int) - 1 + len(zero))
 
     def spans(self, *forms: Form) -> list[Interval]:
-        """Radii first."""
+        """Ranges with the radii along the first axis."""
         if any(isinstance(form, (Truth, Assumed)) for form in forms):
             raise NotImplementedError("a comparison as a number")
         axes = max(len(shape_of(form)) for form in forms)
@@ -76,7 +76,7 @@ class Balls(Domain):
         return [Interval(*aligned(axes, x.lo, x.hi)) for x in ranges]
 
     def truths(self, *forms: Form) -> list[Truth]:
-        """Radii first."""
+        """Truths with the radii along the first axis."""
 
         def one(x: Form) -> Truth:
             if isinstance(x, Truth):
@@ -100,18 +100,18 @@ class Balls(Domain):
         return Jet(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
 
     def poisoned(self, x: Form, witness: Form) -> Jet:
-        """By a width that is not a number."""
+        """The width becomes NaN where the witness is not finite."""
         case, room = lifted(self, x), 0.0 * np.asarray(witness.range.magnitude)[:, None]
         return Jet(case.lo - room, case.hi + room)
 
     def filled(self, x: Form, where: Any, fill: float) -> Jet:
-        """The value alone: the derivatives are zero there already."""
+        """Only the value is replaced: the derivatives are zero there already."""
         lo, hi = x.lo.copy(), x.hi.copy()
         lo[:, 0], hi[:, 0] = np.where(where, fill, lo[:, 0]), np.where(where, fill, hi[:, 0])
         return Jet(lo, hi)
 
     def full(self, x: Form, like: Form) -> Jet:
-        """A jet."""
+        """The form as a jet."""
         return lifted(self, x)
 
     def stopped(self, x: Form, among: Form | None, axes: tuple[int, ...]) -> tuple[Form, Form] | None:
@@ -286,7 +286,7 @@ def refined(function: Callable[[Balls, Jet], Jet]) -> Taylor:
 
 
 def broadcast(x: Jet, shape: tuple[int, ...]) -> Jet:
-    """With values of this shape."""
+    """A jet broadcast to values of this shape."""
     if x.shape == shape:
         return x
 
@@ -317,7 +317,7 @@ def picked(jets: list[Jet], place: np.ndarray) -> Jet:
 
 
 def with_origin(x: Jet, move: Callable[[Jet], Jet]) -> Jet:
-    """A move of entries, and of their origins."""
+    """Move the entries of a jet, and those of its origin."""
     found = move(x)
     if x.origin is None or x.origin[1].origin is not None:
         return found

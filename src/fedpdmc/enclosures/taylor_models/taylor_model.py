@@ -44,7 +44,7 @@ class TimeInterval(Domain):
         return super().rule(name, params, *forms)
 
     def fields(self, function: Callable, *forms: Form) -> Form:
-        """On every coefficient, interval by interval."""
+        """Apply to every coefficient, interval by interval."""
         if any(isinstance(form, Truth) for form in forms):
             truths, along = self.truths(*forms), jax.vmap(function, in_axes=-1, out_axes=-1)
             count = max(x.value.shape[-1] for x in truths)
@@ -56,13 +56,13 @@ class TimeInterval(Domain):
         return fields(function, *forms)
 
     def spans(self, *forms: Form) -> list[Interval]:
-        """With intervals along the last axis."""
+        """Ranges with the batch of intervals along the last axis."""
         if any(isinstance(form, (Truth, Assumed)) for form in forms):
             raise NotImplementedError("a comparison as a number")
         return [x.range if isinstance(x, Curve) else Interval(wide(x), wide(x)) for x in forms]
 
     def truths(self, *forms: Form) -> list[Truth]:
-        """With intervals along the last axis."""
+        """Truths with the batch of intervals along the last axis."""
 
         def one(x: Form) -> Truth:
             if isinstance(x, Assumed):
@@ -92,16 +92,16 @@ class TimeInterval(Domain):
         return Curve(tuple(parts), pick(no.error, yes.error, unknown.error))
 
     def poisoned(self, x: Form, witness: Form) -> Curve:
-        """By an error that is not a number."""
+        """The error becomes NaN where the witness is not finite."""
         case = lifted(x)
         return Curve(case.parts, case.error + 0.0 * witness.size)
 
     def filled(self, x: Form, where: Any, fill: float) -> Curve:
-        """The first coefficient alone: the others are zero there already."""
+        """Only the first coefficient is replaced: the others are zero there already."""
         return Curve((jnp.where(wide(where), fill, first_of(x)), *x.parts[1:]), x.error)
 
     def full(self, x: Form, like: Form) -> Curve:
-        """With all coefficients, on as many intervals."""
+        """A curve with all coefficients, on as many intervals as ``like``."""
         if any(isinstance(form, (Truth, Assumed)) for form in (x, like)):
             raise NotImplementedError("a comparison that a loop carries")
         curve = lifted(x)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
 
-# Ink is the page's text colour, whatever it is; the accent is legible on light and dark.
+# Ink is replaced by the page's text colour; the accent is legible on light and dark backgrounds.
 INK, ACCENT = "#000000", "#2a7ab0"
 MOST_DENSITIES, MOST_ROWS, MOST_PATHS, PATH_TIME = 12, 40, 3, 30.0
 BINS = 60

@@ -25,7 +25,7 @@ from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.run_position import Position
 
 CHUNK_SECONDS = 0.25
-# Of the knots of a chunk, on a processor and on an accelerator.
+# Largest size of the knots of a chunk, on a processor and on an accelerator.
 KNOT_BYTES, WIDE_KNOT_BYTES = 2**24, 2**28
 MOST_ITERATIONS = 1e9
 
@@ -81,7 +81,7 @@ class CompiledEngine(Engine):
         return self.coordinator.segments
 
     def _start(self, state: State) -> None:
-        """Set out from a state."""
+        """Start from a state."""
         self.progress: Any = _begin(self.federation.groups, self.coordinator, state)
         self._first_requests = self.progress.requests
         self.selective = self._first_requests is not None

@@ -288,7 +288,7 @@ def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, un
 def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     """Move the chains on whose sites have all answered, plan for them, and let every site walk on.
 
-    Returns also the knots, and the numbers of the plans that each site was asked about, where not every site is.
+    Also returns the knots, and the numbers of the plans that each site was asked about, where not every site is.
     """
     answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
     done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)

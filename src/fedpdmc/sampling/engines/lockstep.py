@@ -160,7 +160,7 @@ def _refreshment(coordinator: Coordinator, keys: PublicKeys, now: Step, refreshe
 
 
 def _turned(made, keys, turns, v, refreshed) -> Float[Array, "d C"]:
-    """The velocities of the chains that turn, some at a time; what stands in the place of the others is not used."""
+    """The velocities of the chains that turn, some at a time; the entries of the others are not used."""
     chains = refreshed.shape[0]
     lanes = max(1, chains // TURNED_SHARE)
 

@@ -55,7 +55,7 @@ def _run_chunk(groups, coordinator, keys, step: lockstep.Step, first, until, lim
 class LockstepEngine(CompiledEngine):
     """Sites with dense clocks in this process (`lockstep`).
 
-    On an accelerator the next chunk is under way while the host looks at the last one; one that begins after the end of the
+    On an accelerator the next chunk is under way while the host processes the last one; one that begins after the end of the
     block does nothing. Knots stay on the accelerator until they are read, as long as there is room: copying them takes many
     times longer than making them.
     """
@@ -130,6 +130,6 @@ class LockstepEngine(CompiledEngine):
 
 
 def _filled_share() -> float:
-    """Of the accelerator's memory."""
+    """The share of the accelerator's memory that is in use."""
     found = jax.local_devices()[0].memory_stats()
     return found["bytes_in_use"] / found["bytes_limit"] if found else 1.0

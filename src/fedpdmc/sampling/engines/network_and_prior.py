@@ -67,5 +67,5 @@ class JoinedFederation(Federation):
 
     @property
     def choices(self) -> dict[str, dict[str, Any]]:
-        """Why they are used."""
+        """Why the sites of this process have their clocks."""
         return self.own.choices
