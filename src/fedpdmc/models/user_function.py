@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import not_finite_at
 from fedpdmc.errors import GUARD, InputError
-from fedpdmc.potentials import LatentProgram, LinearPredictor, Potential, Program, bare
+from fedpdmc.potentials import LatentProgram, LinearPredictor, Potential, Program, RandomEffects, bare
 from fedpdmc.potentials.gaussian_average import public_points
 from fedpdmc.potentials.padding import bucket, pad
 from fedpdmc.potentials.padding_recipe import Unpaddable
@@ -256,10 +257,10 @@ def derivatives_of(potential: Potential, x, spread=None):
         return _derivatives_of(
             potential.padded(size), x, spread, on_device(float(0 if potential.diagonal else size - rows))
         )
-    if not isinstance(potential, Program):
+    if not isinstance(potential, (Program, RandomEffects)):
         return _derivatives_of(potential, x, spread)
     points, weights = public_points(x.shape[0])
-    together = TOGETHER if potential.records <= FEW_RECORDS else 1
+    together = TOGETHER if isinstance(potential, Program) and potential.records <= FEW_RECORDS else 1
     parts = -(-len(weights) // together)
     points = np.resize(np.concatenate([points, 0 * points]), (parts, together, x.shape[0]))
     weights = np.pad(weights, (0, parts * together - len(weights))).reshape(parts, together)
@@ -271,7 +272,8 @@ def derivatives_of(potential: Potential, x, spread=None):
             1,
             np.zeros((x.shape[0],) * 2),
         )
-    return _averaged(potential, *map(on_device, (x, spread, points, weights, parts)))
+    average = _averaged if isinstance(potential, Program) else _averaged_effects
+    return average(potential, *map(on_device, (x, spread, points, weights, parts)))
 
 
 @once
@@ -287,8 +289,7 @@ def _derivatives_of(potential: Potential, x, spread, appended=None):
     return value, gradient, hessian
 
 
-@once
-def _averaged(potential: Program, x, spread, points, weights, count):
+def _average(potential: Program | RandomEffects, x, spread, points, weights, count):
     """Means over the first parts of the points."""
 
     def add(i, total):
@@ -296,6 +297,10 @@ def _averaged(potential: Program, x, spread, points, weights, count):
         return jax.tree.map(lambda one, other: one + jnp.tensordot(weights[i], other, 1), total, found)
 
     return jax.lax.fori_loop(0, count, add, (jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)))
+
+
+# Effects are integrated out by many small steps, which NumPy is slow at.
+_averaged, _averaged_effects = once(_average), eqx.filter_jit(_average)
 
 
 @double_precision

@@ -20,8 +20,9 @@ from fedpdmc.potentials.informed_effects import Conditional
 from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
 from fedpdmc.potentials.random_effects_rates import InformedRemainder
 
-# Gauss–Hermite points along each effect, for one effect and for two; Newton steps to a group's mode.
-NODES, NODES_OF_TWO, STEPS = 21, 9, 40
+# Gauss–Hermite points along each effect, for one effect and for two; the most Newton steps to a group's mode, and the length
+# of a step that ends them.
+NODES, NODES_OF_TWO, STEPS, SHORT = 21, 9, 40, 1e-9
 
 
 class RandomEffects(LatentPotential):
@@ -133,27 +134,47 @@ class RandomEffects(LatentPotential):
             outer = self.effects[:, :, None] * self.effects[:, None, :]
             return gradient, self.summed(jnp.maximum(second, 0.0)[:, None, None] * outer) + prior
 
-        def step(_, z):
+        def step(state):
+            count, z, _, _ = state
             gradient, hessian = curvature(z)
-            move = -jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
-            longest = jnp.max(jnp.abs(move), -1, keepdims=True) / self.family.stride
-            return z + move / jnp.maximum(longest, 1.0)
+            move = -_solved(hessian, gradient)
+            longest = jnp.max(jnp.abs(move), -1, keepdims=True)
+            return count + 1, z + move / jnp.maximum(longest / self.family.stride, 1.0), jnp.max(longest), hessian
 
-        z = jax.lax.fori_loop(0, STEPS, step, jnp.zeros((groups, r)))
-        return z, jnp.linalg.cholesky(jnp.linalg.inv(curvature(z)[1]))
+        start = (0, jnp.zeros((groups, r)), jnp.asarray(jnp.inf), jnp.ones((groups, r, r)))
+        _, z, _, hessian = jax.lax.while_loop(lambda s: (s[0] < STEPS) & (s[2] > SHORT), step, start)
+        return z, _root(hessian)
 
-    def _quadrature(self, x):
-        """Points of each group, and their weights' logarithms at θ."""
+    def _points(self, x):
+        """Points of each group and the logarithms of their weights, which are held while θ varies."""
         z, root = jax.tree.map(jax.lax.stop_gradient, self._mode(jax.lax.stop_gradient(x)))
         points, log_weights = _grid(z.shape[1])
         nodes = z[:, :, None] + jnp.einsum("grs,sj->grj", root, points)
         volume = jnp.sum(jnp.log(jnp.diagonal(root, axis1=1, axis2=2)), -1)
-        return nodes, log_weights[None] + volume[:, None] - self.energies(x, nodes)
+        return nodes, log_weights[None] + volume[:, None]
+
+    def _quadrature(self, x):
+        """Points of each group, and the logarithms of what each adds to the integral at θ."""
+        nodes, log_weights = self._points(x)
+        return nodes, log_weights - self.energies(x, nodes)
+
+    def _marginal(self, logs):
+        return -jnp.sum(self.present * jax.scipy.special.logsumexp(logs, axis=1))
 
     def value(self, x):
         """``−Σ_g log ∫ e^{−U_g(θ, z)} dz``."""
-        _, logs = self._quadrature(x)
-        return -jnp.sum(self.present * jax.scipy.special.logsumexp(logs, axis=1))
+        return self._marginal(self._quadrature(x)[1])
+
+    def derivatives(self, x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"], Float[Array, "d d"]]:
+        """Value, gradient and Hessian, the points found once."""
+        nodes, log_weights = self._points(x)
+
+        def along(way):
+            held = jax.value_and_grad(lambda x: self._marginal(log_weights - self.energies(x, nodes)))
+            return jax.jvp(held, (x,), (way,))
+
+        (value, gradient), (_, hessian) = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.dim))
+        return value, gradient, hessian
 
     def contributions(self, x: Float[Array, " d"]) -> Float[Array, " N"]:
         """What each record adds to the value: ``−log Z_g`` less that of its group without it.
@@ -227,6 +248,17 @@ class RandomEffects(LatentPotential):
 def _opened(model: RandomEffects, center, rows, control) -> PrivateRemainder:
     kind = InformedRemainder if isinstance(model.family, AnalyticFamily) else GroupedRemainder
     return kind.of(model, center, rows, control, model.conditional(center))
+
+
+def _solved(matrices: Float[Array, "G r r"], vectors: Float[Array, "G r"]) -> Float[Array, "G r"]:
+    if vectors.shape[1] == 1:
+        return vectors / matrices[..., 0]
+    return jnp.linalg.solve(matrices, vectors[..., None])[..., 0]
+
+
+def _root(matrices: Float[Array, "G r r"]) -> Float[Array, "G r r"]:
+    """Roots of their inverses."""
+    return matrices**-0.5 if matrices.shape[1] == 1 else jnp.linalg.cholesky(jnp.linalg.inv(matrices))
 
 
 def _grid(effects: int) -> tuple[np.ndarray, np.ndarray]:
