@@ -226,7 +226,7 @@ def _log_normal(eta, other, told) -> Law:
 
 
 def _piecewise_exponential(eta, other, told) -> Law:
-    """With ``H`` the hazard summed up to the start of each piece, mean ``Σ_j e^{−H_j} (1 − e^{−h_j w_j})/h_j``."""
+    """Piecewise constant hazards: mean ``Σ_j e^{−H_j} (1 − e^{−h_j w_j})/h_j``, H the hazard summed up to piece j."""
     low = np.array([0.0, *np.atleast_1d(told["cuts"])])
     width = np.diff([*low, np.inf])
     hazard = exp(eta[..., None] + other)

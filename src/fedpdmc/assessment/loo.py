@@ -34,7 +34,7 @@ def pareto_smoothed(log_ratios: np.ndarray, efficiency: float) -> tuple[np.ndarr
 
 
 def pointwise(log_density: np.ndarray, efficiency: float) -> Pointwise:
-    """From the log density of each record at each draw, of shape (n, S)."""
+    """Pointwise accuracy from the log density of each record at each draw, of shape (n, S)."""
     draws = log_density.shape[1]
     weights, k = pareto_smoothed(-log_density, efficiency)
     loo = np.asarray(logsumexp(weights + log_density, axis=1))

@@ -23,7 +23,7 @@ Excess = Annotated[float | None, typer.Option(help="The excess rate. Leave it ou
 
 
 def _check_one(names: str, first: object, second: object) -> None:
-    """Of two related quantities exactly one is given; the other is computed."""
+    """Check that exactly one of two related quantities is given; the other is computed."""
     if (first is None) == (second is None):
         raise InputError(names, "both or neither", "Give exactly one; the other is computed.")
 

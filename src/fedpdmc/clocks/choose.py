@@ -77,7 +77,7 @@ class Choice(NamedTuple):
 
     @property
     def report(self) -> dict[str, Any]:
-        """For the run's settings: the clock, why, its cost, and the costs of the others."""
+        """The entry in the run's settings: the clock, why, its cost, and the costs of the others."""
         costs = {name: float(f"{cost:.3g}") if math.isfinite(cost) else None for name, cost in self.costs.items()}
         own = costs.pop(self.clock.name, None)
         return {"clock": self.clock.name, "why": self.why, "cost": own, "alternatives": costs}

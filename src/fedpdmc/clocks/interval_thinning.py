@@ -153,7 +153,7 @@ class IntervalClock(Clock[IntervalWalk]):
 
 
 def _turned(state: IntervalWalk) -> IntervalWalk:
-    """With rows for columns in the rates, and back."""
+    """The state with its rates transposed; its own inverse."""
     return eqx.tree_at(lambda s: s.rates, state, jax.tree.map(jnp.transpose, state.rates))
 
 

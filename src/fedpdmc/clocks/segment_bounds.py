@@ -39,7 +39,7 @@ class Hazard(NamedTuple):
 
     @classmethod
     def of(cls, rate: Float[Array, "C S"], duration: Float[Array, "C S"]) -> Hazard:
-        """From bounds of the rates and the lengths of the segments."""
+        """The hazard from bounds of the rates and the lengths of the segments."""
         rate = rounded_up(rate, RATE_DIGITS)
         return cls(rate, jnp.cumsum(rounded_up(rate * duration, INTEGRAL_DIGITS), -1))
 

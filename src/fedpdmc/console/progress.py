@@ -244,7 +244,7 @@ class Display:
 
     @property
     def seconds_per_round(self) -> float | None:
-        """As seen so far in this call; None while nothing is known."""
+        """Seconds per round so far in this call; None while nothing is known."""
         return self._showing.pace.seconds_per_round
 
     def foresee(self, text: str, seconds: float | None) -> None:

@@ -64,7 +64,7 @@ class Walls(eqx.Module):
         return jnp.all(a @ self.normal.T <= self.limit, -1)
 
     def reachable(self, a: Float[Array, "C d"], step: Float[Array, "C d"]) -> Float[Array, "C d"]:
-        """From points inside along a step, at most nine tenths of the way to a wall."""
+        """Points reached by a step from inside, cut at nine tenths of the way to a wall."""
         p, q = a @ self.normal.T, step @ self.normal.T
         most = jnp.min(jnp.where(q > 0, (self.limit - p) / jnp.where(q > 0, q, 1.0), jnp.inf), -1)
         return a + jnp.minimum(1.0, 0.9 * most)[:, None] * step

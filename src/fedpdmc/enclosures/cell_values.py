@@ -50,7 +50,7 @@ class Interval(Enclosure):
         return jnp.maximum(jnp.abs(self.lo), jnp.abs(self.hi))
 
     def widened(self, size: Any = None) -> Interval:
-        """With room for the rounding of a value of this size (its own if None)."""
+        """The interval with room for the rounding of a value of this size (its own if None)."""
         room = unit(self.lo) * (self.magnitude if size is None else size) + TINY
         return Interval(self.lo - room, self.hi + room)
 

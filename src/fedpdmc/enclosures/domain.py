@@ -74,7 +74,7 @@ class Assumed(Enclosure):
 
 
 class Domain(eqx.Module):
-    """Where a program is evaluated, and on what.
+    """A set of inputs on which a program is evaluated, and the kind of enclosures.
 
     Class attributes
     ----------------

@@ -69,7 +69,7 @@ def enclose(function: Callable, domain: Domain | None = None) -> Callable:
 
 
 def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:
-    """Without the equations that nothing depends on; constants and inputs stay."""
+    """The program without equations that nothing depends on; constants and inputs stay."""
     kept, *_ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return kept
 
@@ -178,7 +178,7 @@ def _evaluate(domain: Domain, equation, forms) -> list[Form]:
 
 
 def _by_rule(domain: Domain, equation, forms) -> list[Form]:
-    """By the domain's rule, or as a move of entries."""
+    """Evaluate an equation by the domain's rule, or as a move of entries."""
     name = equation.primitive.name
     if not domain.knows(name) and name not in MOVES:
         raise NoEnclosure(name, line_of(equation))
@@ -215,5 +215,5 @@ def _call(domain: Domain, equation, forms) -> list[Form]:
 
 
 def _placed(error: NoEnclosure, equation) -> NoEnclosure:
-    """With the line of the caller in the user's code: functions that JAX compiles once do not record who called them."""
+    """The error with the caller's line in the user's code: functions that JAX compiles once do not record their caller."""
     return error if error.where else NoEnclosure(error.primitive, line_of(equation), error.reason)

@@ -25,7 +25,7 @@ def _scaled(x: Interval, factor: Any) -> Interval:
 
 
 def _listed(each: Callable[[int], Callable[[Interval], Interval]], noise: float = 4.0) -> Taylor:
-    """From the ranges of the derivatives themselves; ``noise`` as in `Smooth`."""
+    """Coefficients from the ranges of the derivatives themselves; ``noise`` as in `Smooth`."""
 
     def found(x: Interval, order: int) -> list[Interval]:
         ranges = [each(k)(x) for k in range(order + 1)]

@@ -91,7 +91,7 @@ def _over_stacks(function: Callable, axes: int) -> Callable:
 
 
 def _symmetric(a):
-    """As libraries read it: the lower half, twice."""
+    """The symmetric matrix that libraries read: its lower half, mirrored."""
     return jnp.tril(a) + jnp.tril(a, -1).T
 
 

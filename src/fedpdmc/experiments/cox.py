@@ -46,7 +46,7 @@ class Grid(NamedTuple):
         return jnp.sum(jnp.asarray(self.counts) * x - jnp.exp(x)) - BETA / 2 * (jnp.sum(x**2) - 2 * ALPHA * pairs)
 
     def scale(self) -> fp.Reference:
-        """Where each cell's posterior would be without its neighbours: Newton on ``e^x − y + β x = 0``."""
+        """The reference of each cell's posterior without its neighbours, by Newton on ``e^x − y + β x = 0``."""
         x = np.zeros(len(self.counts))
         for _ in range(50):
             x = x - (np.exp(x) - self.counts + BETA * x) / (np.exp(x) + BETA)

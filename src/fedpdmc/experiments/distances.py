@@ -161,7 +161,7 @@ def by(rows: list[dict[str, Any]], key: str) -> dict[Any, list[dict[str, Any]]]:
 
 
 def range_of(ratios: list[Ratio]) -> str:
-    """In words."""
+    """The range of the ratios, as text."""
     values = [found.value for found in ratios]
     return f"{min(values):.2f} to {max(values):.2f}"
 

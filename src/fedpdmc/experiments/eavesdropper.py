@@ -92,7 +92,7 @@ class Profile(NamedTuple):
     weight: Float[ndarray, " b"]
 
     def less(self, part: Float[ndarray, " b"]) -> Profile:
-        """With the known part of the prior subtracted."""
+        """The profile with the known part of the prior subtracted."""
         return self._replace(slope=self.slope - part)
 
     def distance(self, truth: Float[ndarray, " b"]) -> float:
@@ -105,7 +105,7 @@ class Profile(NamedTuple):
 
 
 def estimate(heard: Overheard, i: int, edges: Float[ndarray, " b1"]) -> Profile:
-    """From flips of coordinate i and the time that paths spend in each bin, by the sign of ``v_i``."""
+    """The profile, from flips of coordinate i and the time that paths spend in each bin, by the sign of ``v_i``."""
     x, rang = heard.looks(i), heard.flipped == i
     ends = heard.start[rang, i] + heard.velocity[rang, i] * heard.length[rang]
     rates, variance, time = [], 0.0, 0.0

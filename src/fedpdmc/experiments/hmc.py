@@ -28,7 +28,7 @@ class Density(Protocol):
     """Records that know their posterior: a tuple of arrays, so that other records of these shapes need no compilation."""
 
     def log_density(self, x: Any) -> Any:
-        """Up to a constant."""
+        """Log density, up to a constant."""
         ...
 
 

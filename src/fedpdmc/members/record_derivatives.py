@@ -136,7 +136,7 @@ class _Block:
         return whole[: self.predictors * self.width + rest]
 
     def gradients(self):
-        """Of all records, in the model's own parameters."""
+        """Gradients of all records, in the model's own parameters."""
         slopes = jax.vmap(jax.grad(self.loss))(self.z, self.rows)
         n, predictors = len(slopes), self.predictors
         coefficients = slopes[:, :predictors, None] * self.design[:, None, :]

@@ -61,7 +61,7 @@ class MixturePrior(eqx.Module):
         return ScaleMixture(base, rows, reference.center[np.asarray(self.index)] - self.mean, self.law)
 
     def minus_log_density(self, x: np.ndarray) -> np.ndarray:
-        """Of positions of shape (n, d), with the scales integrated out; up to a constant.
+        """Minus the log density at positions of shape (n, d), with the scales integrated out; up to a constant.
 
         Given τ, a coefficient of a horseshoe has with ``u = z²/(2τ²)`` and ``t = 1/λ²`` up to the end T of its law a density
         proportional to ``τ⁻¹ ∫₀ᵀ e^{−ut}/(1 + t) dt = τ⁻¹ e^u (E₁(u) − E₁(u + uT))``. The integral over τ is a sum over

@@ -72,7 +72,7 @@ class Part:
         return self._one("likelihood", x, arrays) + self._one("prior", x, arrays)
 
     def _one(self, part: str, x, arrays):
-        """Of the likelihood or the prior. The variables lie in their supports by construction; this is not checked."""
+        """Minus the log of likelihood or prior. The variables lie in their supports by construction; this is not checked."""
         data = rejoin(arrays, self.rest, self.structure)
         # The prior of the others does not depend on local variables: they may take any value where they are not given.
         missing = sum(s.size for s in (*self.latents, *self.local)) - x.shape[0]

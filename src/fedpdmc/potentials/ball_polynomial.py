@@ -299,7 +299,7 @@ def _assembled(program: Program, center, balls: Balls, jet: Jet, rounding: float
 
 
 def _sizes(table: Monomials, coefficients: np.ndarray) -> np.ndarray:
-    """Of sums of so many terms, by degree."""
+    """Rounding errors of sums of so many terms, by degree."""
     degree, unit = table.degree[: len(coefficients)], (64 + len(coefficients)) * np.finfo(float).eps
     return unit * np.stack([np.abs(coefficients[degree == k]).sum(0) for k in range(table.order)])
 

@@ -57,7 +57,7 @@ class ClippedRecords(Potential):
         raise InputError("sites", "a field of clipped records", "Use their bound.")
 
     def whiten(self, reference, columns):
-        """In the coordinates of a run."""
+        """The records in the coordinates of a run."""
         rows, center = reference.matrix, reference.center
         if columns is not None:
             rows, center = rows[columns], center[columns]

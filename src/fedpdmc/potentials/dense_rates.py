@@ -64,7 +64,7 @@ AT_A_TIME = 2**14
 
 
 class Curves(NamedTuple):
-    """Of every site and chain: the signed rates at the Chebyshev nodes of the piece, and the error of their interpolant."""
+    """The signed rates of every site and chain at the Chebyshev nodes of the piece, and the error of their interpolant."""
 
     values: Float[Array, "G K C"]
     error: Float[Array, "G C"]
@@ -200,7 +200,7 @@ class InterpolatedCurves(RecordCurves):
 
 
 def _product(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> Float32[Array, "b n"]:
-    """With the design, some columns at a time."""
+    """Product with the design, some columns at a time."""
     dim = rows.shape[1]
     width = -(-dim // -(-dim // MOST_COLUMNS))
     parts = [
@@ -224,7 +224,7 @@ def _chebyshev(n: int, x):
 
 
 def cosine_and_sine(angle: Float[Array, "*shape"]) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """Of angles in [0, π/2], to the last places of 64 bits, as straight-line arithmetic.
+    """Cosine and sine of angles in [0, π/2], to the last places of 64 bits, as straight-line arithmetic.
 
     Taylor's series about π/4 with ``|s| ≤ π/4``; the terms left out are below ``(π/4)^{18}/18! < 3·10⁻¹⁸``. The processor's
     compiler vectorises this, but calls a library function for each 64-bit cosine.

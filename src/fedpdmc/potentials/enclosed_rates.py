@@ -78,7 +78,7 @@ def _polynomials(rate: Callable, a, v, zeta, room) -> RateCell:
 
 
 def _series(rate: Callable, a, v, zeta, room):
-    """On one chain the longest of some cells whose errors are small, by what cells and errors cost."""
+    """The cell, on one chain, that costs the least among some lengths, counting its error."""
 
     def look(share):
         h = share * jnp.clip(room, 1e-12, LONGEST)

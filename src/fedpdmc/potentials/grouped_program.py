@@ -51,7 +51,7 @@ class GroupedRemainder(PrivateRemainder):
     def of(
         cls, model: RandomEffects, at: Float[Array, " d"], rows: Float[Array, "d e"], control, known: Conditional
     ) -> GroupedRemainder:
-        """In coordinates ``θ = at + rows a``."""
+        """The remainder in coordinates ``θ = at + rows a``."""
         information, center, slope = informed(
             known, model.split(at)[2], model.design.shape[1] + model.family.scaled
         )  # fmt: skip
@@ -85,7 +85,7 @@ class GroupedRemainder(PrivateRemainder):
         return model.weight * model.family.value(eta, model.response, s)
 
     def _own(self, a, zeta):
-        """Without the quadratic."""
+        """The energy without the quadratic."""
         own, z, e, u = self._mapped(a, zeta)
         law = gaussian_energy(e[..., None], own[2][:, None], own[3])[:, 0]
         # −log|∂z/∂ζ| = −½ log σ(u) up to a constant.
@@ -101,7 +101,7 @@ class GroupedRemainder(PrivateRemainder):
         return jax.vmap(jax.grad(self.energy))(a, zeta)
 
     def cell(self, a, v, zeta, room):
-        """From enclosures of the losses."""
+        """The rate on a cell, from enclosures of the losses."""
         return rate_cell(self.energy, a, v, zeta, room)
 
     @property

@@ -115,7 +115,7 @@ class Program(Potential):
         return dataclasses.replace(self, control=whole)
 
     def whiten(self, reference, columns):
-        """As a function of ``a`` with ``x = c + S a``."""
+        """The potential as a function of ``a`` with ``x = c + S a``."""
         rows, center = reference.scale_tril if reference.diagonal else reference.matrix, reference.center
         if columns is not None:
             rows, center = reference.matrix[columns], center[columns]
@@ -317,7 +317,7 @@ def _rates(program, rotating: bool, a, v, length) -> Series:
 
 
 def _flattened(cell: Cell, found: Any) -> Series:
-    """With ``σ`` and ``κ`` written in powers of s, and zeros for what is absent."""
+    """The series with ``σ`` and ``κ`` written in powers of s, and zeros for absent parts."""
     if not isinstance(found, Series):
         found = Series(*_ends(span(cell, found)))
     zero = jnp.zeros(found.shape, found.dtype)

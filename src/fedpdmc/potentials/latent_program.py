@@ -84,7 +84,7 @@ class LatentProgram(LatentPotential):
         return jax.grad(self.energy, 1)(x, z), jax.hessian(self.energy, 1)(x, z)
 
     def _mode(self, x):
-        """By Newton steps, of which the best part is taken."""
+        """The mode, by Newton steps with a search along each."""
 
         def step(_, z):
             gradient, hessian = self._curvature(x, z)
@@ -108,7 +108,7 @@ class LatentProgram(LatentPotential):
         return self.energy(x, z) + 0.5 * jnp.linalg.slogdet(_positive(self._curvature(x, z)[1]))[1]
 
     def opened(self, center, rows, control):
-        """In a run's coordinates, with the private map made at the reference's centre."""
+        """The potential in a run's coordinates, with the private map made at the reference's centre."""
         return _opened(self, center, rows, control)
 
     def remainder(self, center, rows, control) -> ProgramRemainder:
@@ -183,7 +183,7 @@ class ProgramRemainder(PrivateRemainder):
         return jax.vmap(lambda one, held: self._at(held).gradient(one))(a, zeta)
 
     def cell(self, a, v, zeta, room):
-        """From enclosures of the program."""
+        """The rate on a cell, from enclosures of the program."""
         return rate_cell(lambda a, zeta: self._at(zeta).value(a), a, v, zeta, room)
 
     @property

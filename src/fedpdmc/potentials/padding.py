@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     axis: int | None
 
     def at(self, records: int) -> jax.ShapeDtypeStruct:
-        """With so many records."""
+        """The shape for this many records."""
         shape = list(self.shape)
         if self.axis is not None:
             shape[self.axis] = records
@@ -217,7 +217,7 @@ def _reserved(recipe: Recipe, places) -> list[int]:
 
 
 def _masked(value, weights, axis: int):
-    """With weight zero for copies of records: finite numbers times zero."""
+    """Values times their weights, which are zero for copies of records; the copies are finite where the records are."""
     return value * lax.broadcast_in_dim(lax.convert_element_type(weights, value.dtype), value.shape, (axis,))
 
 

@@ -75,7 +75,7 @@ class Quadratic(Potential):
         return self.value(x) + 0.5 * jnp.sum(spread * (self.precision @ spread)), self.gradient(x), self.precision
 
     def stripped(self):
-        """Without its records."""
+        """The quadratic without its records."""
         return dataclasses.replace(self, source=None, records=0)
 
     def scaled(self, factor: float) -> Quadratic:

@@ -106,7 +106,7 @@ class RandomEffects(LatentPotential):
         return jax.ops.segment_sum(values, self.index, self.present.shape[0], indices_are_sorted=True)
 
     def _losses(self, eta: Float[Array, "N J"], s) -> Float[Array, "N J"]:
-        """Of each record at several values of its predictor."""
+        """Losses of each record at several values of its predictor."""
         return jax.vmap(lambda one: self.family.value(one, self.response, s), 1, 1)(eta)
 
     def energies(self, x: Float[Array, " d"], z: Float[Array, "G r J"]) -> Float[Array, "G J"]:
@@ -240,7 +240,7 @@ class RandomEffects(LatentPotential):
         check_continuity(losses, n + self.family.scaled)
 
     def opened(self, center, rows, control):
-        """In a run's coordinates, with the private map made at the reference's centre."""
+        """The potential in a run's coordinates, with the private map made at the reference's centre."""
         return _opened(self.stripped(), center, rows, control)
 
 

@@ -110,7 +110,7 @@ class InformedRemainder(PrivateRemainder):
     def of(
         cls, model: RandomEffects, at: Float[Array, " d"], rows: Float[Array, "d e"], control, known: Conditional
     ) -> InformedRemainder:
-        """In coordinates ``θ = at + rows a``."""
+        """The remainder in coordinates ``θ = at + rows a``."""
         p, r, dim = model.design.shape[1], model.effects.shape[1], at.shape[0]
         assert isinstance(model.family, AnalyticFamily)
         scaled = model.family.scaled
@@ -183,7 +183,7 @@ class InformedRemainder(PrivateRemainder):
         return self.scale[1] + self.scale[0] @ a
 
     def forms(self, a, v) -> Forms:
-        """Of columns ``a``, ``v`` of shape (d, C)."""
+        """The linear forms of columns ``a``, ``v`` of shape (d, C)."""
         precision, linear = self.control.precision, self.control.linear
         own = precision @ v
         control = jnp.stack([
@@ -234,7 +234,7 @@ class InformedRemainder(PrivateRemainder):
         return total.T
 
     def cell(self, a, v, zeta, room):
-        """By interpolation, on a cell as long as the error allows."""
+        """The rate by interpolation, on a cell as long as the error allows."""
         forms, columns = self.forms(a.T, v.T), self._columns(zeta)
         length, error = self._longest(self.reach(forms), jnp.abs(columns), room)
         half = 0.5 * length

@@ -24,7 +24,7 @@ from fedpdmc.potentials.padding_recipe import Masked, Recipe, Unpaddable, called
 
 
 def pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Without the equations that nothing depends on; constants and inputs stay."""
+    """The program without equations that nothing depends on; constants and inputs stay."""
     jaxpr, *_ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return core.ClosedJaxpr(jaxpr, closed.consts)
 

@@ -110,7 +110,7 @@ def next_length(target: float, worst: float, span: float) -> tuple[float, float]
 
 
 def split_burn_in(block: Block, flow: Flow) -> tuple[np.ndarray, Skeleton]:
-    """Of a block with turns that begins with the burn-in: the events of each chain in it, and the paths from time zero on.
+    """Split a block with turns that begins with the burn-in: events of each chain in it, and the paths from time zero on.
 
     Velocities change at events and at turns, whose number is known.
     """

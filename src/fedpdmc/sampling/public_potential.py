@@ -54,7 +54,7 @@ def public_potential(
 
 
 def _whitened(term: Quadratic, reference: Reference) -> tuple[np.ndarray, np.ndarray]:
-    """As `Quadratic.whiten`."""
+    """The quadratic in whitened coordinates, as `Quadratic.whiten` computes it."""
     center, scale = np.asarray(reference.center), np.asarray(reference.scale_tril)
     rows = np.diag(scale) if reference.diagonal else scale
     precision, linear = np.asarray(term.precision), np.asarray(term.linear)

@@ -34,7 +34,7 @@ class BallPolynomial(SegmentEnvelope):
     remainder: PolynomialRemainder
 
     def constants(self, dynamics, a, v, remaining):
-        """From the table of hazards; infinite where nothing is known."""
+        """Constants from the table of hazards; infinite where nothing is known."""
         distance = jnp.linalg.norm(self.remainder.center)
         reach = jnp.sqrt(jnp.sum(a * a + v * v, -1)) + distance
         rate = self.remainder.hazard(reach) * (1 + 2 * RELATIVE_SLACK) + self._slack(reach, reach)

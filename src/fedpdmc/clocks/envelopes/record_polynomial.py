@@ -42,7 +42,7 @@ class RecordPolynomial(PointEnvelope):
     cell: Float[Array, ""]
 
     def known(self, a):
-        """From the monomials of the distance."""
+        """The polynomial, from the monomials of the distance from its centre."""
         b = (a - self.expansion.center).T
         error, slip = self.expansion.error(b), self.expansion.slip(b)
         return Known(a, self.expansion.gradient(b).T, (error + slip).T, (b, error, slip))

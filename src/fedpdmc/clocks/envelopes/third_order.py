@@ -70,7 +70,7 @@ class ThirdOrder(SegmentEnvelope):
     quadratic: QuadraticPart | None = None
 
     def constants(self, dynamics, a, v, remaining):
-        """From the energy on a rotation, and from the distance on a cell of a line."""
+        """Constants from the energy on a rotation, and from the distance on a cell of a line."""
         flips, rotating, remainder = dynamics.flips, dynamics.flow.rotating, self.remainder
         if rotating:
             distance = jnp.linalg.norm(remainder.center)
@@ -95,7 +95,7 @@ class ThirdOrder(SegmentEnvelope):
         return rates * (1 + 2 * RELATIVE_SLACK) + self._slack(size, speed), cell
 
     def bound(self, dynamics, a, v):
-        """To third order with the error of the rest, or sharper."""
+        """The bound of third order with its error, or that of fourth order if it is sharper."""
         b, remainder, flips = a - self.remainder.center, self.remainder, dynamics.flips
         size = jnp.linalg.norm(b, axis=-1)
         speed = jnp.abs(v) if flips else jnp.linalg.norm(v, axis=-1, keepdims=True)

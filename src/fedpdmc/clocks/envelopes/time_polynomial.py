@@ -72,7 +72,7 @@ class TimePolynomial(IntervalEnvelope):
 
 
 class Tried(NamedTuple):
-    """By point: how far an interval reaches, and per unit of velocity and ``1 + |a|`` the error and the rate."""
+    """At each point: how far an interval reaches, and error and rate per unit of velocity and ``1 + |a|``."""
 
     reach: Float[Array, " n"]
     error: Float[Array, " n"]
@@ -99,7 +99,7 @@ def time_polynomial(program: Program, dynamics: Dynamics) -> tuple[TimePolynomia
 
 
 def _best_length(reach: Callable[[float], float]) -> float:
-    """Of `LENGTHS` the one with the longest reach, by steps to a better neighbour, at first over every other one."""
+    """The length of `LENGTHS` with the longest reach, by steps to a better neighbour, at first over every other one."""
     known: dict[int, float] = {}
 
     def look(place: int) -> float:

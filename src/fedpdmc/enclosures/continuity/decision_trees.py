@@ -153,7 +153,7 @@ Range = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def pruned(value: Value, known: dict[Any, Range] | None = None) -> Value:
-    """Without impossible cases: formulas that differ by a constant bound each other.
+    """The value without impossible cases: formulas that differ by a constant bound each other.
 
     ``known`` holds for what varies in a formula its bounds, and whether they are not reached.
     """

@@ -175,7 +175,7 @@ class Formulas:
         return self.atom(name, own, args, shape, bounds, entrywise=True, evaluate=evaluate)
 
     def _exp(self, own: Any, evaluate: Callable, x: Terms) -> Terms:
-        """With what is not differentiated as a factor of its own, so that it can cancel; zero of minus infinity."""
+        """The exponential, with what is not differentiated as a separate factor that can cancel; zero for minus infinity."""
         moving, constant = x.split()
         if np.any(nothing := constant == -np.inf):
             if np.all(nothing):
@@ -278,7 +278,7 @@ class Formulas:
 
 
 def _bounds_of_sign(x: Terms) -> tuple[float, float]:
-    """Of a function that is not negative where its argument is not."""
+    """Bounds of a function that is not negative where its argument is not."""
     return POSITIVE if x.sign > 0 else ANY
 
 
@@ -304,7 +304,7 @@ def stopped_factors(x: Terms) -> tuple[Monomial, Terms]:
 
 
 def common_factors(x: Value) -> Monomial:
-    """Those of all leaves that are not zero."""
+    """Factors that all leaves except zeros have in common."""
     found = {stopped_factors(as_terms(leaf))[0] for leaf in leaves_of(x) if as_terms(leaf).terms}
     return found.pop() if len(found) == 1 else ()
 

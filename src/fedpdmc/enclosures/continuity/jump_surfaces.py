@@ -67,7 +67,7 @@ class AffineComparisons:
         return frozenset(self.sides.keys() - self.others)
 
     def differences(self) -> np.ndarray:
-        """Of all of them, in the order of the program, and their sizes: (2, K)."""
+        """Differences of the compared values, in the order of the program, and their sizes: (2, K)."""
         found = [pair for key, pairs in self.sides.items() if key not in self.others for pair in pairs]
         return np.concatenate([np.stack([one.ravel(), size.ravel()]) for one, size in found], 1)
 

@@ -61,7 +61,7 @@ class Terms:
 
     @property
     def atoms(self) -> set[Atom]:
-        """All of them, on the surface."""
+        """The atoms of the polynomial, not those within other atoms."""
         return {atom for monomial in self.terms for atom, _ in monomial}
 
     @property
@@ -118,7 +118,7 @@ class Terms:
 
 
 def _bounds(monomial: Monomial) -> tuple[float, float]:
-    """Of a product."""
+    """Bounds of a monomial."""
     if not monomial:
         return 1.0, 1.0
     if len(monomial) == 1 and monomial[0][1] == 1:
@@ -236,7 +236,7 @@ def replaced(
     x: Terms, by: dict[Atom, Terms], rebuild: Callable[[Atom, tuple[Terms, ...]], Terms], seen: dict,
     finish: Callable[[Terms], Terms] = lambda x: x,
 ) -> Terms:  # fmt: skip
-    """With atoms replaced, within entrywise functions too; ``rebuild`` makes a function of new arguments.
+    """The formula with atoms replaced, within entrywise functions too; ``rebuild`` makes a function of new arguments.
 
     ``finish`` is applied to every formula that is made.
     """

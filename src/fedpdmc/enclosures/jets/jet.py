@@ -44,7 +44,7 @@ class Balls(Domain):
 
     @np.errstate(all="ignore")
     def rule(self, name: str, params: dict[str, Any], *forms: Form) -> Any:
-        """In NumPy. An interval is a shift without known derivatives: it must cancel."""
+        """Apply a rule in NumPy. An interval is a shift without known derivatives: it must cancel."""
         if any(isinstance(form, Interval) for form in forms):
             raise NotImplementedError("stop_gradient of a value that does not cancel")
         return super().rule(name, params, *(np.asarray(form) if is_point(form) else form for form in forms))
@@ -172,7 +172,7 @@ class Jet(Enclosure):
         return Interval(self.lo[:, 0], self.hi[:, 0])
 
     def widened(self, size: np.ndarray) -> Jet:
-        """With room for the rounding of values of this size; certain infinities have none."""
+        """The jet with room for the rounding of values of this size; values that are certainly infinite are unchanged."""
         room = np.where(np.isinf(self.lo) & (self.lo == self.hi), 0.0, unit(self.lo) * size)
         return Jet(self.lo - room, self.hi + room)
 
@@ -218,7 +218,7 @@ def _slopes(table: Monomials, squares: np.ndarray) -> np.ndarray:
 
 
 def _product(x: Jet, y: Jet) -> Jet:
-    """Of the intervals, entry by entry."""
+    """Product of the intervals, entry by entry."""
     if x.lo is x.hi and y.lo is y.hi:
         value = x.lo * y.lo
         return Jet(value, value)

@@ -42,7 +42,7 @@ def _exponent(x: Form) -> Jet | None:
 
 
 def _log(balls: Balls, params, x: Jet) -> Jet:
-    """Of a sum of a few exponentials as ``log(e^a + e^b) = b + softplus(a − b)``, term by term."""
+    """The logarithm; for a sum of a few exponentials by ``log(e^a + e^b) = b + softplus(a − b)``, term by term."""
     root, beyond, exponents = x.of("one more"), x.of("tail"), _exponents(balls, x)
     if root is not None:
         return composed(balls, TAYLOR["log1p_square"], root)

@@ -160,7 +160,7 @@ def steps(cell: Cell, params: Any, x: Form) -> Form:
 
 @rule("convert_element_type")
 def convert(cell: Cell, params: Any, x: Form) -> Form:
-    """To another type of number; a truth becomes zero, one, or between."""
+    """Conversion to another type of number; a truth becomes zero, one, or the interval between."""
     dtype = params["new_dtype"]
     x = truth(cell, x) if isinstance(x, Assumed) else x
     if isinstance(x, Truth):

@@ -56,7 +56,7 @@ def composed(interval: TimeInterval, f: Local, w: Curve) -> Curve:
 
 
 def by_ranges(f: Taylor) -> Local:
-    """From the ranges of the derivatives."""
+    """The function from the ranges of its derivatives."""
 
     def found(x, far, order: int) -> Known:
         here = f(Interval(x, x), order)
@@ -67,7 +67,7 @@ def by_ranges(f: Taylor) -> Local:
 
 
 def _exact(values: list[Any], noise: float, absolute: float, beyond: Any) -> Known:
-    """With the rounding of the values, relative and absolute."""
+    """Values with their rounding errors, relative and absolute."""
     errors = [unit(value) * (noise * jnp.abs(value) + absolute) + TINY for value in values]
     return Known(values, errors, beyond)
 

@@ -30,7 +30,7 @@ class Formula(NamedTuple):
     binds: int
 
     def within(self, least: int) -> str:
-        """In parentheses unless it binds at least so tightly."""
+        """The text, in parentheses unless it binds at least this tightly."""
         return self.text if self.binds >= least else f"({self.text})"
 
 

@@ -172,7 +172,7 @@ class Model:
         return review(self)
 
     def minus_log_likelihood(self, x: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
-        """Of one record, from parameters, predictors, columns and constants by name."""
+        """Minus the log likelihood of one record, from parameters, predictors, columns and constants by name."""
         return evaluate(self.source.likelihood, {**x, **row})[""]
 
     def of(

@@ -21,7 +21,7 @@ class Type(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """As NumPy has it."""
+        """The type of NumPy."""
         return KINDS[self.kind]
 
     @property
@@ -55,7 +55,7 @@ class Literal(NamedTuple):
 
     @property
     def array(self) -> np.ndarray:
-        """As a value of a program."""
+        """The number as a value of a program."""
         return np.asarray(self.value, self.type.dtype)
 
 

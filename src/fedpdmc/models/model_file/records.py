@@ -109,11 +109,11 @@ class Variables:
     own: tuple[str, ...]
 
     def named(self, names: tuple[str, ...]) -> Variables:
-        """With other names of the coordinates."""
+        """The same variables with other names of the coordinates."""
         return dataclasses.replace(self, own=names)
 
     def __call__(self, x) -> dict[str, Any]:
-        """By name, each coordinate that no variable replaces by its own."""
+        """Variables by name; a coordinate that no variable replaces keeps its own."""
         program = self.source.variables
         if program is None:
             return {name: x[i] for i, name in enumerate(self.own)}

@@ -67,7 +67,7 @@ def trace(function: Callable[..., Any], inputs: Mapping[str, Type], groups: Mapp
 
 
 def _pruned(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Without the equations that nothing depends on; inputs stay."""
+    """The program without equations that nothing depends on; inputs stay."""
     jaxpr, *_ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return core.ClosedJaxpr(jaxpr, closed.consts)
 
@@ -240,7 +240,7 @@ class _Translation:
             self.known[variable] = self._constant(value)
 
     def program(self, labels: list[str]) -> Program:
-        """All of it."""
+        """Translate the whole program."""
         for equation in self.jaxpr.eqns:
             self._equation(equation)
         results = tuple(zip(labels, (self._operand(atom) for atom in self.jaxpr.outvars), strict=True))

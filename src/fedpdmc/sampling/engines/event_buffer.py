@@ -44,7 +44,7 @@ class Record(eqx.Module):
         return cls(jnp.zeros((*shape, 1 + dim)), velocities, jnp.zeros(shape, bool), asked)
 
     def written(self, knots: Knots, row: Int[Array, ""], asked: Int[Array, "sites C"] | None = None) -> Record:
-        """With the knots of one round in the given row."""
+        """The record with the knots of one round in the given row."""
         packed = self.velocities.dtype == jnp.uint8
         velocities = jnp.packbits(knots.v < 0, axis=-1, bitorder="little") if packed else knots.v
         numbers = jnp.concatenate([knots.t[..., None], knots.a], -1)

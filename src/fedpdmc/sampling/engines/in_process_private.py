@@ -102,6 +102,6 @@ class GuardedFederation(Federation):
 
 
 def _marked(arrival: Arrival) -> Arrival:
-    """With -1 for the mark of a chain without an arrival."""
+    """The arrival with mark -1 on chains without an event."""
     rang = arrival.rang.reshape(arrival.rang.shape + (1,) * (arrival.mark.ndim - 1))
     return Arrival(arrival.time, arrival.rang, jnp.where(rang, arrival.mark, -1))

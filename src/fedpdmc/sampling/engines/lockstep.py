@@ -88,7 +88,7 @@ def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State, pa
 
 
 def begin_block(coordinator: Coordinator, rest: Step, until) -> Step:
-    """With the first plan of a block."""
+    """The chains with the first plan of a block."""
     return _planned(coordinator, rest, jnp.ones(rest.t.shape, bool), until)
 
 
@@ -110,7 +110,7 @@ def run_chunk(groups, coordinator: Coordinator, keys: PublicKeys, first: Step, u
 
 
 def state_of(step: Step) -> State:
-    """As other engines have it; the next plan's number is that after the present one."""
+    """The state in the form of other engines; the next plan's number follows the present one."""
     turn = None if step.turns is None else Turn(step.wait, step.turns)
     events = step.site_events
     return State(step.a.T, step.v.T, step.t, step.number + 1, events, events, step.planned, turn=turn)
@@ -179,7 +179,7 @@ def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> F
 
 
 def _planned(coordinator: Coordinator, step: Step, new: Bool[Array, " C"], until) -> Step:
-    """With the count of a new plan where one begins."""
+    """The chains with a new plan counted where one begins."""
     reach = coordinator.reach(state_of(step)) if coordinator.segments > 1 else jnp.full_like(step.t, jnp.inf)
     ahead = jnp.minimum(reach, until - step.t)
     rate = coordinator.dynamics.refresh_rate if step.turns is None else 1 / QUARTER
