@@ -82,10 +82,14 @@ UNARY = {
     "by segment": lambda z, d: jax.ops.segment_sum(z, d["g"] % 3, 4),
     # control
     "scan": by_scan, "loop": by_loop, "branch": lambda z, d: lax.cond(d["y"][0] > 0, jnp.sin, jnp.cos, z),
+    "branch with a kink": lambda z, d: lax.cond(d["y"][1] > 0, lambda t: jnp.abs(t - 0.2), jnp.sin, z),
     "cholesky": gaussian_process, "map": lambda z, d: lax.map(lambda t: jnp.tanh(t) * t, z),
     # jumps
     "step": lambda z, d: jnp.where(z > 0.3, z + 1, 0.5 * z), "sign": lambda z, d: jnp.sign(z - 0.1), "counted": counted,
     "ordered": lambda z, d: jnp.where(jnp.all(z[:-1] < z[1:]), z, 0.3), "floor": lambda z, d: jnp.floor(z),
+    "three cases": lambda z, d: lax.select_n(d["g"] % 3, z, jnp.where(z > 0.4, 1.0, 0.0), jnp.abs(z)),
+    "no number": lambda z, d: jnp.where(jnp.isnan(jnp.sqrt(z)), 1.0, 0.5 * z),
+    "no root": lambda z, d: jnp.where(jnp.sqrt(z + 0.5) >= 0, 0.3, 1.0),
 }  # fmt: skip
 BINARY = {
     "add": lambda z, w: z + w, "sub": lambda z, w: z - w, "mul": lambda z, w: z * w, "max": jnp.maximum, "min": jnp.minimum,
@@ -102,7 +106,8 @@ LEAVES = {
 }  # fmt: skip
 
 # Operations that may jump.
-JUMPING = {"step", "sign", "counted", "ordered", "floor", "change point", "threshold", "order"}
+JUMPING = {"step", "sign", "counted", "ordered", "floor", "change point", "threshold", "order", "three cases", "no number",
+           "no root"}  # fmt: skip
 
 
 def records(seed: int) -> dict[str, np.ndarray]:

@@ -4,12 +4,25 @@
 smallest that does; ``python -m tests.enclosures.adversary_soak`` runs many on all cores.
 """
 
+from collections import Counter
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.enclosures import exact
-from tests.enclosures.adversary import Violation, attack, computed, exact_rates, held_exactly, paths, shrunk, soak
+from tests.enclosures.adversary import (
+    Violation,
+    attack,
+    computed,
+    exact_rates,
+    held_exactly,
+    jumps_at_surfaces_alone,
+    paths,
+    shrunk,
+    soak,
+)
 from tests.enclosures.random_programs import BINARY, LEAVES, UNARY, program_of, records, smaller
 
 from fedpdmc.enclosures import check_continuity
@@ -80,6 +93,20 @@ def test_the_adversary_notices_a_bound_that_is_too_small_and_shrinks_the_program
         attack(tree, 0)
     least, _ = shrunk(tree, 0, False, str(found.value))
     assert least in (("exp", ("eta",)), ("square", ("exp", ("eta",))))
+
+
+def test_a_steep_value_is_no_jump():
+    """A phase with a slope of 1e9."""
+    attack(("phase", ("scaled", ("eta",), ("residual",))), 196687333)
+
+
+def test_a_jump_elsewhere_than_at_surfaces_is_noticed():
+    def function(x):
+        return jnp.where(x @ x > 1.0, 1.0, 0.0) + 0.1 * jnp.sum(x)
+
+    with pytest.raises(Violation, match="where no surface is"):
+        for seed in range(4):
+            jumps_at_surfaces_alone(function, None, np.random.default_rng(seed), Counter())
 
 
 def test_smaller_programs_have_one_operation_less():

@@ -18,6 +18,7 @@ from fedpdmc.potentials import Program
 Y = np.random.default_rng(0).normal(size=7)
 T = np.arange(7.0)
 SMALL: Any = np.asarray(0.1)
+CASE = np.array([0, 1, 2])
 
 
 @jax.custom_jvp
@@ -62,6 +63,14 @@ CONTINUOUS = {
     ),
     "sorted": lambda x: jnp.sum(jnp.sort(Y * x[0]) * T),
     "norm": lambda x: jnp.linalg.norm(x - 1.0) + jnp.linalg.norm(x, 1),
+    # The gradient contains the derivative of what may be no number, which has no bound at the edge.
+    "a guard of a value by itself": lambda x: jnp.where(jnp.isfinite(jnp.log(x[0])), jnp.log(x[0]), 1e10),
+    "no NaN": lambda x: jnp.sum(jnp.nan_to_num(jnp.sqrt(x), nan=1e3)),
+    "logsumexp of logarithms": lambda x: logsumexp(jnp.log(x)),
+    "logsumexp of positive numbers": lambda x: logsumexp(jnp.log(x**2 + 0.1)),
+    "zeros of data": lambda x: jnp.sum(np.zeros(7) * jnp.log(T * x[0] + x[1])),
+    "entr": lambda x: jnp.sum(xlogy(jnp.maximum(x, 0.0), jnp.maximum(x, 0.0))),
+    "three cases by data": lambda x: jnp.sum(jax.lax.select_n(CASE, x, jnp.abs(x), x**2)),
 }  # fmt: skip
 JUMPS = {
     "a wall": lambda x: jnp.where(jnp.all(Y > x[0]), jnp.sum(Y - x[0]), jnp.inf),
@@ -88,7 +97,38 @@ JUMPS = {
     "angle": lambda x: jnp.arctan2(x[0], x[1]),
     "not differentiated": lambda x: jnp.sum(jax.lax.stop_gradient(x) * x),
     "differentiated by hand": lambda x: jnp.sum(by_hand(x[0])),
-}
+    "a solver by hand": lambda x: jax.lax.custom_root(
+        lambda s: s**3 + s - x[0], 0.5 * x[0], lambda f, s: s - f(s) / jax.grad(f)(s), lambda g, y: y / g(1.0)
+    ),
+    "a linear solver by hand": lambda x: jnp.sum(
+        jax.lax.custom_linear_solve(lambda v: 2 * v, x, lambda f, b: b + jnp.sin(b), symmetric=True)
+    ),
+    # Of three cases that data choose, the middle one.
+    "the second of three cases": lambda x: jnp.sum(jax.lax.select_n(CASE, x, jnp.where(x**3 > 0.2, 1.0, 0.0), x)),
+    "the second of three cases, at planes": lambda x: jnp.sum(
+        jax.lax.select_n(CASE, x, jnp.where(x > 0.2, 1.0, 0.0), x)
+    ),
+    # What is no number is not seen by a gradient where it only decides.
+    "not a number": lambda x: jnp.where(jnp.isnan(jnp.sqrt(x[0])), 3.0, 0.0),
+    "a wall of what is not a number": lambda x: jnp.where(jnp.isnan(jnp.log(x[0])), jnp.inf, 0.0),
+    "not a number, as a factor": lambda x: jnp.isnan(jnp.sqrt(x[0])) * x[1],
+    "not a number, of many": lambda x: jnp.sum(jnp.where(jnp.isnan(jnp.sqrt(x[0])), x + 3.0, x)),
+    "not a number, and more": lambda x: jnp.where(jnp.isnan(jnp.sqrt(x[0])) & (x[1] < 9.0), x[1] + 3.0, x[1]),
+    "compared with itself": lambda x: jnp.where(jnp.log(x[0]) == jnp.log(x[0]), 0.0, 3.0),
+    "finite": lambda x: jnp.where(jnp.isfinite(jnp.log(x[0])), 0.0, 3.0),
+    "below infinity": lambda x: jnp.where(jnp.log(x[0]) < jnp.inf, 0.0, 3.0),
+    "an overflow": lambda x: jnp.where(jnp.isinf(jnp.exp(700 + 20 * x[0])), 3.0, 0.0),
+    "a root that is not negative": lambda x: jnp.where(jnp.sqrt(x[0]) >= 0, 0.0, 3.0),
+    "the sign of a root": lambda x: jnp.sign(jnp.sqrt(x[0]) + 1.0),
+    "not positive definite": lambda x: jnp.where(jnp.isnan(jnp.linalg.cholesky(jnp.diag(x))[0, 0]), 3.0, 0.0),
+    "zero over zero": lambda x: jnp.where(jnp.maximum(x[0], 0.0) / jnp.maximum(x[0], 0.0) > 0.5, 0.0, 3.0),
+    "zero times a root": lambda x: 0 * jnp.sqrt(x[0]),
+    "limits that cross": lambda x: jax.lax.clamp(x[1], x[0], -x[1]),
+    "sixteen bits": lambda x: jnp.sum(x.astype(jnp.bfloat16)).astype(float),
+    "a comparison in 32 bits": lambda x: jnp.where(
+        jnp.dot(x, np.ones(3), preferred_element_type=jnp.float32) > 0.3, 1.0, 0.0
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("double")
@@ -106,7 +146,8 @@ def test_what_is_not_shown_to_meet_is_refused_with_its_line(name):
 
 # Programs that jump only where affine values are equal, with the number of hyperplanes.
 SURFACES = {"a wall": len(Y), "a change point": len(np.unique(T)), "order": 1, "sign": 3, "a comparison as a number": 3,
-            "cond": 1, "heaviside": 3, "a softplus by halves": 3, "double where with a gap": 3}  # fmt: skip
+            "cond": 1, "heaviside": 3, "a softplus by halves": 3, "double where with a gap": 3,
+            "the second of three cases, at planes": 3}  # fmt: skip
 
 
 @pytest.mark.usefixtures("double")

@@ -17,6 +17,9 @@ from fedpdmc.errors import NoEnclosure
 pytestmark = pytest.mark.usefixtures("double")
 
 
+NUMBER = np.asarray(1.0)
+
+
 def box():
     return Interval(jnp.array([0.1, 0.2]), jnp.array([0.3, 0.9]))
 
@@ -80,6 +83,29 @@ def test_a_function_that_is_called_like_one_of_jax_is_not_taken_for_it():
     np.testing.assert_allclose(found.hi, [0.6, 1.8], rtol=1e-9)
     known = enclose(jax.scipy.special.log_ndtr)(box())
     np.testing.assert_allclose(known.hi, jax.scipy.special.log_ndtr(box().hi), rtol=1e-9)
+
+
+@pytest.mark.parametrize("domain", [Cell(0.1), TimeInterval(2)])
+def test_zeros_of_an_array_do_not_hide_what_is_not_a_number(domain):
+    """Zero times NaN is NaN; the zeros of autodiff are left out, and those that a user multiplies with are not."""
+    nothing = np.zeros(2)
+    if isinstance(domain, Cell):
+        path = Series(jnp.array([-0.2, 0.3]), jnp.zeros(2), jnp.ones(2))
+        found = enclose(lambda x: nothing * jnp.sqrt(x), domain)(path).error
+    else:
+        path = Curve((jnp.array([[-0.2], [0.3]]), 0.05 * jnp.ones((2, 1))), jnp.zeros((2, 1)))
+        found = enclose(lambda x: nothing * jnp.sqrt(x), domain)(path).error[:, 0]
+    assert np.isnan(found[0]) and found[1] < 1e-9
+
+
+def test_comparisons_of_a_branch_are_kept_for_its_gradient():
+    def kink(x):
+        return lax.cond(NUMBER > 0, lambda t: jnp.sum(jnp.abs(t)), lambda t: 2 * t[0], x)
+
+    path = Curve((jnp.array([[-0.2], [0.3]]), 0.05 * jnp.ones((2, 1))), jnp.zeros((2, 1)))
+    found = enclose(jax.grad(kink), TimeInterval(2))(path)
+    np.testing.assert_allclose(found.parts[0][:, 0], [-1.0, 1.0])
+    assert np.all(found.error < 1e-9)
 
 
 def test_points_stay_points():

@@ -263,3 +263,15 @@ def test_a_kink_inside_a_ball_leaves_nothing_known():
     balls = Balls(np.asarray([0.0, 0.1, 0.5]), monomials(1, 4))
     jet = enclose(lambda x: jnp.abs(x[0] - 0.3), balls)(identity(balls, np.zeros(1)))
     assert np.all(np.isfinite(jet.hi[:2])) and not np.any(np.isfinite(jet.hi[2, 1:]))
+
+
+def test_what_is_not_a_number_at_one_place_is_poison_for_many():
+    """A guard of one number, with an array of cases."""
+    balls = Balls(np.asarray([0.0, 0.1]), monomials(2, 1))
+
+    def program(x):
+        return jnp.where(jnp.isfinite(jnp.sqrt(x[0])), x + jnp.sqrt(x[0]), 1.0)
+
+    fine, none = (enclose(program, balls)(identity(balls, np.array([a, 0.3]))) for a in (0.5, 0.05))
+    assert fine.shape == (2,) and np.all(np.isfinite(fine.hi))
+    assert not np.any(np.isfinite(none.hi[1, 0])) and np.all(np.isfinite(none.hi[0]))

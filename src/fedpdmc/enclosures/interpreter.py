@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
@@ -60,12 +61,19 @@ def enclose(function: Callable, domain: Domain | None = None) -> Callable:
             return function(*jax.tree.unflatten(structure, values))
 
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(*samples)
-        found = [settled(place, form) for form in run(place, _pruned(closed.jaxpr), closed.consts, leaves)]
+        consts = closed.consts if place.eager else [_not_static(const) for const in closed.consts]
+        found = [settled(place, form) for form in run(place, _pruned(closed.jaxpr), consts, leaves)]
         if not any(isinstance(leaf, Series) for leaf in leaves):
             found = [place.spans(form)[0] if isinstance(form, Series) else form for form in found]
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return enclosed
+
+
+def _not_static(const: Any) -> Any:
+    """Zeros of a user's array, which are not left out as those of autodiff are: zero times NaN is NaN."""
+    zero = isinstance(const, np.ndarray) and const.ndim and const.dtype.kind == "f" and not np.any(const)
+    return jnp.asarray(const) if zero else const
 
 
 def _pruned(jaxpr: core.Jaxpr) -> core.Jaxpr:

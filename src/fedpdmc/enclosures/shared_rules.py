@@ -155,6 +155,12 @@ def picked_case(domain: Domain, which: Any, cases: tuple[Form, ...]) -> Form:
     """The case that a point selects."""
     if all(is_point(case) for case in cases):
         return lax.select_n(jnp.asarray(which), *cases)
+    if any(isinstance(case, (Truth, Assumed)) for case in cases):
+        # Of a branch, whose index is one number: comparisons that a gradient keeps.
+        truths = domain.truths(*cases)
+        shape = np.broadcast_shapes(*(jnp.shape(case.value) for case in truths))
+        parts = zip(*((case.value, case.known) for case in truths), strict=True)
+        return Truth(*(lax.select_n(jnp.asarray(which), *(jnp.broadcast_to(x, shape) for x in part)) for part in parts))
     shape = next(case.shape for case in cases if not is_point(case))
     wide = [jnp.broadcast_to(case, shape) if is_point(case) else case for case in cases]
     return domain.fields(lambda *parts: lax.select_n(jnp.asarray(which), *parts), *wide)

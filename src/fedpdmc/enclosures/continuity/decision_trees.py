@@ -32,9 +32,14 @@ NEAR = 1e-9
 
 
 class Surface:
-    """Where a formula is zero; free if the values need not agree there, because the data decide or the function is known."""
+    """Where a formula is zero; free if the values need not agree there, because the data decide or the function is known.
 
-    def __init__(self, place: int, terms: Terms, where: str, free: bool = False):
+    Where there are ``guards`` the question is whether these atoms are numbers: they are on the positive side
+    (`fedpdmc.enclosures.continuity.not_a_number`).
+    """
+
+    def __init__(self, place: int, terms: Terms, where: str, free: bool = False, guards: frozenset[Atom] = frozenset()):
+        self.guards = guards
         self.place, self.terms, self.where, self.free = place, terms, where, free or not terms.depends
         self.moving, constant = terms.split()
         self.kind, self.level = self.moving.key, -constant
@@ -255,7 +260,8 @@ def _scale(terms: Terms, put: Callable[[Terms], Terms]) -> np.ndarray:
         size = np.abs(c)
         for atom, power in monomial:
             value = put(of_atom(atom)).constant
-            size = size * (1.0 if value is None else np.abs(value) ** power)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                size = size * (1.0 if value is None else np.abs(value) ** power)
         total = total + size
     return total
 

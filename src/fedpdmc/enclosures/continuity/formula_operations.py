@@ -7,9 +7,19 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc.enclosures.continuity.decision_trees import Surface, Value, apply, as_terms, depends, joined, leaves_of
+from fedpdmc.enclosures.continuity.decision_trees import (
+    Surface,
+    Value,
+    apply,
+    as_terms,
+    depends,
+    joined,
+    key,
+    leaves_of,
+)
 from fedpdmc.enclosures.continuity.formulas import ANY, Formulas
-from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Terms, added, chosen, of_atom, scaled
+from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Terms, added, chosen, number, of_atom, scaled
+from fedpdmc.enclosures.continuity.not_a_number import assumed, guarded, undefined
 from fedpdmc.errors import Discontinuous
 
 
@@ -26,7 +36,12 @@ def _sub(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
 
 
 def _mul(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
-    return formulas.product(x, y)
+    found = formulas.product(x, y)
+    for one, other in ((x, y), (y, x)):
+        # Arrays of data are no constants of the enclosures, so that zeros among them hide nothing.
+        if isinstance(one, np.ndarray) and one.size and not np.any(one) and not formulas.knows_data:
+            return guarded(formulas, found, np.asarray(np.nan), undefined(other), where)
+    return found
 
 
 def _div(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
@@ -73,6 +88,10 @@ def _min(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
 
 
 def _clamp(formulas: Formulas, params, where, least: Value, x: Value, most: Value) -> Value:
+    if depends(least) or depends(most):
+        raise Discontinuous(
+            "clamp", where, "limits that depend on the parameters, whose derivative JAX leaves out where they cross"
+        )
     return _min(formulas, params, where, _max(formulas, params, where, x, least), most)
 
 
@@ -81,19 +100,23 @@ def _abs(formulas: Formulas, params, where, x: Value) -> Value:
 
 
 def _sign(formulas: Formulas, params, where, x: Value) -> Value:
-    return formulas.sign(x, where)
+    return guarded(formulas, formulas.sign(x, where), np.asarray(np.nan), undefined(x), where)
 
 
 def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
-    answers = [np.asarray(answer) for answer in (plus, zero, minus)]
+    answers, differ = [np.asarray(answer) for answer in (plus, zero, minus)], plus and minus
 
     def found(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
         for one, side in ((x, 1), (y, -1)):
             if isinstance(one, np.ndarray) and one.dtype.kind == "f" and one.size and np.all(np.isinf(one)):
-                # A finite number is below infinity; one that is not finite stops the run.
-                return np.where(side * one > 0, *(np.broadcast_to(a, one.shape) for a in (answers[0], answers[2])))
+                # A finite number is below infinity.
+                known = np.where(side * one > 0, *(np.broadcast_to(a, one.shape) for a in (answers[0], answers[2])))
+                return guarded(formulas, known, ~known, undefined(x, True) | undefined(y, True), where)
         difference = _sub(formulas, params, where, _plain(x), _plain(y))
-        return formulas.by_sign(formulas.sign(difference, where), *answers)
+        answer = formulas.by_sign(formulas.sign(difference, where), *answers)
+        # A value is compared with itself to see whether it is a number.
+        itself = key(difference) == key(number(np.zeros(difference.shape)))
+        return guarded(formulas, answer, np.asarray(differ), undefined(x, itself) | undefined(y, itself), where)
 
     return found
 
@@ -107,7 +130,7 @@ def _logical(function: Callable) -> Callable[..., Value]:
     def found(formulas: Formulas, params, where, *values: Value) -> Value:
         def one(*leaves):
             if all(isinstance(leaf, np.ndarray) for leaf in leaves):
-                return function(*leaves)
+                return np.asarray(function(*leaves))
             return formulas.atom(function.__name__, None, tuple(map(as_terms, leaves)), leaves[0].shape, analytic=False)
 
         if any(isinstance(leaf, Terms) and leaf.depends for value in values for leaf in leaves_of(value)):
@@ -127,11 +150,20 @@ def _select(formulas: Formulas, params, where, which: Value, *cases: Value) -> V
                 return np.select([index.astype(int) == i for i in range(len(leaves))], leaves)
             return found
         # Data that are not known here: by their sign, which has nothing to do with the parameters.
-        return formulas.by_sign(formulas.sign(index, where), leaves[-1], leaves[0], leaves[0])
+        found = leaves[-1]
+        for i in range(len(leaves) - 2, -1, -1):
+            sign = formulas.sign(added(index, number(np.full(index.shape, -float(i)))), where)
+            found = formulas.by_sign(sign, found, leaves[i], leaves[i])
+        return found
 
+    which = assumed(which, cases)
     if any(isinstance(leaf, Terms) and leaf.depends for leaf in leaves_of(which)):
         raise Discontinuous("select_n", where, "a choice by a number that depends on the parameters")
     return apply(one, which, *cases)
+
+
+def _is_finite(formulas: Formulas, params, where, x: Value) -> Value:
+    return guarded(formulas, np.ones(x.shape, bool), np.asarray(False), undefined(x, True), where)
 
 
 def _convert(formulas: Formulas, params, where, x: Value) -> Value:
@@ -143,6 +175,10 @@ def _convert(formulas: Formulas, params, where, x: Value) -> Value:
     whole = not jnp.issubdtype(dtype, jnp.floating)
     if whole and any(isinstance(leaf, Terms) and leaf.depends for leaf in leaves_of(x)):
         raise Discontinuous("convert_element_type", where, "a value that depends on the parameters as a whole number")
+    if not whole and jnp.finfo(dtype).bits < 32 and depends(x):
+        raise Discontinuous(
+            "convert_element_type", where, f"a value that depends on the parameters in {jnp.finfo(dtype).bits} bits"
+        )
     return apply(one, x)
 
 
@@ -172,5 +208,5 @@ RULED: dict[str, Callable[..., Value]] = {
     "le": _compare(False, True, True), "eq": _compare(False, True, False), "ne": _compare(True, False, True),
     "and": _logical(np.logical_and), "or": _logical(np.logical_or), "xor": _logical(np.logical_xor),
     "not": _logical(np.logical_not), "select_n": _select, "convert_element_type": _convert, STOPPED: _stop,
-    "reduce_and": _truths, "reduce_or": _truths, "is_finite": lambda formulas, params, where, x: np.ones(x.shape, bool),
+    "reduce_and": _truths, "reduce_or": _truths, "is_finite": _is_finite,
 }  # fmt: skip

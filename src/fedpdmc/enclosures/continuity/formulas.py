@@ -43,6 +43,7 @@ ENTRYWISE: dict[str, Any] = {
     **dict.fromkeys(("sin", "cos", "tanh", "erf"), (-1.0, 1.0)), "cosh": (1.0, np.inf),
     **dict.fromkeys(("sinh", "asinh", "atanh", "atan", "log1p", "expm1", "cbrt", "reciprocal"), "same"),
 }  # fmt: skip
+JUMPS = "a choice whose branches are not shown to meet"
 SAME_SIGN = {"reduce_sum", "reduce_max", "reduce_min", "cumsum", "cummax", "cummin", "reduce_prod", "cumprod"}
 
 
@@ -53,7 +54,7 @@ class Formulas:
         self.atoms: dict[Any, Atom] = {}
         self.surfaces: dict[Any, Surface] = {}
         self.numbers = itertools.count()
-        self.trusted = False
+        self.trusted = self.knows_data = False
 
     # Atoms and surfaces -------------------------------------------------------------------------------------------
 
@@ -74,7 +75,9 @@ class Formulas:
         """A value of which nothing is known."""
         return of_atom(Atom(name, next(self.numbers), (), shape, ANY, needs, analytic, False))
 
-    def sign(self, x: Value, where: str, free: bool | None = None) -> Value:
+    def sign(
+        self, x: Value, where: str, free: bool | None = None, guards: frozenset[Atom] = frozenset()
+    ) -> Value:  # fmt: skip
         """The sign of a value: a choice where it is not known."""
         free = self.trusted if free is None else free
 
@@ -87,7 +90,8 @@ class Formulas:
                 return np.full(terms.shape, float(np.sign(known)))
             side = _side(terms)
             upright = scaled(terms, side)
-            surface = self.surfaces.setdefault((upright.key, free), Surface(len(self.surfaces), upright, where, free))
+            new = Surface(len(self.surfaces), upright, where, free, guards)
+            surface = self.surfaces.setdefault((upright.key, free), new)
             cases: dict[int, Value] = {s: np.full(terms.shape, float(side * s)) for s in (1, 0, -1)}
             if known:
                 # The other side is never seen.
@@ -132,7 +136,8 @@ class Formulas:
             return as_terms(x)
         surface = None if self.continuous(x) else jump_of(x, self.rebuilt)
         if surface is not None:
-            raise Discontinuous("select_n", surface.where or where, "a choice whose branches are not shown to meet")
+            reason = "a choice by a value that is not a number for some parameters" if surface.guards else JUMPS
+            raise Discontinuous("select_n", surface.where or where, reason)
         leaves = tuple(as_terms(leaf) for leaf in leaves_of(x))
         ends = [leaf.bounds for leaf in leaves]
         bounds = float(np.min([np.min(low) for low, _ in ends])), float(np.max([np.max(high) for _, high in ends]))
@@ -225,7 +230,8 @@ class Formulas:
         if isinstance(x, np.ndarray):
             return np.asarray(move(x))
         if isinstance(x, Choice):
-            signs = self.sign(self.moved(move, own, x.surface.terms, shape), x.surface.where, x.surface.free)
+            asked = x.surface
+            signs = self.sign(self.moved(move, own, asked.terms, shape), asked.where, asked.free, asked.guards)
             found = self.by_sign(signs, *(self.moved(move, own, x.cases[s], shape) for s in (1, 0, -1)))
             if isinstance(found, Choice):
                 found.continuous = x.continuous

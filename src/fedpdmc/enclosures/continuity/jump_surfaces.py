@@ -158,8 +158,10 @@ def _kind(equation, kinds: list[int]) -> int:
         return NOT
     if OTHERWISE in kinds:
         return OTHERWISE
+    if any(variable.aval.dtype != jnp.float64 for variable in equation.outvars):
+        return OTHERWISE
     if name == "convert_element_type":
-        return AFFINE if equation.params["new_dtype"] == jnp.float64 else OTHERWISE
+        return AFFINE
     affine = (
         name in LINEAR
         or (name in LINEAR_IN_FIRST and all(kind == NOT for kind in kinds[1:]))

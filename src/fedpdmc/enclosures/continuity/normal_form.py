@@ -198,7 +198,7 @@ def equal(x: Terms, y: Terms) -> np.ndarray:
     scale = functools.reduce(np.maximum, sizes, zero)
     found = np.ones(np.shape(scale), bool)
     for m in monomials:
-        one, other = x.terms.get(m, zero), y.terms.get(m, zero)
+        one, other = (1.0 * w.terms.get(m, zero) for w in (x, y))
         with np.errstate(invalid="ignore"):
             found = found & ((np.abs(one - other) <= SAME * scale) | (one == other))
     return np.broadcast_to(found, x.shape)

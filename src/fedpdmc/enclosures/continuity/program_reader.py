@@ -12,7 +12,16 @@ import numpy as np
 from jax.extend import core
 
 from fedpdmc.enclosures.cell_values import Cell
-from fedpdmc.enclosures.continuity.decision_trees import Choice, Value, apply, as_terms, depends, leaves_of, pruned
+from fedpdmc.enclosures.continuity.decision_trees import (
+    Choice,
+    Value,
+    apply,
+    as_terms,
+    depends,
+    leaves_of,
+    pruned,
+    surfaces_of,
+)
 from fedpdmc.enclosures.continuity.formula_operations import RULED
 from fedpdmc.enclosures.continuity.formulas import (
     ENTRYWISE,
@@ -97,7 +106,8 @@ class Reader(Formulas):
         if not isinstance(found, Choice):
             return found
         found = pruned(found)
-        if isinstance(found, Choice) and all(map(self.continuous, values)):
+        asks = any(surface.guards for surface in surfaces_of(found).values())
+        if isinstance(found, Choice) and not asks and all(map(self.continuous, values)):
             found.continuous = True
         return self.held(found, where)
 
@@ -172,8 +182,8 @@ class Reader(Formulas):
             values = self._alike(values)
             known = apply(lambda *leaves: self.function(called, (), evaluate, *map(as_terms, leaves)), *values)
             return [self._composed(known, values, where)]
-        if name.startswith("custom_") and not called and any(map(depends, values)):
-            raise Discontinuous(name, where, "a derivative given by hand, which need not be that of the function")
+        if name.startswith("custom_") and (not called or called in BY_HAND) and any(map(depends, values)):
+            raise Discontinuous(name, where, HAND)
         return self.run(jaxpr, consts, values, where)
 
     def loop(self, equation, values: list[Value], where: str) -> list[Value]:
@@ -221,7 +231,9 @@ class Reader(Formulas):
         return [self.fresh("while", variable.aval.shape, False, False) for variable in equation.outvars]
 
     def solve(self, equation, values: list[Value], where: str) -> list[Value]:
-        """A linear system."""
+        """A linear system, by a solver of JAX: the derivative is that of an exact solution."""
+        if not _is_of_jax(equation.params["jaxprs"].solve.jaxpr):
+            raise Discontinuous("custom_linear_solve", where, HAND)
         shapes = [variable.aval.shape for variable in equation.outvars]
         return [self.opaque("custom_linear_solve", where, values, shape, where, i) for i, shape in enumerate(shapes)]
 
@@ -234,6 +246,16 @@ FLOW: dict[str, Callable[..., list[Value]]] = {
 }  # fmt: skip
 # Without rules of their own on cells, but continuous.
 CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "conv_general_dilated"}
+
+
+# Functions of JAX that have the derivative of a solution which the user's own solver finds.
+BY_HAND = {"_custom_root"}
+HAND = "a derivative given by hand, which need not be that of the function"
+
+
+def _is_of_jax(jaxpr) -> bool:
+    """Whether a program is a function of JAX."""
+    return str(jaxpr.debug_info.func_src_info).partition(" at ")[2].startswith(tuple(jax.__path__))
 
 
 def _value(x: Any) -> Value:

@@ -89,6 +89,7 @@ _SHOWN: set[str] = set()
 def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool, fixed: frozenset[int]) -> None:
     """Read a program, with arrays above this size as anything."""
     reader = Reader(lenient, fixed)
+    reader.knows_data = any(1 < const.size <= small for const in consts)
     values = [const if const.size <= small else reader.fresh("data", const.shape, False) for const in consts]
     with jax.ensure_compile_time_eval():
         inputs = [reader.fresh("parameters", variable.aval.shape) for variable in jaxpr.invars]

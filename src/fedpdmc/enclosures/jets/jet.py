@@ -101,7 +101,10 @@ class Balls(Domain):
 
     def poisoned(self, x: Form, witness: Form) -> Jet:
         """The width becomes NaN where the witness is not finite."""
-        case, room = lifted(self, x), 0.0 * np.asarray(witness.range.magnitude)[:, None]
+        case, size = lifted(self, x), np.asarray(witness.range.magnitude)
+        shape = np.broadcast_shapes(case.shape, size.shape[1:])
+        case, (size,) = broadcast(case, shape), aligned(len(shape), size)
+        room = 0.0 * np.expand_dims(size, 1)
         return Jet(case.lo - room, case.hi + room)
 
     def filled(self, x: Form, where: Any, fill: float) -> Jet:
