@@ -11,7 +11,7 @@ from tests.potentials.test_zoo_bounds import whitened
 from tests.zoo import CASES
 
 from fedpdmc.enclosures.multi_index import monomials, powers, products
-from fedpdmc.potentials import Program, polynomial_remainder
+from fedpdmc.potentials import Program, ball_polynomial, polynomial_remainder
 from fedpdmc.potentials.ball_polynomial import form_norm
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -97,6 +97,15 @@ def test_ordinary_ways_to_write_a_model_are_followed_on_balls(name):
 def test_a_program_that_balls_cannot_follow_is_left_to_the_cells():
     program = program_of(lambda x, data: jnp.sum(jax.lax.stop_gradient(data @ x) * (data @ x)))
     assert polynomial_remainder(program, np.zeros(3), NOISE) is None
+
+
+def test_an_error_in_a_rule_is_not_taken_for_a_missing_enclosure(monkeypatch):
+    def broken(function, balls):
+        raise ValueError("a rule is wrong")
+
+    monkeypatch.setattr(ball_polynomial, "enclose", broken)
+    with pytest.raises(ValueError, match="a rule is wrong"):
+        polynomial_remainder(program_of(FOLLOWED["normal with a scale"]), np.zeros(3), NOISE)
 
 
 def test_a_bound_scaled_down_is_caught():

@@ -12,6 +12,7 @@ from fedpdmc.cli.runner import CHECK_FAILED, Contract, command
 from fedpdmc.console.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.console.wrapping import say
 from fedpdmc.errors import InputError
+from fedpdmc.validation import MOST_SEED, integer
 
 if TYPE_CHECKING:
     from fedpdmc.study import Study
@@ -113,6 +114,5 @@ def _by_site(options: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise InputError("site-seed", repr(text), "Give a whole number of at most 19 digits.")
-    return int(text)
+    digits = text.isascii() and text.isdigit() and len(text) < 20
+    return integer("site-seed", int(text) if digits else text, 0, MOST_SEED, "Give an integer from 0 to 2**63 − 1.")

@@ -28,6 +28,7 @@ from fedpdmc.errors import InputError, Refused, WireError  # noqa: E402
 from fedpdmc.federation import messages as wire  # noqa: E402
 from fedpdmc.federation.transport import Request, Transport  # noqa: E402
 from fedpdmc.study import Study, read_policy, read_study  # noqa: E402
+from fedpdmc.validation import optional_seed  # noqa: E402
 
 logger = logging.getLogger("fedpdmc.flower")
 RECORD = "fedpdmc"
@@ -178,10 +179,9 @@ def _reply(message: Message, context: Context) -> Message:
         raise Refused(name, "NOT_THE_COORDINATOR", "A request was not signed by the coordinator of this study.")
     query = str(options["query"]) if "query" in options else None
     policy = read_policy(_option(options, "policy"))
-    seed = options.get("seed")
     agent = open_agent(
         study, name, _option(options, "data"), query=query, policy=policy, store=store, credentials=own,
-        seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
+        seed=optional_seed("configuration: seed", options.get("seed")),
     )  # fmt: skip
     try:
         agent.join(welcome)

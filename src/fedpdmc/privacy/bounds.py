@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.validation import integer
 
 # Relative tolerance for a record on the border, whose norm is rounded.
 ROUNDING = 1e-9
@@ -52,8 +54,8 @@ class Bounds:
     def __post_init__(self):
         if self.norm is not None:
             object.__setattr__(self, "norm", float(_sizes("Bounds(norm)", self.norm, scalar=True)))
-        if isinstance(self.most_records, bool) or not isinstance(self.most_records, int) or self.most_records < 1:
-            raise InputError("Bounds(most_records)", repr(self.most_records), "Give a positive integer.")
+        most = integer("Bounds(most_records)", self.most_records, 1, sys.maxsize, "Give a positive integer.")
+        object.__setattr__(self, "most_records", most)
         if self.most_records > LARGEST_MOST_RECORDS:
             raise InputError(
                 "Bounds(most_records)",

@@ -14,7 +14,7 @@ from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS
-from fedpdmc.validation import positive, probability
+from fedpdmc.validation import integer, positive, probability
 
 # The smallest total excess rate of all private sites. The observed time that a budget covers grows in proportion to ρ,
 # and an effective sample takes ``1.6 + 4Mρ`` units of it: at Mρ = 1 there are 0.7 of the samples of a large rate, for
@@ -97,10 +97,9 @@ class Budget:
             value = getattr(self, name)
             if not (isinstance(value, str) and value) and not (name == "dataset" and value is None):
                 raise InputError(f"Budget({name})", repr(value), "Give a non-empty string.")
-        if self.colluding is not None and (
-            isinstance(self.colluding, bool) or not isinstance(self.colluding, int) or self.colluding < 0
-        ):
-            raise InputError("Budget(colluding)", repr(self.colluding), "Give a number of sites, from 0, or None.")
+        if self.colluding is not None:
+            sites = integer("Budget(colluding)", self.colluding, remedy="Give a number of sites, from 0, or None.")
+            object.__setattr__(self, "colluding", sites)
         if self.granted is not None:
             epsilon, delta = self.granted
             own = positive("Budget(granted)", epsilon), probability("Budget(granted)", delta)
