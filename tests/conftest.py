@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
-# Annotated shapes are checked at every call of these, also while JAX traces them. They take the place of JAX's errors of rank
-# promotion: arrays of chains, (C, d), with one vector for all of them, (d,), are what most of these functions compute with.
+# Annotated shapes are checked at every call of these, also while JAX traces them. They take the place of JAX's errors of
+# rank promotion: arrays of chains, (C, d), with one vector for all, (d,), are what most of these functions compute with.
 CHECKED = [
     "fedpdmc._jax.random_streams",
     "fedpdmc.clocks",
