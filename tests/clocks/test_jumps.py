@@ -178,6 +178,19 @@ def test_a_surface_that_rounding_hides_is_refused():
         jumping(program, fp.ZigZag())
 
 
+def test_values_that_are_lost_in_rounding_are_refused():
+    """The rise across a surface is made of values, which rounding may hide where the gradient is clean."""
+
+    def offset(x, t):
+        return (x[0] + t) ** 2 - t**2 - 2 * t * x[0] + jnp.where(x[0] > 0.3, 1.0, 0.0)
+
+    with pytest.raises(
+        InputError, match=r"a model that jumps, whose values are lost in rounding: their error may be \d"
+    ):
+        jumping(Program(offset, jnp.asarray(1e8), 1), fp.ZigZag())
+    jumping(Program(offset, jnp.asarray(1e3), 1), fp.ZigZag())
+
+
 def test_nothing_is_looked_at_beyond_a_wall():
     """The gradient is infinite at one place beyond it; steep before it, so that candidates are drawn beyond."""
 

@@ -86,6 +86,7 @@ def test_a_log_density_is_the_function_with_its_sign_turned(double):
         (lambda x, data: jnp.sum(jnp.log(x)), {}, "not finite at the start.*init="),
         (lambda x, data: jnp.sqrt(x[0] - 0.5), {}, "gradient is not finite"),
         (lambda x, data: (x, x), {}, "values of tuple"),
+        (lambda x, data: jnp.sum(x) * jax.random.normal(jax.random.key(0)), {}, "draws random numbers.*as data"),
         (robust, {"data": {"y": np.array(["a"])}}, "not an array of numbers"),
         (robust, {"coordinates": [0, 0]}, "distinct"),
         (robust, {"budget": fp.Budget(epsilon=1.0, delta=1e-5, bounds=fp.Bounds(norm=1.0))}, "no known sensitivity"),

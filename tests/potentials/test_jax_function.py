@@ -80,7 +80,7 @@ def _bounds(program, built, dynamics, a, v):
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
     top = chord(own.bound, cell(own.bound), FRACTIONS)
     rates_of, both = program._program(dynamics.flips), cell(other.bound)
-    _, same = jax.vmap(lambda x, y, h: _look(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
+    *_, same = jax.vmap(lambda x, y, h: _look(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
     evenly = jnp.linspace(0.0, 1.0, 21)
     loads = [jnp.sum(jnp.maximum(chord(bound, both, evenly), 0.0)) for bound in (same, other.bound)]
     return top, rates.reshape(top.shape), own.gradient, other.gradient, loads
@@ -187,3 +187,18 @@ def test_whole_powers_written_as_floats_have_finite_bounds_at_negative_values():
     program = Program(lambda x, data: jnp.sum(jnp.log1p((data - x[0]) ** 2.0 / 4.0)), jnp.asarray([-3.0, 0.5]), 1)
     bound = program.bound(False, True, jnp.asarray([[1.0], [-1.0]]), jnp.asarray([[1.0], [-1.0]]))
     assert np.all(np.isfinite(bound.value + bound.slope + bound.curve))
+
+
+def test_a_comparison_that_is_not_decided_makes_a_cell_short():
+    """Its cases have no curvature there, but a range that counts; the usual length is too long by far."""
+
+    def limited(x, data):
+        return (x[0] < 1.0) * 50.0 * jnp.sum((x - 0.3) ** 2)
+
+    a, v = jnp.zeros((3, 2)), jnp.asarray([[-1.0, 0.5], [1.0, 0.5], [1e-3, 1.0]])
+    program = Program(limited, jnp.zeros(1), 2, pace=jnp.asarray(1e4))
+    bound = jax.jit(lambda x, y: program.bound(False, False, x, y))(a, v)
+    # Before the comparison changes, and not much before.
+    assert np.all((bound.reach * v[:, 0])[1:] < 1.0) and np.all(bound.reach > 0.01)
+    paced = jax.jit(lambda: program.paced(False, False).pace)()
+    assert 0.01 < paced < 2

@@ -1,5 +1,7 @@
 """Posteriors that jump: a change point and an order, against exact sums and quadrature, and without the jumps."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,3 +121,48 @@ def test_an_order_of_two_parameters_within_the_function():
     expected = np.concatenate([weight @ x, weight @ x**2, [weight @ ((gap < -1e-9) + 0.5 * (np.abs(gap) < 1e-9))]])
     found = t_test([*"abcde"], values.mean(1), expected)
     assert post.certified and found.exact, str(found)
+
+
+LOW, HIGH = np.array([-0.5, -0.2]), np.array([1.0, 0.8])
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 2))
+WINS = (RNG.random(60) < 1 / (1 + np.exp(-X @ [1.5, -1.0]))).astype(float)
+
+
+def logistic(x, data):
+    eta = data["X"] @ x
+    return jnp.sum(jnp.logaddexp(0.0, eta) - data["y"] * eta)
+
+
+def boxed(x, data):
+    """The same, infinite beyond the box: what holds inside of it is not what holds outside."""
+    return jnp.where(jnp.all((x >= LOW) & (x <= HIGH)), logistic(x, data), jnp.inf)
+
+
+@pytest.mark.parametrize("dynamics, reference, function", [
+    (fp.BouncyParticle(), "identity", boxed),
+    pytest.param(fp.ZigZag(), "identity", boxed, marks=pytest.mark.long),
+    pytest.param(fp.Boomerang(), "identity", boxed, marks=pytest.mark.long),
+    pytest.param(fp.BouncyParticle(), "identity", logistic, marks=pytest.mark.long),
+    pytest.param(fp.ZigZag(), "identity", logistic, marks=pytest.mark.long),
+    pytest.param(fp.BouncyParticle(), fp.Reference([0.85, -0.1], [0.13, 0.1]), boxed, marks=pytest.mark.long),
+    pytest.param(fp.ZigZag(), fp.Reference([0.85, -0.1], [0.13, 0.1]), boxed, marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_box_with_the_mode_outside_of_it(dynamics, reference, function):
+    limits: Any = (
+        {} if function is boxed else {"constraints": (np.concatenate([np.eye(2), -np.eye(2)]), [*HIGH, *-LOW])}
+    )
+    post = fp.sample(
+        fp.Site(function, data={"X": X, "y": WINS}, name="a"), fp.models.normal_prior(2), dynamics=dynamics,
+        reference=reference, init=[0.5, 0.3], chains=64, burn_in=10.0, duration=20.0, seed=1, progress=False, **limits,
+    )  # fmt: skip
+    axes = [np.linspace(low, high, 501)[1::2] for low, high in zip(LOW, HIGH, strict=True)]
+    x = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+    eta = x @ X.T
+    weight = np.exp(-np.sum(np.logaddexp(0, eta) - WINS * eta, 1) - 0.5 * np.sum(x**2, 1))
+    weight /= weight.sum()
+    draws = post.draws(400)
+    values, exact = (np.concatenate([a, a**2, a[..., :1] * a[..., 1:]], -1) for a in (draws, x))
+    found = t_test([*"abcde"], values.mean(1), weight @ exact)
+    assert post.certified and found.exact and min(found.ess) > 300, str(found)
+    assert np.all((draws >= LOW - 1e-9) & (draws <= HIGH + 1e-9))

@@ -21,13 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.enclosures import Cell, Series, enclose
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
-from fedpdmc.errors import InputError
+from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.potentials import Potential
+from fedpdmc.potentials.jax_function import path as path_of_program
 
 # How far before a surface the crossing is decided, and how far beyond it the potential is evaluated: relative to the
 # position, and to the terms of the comparison, whose rounding error is below the second.
@@ -36,6 +39,8 @@ NEAR, ROUNDING = 1e-12, 2.0**-44
 SLOW = 1e-6
 # Surfaces must be distinguishable at positions up to the first, and known to the accuracy of the second.
 USUAL, COARSE = 10.0, 1e-3
+# Points at which the rounding of values is found.
+POINTS = 16
 # Unit normals that agree to this accuracy are the same direction.
 SAME = 1e-11
 # The key of a random stream that is separate from that of the clock between the jumps.
@@ -265,6 +270,7 @@ def with_jumps(clock: Clock, surfaces: JumpSurfaces, center: Any, scale: Any, si
             "Use dynamics that reflect, fedpdmc.BouncyParticle() or fedpdmc.Boomerang(), or a diagonal reference for a jump "
             "at a value of one parameter.",
         )
+    _check_values(clock.potential, site)
     parts = _merged(normal, level, size, sizes)
     if not np.all(_usually_near(*parts[2:4]) + parts[4] <= COARSE):
         raise InputError(
@@ -273,6 +279,36 @@ def with_jumps(clock: Clock, surfaces: JumpSurfaces, center: Any, scale: Any, si
             "Take a common offset off both sides of the comparison: centre the data and the parameter.",
         )
     return JumpClock(clock.potential, clock.dynamics, clock, *map(jnp.asarray, parts), lines=surfaces.lines)
+
+
+def _check_values(potential: Potential, site: str) -> None:
+    """Refuse a function whose values, of which the rise across a surface is made, are lost in rounding.
+
+    Its gradient need not be: that of ``sin² + cos²`` is zero, whatever the factor.
+    """
+    points = np.random.default_rng(0).normal(size=(POINTS, potential.dim))
+    try:
+        errors = np.asarray(_rounding(potential, jnp.asarray(points)))
+    except NoEnclosure:
+        return
+    known = errors[np.isfinite(errors)]
+    if known.size and np.median(known) > COARSE:
+        raise InputError(
+            f"sites ({site!r})",
+            f"a model that jumps, whose values are lost in rounding: their error may be {np.median(known):.1g}",
+            "Look for large terms that cancel, and take them off by hand: centre the data, and leave constants out.",
+        )
+
+
+@once
+def _rounding(potential: Potential, points: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """The error of values at points; not finite where they are not."""
+
+    def one(a):
+        found = enclose(potential.value, Cell(0.0))(path_of_program(False, a, jnp.zeros_like(a))[0])
+        return found.error if isinstance(found, Series) else jnp.zeros(())
+
+    return jax.vmap(one)(points)
 
 
 def _usually_near(size: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -226,13 +226,17 @@ def _check(model: UserModel, dim: int, name: str) -> None:
     x = jax.ShapeDtypeStruct((dim,), jnp.float64)
     where = f"sites ({name!r})"
     try:
-        value = jax.eval_shape(model.function, x, model.data)
+        closed, value = jax.make_jaxpr(lambda *args: model.function(*args), return_shape=True)(x, model.data)
     except Exception as error:
         raise InputError(
             where,
             f"a model that raises {type(error).__name__} at parameters of shape ({dim},): {str(error).splitlines()[0]}",
             SHOULD,
         ) from error
+    if _draws(closed.jaxpr):
+        raise InputError(
+            where, "a model that draws random numbers with jax.random", "Draw them once and give them to it as data."
+        )
     shape = getattr(value, "shape", None)
     if shape != ():
         found = type(value).__name__ if shape is None else f"shape {shape}"
@@ -247,6 +251,17 @@ def _check(model: UserModel, dim: int, name: str) -> None:
             f"a model without a gradient: {type(error).__name__}: {str(error).splitlines()[0]}",
             "Write it with functions that JAX can differentiate.",
         ) from error
+
+
+def _draws(jaxpr: Any) -> bool:
+    """Whether a program, or one within it, draws random numbers."""
+    inner = jax.tree.leaves([equation.params for equation in jaxpr.eqns], is_leaf=lambda part: hasattr(part, "eqns"))
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    return any(name.startswith("random_") for name in names) or any(map(_draws, filter(_is_program, inner)))
+
+
+def _is_program(part: Any) -> bool:
+    return hasattr(part, "eqns")
 
 
 def derivatives_of(potential: Potential, x, spread=None):

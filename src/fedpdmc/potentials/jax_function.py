@@ -120,9 +120,7 @@ class Program(Potential):
         if columns is not None:
             rows, center = reference.matrix[columns], center[columns]
         control = None if self.control is None else self.control.whiten(reference, columns)
-        return dataclasses.replace(
-            self, size=reference.dim, center=center, scale=rows, control=control
-        )  # fmt: skip
+        return dataclasses.replace(self, size=reference.dim, center=center, scale=rows, control=control)
 
     def _gradient(self, a):
         """``∇U(a)``, the quadratic taken off last."""
@@ -311,9 +309,7 @@ def reflection_rate(rate: Callable, a, v, length) -> Series:
 def _rates(program, rotating: bool, a, v, length) -> Series:
     """The signed rates as series on a cell."""
     cell = Cell(length, rotating)
-    position, velocity = path(rotating, a, v)
-    found = enclose(program, cell)(position, velocity)
-    return _flattened(cell, found)
+    return _flattened(cell, enclose(program, cell)(*path(rotating, a, v)))
 
 
 def _flattened(cell: Cell, found: Any) -> Series:
@@ -345,9 +341,9 @@ def _best(program, rotating: bool, a, v):
     def look(longest, rung):
         h = longest * rung
         found = _rates(program, rotating, a, v, h)
-        bend, bound = _judged(found, h)
+        bend, _, bound = _judged(found, h)
         first = jnp.minimum(2 * jnp.cbrt(2 / jnp.maximum(bend, LEAST)), LONGEST if rotating else jnp.inf)
-        work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4, nan=jnp.inf)
+        work = jnp.nan_to_num(1 / h + jnp.sum(bound.curve) * h * h / 4 + jnp.sum(found.error), nan=jnp.inf)
         largest = jnp.max(found.error), jnp.max(jnp.abs(found.value))
         return jnp.where(rung == 0, first, longest), (h, work, *largest)
 
@@ -355,31 +351,34 @@ def _best(program, rotating: bool, a, v):
     return lengths[1:][jnp.argmin(works[1:])], errors[0], rates[0]
 
 
-def _look(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], RateBound]:
-    """The bound of the rates on a cell of this length, and how much they bend there, up or down; NaN if not finite."""
+def _look(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
+    """`_judged` of a cell of this length."""
     return _judged(_rates(program, rotating, a, v, h), h)
 
 
-def _judged(found: Series, h) -> tuple[Float[Array, ""], RateBound]:
+def _judged(found: Series, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
+    """How much the rates bend, up or down (NaN if not finite), candidates that their error adds, and their bound."""
     bend = 2 * jnp.sum(jnp.maximum(jnp.abs(found.low), jnp.abs(found.high)))
     bend = bend + 0.0 * jnp.sum(found.value + found.error + found.slope)
     curve = 2 * jnp.maximum(found.high, 0.0) * ROOM
-    return bend, RateBound(found.value + found.error, found.slope, curve, h)
+    return bend, h * jnp.sum(found.error), RateBound(found.value + found.error, found.slope, curve, h)
 
 
 def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
     """Bound the rates on a cell whose length is found by trial: first the usual length, then a corrected one if needed.
 
     With ``k`` the sum of the curvatures, ``1/h + ¼ k h²`` is least at ``h = (2/k)^{1/3}``; k counts curvature of both signs,
-    so that a cell on which all rates are concave does not suggest a longer one. The length depends on the anchor alone.
+    so that a cell on which all rates are concave does not suggest a longer one. Where the error alone, of comparisons that
+    are not decided, adds more than one candidate the cell is too long. The length depends on the anchor alone.
     """
     longest = jnp.asarray(LONGEST if rotating else jnp.inf)
 
     def factor(state):
         """The factor for the cell's length; after one without a finite bound only shorter ones are tried."""
-        _, limit, bend, bound = state
+        _, limit, bend, added, bound = state
         length = jnp.minimum(EAGER * jnp.cbrt(2 / jnp.maximum(bend, 1e-300)), limit)
         ratio = jnp.where(bend == 0, 1.0, jnp.clip(length / bound.reach, 1 / STRIDE, STRIDE))
+        ratio = jnp.minimum(ratio, jnp.maximum(1 / jnp.maximum(added, 1.0), 1 / STRIDE))
         return jnp.where(jnp.isfinite(bend), ratio, 1 / STRIDE)
 
     def misjudged(state):
@@ -387,13 +386,14 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
         return (state[0] == 0) | (state[0] < LOOKS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
 
     def again(state):
-        count, limit, bend, bound = state
-        limit = jnp.where(jnp.isfinite(bend), limit, jnp.minimum(limit, bound.reach / STRIDE))
+        count, limit, bend, added, bound = state
+        fine = jnp.isfinite(bend) & (added <= MISJUDGED)
+        limit = jnp.where(fine, limit, jnp.minimum(limit, bound.reach / jnp.where(jnp.isfinite(bend), 2.0, STRIDE)))
         length = jnp.where(count == 0, bound.reach, bound.reach * factor(state))
         return count + 1, limit, *_look(program, rotating, a, v, length)
 
     # The first trial is part of the loop, so that the program is enclosed in one place only.
     first = jnp.minimum(EAGER * usual / speed(rotating, a, v), longest)
     rates = jnp.zeros(jax.eval_shape(program, a, v).shape)
-    start = (jnp.asarray(0), longest, jnp.zeros(()), RateBound(rates, rates, rates, first))
-    return jax.lax.while_loop(misjudged, again, start)[3]
+    start = (jnp.asarray(0), longest, jnp.zeros(()), jnp.zeros(()), RateBound(rates, rates, rates, first))
+    return jax.lax.while_loop(misjudged, again, start)[-1]

@@ -23,10 +23,9 @@ from fedpdmc.enclosures.cell_values import (
     lifted,
     size,
     span,
-    truth,
     unit,
 )  # fmt: skip
-from fedpdmc.enclosures.domain import Form, Truth, is_point
+from fedpdmc.enclosures.domain import Domain, Form, Truth, is_point
 from fedpdmc.enclosures.series.arithmetic import add
 from fedpdmc.enclosures.series.special_functions import FUNCTIONS, apply, multiplied
 
@@ -296,16 +295,16 @@ def cumlogsumexp(cell: Cell, params: Any, x: Form) -> Form:
 
 
 @rule("reduce_or")
-def reduce_or(cell: Cell, params: Any, x: Form) -> Form:
-    """Whether any is true."""
-    x, axes = truth(cell, x), params["axes"]
+def reduce_or(domain: Domain, params: Any, x: Form) -> Form:
+    """Whether any is true; intervals of time, which are along the last axis, have the same rule."""
+    (x,), axes = domain.truths(x), params["axes"]
     true = jnp.any(x.value & x.known, axes)
     return Truth(true, true | jnp.all(x.known, axes))
 
 
 @rule("reduce_and")
-def reduce_and(cell: Cell, params: Any, x: Form) -> Form:
+def reduce_and(domain: Domain, params: Any, x: Form) -> Form:
     """Whether all are true."""
-    x, axes = truth(cell, x), params["axes"]
+    (x,), axes = domain.truths(x), params["axes"]
     false = jnp.any(~x.value & x.known, axes)
     return Truth(~false, false | jnp.all(x.known, axes))

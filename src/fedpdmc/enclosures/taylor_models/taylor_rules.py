@@ -276,4 +276,5 @@ TimeInterval.rules.update({
     "dot_general": _dot, "reduce_sum": _reduce_sum, "cumsum": _cumsum, "triangular_solve": _solve,
     "gather": _gather, "pad": _pad, "scatter-add": _scatter_add, "scatter_add": _scatter_add, "scatter": _scatter,
     "sign": _sign, "reduce_max": _extreme("max"), "reduce_min": _extreme("min"),
+    "reduce_and": linear.reduce_and, "reduce_or": linear.reduce_or,
 })  # fmt: skip
