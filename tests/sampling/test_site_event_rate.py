@@ -10,6 +10,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import choose
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
+from fedpdmc.sampling.remaining_cost import remedies
 from fedpdmc.sampling.site_event_rate import LEAST_SLOPE, flattest_tail, site_event_rate, suited
 
 WIDE = fp.models.normal_prior(1, scale=100.0)
@@ -147,6 +148,9 @@ def test_lines_take_the_place_of_rotations_where_a_tail_is_flat():
     assert name == "log scale" and 0 < slope < LEAST_SLOPE
     better = suited(method)
     assert isinstance(better.dynamics, fp.ZigZag) and "log scale" in better.chosen
+    # A scale with a flat tail may be that of a horseshoe by hand.
+    assert "fedpdmc.models.horseshoe_prior" in str(remedies(better))
+    assert "horseshoe" not in str(remedies(method))
 
 
 @double_precision

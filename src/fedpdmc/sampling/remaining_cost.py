@@ -10,6 +10,12 @@ from fedpdmc.sampling.defaults import Method
 
 # Rounds above which a warning is given, and the factor by which an estimate must have grown for another warning.
 MANY_ROUNDS, GROWN = 500.0, 4.0
+# In the reason for which Zig-Zag is chosen where a density has a flat tail.
+FLAT_TAIL = "per standard deviation in its tail"
+HORSESHOE = (
+    "; where scales have half-Cauchy priors, as those of a horseshoe have, prior=fedpdmc.models.horseshoe_prior(dim, scale) "
+    "with a likelihood of the coefficients themselves"
+)
 
 
 def rounds_ahead(plans: np.ndarray, time: float, length: float, least: float = 0.0) -> float:
@@ -39,11 +45,12 @@ def remedies(method: Method) -> str | None:
     where = " in the contract" if method.elsewhere else ""
     lines = 'kind = "ZigZag" in the contract; ' if method.elsewhere else "dynamics=fedpdmc.ZigZag(); "
     lines = lines if method.dynamics.flow.rotating else ""
+    shrunk = HORSESHOE if FLAT_TAIL in method.chosen else ""
     return (
         f"What may help: {lines}more chains{where}, which share every round (there are {method.chains}); a smaller "
         "ess or duration; parameters in which the posterior is nearer to a Gaussian (logarithms of scales, effects that "
         "are standardised, columns that are centred); effects of groups that only one site sees as its own latents "
-        "(fedpdmc.Site(f, latent=...), or a formula with (1 | group))."
+        f"(fedpdmc.Site(f, latent=...), or a formula with (1 | group)){shrunk}."
     )
 
 

@@ -15,6 +15,7 @@ from fedpdmc.members.site import Site
 from fedpdmc.potentials import ControlVariate, Quadratic, bare
 from fedpdmc.sampling.defaults import MOST_CHAINS, Method, on_lines, usual_segments
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
+from fedpdmc.sampling.remaining_cost import FLAT_TAIL
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE
 from fedpdmc.whitening import Reference
 
@@ -46,7 +47,7 @@ def suited(method: Method) -> Method:
     prior = None if walked else method.prior
     name, slope = flattest_tail(method.own_sites, prior, method.control, method.reference, method.names)
     if slope < LEAST_SLOPE:
-        reason = f"the density of {name} falls by only e^-{max(slope, 0.0):.2g} per standard deviation in its tail"
+        reason = f"the density of {name} falls by only e^-{max(slope, 0.0):.2g} {FLAT_TAIL}"
         better = on_lines(method, reason, "before the burn-in")
         if better is not None:
             return better
