@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import time
 from importlib.metadata import version
@@ -67,23 +68,27 @@ def measure(X: np.ndarray, y: np.ndarray, chains: int, options: argparse.Namespa
     sampler = copy.copy(first._run)
     sampler.engine = copy.copy(sampler.engine)
     timed(sampler, TRIAL)
-    wall, cpu, _ = timed(sampler, TRIAL)
-    rate = TRIAL / (cpu if options.device == "cpu" else wall)
-    length = min(rate * options.seconds, MOST_BYTES / (chains * (16 * X.shape[1] + 17)))
+    length, most = TRIAL, MOST_BYTES / (chains * (16 * X.shape[1] + 17))
+    # Twice, because a part of the time does not depend on the length.
+    for _ in range(2):
+        wall, cpu = timed(sampler, length)[:2]
+        length = max(min(options.seconds * length / (cpu if options.device == "cpu" else wall), most), TRIAL)
     runs = []
     for _ in range(options.repeats):
         passes, events = sampler.engine.passes.sum(), sampler.engine.events.sum()
-        wall, cpu, blocks = timed(sampler, max(length, TRIAL))
+        gc.collect()
+        wall, cpu, blocks = timed(sampler, length)
         sizes = judged(double_precision(drawn)(sampler, blocks), chains)
         clock = time.perf_counter()
         size = sum(x.nbytes for block in blocks for chunk in block.pieces() for x in (chunk.numbers, chunk.velocities))
         copied = time.perf_counter() - clock
         runs.append({
             "ess_per_second": sizes["worst"] / wall, "ess_per_cpu_second": sizes["worst"] / cpu, "run_seconds": wall,
-            "cpu_seconds": cpu, "process_time": max(length, TRIAL), "ess": sizes,
+            "cpu_seconds": cpu, "process_time": length, "ess": sizes,
             "copy_seconds": copied, "copied_bytes": size,
             "passes": int(sampler.engine.passes.sum() - passes), "events": int(sampler.engine.events.sum() - events),
         })  # fmt: skip
+        del blocks
     return {"chains": chains, "ready_seconds": ready, "clock": first.settings["clocks"][0], "runs": runs}
 
 

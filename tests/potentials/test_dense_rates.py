@@ -11,6 +11,7 @@ import pytest
 from tests.support import LOSS_NAMES, predictor
 
 from fedpdmc.clocks.dense_settings import NODES, PARTS
+from fedpdmc.potentials import dense_rates
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.dense_logistic_rates import FITTED, ellipses, exponential, logistic_curves, majorant
 from fedpdmc.potentials.dense_rates import (
@@ -108,10 +109,12 @@ def test_the_rate_is_within_the_error_where_predictors_are_large(degree, offset)
     assert worst <= 1.0
 
 
-@pytest.mark.parametrize("degree", [0, 6])
-def test_one_array_operation_is_within_the_error_too(degree):
-    potential = records("logistic")
-    worst, _ = misfit(potential, "logistic", curves_of(potential, degree, 8, wide=True), 1.0, QUARTER)
+@pytest.mark.parametrize("columns", [0, dense_rates.FEW_COLUMNS])
+@pytest.mark.parametrize(("name", "degree"), [("logistic", 0), ("poisson", 6)])
+def test_the_sums_of_a_gpu_are_within_the_error_too(name, degree, columns, monkeypatch):
+    monkeypatch.setattr(dense_rates, "FEW_COLUMNS", columns)
+    potential = records(name)
+    worst, _ = misfit(potential, name, curves_of(potential, degree, 8, wide=True), 1.0, QUARTER)
     assert worst <= 1.0
 
 

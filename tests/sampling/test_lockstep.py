@@ -142,4 +142,4 @@ def test_lanes_are_few_on_a_processor():
     group.clock.dim = lockstep.MANY_COLUMNS
     assert lockstep.lane_count((group,), 4096) == lockstep.MORE_LANES
     group.clock.curves.wide = True
-    assert lockstep.lane_count((group,), 4096) == 512
+    assert lockstep.lane_count((group,), 4096) == 1024

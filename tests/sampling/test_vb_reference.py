@@ -9,7 +9,10 @@ from tests.support import hospitals, logistic_site, prior, short_run
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import ImproperPosterior
+from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.members.site import own_part
+from fedpdmc.potentials import LinearPredictor
+from fedpdmc.sampling import vb_reference
 from fedpdmc.sampling.site_event_rate import site_event_rate
 from fedpdmc.sampling.vb_reference import SETTLED, vb
 
@@ -148,3 +151,30 @@ def test_many_parameters_take_a_few_averages():
     found = vb([fp.Site(fp.models.logistic(X, y), name="one")], fp.models.normal_prior(30))
     moved = float(found.why.split(" by ")[1].split()[0])
     assert found.name == "vb" and moved <= 2 * SETTLED
+
+
+def many(count=2):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(240, vb_reference.MANY_PARAMETERS))
+    y = (rng.random(240) < 1 / (1 + np.exp(-0.5 * X[:, 0]))).astype(float)
+    return [fp.Site(fp.models.logistic(X[k::count], y[k::count]), name=f"site{k}") for k in range(count)]
+
+
+@double_precision
+def test_for_many_parameters_it_is_wider_and_still_the_sum_of_prior_and_control_variates(monkeypatch):
+    dim = vb_reference.MANY_PARAMETERS
+    sites, normal = many(), fp.models.normal_prior(dim)
+    found = vb(sites, normal)
+    with monkeypatch.context() as patch:
+        patch.setattr(vb_reference, "MANY_PARAMETERS", dim + 1)
+        narrow = vb(sites, normal)
+    ratio = np.diag(found.scale_tril @ found.scale_tril.T) / np.diag(narrow.scale_tril @ narrow.scale_tril.T)
+    assert np.all(ratio > 1.01) and np.all(ratio < 1 + vb_reference.MOST_WIDER) and found.rounds == narrow.rounds + 1
+    assert "larger" in found.why and "larger" not in narrow.why
+    # Records, minus the control variates, plus half the squared length: the potential up to a constant.
+    opened = [choose_clock(site, Opening(found, fp.Boomerang(), found.control[site.name])) for site in sites]
+    assert all(isinstance(choice.clock.potential, LinearPredictor) for choice in opened)
+    states = np.random.default_rng(5).normal(size=(6, dim))
+    rest = [sum(float(c.clock.potential.value(jnp.asarray(a))) for c in opened) + 0.5 * a @ a for a in states]
+    whole = [sum(s.derivatives(x)[0] for s in sites) + float(normal.value(jnp.asarray(x))) for x in found.to_x(states)]
+    np.testing.assert_allclose(np.diff(rest), np.diff(whole), rtol=1e-9, atol=1e-8)

@@ -128,7 +128,7 @@ def dense_clocks(
         counts[shape] = max(counts.get(shape, 0), count_records(potential))
     made = []
     for potential in potentials:
-        blocks = blocking(counts[potential.design.shape], wide, chains)
+        blocks = blocking(counts[potential.design.shape], wide, chains, potential.dim)
         if setting.degree:
             curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, blocks, wide)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple, TypeVar
 
@@ -242,14 +243,32 @@ def _minus(quadratic: Quadratic) -> Quadratic:
 
 @once
 def _expanded(potential: LinearPredictor, control: ControlVariate):
-    """The records minus their own quadratic, its difference from the control variate, and whether it is rounding."""
+    """The records minus their own quadratic, its difference from the control variate, and whether it is rounding.
+
+    The curvature of a control variate may be a part κ of the records' own (`fedpdmc.sampling.vb_reference`). Each record is
+    then stored minus κ of its own, and no quadratic is left beside the records.
+    """
     own = local_quadratic(potential, control.point, control.order, control.spread)
+    expanded = potential.expanded_at(control.point, control.order, control.spread)
+    if control.order == 2:
+        assert expanded.control is not None
+        kept = _kept(own.precision, control.quadratic.precision)
+        own = Quadratic(kept * own.precision, own.linear + (1 - kept) * (own.precision @ control.point))
+        expanded = dataclasses.replace(expanded, control=expanded.control * jnp.stack([1.0, 1.0, kept])[:, None])
     difference = own.plus(control.quadratic, -1.0)
     size = jnp.max(jnp.abs(own.precision))
     same = jnp.max(jnp.abs(difference.precision)) <= SAME * size
     reach = jnp.max(jnp.abs(own.linear)) + size * jnp.max(jnp.abs(control.point))
     same &= jnp.max(jnp.abs(difference.linear)) <= SAME * reach
-    return potential.expanded_at(control.point, control.order, control.spread), difference, same
+    return expanded, difference, same
+
+
+def _kept(own, public):
+    """The part of its own matrix that a public one is, up to rounding; one if it is none."""
+    square = jnp.vdot(own, own)
+    part = jnp.vdot(own, public) / jnp.where(square > 0, square, 1.0)
+    is_part = jnp.max(jnp.abs(public - part * own)) <= SAME * jnp.max(jnp.abs(own))
+    return jnp.where(is_part & (jnp.abs(part - 1) > SAME) & (part > 0), part, 1.0)
 
 
 def less_public(site: Site, opening: Opening) -> Potential:

@@ -51,11 +51,12 @@ ROUNDOFF, ROOM = 2.0**-24, 1.01
 # The error of sums over records in units in the last place of 64 bits, relative to their terms.
 ULPS = 64 * 2.0**-52
 # Records that one turn of the loop takes on a processor, and those summed in 32 bits.
-UNROLLED, BLOCK, WIDE_BLOCK = 8, 256, 4096
-# Size of the products of a block on an accelerator.
-WIDE_NUMBERS = 2**25
-# Columns of a design up to which sums over columns are faster there than a matrix product.
-FEW_COLUMNS = 8
+UNROLLED, BLOCK = 8, 256
+# Columns of a design up to which a kernel of our own is the faster way on a GPU: twice as fast with 6, as fast with 20.
+FEW_COLUMNS = 12
+# On a GPU: records of a block, at least and at most; chains of a program of that kernel, and programs that keep it busy;
+# numbers of the products of a block for the others.
+LEAST_WIDE, MOST_WIDE, TILE, PROGRAMS, WIDE_NUMBERS = 64, 4096, 128, 2048, 2**25
 # Columns whose products are added up at a time.
 MOST_COLUMNS = 32
 DEGREES = (4, 5, 6, 7, 8, 10, 12)
@@ -84,7 +85,7 @@ class RecordCurves(eqx.Module):
     nodes : int
         ``K``.
     wide : bool
-        Whether a block is one array operation, which is faster on accelerators, or a loop.
+        Whether the sums are made for a GPU: by one kernel (`dense_rates_kernel`) of few columns, else by array operations.
     """
 
     rows: Float32[Array, "*G B b d"]
@@ -109,16 +110,32 @@ class RecordCurves(eqx.Module):
         slip = ROOM * summands(a.shape[0]) * ROUNDOFF * size
         shrink = ROOM * 2 / math.factorial(self.nodes) * (length / 4) ** self.nodes
         narrow = functools.partial(jnp.asarray, dtype=jnp.float32)
-        both = narrow(jnp.concatenate([a, v], 1))
-        one = functools.partial(self._site, both, narrow(cos), narrow(sin), narrow(shrink), narrow(slip))
-        if self.wide:
-            values, error = jax.vmap(one)(self.rows, self.terms)
-        elif self.rows.shape[0] == 1:
-            values, error = (x[None] for x in one(self.rows[0], self.terms[0]))
-        else:
-            values, error = jax.lax.map(lambda site: one(*site), (self.rows, self.terms))
+        sums = self._by_kernel if self.wide and a.shape[0] <= FEW_COLUMNS else self._by_site
+        values, error = sums(
+            narrow(jnp.concatenate([a, v], 1)), narrow(cos), narrow(sin), narrow(shrink), narrow(slip)
+        )  # fmt: skip
         largest = jnp.max(jnp.abs(values), 1)
         return Curves(values, ROOM * error + self.exact[:, None] * size * (1 + size) + 1e-12 * largest + 1e-300)
+
+    def _by_kernel(self, both, cos, sin, shrink, slip):
+        """One kernel for all blocks of all sites."""
+        # Not needed on a processor, and slow to import.
+        from fedpdmc.potentials.dense_rates_kernel import summed
+
+        (sites, blocks), interpret = self.rows.shape[:2], jax.default_backend() == "cpu"
+        rows, terms = (x.reshape(sites * blocks, *x.shape[2:]) for x in (self.rows, self.terms))
+        tile, of_chains = (UNROLLED, TILE), (cos, sin, shrink, slip)
+        sums = summed(self._value, self._error, rows, terms, both, of_chains, tile, interpret)
+        return (jnp.sum(x.reshape(sites, blocks, *x.shape[1:]), 1, jnp.float64) for x in sums)
+
+    def _by_site(self, *args):
+        """Site by site in loops, or all sites in array operations."""
+        one = functools.partial(self._site, *args)
+        if self.wide:
+            return jax.vmap(one)(self.rows, self.terms)
+        if self.rows.shape[0] == 1:
+            return (x[None] for x in one(self.rows[0], self.terms[0]))
+        return jax.lax.map(lambda site: one(*site), (self.rows, self.terms))
 
     def _site(self, both, cos, sin, shrink, slip, rows, terms):
         """Sums over the blocks of a site: in 32 bits within a block, in 64 between them."""
@@ -153,16 +170,10 @@ class RecordCurves(eqx.Module):
 
     def _wide(self, both, cos, sin, shrink, slip, rows, terms):
         """All records of a block at once."""
-        chains, dim = both.shape[1] // 2, rows.shape[1]
-        if dim <= FEW_COLUMNS:
-            # Not written to memory: every sum below computes it again.
-            parts = [rows[:, j : j + 1] * both[j] for j in range(dim)]
-            product = functools.reduce(jnp.add, parts)
-        else:
-            product = _product(rows, both)
+        chains, product = both.shape[1] // 2, _product(rows, both)
         y, speed = product[:, :chains], product[:, chains:]
         c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
-        # Sums of one shape over the same numbers, which the compiler computes in one pass.
+        # Sums of one shape over the same numbers, which the compiler makes in few passes.
         values = [jnp.sum(self._value(y, speed, cos[k], sin[k], c), 0) for k in range(self.nodes)]
         return jnp.stack(values), jnp.sum(self._error(y, speed, shrink, slip, c), 0)
 
@@ -358,9 +369,13 @@ def count_records(potential: LinearPredictor) -> int:
     return int(np.count_nonzero(np.any(np.asarray(potential.design), axis=1)))
 
 
-def blocking(count: int, wide: bool = False, chains: int = 1024) -> tuple[int, int]:
+def blocking(count: int, wide: bool = False, chains: int = 1024, dim: int = 1) -> tuple[int, int]:
     """How many blocks of how many records."""
-    most = BLOCK if not wide else max(WIDE_BLOCK, WIDE_NUMBERS // (2 * chains))
+    most = BLOCK
+    if wide and dim <= FEW_COLUMNS:
+        most = min(max(count * -(-chains // TILE) // PROGRAMS, LEAST_WIDE), MOST_WIDE)
+    elif wide:
+        most = max(MOST_WIDE, WIDE_NUMBERS // (2 * chains))
     step = max(UNROLLED, 2 ** (max(count, 1).bit_length() - 1) // 32)
     padded = -(-max(count, 1) // step) * step
     blocks = -(-padded // most)

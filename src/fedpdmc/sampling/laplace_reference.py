@@ -133,13 +133,13 @@ class Search(NamedTuple):
         return Mode(here, step, rounds)
 
     def reference(
-        self, at: Point, center: np.ndarray, scale: np.ndarray, rounds: int, name: str, why: str = ""
+        self, at: Point, center: np.ndarray, scale: np.ndarray, rounds: int, name: str, why: str = "", kept: float = 1.0
     ) -> Reference:
-        """The reference with the control variates that the derivatives at a point make."""
+        """The reference with the control variates that the derivatives at a point make, ``kept`` of their curvature."""
         control = {}
         for site, (g, h) in zip(self.sites, at.parts, strict=True):
             x, spread = own_part(at.x, at.spread, site.coordinates)
-            quadratic = Quadratic(jnp.asarray(h), jnp.asarray(g - h @ x))
+            quadratic = Quadratic(jnp.asarray(kept * h), jnp.asarray(g - kept * (h @ x)))
             about = None if spread is None else jnp.asarray(spread)
             control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about)
         return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)

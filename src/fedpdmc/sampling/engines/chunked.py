@@ -146,8 +146,8 @@ class CompiledEngine(Engine):
     @double_precision
     def advance(self, until: float, keep: Callable[[Block], None], tick: Callable[[Tick], None]) -> None:
         """One block, all of it or nothing."""
-        before, began = self.progress, self.time
-        start, plans = (np.asarray(self.state.a), np.asarray(self.state.v)), self.plans
+        before, began, state, plans = self.progress, self.time, self.state, self.plans
+        start = np.asarray(state.a), np.asarray(state.v)
         try:
             self._start_block(until)
             chunks, questions = self._chunks(until, began, tick)

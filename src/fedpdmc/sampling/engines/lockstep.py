@@ -31,9 +31,10 @@ from fedpdmc.potentials.dense_rates import Curves, cosine_and_sine
 from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
 from fedpdmc.sampling.engines.event_buffer import Record
 
-# Chains whose records are passed over together in 64 bits, on a processor, and where there are so many columns; on an
-# accelerator this share of them.
-LANES, MORE_LANES, MANY_COLUMNS, WIDE_SHARE = 8, 32, 32, 8
+# Chains whose records are passed over together in 64 bits on a processor, and where there are so many columns; on a GPU one
+# in so many, likewise; of chains whose curves are poor, which are a few in 100,000, at most so many.
+LANES, MORE_LANES, MANY_COLUMNS, POOR_LANES = 8, 32, 32, 64
+WIDE_SHARE, MORE_WIDE_SHARE = 16, 4
 # Velocities of single chains are made where at most one in so many turns, this share of the chains at a time.
 REFRESHED_SHARE, TURNED_SHARE = 2, 8
 # Uniforms of a site's candidate under a second-order bound; the number of the first draw of a block.
@@ -74,7 +75,7 @@ def applies(groups) -> bool:
 
 
 def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State, passes) -> Step:
-    """The chains between two blocks: nothing else is kept from one to the next."""
+    """The chains between two blocks."""
     zero, turn = jnp.zeros_like(state.number), state.turn
     sites = sum(group.size for group in groups)
     if turn is None:
@@ -87,8 +88,15 @@ def at_rest(groups, coordinator: Coordinator, keys: PublicKeys, state: State, pa
     )  # fmt: skip
 
 
-def begin_block(coordinator: Coordinator, rest: Step, until) -> Step:
-    """The chains with the first plan of a block."""
+def begin_block(coordinator: Coordinator, keys: PublicKeys, last: Step, until) -> Step:
+    """With the first plan of a block. Positions, velocities, times and the next turn are kept of the last one."""
+    none = jnp.zeros_like(last.draws)
+    wait = last.wait
+    if last.turns is None:
+        wait = _random_wait(coordinator, keys, last.number + 1, jnp.full_like(none, FIRST))
+    rest = eqx.tree_at(
+        lambda s: (s.wait, s.draws, s.segments, s.reach), last, (wait, none, none, jnp.zeros_like(last.reach))
+    )
     return _planned(coordinator, rest, jnp.ones(rest.t.shape, bool), until)
 
 
@@ -160,17 +168,29 @@ def _refreshment(coordinator: Coordinator, keys: PublicKeys, now: Step, refreshe
 
 
 def _turned(made, keys, turns, v, refreshed) -> Float[Array, "d C"]:
-    """The velocities of the chains that turn, some at a time; the entries of the others are not used."""
-    chains = refreshed.shape[0]
-    lanes = max(1, chains // TURNED_SHARE)
+    """The velocities of the chains that turn, some at a time; what stands in the place of the others is not used."""
+
+    def some(index, v):
+        key, number = (x.at[index].get(mode="clip") for x in (keys, turns))
+        return v.at[:, index].set(made(key, number)[0].T, mode="drop")
+
+    return _in_turn(refreshed, max(1, refreshed.shape[0] // TURNED_SHARE), some, v)
+
+
+def _in_turn(which: Bool[Array, " C"], lanes: int, serve, state):
+    """``state = serve(index, state)`` for these chains, so many at a time; an index beyond the last chain is none."""
+    chains, place = which.shape[0], jnp.cumsum(which)
+    every, beyond = jnp.arange(chains), chains + lanes
+    # Each of the others has a place of its own beyond the end: on a GPU those that share one wait for each other.
+    order = jnp.full(beyond, chains).at[jnp.where(which, place - 1, beyond + every)].set(
+        every, mode="drop", unique_indices=True
+    )  # fmt: skip
 
     def some(carry):
-        waiting, v = carry
-        index = jnp.nonzero(waiting, size=lanes, fill_value=chains)[0]
-        key, number = (x.at[index].get(mode="clip") for x in (keys, turns))
-        return waiting.at[index].set(False, mode="drop"), v.at[:, index].set(made(key, number)[0].T, mode="drop")
+        first, state = carry
+        return first + lanes, serve(jax.lax.dynamic_slice(order, (first,), (lanes,)), state)
 
-    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), some, (refreshed, v))[1]
+    return jax.lax.while_loop(lambda carry: carry[0] < place[-1], some, (jnp.zeros_like(place[-1]), state))[1]
 
 
 def _random_wait(coordinator: Coordinator, keys: PublicKeys, number, draws) -> Float[Array, " C"]:
@@ -214,11 +234,8 @@ def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, foun
 
     Until the first of them each site is silent, and beyond it nothing of the others is used.
     """
-    chains, lanes = length.shape[0], lane_count(groups, length.shape[0])
 
-    def serve(carry):
-        waiting, found = carry
-        index = jnp.nonzero(waiting, size=lanes, fill_value=chains)[0]
+    def serve(index, found):
         a, v, remaining, some = (x.at[index].get(mode="clip") for x in (now.a.T, now.v.T, length, u.T))
         ends, place = [], LOOKS * DRAWN
         for group in groups:
@@ -229,10 +246,9 @@ def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, foun
         every = Found(*(jnp.concatenate(x) for x in zip(*ends, strict=True)))
         first = jnp.argmin(every.time, 0)
         best = Found(*(jnp.take_along_axis(x, first[None], 0)[0] for x in every))._replace(site=first)
-        new = Found(*(x.at[index].set(y, mode="drop") for x, y in zip(found, best, strict=True)))
-        return waiting.at[index].set(False, mode="drop"), new
+        return Found(*(x.at[index].set(y, mode="drop") for x, y in zip(found, best, strict=True)))
 
-    return jax.lax.while_loop(lambda carry: jnp.any(carry[0]), serve, (poor, found))[1]
+    return _in_turn(poor, min(POOR_LANES, lane_count(groups, length.shape[0])), serve, found)
 
 
 def _cell(dynamics, a, v, remaining, potential, u) -> Found:
@@ -241,30 +257,27 @@ def _cell(dynamics, a, v, remaining, potential, u) -> Found:
 
 def lane_count(groups, chains: int) -> int:
     """How many chains are gathered at a time."""
-    lanes = MORE_LANES if groups[0].clock.dim >= MANY_COLUMNS else LANES
+    many = groups[0].clock.dim >= MANY_COLUMNS
+    lanes = MORE_LANES if many else LANES
     if any(group.clock.curves.wide for group in groups):
-        lanes = max(LANES, chains // WIDE_SHARE)
+        lanes = max(LANES, chains // (MORE_WIDE_SHARE if many else WIDE_SHARE))
     return min(chains, lanes)
 
 
 def _served(groups, a, v, found: Found, hit, passes, fault):
     """Decide the candidates by the records of their sites: new velocities, who accepted, passes and faults by site."""
-    accepted, place = jnp.zeros_like(hit), 0
+    state, place = (v, jnp.zeros_like(hit), passes, fault), 0
     for group in groups:
         own = hit & (found.site >= place) & (found.site < place + group.size)
         serve = functools.partial(_serve, group, place, a, found)
-        _, v, accepted, passes, fault = jax.lax.while_loop(
-            lambda carry: jnp.any(carry[0]), serve, (own, v, accepted, passes, fault)
-        )
+        state = _in_turn(own, lane_count((group,), hit.shape[0]), serve, state)
         place += group.size
-    return v, accepted, passes, fault
+    return state
 
 
-def _serve(group, place: int, a, found: Found, carry):
+def _serve(group, place: int, a, found: Found, index, state):
     """Some of the chains that wait for the sites of a group."""
-    waiting, v, accepted, passes, fault = carry
-    chains = waiting.shape[0]
-    index = jnp.nonzero(waiting, size=lane_count((group,), chains), fill_value=chains)[0]
+    v, accepted, passes, fault = state
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
     some = Found(*gathered(index, tuple(found)))
     site = jnp.clip(some.site - place, 0, group.size - 1)
@@ -276,7 +289,6 @@ def _serve(group, place: int, a, found: Found, carry):
     yes, wrong, normal = decide(gradient, velocity, some)
     turned = jnp.where(yes[:, None], group.clock.dynamics.jump(velocity, normal), velocity)
     return (
-        waiting.at[index].set(False, mode="drop"),
         v.at[:, index].set(turned.T, mode="drop"),
         accepted.at[index].set(yes, mode="drop"),
         passes.at[place + site, index].add(1, mode="drop"),

@@ -73,16 +73,13 @@ class LockstepEngine(CompiledEngine):
     def _start(self, state: State) -> None:
         chains, sites = state.t.shape[0], len(self.federation.names)
         self._first_requests, self.selective = None, False
-        self.progress = self._at_rest(state, jnp.zeros((sites, chains), int))
+        passes = jnp.zeros((sites, chains), int)
+        self.progress = _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
 
     def _start_block(self, until: float) -> None:
         self._ahead = None
-        rest = self._at_rest(self.state, self.progress.passes)
-        self.progress = _begin_block(self.coordinator, rest, jnp.asarray(float(until)))
+        self.progress = _begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
         self._first = self.progress.number
-
-    def _at_rest(self, state: State, passes) -> lockstep.Step:
-        return _at_rest(self.federation.groups, self.coordinator, self.keys, state, passes)
 
     def _run_chunk(self, until, limit):
         self.progress, record, reached = self._ahead or self._dispatched(until, limit)
@@ -115,6 +112,17 @@ class LockstepEngine(CompiledEngine):
     def state(self) -> State:
         """Where every chain is."""
         return lockstep.state_of(self.progress)
+
+    # On an accelerator every array operation outside of a compiled program takes longer than many iterations.
+    @property
+    def time(self) -> float:
+        """Process time that all chains have reached."""
+        return float(np.min(np.asarray(self.progress.t)))
+
+    @property
+    def plans(self) -> np.ndarray:
+        """Number of the next plan of each chain."""
+        return np.asarray(self.progress.number) + 1
 
     @property
     def passes(self) -> np.ndarray:
