@@ -81,6 +81,8 @@ def keep_done(done: Bool[Array, " C"], old, new):
     """The old state on the chains that are done, the new one elsewhere."""
 
     def pick(before, after):
+        if before is after:
+            return before
         return jnp.where(done.reshape(done.shape + (1,) * (before.ndim - 1)), before, after)
 
     return jax.tree.map(pick, old, new)

@@ -41,7 +41,7 @@ def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: 
         index = jnp.nonzero(~walk.done, size=lanes, fill_value=chains)[0]
     some = gathered(index, (state, path, keys))
     some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
-    return scattered(index, state, step(*some))
+    return scattered(index, state, some[0], step(*some))
 
 
 def gathered(index: Int[Array, " L"], rows: S) -> S:
@@ -49,9 +49,23 @@ def gathered(index: Int[Array, " L"], rows: S) -> S:
     return jax.tree.map(lambda x: x.at[index].get(mode="clip"), rows)
 
 
-def scattered(index: Int[Array, " L"], old: S, new: S) -> S:
-    """The old rows with the new ones in their places."""
-    return jax.tree.map(lambda before, after: before.at[index].set(after, mode="drop"), old, new)
+def scattered(index: Int[Array, " L"], old: S, some: S, new: S) -> S:
+    """The old rows with the new ones in their places; ``some`` are those that were gathered.
+
+    Arrays that are still the gathered ones are the old ones. Each chain looks up its new row: a row that is written to its
+    place is another kernel, or a loop, to compile.
+    """
+    chains = jax.tree.leaves(old)[0].shape[0]
+    own = index[:, None] == jnp.arange(chains)
+    place = jnp.sum(jnp.where(own, jnp.arange(1, index.shape[0] + 1)[:, None], 0), 0)
+
+    def put(before, gathered, after):
+        if gathered is after:
+            return before
+        fresh = (place > 0).reshape(chains, *(1,) * (before.ndim - 1))
+        return jnp.where(fresh, after.at[place - 1].get(mode="clip"), before)
+
+    return jax.tree.map(put, old, some, new)
 
 
 def in_turns(
@@ -109,6 +123,6 @@ def served(
         index = jnp.where(waiting[index], index, chains)
         rows = in_rows(now)
         some, own = gathered(index, (rows, path))
-        return in_rows(scattered(index, rows, inspect(some, own)))
+        return in_rows(scattered(index, rows, some, inspect(some, own)))
 
     return jax.lax.while_loop(due, serve, state)

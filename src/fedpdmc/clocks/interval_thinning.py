@@ -159,6 +159,8 @@ def _turned(state: IntervalWalk) -> IntervalWalk:
 
 def _kept(done: Bool[Array, " C"], old: IntervalWalk, new: IntervalWalk) -> IntervalWalk:
     """`keep_done` with rates in columns."""
-    rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), old.rates, new.rates)
+    rates = old.rates
+    if new.rates is not rates:
+        rates = jax.tree.map(lambda before, after: jnp.where(done, before, after), rates, new.rates)
     rest = keep_done(done, *(eqx.tree_at(lambda s: s.rates, state, None) for state in (old, new)))
     return eqx.tree_at(lambda s: s.rates, rest, rates, is_leaf=lambda x: x is None)
