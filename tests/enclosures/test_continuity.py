@@ -122,6 +122,12 @@ JUMPS = {
     "the sign of a root": lambda x: jnp.sign(jnp.sqrt(x[0]) + 1.0),
     "not positive definite": lambda x: jnp.where(jnp.isnan(jnp.linalg.cholesky(jnp.diag(x))[0, 0]), 3.0, 0.0),
     "zero over zero": lambda x: jnp.where(jnp.maximum(x[0], 0.0) / jnp.maximum(x[0], 0.0) > 0.5, 0.0, 3.0),
+    "not a number, in a loop": lambda x: jnp.sum(
+        jax.lax.map(lambda t: jnp.where(jnp.isnan(jnp.sqrt(t)), 3.0, 0.0), x)
+    ),
+    "not a number, of a loop": lambda x: jnp.where(
+        jax.lax.scan(lambda c, _: (jnp.sqrt(c), None), x[0], T)[0] >= 0, 0.0, 3.0
+    ),
     "zero times a root": lambda x: 0 * jnp.sqrt(x[0]),
     "limits that cross": lambda x: jax.lax.clamp(x[1], x[0], -x[1]),
     "sixteen bits": lambda x: jnp.sum(x.astype(jnp.bfloat16)).astype(float),

@@ -7,17 +7,17 @@ import pytest
 from jax.scipy.special import xlogy
 
 import fedpdmc as fp
-from fedpdmc._jax.by_numpy import by_numpy
+from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
 from fedpdmc.clocks.thinning import ThinnedClock
-from fedpdmc.enclosures import enclose, not_finite_along, not_finite_at
+from fedpdmc.enclosures import TimeInterval, enclose, not_finite_along, not_finite_at
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import InputError, NotFinite
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program
-from fedpdmc.potentials.jax_function import _rates
+from fedpdmc.potentials.jax_function import _rates, curved_path
 
 COUNT = np.array([1.0, 0.0, 2.0])
 START = np.array([0.0, 0.4])
@@ -150,3 +150,40 @@ def test_a_bound_that_is_not_a_number_stops_a_walk_in_cells():
     assert np.all(np.isfinite(program.gradient(jnp.asarray(START))))
     _, walk = jax.jit(answer)(clock, chain_keys(jax.random.key(0), 1), plan)
     assert int(walk.fault[0]) == NOT_FINITE
+
+
+# Continuous where they are numbers. Beyond the edge at zero the derivative is a number, though the value is none, or jumps.
+EDGES = {
+    "choice": lambda x: jnp.where(jnp.log(x[0]) < 0.3, x[1], x[1] + jnp.log(x[0]) - 0.3),
+    "other choice": lambda x: jnp.where(jnp.log(x[0]) > -1.0, jnp.log(x[0]), -1.0),
+    "largest": lambda x: jnp.maximum(jnp.log(x[0]), -3.0),
+    "clipped": lambda x: jnp.clip(jnp.log1p(x[0] - 1.0), -1.0, 1.0),
+    "clipped root": lambda x: jnp.clip(jnp.sqrt(x[0]), 0.2, 1.0),
+    "clipped pole": lambda x: jnp.clip(1 / x[0], -1.0, 1.0),
+    "clipped gamma": lambda x: jnp.clip(jax.lax.lgamma(x[0]), -1.0, 1.0),
+    "step": lambda x: jnp.arctan(1 / x[0]),
+    "sign": lambda x: x[0] / jnp.abs(x[0]),
+    "larger number": lambda x: jnp.fmax(jnp.sqrt(x[0]) + 1.0, 0.3),
+    "guard": lambda x: jnp.nan_to_num(jnp.sqrt(x[0]), nan=3.0),
+    "masked": lambda x: jnp.sum(np.array([0.0, 1.0]) * jnp.sqrt(x)),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("flips", [False, True])
+@pytest.mark.parametrize("name", EDGES)
+def test_no_bound_is_made_across_an_edge(name, flips):
+    """So a path cannot get from where the potential is a number to where it is none, or past a jump at a pole."""
+    program = Program(lambda x, data: EDGES[name](x) + 0.5 * jnp.sum(x * x), jnp.zeros(1), 2)
+    program.check_continuity()
+    rate, h = program._program(flips), np.full(4, 0.1)
+    a, v = (
+        np.array([[0.05, 0.3], [-0.05, 0.3], [0.05, 0.3], [0.5, 0.3]]),
+        np.array([[-1.0, 1], [1, 1], [-1, -1], [1, 1]]),
+    )
+    with np.errstate(all="ignore"):
+        cells = mapped_by_numpy(lambda *cell: _rates(rate, False, *cell), a, v, h)
+        curves = by_numpy(lambda *cell: enclose(rate, TimeInterval(2))(*curved_path(False, *cell, 2)), a.T, v.T, h)
+        ends = np.sum(cells.value + cells.error + cells.slope + cells.high, 1), np.sum(curves.error, 0)
+    for high in ends:
+        assert not np.any(np.isfinite(high[:3])) and np.isfinite(high[3])

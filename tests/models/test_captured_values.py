@@ -1,5 +1,6 @@
 """A function that reads a global or closes over an array."""
 
+import dataclasses
 import functools
 
 import jax
@@ -69,6 +70,23 @@ def changed_in_an_object(monkeypatch):
     yield model
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Equal to others of its name, whatever its level."""
+
+    name: str
+    level: float = dataclasses.field(compare=False)
+
+    def __call__(self, x, data):
+        return 0.5 * self.level * jnp.sum((data - x) ** 2)
+
+
+def changed_in_an_equal_object(monkeypatch):
+    first = Named("a", 1.0)
+    yield first
+    yield Named("a", 2.0)
+
+
 def changed_as_a_default(monkeypatch):
     yield by_default
     monkeypatch.setitem(BOX, "level", 2.0)
@@ -91,7 +109,15 @@ def changed_under_jit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "change", [changed_by_a_method, changed_in_an_object, changed_as_a_default, changed_in_a_partial, changed_under_jit]
+    "change",
+    [
+        changed_by_a_method,
+        changed_in_an_object,
+        changed_in_an_equal_object,
+        changed_as_a_default,
+        changed_in_a_partial,
+        changed_under_jit,
+    ],
 )
 def test_whatever_a_function_reads_is_noticed_when_it_changes(change, monkeypatch):
     functions, data = change(monkeypatch), np.ones((3, 2))
