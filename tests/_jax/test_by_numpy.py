@@ -47,7 +47,19 @@ def _bits(x):
     return bits >> 12, (bits << 3) ^ bits, lax.bitcast_convert_type(bits | np.uint64(1), jnp.float64)
 
 
-@pytest.mark.parametrize("function", [_arithmetic, _indexed, _padded, _branches, _bits])
+def _grouped(x):
+    """Rows by their groups, one of which is outside."""
+    index, table = jnp.asarray([0, 2, 2, 1, 0, 5]), jnp.outer(x, x)[:, :2]
+    inside = jnp.minimum(index, 2)
+    sums = (
+        jax.ops.segment_sum(table, index, 3),
+        jax.ops.segment_sum(table, inside, 4),
+        jax.ops.segment_max(x, inside, 3),
+    )
+    return *sums, sums[1][inside], table[index], jnp.take(table, index, axis=1, mode="clip"), table[:, inside % 2]
+
+
+@pytest.mark.parametrize("function", [_arithmetic, _indexed, _padded, _branches, _bits, _grouped])
 def test_values_are_those_of_the_compiled_program(function):
     x = jnp.asarray(np.random.default_rng(1).normal(size=6))
     for found, right in zip(jax.tree.leaves(once(function)(x)), jax.tree.leaves(jax.jit(function)(x)), strict=True):

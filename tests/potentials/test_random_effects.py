@@ -1,5 +1,7 @@
 """Grouped effects: the marginal, the private map, the kernel, and bounds through complex times."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +41,7 @@ def grouped(family="logistic", effects=1, seed=0, sizes=(3, 1, 5)):
     return model, x
 
 
-def remainder(model, x, spread=0.3, seed=1):
+def remainder(model, x, spread=0.3, seed=1) -> tuple[Any, jax.Array, Quadratic]:
     """In coordinates with correlations, less a quadratic."""
     rng = np.random.default_rng(seed)
     rows = jnp.asarray(spread * (np.eye(model.dim) + 0.3 * np.tril(rng.normal(size=(model.dim, model.dim)), -1)))
@@ -125,18 +127,16 @@ def test_polynomials_of_cells_hold_the_rate(family, effects):
 def test_the_kernel_leaves_the_conditional_invariant(effects):
     """Independent draws by rejection, moved once: the same moments; accepting everything gives others."""
     model, x = grouped("poisson", effects, sizes=(2, 1))
-    part, _, _ = remainder(model, x)
+    part, rows, _ = remainder(model, x)
     rng, chains = np.random.default_rng(5), 20000
     a = jnp.broadcast_to(jnp.asarray([0.5, -1.0, *[0.8] * (part.dim - 2)]), (chains, part.dim))
     wide = 2.0 * rng.normal(size=(40 * chains, part.latents))
-    shift, scale = part._prior_in_zeta(a[:1].T)
-    energy = -part._weights(jnp.tile(a[:1].T, (1, len(wide))), part._columns(jnp.asarray(wide)), shift, scale)
-    near = np.log(0.9) - 0.5 * np.sum(np.asarray(part._columns(jnp.asarray(wide))) ** 2, 1)
-    far = np.log(0.1) - np.sum(
-        0.5 * ((np.asarray(part._columns(jnp.asarray(wide))) + shift) / scale) ** 2 + np.log(scale), 1
-    )
-    target = -np.asarray(energy) + np.logaddexp(near, far)
-    log_ratio = target.sum(0) + 0.125 * np.sum(wide**2, 1)
+    z = part.to_z(jnp.tile(a[:1], (len(wide), 1)), jnp.asarray(wide))
+    theta = x + rows @ a[0]
+    target = -np.asarray(model.energies(theta, jnp.moveaxis(z.reshape(len(wide), -1, effects), 0, -1)))
+    target = target[: model.groups]
+    unused = wide[:, model.groups * effects :]
+    log_ratio = target.sum(0) + 0.125 * np.sum(wide**2, 1) - 0.5 * np.sum(unused**2, 1)
     kept = wide[np.log(rng.random(len(wide))) < log_ratio - log_ratio.max()][:chains]
     zeta, u = jnp.asarray(kept), jnp.asarray(rng.random((part.chances, len(kept))))
     moved = np.asarray(part.kernel(a[: len(kept)], zeta, u))

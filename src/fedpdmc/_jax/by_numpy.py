@@ -171,6 +171,8 @@ def _one(equation, values):
         return [np.asarray(WITH_PARAMETERS[name](*values, **params), equation.outvars[0].aval.dtype)]
     if name in CONTROL:
         return CONTROL[name](values, params)
+    if name in ROWS and (found := ROWS[name](*values, **params)) is not None:
+        return [np.asarray(found, equation.outvars[0].aval.dtype)]
     return _by_jax(equation.primitive, values, params)
 
 
@@ -285,6 +287,37 @@ def _dynamic_update_slice(x, new, *starts):
     return found
 
 
+def _rows(index, count: int) -> np.ndarray | None:
+    """Numbers of rows from the indices of a gather or a scatter; None if one is outside."""
+    rows = index[..., 0]
+    return rows if rows.size == 0 or (rows.min() >= 0 and rows.max() < count) else None
+
+
+def _gather(x, index, *, dimension_numbers, slice_sizes, **_):
+    """``x[index]`` of whole rows; None for any other gather."""
+    numbers, first = dimension_numbers, index.ndim - 1
+    if (numbers.collapsed_slice_dims, numbers.start_index_map, numbers.operand_batching_dims) != ((0,), (0,), ()):
+        return None
+    if numbers.offset_dims != tuple(range(first, first + x.ndim - 1)) or slice_sizes != (1, *x.shape[1:]):
+        return None
+    rows = _rows(index, x.shape[0])
+    return None if rows is None else x[rows]
+
+
+def _scatter(function, x, index, new, *, dimension_numbers, **_):
+    """``function.at(x, index, new)`` of whole rows; None for any other scatter."""
+    numbers, first = dimension_numbers, index.ndim - 1
+    places = (numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims)
+    if places != ((0,), (0,), ()) or numbers.update_window_dims != tuple(range(first, new.ndim)):
+        return None
+    rows = _rows(index, x.shape[0])
+    if rows is None or new.shape[first:] != x.shape[1:]:
+        return None
+    found = x.copy()
+    function.at(found, rows, new)
+    return found
+
+
 def _polygamma(n, x):
     return np.where(
         n == 0, scipy.special.psi(x), (-1) ** (n + 1) * scipy.special.gamma(n + 1) * scipy.special.zeta(n + 1, x)
@@ -328,6 +361,10 @@ WITH_PARAMETERS = {
     "bitcast_convert_type": lambda x, *, new_dtype: x.view(new_dtype),
     "argmax": lambda x, *, axes, **_: np.argmax(x, *axes), "argmin": lambda x, *, axes, **_: np.argmin(x, *axes),
     "cummax": functools.partial(_cumulated, np.maximum.accumulate),
+}  # fmt: skip
+ROWS = {
+    "gather": _gather, "scatter-add": functools.partial(_scatter, np.add),
+    "scatter-max": functools.partial(_scatter, np.maximum), "scatter-min": functools.partial(_scatter, np.minimum),
 }  # fmt: skip
 CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "split": _split}
 

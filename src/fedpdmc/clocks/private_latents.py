@@ -39,7 +39,7 @@ from fedpdmc.potentials.random_effects_rates import POINTS
 SILENT = 1.0
 # Parts of a cell, each with its own bound, and candidates that a step examines.
 PARTS, CANDIDATES = 8, 6
-# Apart from the keys of arrivals: those of silent events, of the times between them, and of the first latents.
+# Apart from the keys of arrivals: those of silent events, of the first one's time, and of the first latents.
 SILENT_KEY, WAIT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x6A09E667), np.uint32(0x7F4A7C15)
 
 
@@ -120,8 +120,7 @@ class LatentClock(Clock[LatentWalk]):
             jnp.any(first & state.new), lambda: self.first(path.number, keys), lambda: jnp.zeros_like(state.settled)
         )
         settled = jnp.where((first & state.new)[:, None], fresh, state.settled)
-        zero = jnp.zeros_like(state.count)
-        wait = self._wait(path, keys, zero)
+        wait = self._first_wait(path, keys)
         new, no = state.new, jnp.zeros_like(state.new)
         return eqx.tree_at(
             lambda s: (s.settled, s.zeta, s.silent, s.count, s.new, s.waiting, s.due),
@@ -147,18 +146,21 @@ class LatentClock(Clock[LatentWalk]):
         segment = jnp.sum(path.begin <= at[:, None], -1) - 1
         return path.state(self.dynamics, segment, at - path.at(path.begin, segment))[0]
 
-    def _wait(self, path: Path, keys: ChainKeys, count: Int[Array, " C"]) -> Float[Array, " C"]:
-        return exponentials(uniforms(keys ^ WAIT_KEY, path.number, count, 1)[0]) / self.silent_rate
+    def _first_wait(self, path: Path, keys: ChainKeys) -> Float[Array, " C"]:
+        chance = uniforms(keys ^ WAIT_KEY, path.number, jnp.zeros_like(path.number), 1)[0]
+        return exponentials(chance) / self.silent_rate
 
     def _moved(self, which: Bool[Array, " C"], a, zeta, path: Path, keys: ChainKeys, count: Int[Array, " C"]):
-        """The latents after this silent event of the plan, on some chains."""
+        """The latents after this silent event of the plan, and the time to the next one, on some chains."""
 
         def kernel(rows):
             (a, zeta), (number, count), keys = rows
-            return self.potential.kernel(a, zeta, uniforms(keys ^ SILENT_KEY, number, count, self.potential.chances))
+            u = uniforms(keys ^ SILENT_KEY, number, count, self.potential.chances + 1)
+            wait = exponentials(u[-1]) / self.silent_rate
+            return jnp.concatenate([self.potential.kernel(a, zeta, u[:-1]), wait[:, None]], 1)
 
-        moved = in_turns(kernel, which, ((a, zeta), (path.number, count), keys), zeta.shape[1])
-        return jnp.where(which[:, None], moved, zeta)
+        moved = in_turns(kernel, which, ((a, zeta), (path.number, count), keys), zeta.shape[1] + 1)
+        return jnp.where(which[:, None], moved[:, :-1], zeta), moved[:, -1]
 
     def settle(
         self, state: LatentWalk, path: Path, elapsed: Float[Array, " C"], which: Bool[Array, " C"], keys: ChainKeys
@@ -172,12 +174,10 @@ class LatentClock(Clock[LatentWalk]):
         def event(carry):
             zeta, silent, count = carry
             happens = which & (silent < elapsed)
-            zeta = self._moved(happens, self.position(path, silent), zeta, path, keys, count)
-            count = count + happens
-            return zeta, jnp.where(happens, silent + self._wait(path, keys, count), silent), count
+            zeta, wait = self._moved(happens, self.position(path, silent), zeta, path, keys, count)
+            return zeta, jnp.where(happens, silent + wait, silent), count + happens
 
-        zero = jnp.zeros_like(state.count)
-        start = (state.settled, self._wait(path, keys, zero), zero)
+        start = (state.settled, self._first_wait(path, keys), jnp.zeros_like(state.count))
         zeta, _, _ = jax.lax.while_loop(due, event, start)
         return eqx.tree_at(lambda s: s.settled, state, jnp.where(which[:, None], zeta, state.settled))
 
@@ -235,11 +235,10 @@ class LatentClock(Clock[LatentWalk]):
     def _silenced(self, state: LatentWalk, path: Path, keys: ChainKeys, a) -> LatentWalk:
         """Apply silent events, where enough chains have one."""
         which = enough(state.due, _moving(state))
-        zeta = self._moved(which, a, state.zeta, path, keys, state.count)
-        count = state.count + which
-        silent = jnp.where(which, state.silent + self._wait(path, keys, count), state.silent)
+        zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
+        silent = jnp.where(which, state.silent + wait, state.silent)
         return eqx.tree_at(
-            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, count, state.due & ~which)
+            lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, state.count + which, state.due & ~which)
         )
 
 

@@ -26,7 +26,7 @@ from fedpdmc.potentials.grouped_families import (
     ProgramFamily,
     StudentTFamily,
 )
-from fedpdmc.potentials.padding import bucket
+from fedpdmc.potentials.padding import whole_vectors
 from fedpdmc.validation import finite_array, one_of, positive
 
 FAMILIES = ("logistic", "poisson", "linear", "negative_binomial", "student_t")
@@ -106,14 +106,13 @@ def _spread_names(r: int) -> tuple[str, ...]:
 
 
 def _padded(design, slopes, response, shift, index, labels, family, names, variables=None) -> RandomEffects:
-    """Records and groups padded to sizes that sites share, so that they are compiled once."""
+    """Records padded to whole vectors."""
     n, groups = len(index), len(labels)
-    room = 1 << (groups - 1).bit_length()
     whole = RandomEffects(
         jnp.asarray(design), jnp.asarray(slopes), jax.tree.map(jnp.asarray, response), jnp.asarray(shift), jnp.ones(n),
         jnp.asarray(index), jnp.ones(groups), family, slopes.shape[1] == 2, n, groups, names, labels, variables,
     )  # fmt: skip
-    return whole.padded(bucket(n), room)
+    return whole.padded(whole_vectors(n), groups)
 
 
 @double_precision

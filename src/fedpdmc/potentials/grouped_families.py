@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.random_streams import logarithm
+
 # For ``|Im η| ≤ STRIP < π``: ``|1 + e^{−x−iy}|``, the distance of a point at the angle ``π − y`` from 1, is at least
 # ``sin STRIP``, and so is ``|e^{x} + e^{−iy}|``. So ``|σ(η)| ≤ SIGMOID min(1, e^{Re η})``.
 STRIP = 2.6
@@ -98,6 +100,10 @@ class AnalyticFamily(Family):
         """``∂ℓ/∂s``."""
         return jnp.zeros_like(eta)
 
+    def change(self, eta: Records, before: Records, y: Any, s: Any) -> Records:
+        """``ℓ(eta) − ℓ(before)``; not to be differentiated."""
+        return self.value(eta, y, s) - self.value(before, y, s)
+
     @abc.abstractmethod
     def largest(
         self, stats: Float[Array, "3 G"], reach: Float[Array, "G C"], low: Float[Array, " C"]
@@ -115,6 +121,17 @@ class AnalyticFamily(Family):
         """
 
 
+def softplus(x: Records) -> Records:
+    """``log(1 + e^x)`` as straight-line arithmetic, to be fast and not to be differentiated."""
+    return jnp.maximum(x, 0.0) + logarithm(1 + jnp.exp(-jnp.abs(x)))
+
+
+def _softplus_change(x: Records, before: Records) -> Records:
+    """``log(1 + e^x) − log(1 + e^before)`` by one logarithm."""
+    ratio = (1 + jnp.exp(-jnp.abs(x))) / (1 + jnp.exp(-jnp.abs(before)))
+    return jnp.maximum(x, 0.0) - jnp.maximum(before, 0.0) + logarithm(ratio)
+
+
 def _flat(reach, value):
     return jnp.broadcast_to(jnp.asarray(value), reach.shape)
 
@@ -130,6 +147,10 @@ class LogisticFamily(AnalyticFamily):
     def value(self, eta, y, s):
         """``softplus(η) − yη``."""
         return jax.nn.softplus(eta) - y * eta
+
+    def change(self, eta, before, y, s):
+        """Of softplus, less that of yη."""
+        return _softplus_change(eta, before) - y * (eta - before)
 
     def slope(self, eta, y, s):
         """``σ(η) − y``."""
@@ -169,6 +190,11 @@ class NegativeBinomialFamily(AnalyticFamily):
     def value(self, eta, y, s):
         """The loss up to a constant."""
         return (y + self.size) * jax.nn.softplus(eta - jnp.log(self.size)) - y * eta
+
+    def change(self, eta, before, y, s):
+        """Likewise."""
+        shift = jnp.log(self.size)
+        return (y + self.size) * _softplus_change(eta - shift, before - shift) - y * (eta - before)
 
     def slope(self, eta, y, s):
         """``(y + size) σ(η − log size) − y``."""
@@ -234,6 +260,11 @@ class StudentTFamily(AnalyticFamily):
     def value(self, eta, y, s):
         """The loss up to a constant."""
         return 0.5 * (self.df + 1) * jnp.log1p(((eta - y) / self.scale) ** 2 / self.df)
+
+    def change(self, eta, before, y, s):
+        """By one logarithm."""
+        far, near = (1 + ((x - y) / self.scale) ** 2 / self.df for x in (eta, before))
+        return 0.5 * (self.df + 1) * logarithm(far / near)
 
     def slope(self, eta, y, s):
         """``(ν + 1) w/(q² + w²)``."""

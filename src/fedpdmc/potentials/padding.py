@@ -18,8 +18,8 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.padding_recipe import Recipe, Unpaddable, called, numbers_of
 from fedpdmc.potentials.record_axis import compare, pruned
 
-# The least padded number of records.
-FEWEST = 32
+# The least padded number of records, and records of a vector.
+FEWEST, VECTOR = 32, 16
 
 
 class PaddedData(NamedTuple):
@@ -230,3 +230,8 @@ def bucket(n: int) -> int:
         return power
     step = power // 16
     return -(-n // step) * step
+
+
+def whole_vectors(n: int) -> int:
+    """The number of records with padding that only fills vectors."""
+    return -(-n // VECTOR) * VECTOR

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.enclosures import check_continuity, smoothed
 from fedpdmc.potentials.grouped_families import AnalyticFamily, Family, gaussian_energy
 from fedpdmc.potentials.grouped_program import GroupedRemainder
 from fedpdmc.potentials.informed_effects import Conditional
-from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
+from fedpdmc.potentials.latent import LatentPotential
 from fedpdmc.potentials.random_effects_rates import InformedRemainder
 
 # Gauss–Hermite points along each effect, for one effect and for two; the most Newton steps to a group's mode, and the length
@@ -201,21 +202,22 @@ class RandomEffects(LatentPotential):
         return Conditional(center, slope, variance)
 
     def padded(self, records: int, groups: int) -> RandomEffects:
-        """The same with more padding: up to so many records, copies of the first of weight zero, and groups."""
-        more, room = records - self.weight.shape[0], groups - self.present.shape[0]
+        """The same padded to so many records, by copies of the first of weight zero, and to so many groups."""
+        n, known = self.records, self.groups
 
         def copied(x):
-            return jnp.asarray(np.concatenate([np.asarray(x), np.repeat(np.asarray(x[:1]), more, 0)]))
+            return jnp.asarray(np.concatenate([np.asarray(x)[:n], np.repeat(np.asarray(x[:1]), records - n, 0)]))
 
-        def filled(x, value, count):
-            return jnp.asarray(np.concatenate([np.asarray(x), np.full(count, value, x.dtype)]))
+        def filled(x, value, own, size):
+            return jnp.asarray(np.concatenate([np.asarray(x)[:own], np.full(size - own, value, x.dtype)]))
 
         design, effects, response, offset = jax.tree.map(
             copied, (self.design, self.effects, self.response, self.offset)
         )  # fmt: skip
         return dataclasses.replace(
-            self, design=design, effects=effects, response=response, offset=offset, weight=filled(self.weight, 0, more),
-            present=filled(self.present, 0, room), index=filled(self.index, groups - 1, more),
+            self, design=design, effects=effects, response=response, offset=offset,
+            weight=filled(self.weight, 0, n, records), present=filled(self.present, 0, known, groups),
+            index=filled(self.index, groups - 1, n, records),
         )  # fmt: skip
 
     def stripped(self):
@@ -244,8 +246,8 @@ class RandomEffects(LatentPotential):
         return _opened(self.stripped(), center, rows, control)
 
 
-@eqx.filter_jit
-def _opened(model: RandomEffects, center, rows, control) -> PrivateRemainder:
+@once
+def _opened(model: RandomEffects, center, rows, control) -> Any:
     kind = InformedRemainder if isinstance(model.family, AnalyticFamily) else GroupedRemainder
     return kind.of(model, center, rows, control, model.conditional(center))
 

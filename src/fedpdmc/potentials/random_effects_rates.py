@@ -29,9 +29,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from fedpdmc._jax.compilation import computed_first
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.grouped_families import STRIP, AnalyticFamily
+from fedpdmc.potentials.grouped_families import STRIP, AnalyticFamily, softplus
 from fedpdmc.potentials.informed_effects import FROM_PRIOR, Conditional, informed
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
@@ -39,8 +40,8 @@ from fedpdmc.potentials.quadratic import Quadratic
 if TYPE_CHECKING:
     from fedpdmc.potentials.random_effects import RandomEffects
 
-# Points of a cell, the error of its polynomial, strips that are tried as shares of the widest, and the widest.
-POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (1.1, 0.9, 0.7, 0.3, 0.01), 2.5
+# Points of a cell, the error of its polynomial, strips that are tried in turn as shares of the widest, and the widest.
+POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (0.9, 1.1, 0.7, 0.3, 0.01), 2.5
 # Relative room for rounding in B.
 ROUNDING = 1e-11
 
@@ -61,9 +62,9 @@ class Forms(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Amplitudes of the forms along a rotation, of the design a group's largest; and sums of those of the control."""
+    """Amplitudes of the forms along a rotation, of the design the largest; and sums of those of the control."""
 
-    design: Float[Array, "G C"]
+    design: Float[Array, " C"]
     spread: Float[Array, "r C"]
     slope: Float[Array, "G r C"]
     scale: Float[Array, " C"]
@@ -76,30 +77,29 @@ class InformedRemainder(PrivateRemainder):
 
     Attributes
     ----------
-    design, offset : (N, d), (N,)
-        The predictor without the effects is ``offset + design a``.
-    spread, log_spread : (r, d), (r,)
-        ``log τ = log_spread + spread a``; likewise ``scale`` and ``turn`` for ``log σ`` and ``φ``, each (d,) with its value.
-    slope, center, information : (G, r, d), (G, r), (G, r)
-        ``m = center + slope a`` and h.
+    rows : (N + r + G r + 2, d)
+        Linear forms of a, in one matrix, so that they are one product: of the predictors without the effects, ``log τ``, m,
+        ``log σ`` and ``φ``.
+    offset, log_spread, center, log_scale, turn : (N,), (r,), (G, r), (), ()
+        Their values at ``a = 0``.
+    information : (G, r)
+        h.
     counts, stats, most : (G,), (3, G), (G, r)
         Of the bounds: records, `Family.largest`, and the largest ``|w_i|`` of a group.
     """
 
-    design: Float[Array, "N d"]
+    rows: Float[Array, "K d"]
     offset: Float[Array, " N"]
+    log_spread: Float[Array, " r"]
+    center: Float[Array, "G r"]
+    log_scale: Float[Array, ""]
+    turn: Float[Array, ""]
+    information: Float[Array, "G r"]
     effects: Float[Array, "N r"]
     response: Float[Array, " N"]
     weight: Float[Array, " N"]
     index: Int[Array, " N"]
     present: Float[Array, " G"]
-    spread: Float[Array, "r d"]
-    log_spread: Float[Array, " r"]
-    scale: tuple[Float[Array, " d"], Float[Array, ""]]
-    turn: tuple[Float[Array, " d"], Float[Array, ""]]
-    slope: Float[Array, "G r d"]
-    center: Float[Array, "G r"]
-    information: Float[Array, "G r"]
     control: Quadratic
     counts: Float[Array, " G"]
     stats: Float[Array, "3 G"]
@@ -117,7 +117,10 @@ class InformedRemainder(PrivateRemainder):
         beta, s, rho, phi = model.split(at)
         first = p + scaled
         information, center, slope = informed(known, rho, first)
-        design, offset = model.design @ rows[:p], model.offset + model.design @ beta
+        offset, none = model.offset + model.design @ beta, jnp.zeros_like(rows[:1])
+        own = (rows[p:first] if scaled else none, rows[-1:] if model.correlated else none)
+        m = slope.reshape(-1, dim) @ rows
+        forms = jnp.concatenate([model.design @ rows[:p], rows[first : first + r], m, *own])
         control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
         precision = rows.T @ control.precision @ rows
         whole = Quadratic(precision, rows.T @ (control.precision @ at + control.linear))
@@ -130,18 +133,15 @@ class InformedRemainder(PrivateRemainder):
         top = jax.ops.segment_max(tops, model.index, model.present.shape[0])
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         stats = jnp.stack([largest(jnp.abs(model.response - offset)), top, largest(jnp.abs(model.response))])
-        none = jnp.zeros(rows.shape[1])
         return cls(
-            design, offset, model.effects, model.response, model.weight, model.index, model.present,
-            rows[first : first + r], rho, (rows[p] if scaled else none, s), (rows[-1] if model.correlated else none, phi),
-            jnp.einsum("grd,de->gre", slope, rows), center, information, whole,
-            model.summed(model.weight), stats, largest(jnp.abs(model.effects)), model.family,
+            forms, offset, rho, center, s, phi, information, model.effects, model.response, model.weight, model.index,
+            model.present, whole, model.summed(model.weight), stats, largest(jnp.abs(model.effects)), model.family,
         )  # fmt: skip
 
     @property
     def dim(self) -> int:
         """Number of whitened coordinates."""
-        return self.design.shape[1]
+        return self.rows.shape[1]
 
     @property
     def latents(self) -> int:
@@ -151,10 +151,17 @@ class InformedRemainder(PrivateRemainder):
     def _columns(self, zeta):
         return zeta.T.reshape(*self.center.shape, zeta.shape[0])
 
+    def _forms(self, a):
+        """The linear forms: of the predictors, ``log τ``, m, ``log σ`` and ``φ``."""
+        (n,), (groups, r) = self.offset.shape, self.center.shape
+        design, spread, slope, rest = jnp.split(self.rows @ a, (n, n + r, n + r + groups * r))
+        return design, spread, slope.reshape(groups, r, -1), rest[0], rest[1]
+
     def _linear(self, a):
-        """Log spreads, m and φ."""
-        m = self.center[..., None] + jnp.einsum("grd,dc->grc", self.slope, a)
-        return self.log_spread[:, None] + self.spread @ a, m, self.turn[1] + self.turn[0] @ a
+        """Predictors without the effects, ``log τ``, m, ``log σ`` and ``φ``."""
+        design, spread, slope, scale, turn = self._forms(a)
+        at = self.offset[:, None] + design, self.log_spread[:, None] + spread, self.center[..., None] + slope
+        return (*at, self.log_scale + scale, self.turn + turn)
 
     def _mapped(self, rho, m, zeta):
         """Effects, ``e = z/τ`` and σ(u): ``e = √σ(−u) (√(hσ(u)) m + ζ)``, since ``σ(u)e^{−u} = σ(−u)``."""
@@ -176,23 +183,22 @@ class InformedRemainder(PrivateRemainder):
         """``w_i·z_g(i)``."""
         return jnp.sum(self.effects[..., None] * z[self.index], 1)
 
-    def _predictor(self, a, z):
-        return self.offset[:, None] + self.design @ a + self._of_records(z)
+    def _by_group(self, values):
+        return jax.ops.segment_sum(values, self.index, self.present.shape[0], indices_are_sorted=True)
 
-    def _log_scale(self, a):
-        return self.scale[1] + self.scale[0] @ a
+    def _summed(self, values):
+        """Over records, in one loop with what computes them: a product of matrices takes three times as long."""
+        return jnp.sum(self.weight[:, None] * values, 0)
 
     def forms(self, a, v) -> Forms:
         """The linear forms of columns ``a``, ``v`` of shape (d, C)."""
-        precision, linear = self.control.precision, self.control.linear
-        own = precision @ v
+        both, chains = jnp.concatenate([a, v], 1), a.shape[1]
+        own, linear = self.control.precision @ both, self.control.linear @ both
+        bend = jnp.sum(both * own, 0)
         control = jnp.stack([
-            jnp.sum(a * own, 0), 0.5 * (jnp.sum(v * own, 0) - jnp.sum(a * (precision @ a), 0)), linear @ a, linear @ v,
+            jnp.sum(a * own[:, chains:], 0), 0.5 * (bend[chains:] - bend[:chains]), linear[:chains], linear[chains:],
         ])  # fmt: skip
-        slope = tuple(jnp.einsum("grd,dc->grc", self.slope, x) for x in (a, v))
-        forms = (self.design, self.spread, self.scale[0], self.turn[0])
-        design, spread, scale, turn = ((form @ a, form @ v) for form in forms)
-        return Forms(design, spread, (slope[0], slope[1]), scale, turn, control)
+        return Forms(*((form[..., :chains], form[..., chains:]) for form in self._forms(both)), control)
 
     def _along(self, forms: Forms, t, zeta):
         """``v·∇_a R`` at the angle ``t`` (C,) of the rotation."""
@@ -203,13 +209,14 @@ class InformedRemainder(PrivateRemainder):
 
         (eta, speed), (rho, drho), (m, dm) = of(forms.design), of(forms.spread), of(forms.slope)
         (scale, dscale), (phi, dphi) = of(forms.scale), of(forms.turn)
-        at = self.log_spread[:, None] + rho, self.center[..., None] + m, self.turn[1] + phi
+        at = self.log_spread[:, None] + rho, self.center[..., None] + m, self.turn + phi
         (z, _), (dz, energy) = jax.jvp(lambda rho, m, phi: self._effects(rho, m, phi, zeta), at, (drho, dm, dphi))
-        log_scale, y = self.scale[1] + scale, self.response[:, None]
+        z, dz = computed_first((z, dz), self.index)
+        log_scale, y = self.log_scale + scale, self.response[:, None]
         eta = self.offset[:, None] + eta + self._of_records(z)
-        total = self.weight @ (self.family.slope(eta, y, log_scale) * (speed + self._of_records(dz)))
+        total = self._summed(self.family.slope(eta, y, log_scale) * (speed + self._of_records(dz)))
         if self.family.scaled:
-            total = total + (self.weight @ self.family.scale_slope(eta, y, log_scale)) * dscale
+            total = total + self._summed(self.family.scale_slope(eta, y, log_scale)) * dscale
         cross, half, la, lv = forms.control
         return total + energy - ((c * c - s * s) * cross + 2 * c * s * half + lv * c - la * s)
 
@@ -220,18 +227,14 @@ class InformedRemainder(PrivateRemainder):
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``, backward."""
         columns, a = self._columns(zeta), a.T
-        (z, _), back = jax.vjp(lambda x: self._effects(*self._linear(x), columns), a)
-        s, y = self._log_scale(a), self.response[:, None]
-        eta = self._predictor(a, z)
+        fixed, rho, m, s, phi = self._linear(a)
+        (z, _), back = jax.vjp(lambda *at: self._effects(*at, columns), rho, m, phi)
+        eta, y = fixed + self._of_records(z), self.response[:, None]
         slope = self.weight[:, None] * self.family.slope(eta, y, s)
-        groups = self.present.shape[0]
-        own = slope[:, None] * self.effects[..., None]
-        dz = jax.ops.segment_sum(own, self.index, groups, indices_are_sorted=True)
-        (through,) = back((dz, jnp.ones(a.shape[1])))
-        total = self.design.T @ slope + through - self.control.precision @ a - self.control.linear[:, None]
-        if self.family.scaled:
-            total = total + self.scale[0][:, None] * (self.weight @ self.family.scale_slope(eta, y, s))
-        return total.T
+        drho, dm, dphi = back((self._by_group(slope[:, None] * self.effects[..., None]), jnp.ones(a.shape[1])))
+        ds = self._summed(self.family.scale_slope(eta, y, s)) if self.family.scaled else jnp.zeros_like(dphi)
+        every = jnp.concatenate([slope, drho, dm.reshape(-1, dm.shape[-1]), ds[None], dphi[None]])
+        return (self.rows.T @ every - self.control.precision @ a - self.control.linear[:, None]).T
 
     def cell(self, a, v, zeta, room):
         """The rate by interpolation, on a cell as long as the error allows."""
@@ -250,9 +253,7 @@ class InformedRemainder(PrivateRemainder):
         def amplitude(form):
             return jnp.sqrt(form[0] ** 2 + form[1] ** 2)
 
-        held = jnp.where(self.weight[:, None] > 0, amplitude(forms.design), 0.0)
-        groups = self.present.shape[0]
-        design = jnp.maximum(jax.ops.segment_max(held, self.index, groups, indices_are_sorted=True), 0.0)
+        design = jnp.sqrt(jnp.max(self.weight[:, None] * (forms.design[0] ** 2 + forms.design[1] ** 2), 0))
         cross, half, la, lv = jnp.abs(forms.control)
         return Reach(
             design, amplitude(forms.spread), amplitude(forms.slope), amplitude(forms.scale), amplitude(forms.turn),
@@ -267,16 +268,21 @@ class InformedRemainder(PrivateRemainder):
         least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
         widest = jnp.minimum(WIDEST, jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12))))
 
-        def attempt(share):
-            b = jnp.minimum(share * widest, WIDEST)
+        def attempt(state):
+            place, length, error = state
+            b = jnp.minimum(jnp.asarray(SHARES)[place] * widest, WIDEST)
             most, fits = self.largest(reach, size, b)
             needed = 1 + (4 * most / ERROR) ** (1 / POINTS)
-            return jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0), most
+            new = jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0)
+            better = (new > length) & (length < room)
+            return place + 1, jnp.where(better, new, length), jnp.where(better, ERROR + ROUNDING * most, error)
 
-        lengths, largest = jax.lax.map(attempt, jnp.asarray(SHARES))
-        best = jnp.argmax(lengths, 0)
-        length, most = (jnp.take_along_axis(x, best[None], 0)[0] for x in (lengths, largest))
-        return jnp.minimum(length, room), ERROR + ROUNDING * most
+        # Until the room is filled; what a chain gets does not depend on the others.
+        start = (0, jnp.zeros_like(room), jnp.full_like(room, ERROR))
+        _, length, error = jax.lax.while_loop(
+            lambda s: (s[0] < len(SHARES)) & jnp.any(s[1] < room), attempt, start
+        )  # fmt: skip
+        return jnp.minimum(length, room), error
 
     def largest(self, reach: Reach, size, b):
         """A bound of ``|f'|`` in the strip ``|Im t| ≤ b``, and whether the strip is free of poles; by chain."""
@@ -294,7 +300,7 @@ class InformedRemainder(PrivateRemainder):
         most, wide = self.most[..., None], reach.design * grow
         eta, speed = wide + jnp.sum(most * z, 1), wide + jnp.sum(most * dz, 1)
         steep = reach.scale * grow
-        first, second = self.family.largest(self.stats, eta, self.scale[1] - steep)
+        first, second = self.family.largest(self.stats, eta, self.log_scale - steep)
         total = self.counts[:, None] * (first * speed + second * steep) + self.present[:, None] * prior
         # |cos 2t|, |sin 2t| ≤ cosh 2b.
         quadratic = reach.control[0] * (grow**2 + tilt**2) + reach.control[1] * grow
@@ -327,7 +333,7 @@ class InformedRemainder(PrivateRemainder):
 
     def _correlation(self, e, de, turning):
         """``|d/dt|`` of ``½ sinh²φ |e|² − sinh φ cosh φ e₁e₂ − log cosh φ``, with ``|tanh φ| ≤ 1`` for ``|Im φ| ≤ π/4``."""
-        top = jnp.cosh(jnp.abs(self.turn[1]) + turning) ** 2
+        top = jnp.cosh(jnp.abs(self.turn) + turning) ** 2
         one, other, d1, d2 = e[:, 0], e[:, 1], de[:, 0], de[:, 1]
         square = one**2 + other**2
         own = top * (turning * square + one * d1 + other * d2)
@@ -342,43 +348,37 @@ class InformedRemainder(PrivateRemainder):
         """Independence Metropolis, group by group.
 
         A group's proposal is a mixture of the standard normal in ζ and the effects' prior without correlation; for a bounded
-        likelihood the second keeps the weight of independent effects bounded, so that no group is stuck for long.
+        likelihood the second keeps the weight of independent effects bounded, so that no group is stuck for long. In ζ the
+        prior, ``z = τ ε``, is ``ζ = √(h/σ(u)) (τ ε − σ(u) m) = ε/√σ(−u) − √(hσ(u)) m``.
         """
         groups, r = self.center.shape
         chosen, decided, drawn = u[:groups], u[groups : 2 * groups], u[2 * groups :]
-        old, a = self._columns(zeta), a.T
-        standard = normals(drawn).reshape(groups, r, -1)
-        shift, wide = self._prior_in_zeta(a)
+        fixed, rho, m, s, phi = self._linear(a.T)
+        old, standard = self._columns(zeta), normals(drawn).reshape(groups, r, -1)
+        h = self.information[..., None]
+        wide = jnp.sqrt(1 + h * jnp.exp(2 * rho))
+        shift = h * jnp.exp(rho) * m / wide
         new = jnp.where((chosen < FROM_PRIOR)[:, None], wide * standard - shift, standard)
-        change = self._weights(a, new, shift, wide) - self._weights(a, old, shift, wide)
-        accepted = logarithm(1 - decided) < change
+        # One program for both.
+        z, own = jax.vmap(lambda zeta: self._proposed(rho, m, phi, zeta, shift, wide))(jnp.stack([new, old]))
+        eta, before = (fixed + self._of_records(one) for one in z)
+        loss = self.weight[:, None] * self.family.change(eta, before, self.response[:, None], s)
+        accepted = logarithm(1 - decided) < own[1] - own[0] - self._by_group(loss)
         return jnp.where(accepted[:, None], new, old).reshape(groups * r, -1).T
 
-    def _prior_in_zeta(self, a):
-        """``z = τ ε`` in ζ: ``ζ = √(h/σ(u)) (τ ε − σ(u) m) = ε/√σ(−u) − √(hσ(u)) m``."""
-        rho, m, _ = self._linear(a)
-        at_zero = self._mapped(rho, m, 0.0)[1]
-        wide = jnp.sqrt(1 + self.information[..., None] * jnp.exp(2 * rho))
-        return at_zero * wide, wide
-
-    def _weights(self, a, zeta, shift, wide):
-        """Log of target over proposal, by group."""
-        rho, m, phi = self._linear(a)
+    def _proposed(self, rho, m, phi, zeta, shift, wide):
+        """Effects, and the energy of their prior plus the log density of their proposal, by group."""
         z, e, _ = self._mapped(rho, m, zeta)
         energy = 0.5 * jnp.sum(e * e, 1)
         if e.shape[1] == 2:
             c, s = jnp.cosh(phi), jnp.sinh(phi)
             energy = energy + 0.5 * s * s * jnp.sum(e * e, 1) - s * c * e[:, 0] * e[:, 1]
-        loss = self.weight[:, None] * self.family.value(
-            self._predictor(a, z), self.response[:, None], self._log_scale(a)
-        )
-        energy = energy + jax.ops.segment_sum(loss, self.index, self.present.shape[0], indices_are_sorted=True)
         near = math.log(1 - FROM_PRIOR) - 0.5 * jnp.sum(zeta**2, 1)
-        far = math.log(FROM_PRIOR) - jnp.sum(0.5 * ((zeta + shift) / wide) ** 2 + jnp.log(wide), 1)
-        return -energy - jnp.logaddexp(near, far)
+        far = math.log(FROM_PRIOR) - jnp.sum(0.5 * ((zeta + shift) / wide) ** 2 + logarithm(wide), 1)
+        return z, energy + near + softplus(far - near)
 
     def to_z(self, a, zeta):
         """The effects."""
-        rho, m, _ = self._linear(a.T)
+        _, rho, m, _, _ = self._linear(a.T)
         z = self._mapped(rho, m, self._columns(zeta))[0]
         return z.reshape(-1, z.shape[-1]).T

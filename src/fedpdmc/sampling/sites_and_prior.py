@@ -14,11 +14,14 @@ from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import Potential, Quadratic, RandomEffects
-from fedpdmc.potentials.padding import bucket
+from fedpdmc.potentials.padding import bucket, whole_vectors
 from fedpdmc.sampling.prior_shares import Redistributed
 
 # Number of records that cost little compared with a compilation, and the largest padding factor beyond that.
 CHEAP, BURDEN = 256, 8
+# Of sites with effects: records that padding may add to those that are this many times smaller than the largest, before they
+# are compiled on their own.
+PADDING, SMALLER = 16384, 4
 # The site that walks with a non-Gaussian prior.
 PRIOR_SITE = "prior"
 
@@ -110,20 +113,17 @@ def _of_one_size(members: tuple[Member, ...]) -> tuple[Member, ...]:
 
 
 def _alike_effects(sites: list[Site]) -> dict[str, Site]:
-    """Sites with grouped effects padded to few sizes: the largest, a quarter of it, and so on."""
+    """Sites with grouped effects padded to one size, or to few where that would add many records."""
     models = {site.name: site.potential for site in sites if isinstance(site.potential, RandomEffects)}
-    if len({(model.weight.shape, model.present.shape) for model in models.values()}) < 2:
-        return {}
-    classes: dict[int, list[str]] = {}
-    for name, model in models.items():
-        size, own = max(other.weight.shape[0] for other in models.values()), model.weight.shape[0]
-        while size % 4 == 0 and size // 4 >= own:
-            size //= 4
-        classes.setdefault(size, []).append(name)
-    found = {}
-    for size, names in classes.items():
-        groups = max(models[name].present.shape[0] for name in names)
-        found |= {name: models[name].padded(size, groups) for name in names}
+    found, left = {}, sorted(models, key=lambda name: models[name].records)
+    while left:
+        size = whole_vectors(models[left[-1]].records)
+        small = [name for name in left if SMALLER * models[name].records <= size]
+        added = sum(size - whole_vectors(models[name].records) for name in small)
+        kept = left[len(small) :] if added > PADDING else left
+        groups = max(models[name].groups for name in kept)
+        found |= {name: models[name].padded(size, groups) for name in kept}
+        left = left[: len(left) - len(kept)]
     return {site.name: site.holding(found[site.name]) for site in sites if site.name in found}
 
 

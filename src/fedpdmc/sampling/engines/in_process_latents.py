@@ -9,7 +9,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks import LatentClock, Path
 
 if TYPE_CHECKING:
@@ -40,10 +40,11 @@ def gone_back(groups: Sequence[Group], walks, path: Path, elapsed, ready) -> tup
     """Latents go back to where their site was when the plan was cut."""
 
     def one(clock: LatentClock, keys, walk):
-        return clock.settle(walk, path, elapsed, ready, keys)
+        # What has not changed is not written back.
+        return clock.settle(walk, path, elapsed, ready, keys).settled
 
     return tuple(
-        group.each(one, walk) if isinstance(group.clock, LatentClock) else walk
+        eqx.tree_at(lambda w: w.settled, walk, group.each(one, walk)) if isinstance(group.clock, LatentClock) else walk
         for group, walk in zip(groups, walks, strict=True)
     )
 
@@ -57,6 +58,6 @@ def _by_site(groups, names, walks, of_group: Callable[[Any, Any], Any]) -> dict[
     return found
 
 
-@compiled
+@once
 def _to_z(group: Group, a, walks):
     return group.each(lambda clock, _, walk: clock.potential.to_z(a, walk.settled), walks)
