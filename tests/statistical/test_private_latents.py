@@ -163,6 +163,7 @@ class KernelAtEveryPlan(RightWay):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The posterior is far from its reference")
 @pytest.mark.parametrize(
     ("clock", "least", "most"),
     [(RightWay, 0, 4), (BackToTheStart, 15, np.inf), (NotBack, 4.5, np.inf), (KernelAtEveryPlan, 6, np.inf)],
