@@ -198,7 +198,8 @@ class InformedRemainder(PrivateRemainder):
         control = jnp.stack([
             jnp.sum(a * own[:, chains:], 0), 0.5 * (bend[chains:] - bend[:chains]), linear[:chains], linear[chains:],
         ])  # fmt: skip
-        return Forms(*((form[..., :chains], form[..., chains:]) for form in self._forms(both)), control)
+        found = [(form[..., :chains], form[..., chains:]) for form in self._forms(both)]
+        return Forms._make([*found, control])
 
     def _along(self, forms: Forms, t, zeta):
         """``v·∇_a R`` at the angle ``t`` (C,) of the rotation."""
@@ -228,7 +229,7 @@ class InformedRemainder(PrivateRemainder):
         """``∇_a R``, backward."""
         columns, a = self._columns(zeta), a.T
         fixed, rho, m, s, phi = self._linear(a)
-        (z, _), back = jax.vjp(lambda *at: self._effects(*at, columns), rho, m, phi)
+        (z, _), back = jax.vjp(lambda rho, m, phi: self._effects(rho, m, phi, columns), rho, m, phi)
         eta, y = fixed + self._of_records(z), self.response[:, None]
         slope = self.weight[:, None] * self.family.slope(eta, y, s)
         drho, dm, dphi = back((self._by_group(slope[:, None] * self.effects[..., None]), jnp.ones(a.shape[1])))
