@@ -63,8 +63,9 @@ def _report(began: float, seen: Counter, broken: list[dict]) -> dict:
 def _write(path: str | None, began: float, seen: Counter, broken: list[dict]) -> None:
     """The report after each chunk, so that a run that is killed leaves what it has checked."""
     if path:
-        with open(path, "w") as file:
+        with open(path + ".part", "w") as file:
             json.dump(_report(began, seen, broken), file, indent=1)
+        os.replace(path + ".part", path)
 
 
 def _chunk(task) -> tuple[Counter, list[dict]]:

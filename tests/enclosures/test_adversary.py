@@ -58,6 +58,12 @@ def test_no_bound_is_broken_once_compiled():
     assert not soak(20, range(25), compiled_every=1)[1]
 
 
+@pytest.mark.parametrize("tree", [("three cases", ("effect",)), ("erfc", ("three cases", ("effect",)))])
+def test_choices_of_three_cases_are_followed(tree):
+    # Beside softplus, so that the program is searched for the ways in which JAX writes its functions.
+    assert attack(("softplus", tree), 5)["programs"] == 1
+
+
 def test_a_choice_with_too_many_cases_within_is_refused_and_not_an_error():
     tree = ("residual",)
     for name in (

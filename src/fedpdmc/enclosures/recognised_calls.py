@@ -228,8 +228,10 @@ def _softplus_argument(nodes: list[_Node]) -> _Node | None:
 
 def _normal_argument(nodes: list[_Node]) -> _Node | None:
     """``x`` if this is the choice between ``1 + erf(x)`` and, by the sign of x, ``2 − erfc(|x|)`` and ``erfc(|x|)``."""
+    if [node.name for node in nodes] != ["lt", "select_n", "add"]:
+        return None
     which, far, near = nodes
-    if [node.name for node in nodes] != ["lt", "select_n", "add"] or near.inputs[1].name != "erf":
+    if near.inputs[1].name != "erf" or len(far.inputs) != 3:
         return None
     x, (sign, below, above) = near.inputs[1].inputs[0], far.inputs
     size = which.inputs[0]
