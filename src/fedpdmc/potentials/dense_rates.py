@@ -52,8 +52,9 @@ ROUNDOFF, ROOM = 2.0**-24, 1.01
 ULPS = 64 * 2.0**-52
 # Records that one turn of the loop takes on a processor, and those summed in 32 bits.
 UNROLLED, BLOCK = 8, 256
-# Columns of a design up to which a kernel of our own is the faster way on a GPU: twice as fast with 6, as fast with 20.
-FEW_COLUMNS = 12
+# Columns of a design up to which a kernel of our own is the faster way on a GPU: 1.6 times as fast with 6, as fast with 20,
+# 0.7 times with 40.
+FEW_COLUMNS = 20
 # On a GPU: records of a block, at least and at most; chains of a program of that kernel, and programs that keep it busy;
 # numbers of the products of a block for the others.
 LEAST_WIDE, MOST_WIDE, TILE, PROGRAMS, WIDE_NUMBERS = 64, 4096, 128, 2048, 2**25
