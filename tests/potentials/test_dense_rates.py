@@ -48,8 +48,9 @@ def records(name, offset=0.0, exact=True):
 
 def curves_of(potential, degree, nodes, wide=False, length=QUARTER):
     shape = blocking(RECORDS, wide, CHAINS)
-    made = interpolated_curves(potential, degree, nodes, shape, wide) if degree else logistic_curves(
-        potential, nodes, length, shape, wide
+    made = (
+        interpolated_curves(potential, degree, nodes, length, shape, wide) if degree
+        else logistic_curves(potential, nodes, length, shape, wide)
     )  # fmt: skip
     return jax.tree.map(lambda x: x[None], made)
 
@@ -118,30 +119,14 @@ def test_the_sums_of_a_gpu_are_within_the_error_too(name, degree, columns, monke
     assert worst <= 1.0
 
 
-def broken(curves, blind):
-    """The same curves with another error."""
-
-    class Blind(type(curves)):
-        def _error(self, alpha, beta, shrink, slip, c):
-            return blind(super()._error, alpha, beta, shrink, slip, c)
-
-    return Blind(*(getattr(curves, field.name) for field in dataclasses.fields(curves)))
-
-
-def test_an_error_without_its_part_in_time_is_too_small():
+@pytest.mark.parametrize(("degree", "nodes", "spread"), [(0, 6, 4.0), (12, 4, 1.5)])
+def test_an_error_of_a_shorter_piece_is_too_small(degree, nodes, spread):
+    """The error is that of the longest piece."""
     potential = records("logistic")
-    curves = curves_of(potential, 12, 4)
-    without = broken(curves, lambda error, alpha, beta, shrink, slip, c: error(alpha, beta, 0 * shrink, slip, c))
-    assert misfit(potential, "logistic", without, 1.5, QUARTER)[0] > 1.0
-    assert misfit(potential, "logistic", curves, 1.5, QUARTER)[0] <= 1.0
-
-
-def test_an_error_of_a_shorter_piece_is_too_small():
-    """The error of the logistic function at the nodes is that of the longest piece."""
-    potential = records("logistic")
-    assert misfit(potential, "logistic", curves_of(potential, 0, 6), 4.0, QUARTER)[0] <= 1.0
-    assert misfit(potential, "logistic", curves_of(potential, 0, 6, length=QUARTER / 4), 4.0, QUARTER)[0] > 1.0
-    assert misfit(potential, "logistic", curves_of(potential, 0, 6, length=QUARTER / 4), 4.0, QUARTER / 4)[0] <= 1.0
+    long, short = (curves_of(potential, degree, nodes, length=length) for length in (QUARTER, QUARTER / 4))
+    assert misfit(potential, "logistic", long, spread, QUARTER)[0] <= 1.0
+    assert misfit(potential, "logistic", short, spread, QUARTER)[0] > 1.0
+    assert misfit(potential, "logistic", short, spread, QUARTER / 4)[0] <= 1.0
 
 
 @pytest.mark.parametrize("dim", [3, 31, 70, 100])

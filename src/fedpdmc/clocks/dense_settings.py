@@ -7,7 +7,6 @@ states of the reference, never at the state of a chain, so it changes only the w
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
@@ -126,14 +125,14 @@ def dense_clocks(
     for potential in potentials:
         shape = potential.design.shape
         counts[shape] = max(counts.get(shape, 0), count_records(potential))
-    made = []
+    made, length = [], QUARTER / setting.parts
     for potential in potentials:
         blocks = blocking(counts[potential.design.shape], wide, chains, potential.dim)
         if setting.degree:
-            curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, blocks, wide)
+            curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, length, blocks, wide)
         else:
-            curves = logistic_curves(potential, setting.nodes, QUARTER / setting.parts, blocks, wide)
-        made.append(DenseClock(potential, dynamics, curves, jnp.asarray(QUARTER / setting.parts)))
+            curves = logistic_curves(potential, setting.nodes, length, blocks, wide)
+        made.append(DenseClock(potential, dynamics, curves, jnp.asarray(length)))
     return made
 
 
@@ -178,27 +177,30 @@ def _usual_errors(potential: LinearPredictor, degree: int, nodes: int, a, v, rec
     zero = jnp.zeros((1, 1, 1), jnp.float32)
     if degree:
         local = local_terms(potential, degree, nodes, BLOCK, own)
-        rows, terms = local.design, local.terms
+        rows, choices = local.design, [local.terms(nodes, length) for length in (0.0, QUARTER)]
         curves: RecordCurves = InterpolatedCurves(
             zero, zero, jnp.zeros(()), nodes, True, degree, potential.loss.growth > 0
         )
     else:
         rows, terms = logistic_terms(potential, nodes, QUARTER, BLOCK, some=own)
+        choices = [terms]
         curves = LogisticCurves(zero, zero, jnp.zeros(()), nodes, True, (0.0,))
-    alpha, beta, c = (np.asarray(x, np.float32) for x in (rows @ a.T, rows @ v.T, terms))
+    alpha, beta = (np.asarray(rows @ x.T, np.float32) for x in (a, v))
     slip = (ROOM * summands(a.shape[1]) * ROUNDOFF * np.sqrt((a**2 + v**2).sum(1))).astype(np.float32)
-    shrink = np.float32(ROOM * 2 / math.factorial(nodes) * (QUARTER / 4) ** nodes)
-    columns = [c[:, k : k + 1] for k in range(c.shape[1])]
     with np.errstate(over="ignore"):
-        still, whole = (np.asarray(_total(curves, alpha, beta, np.float32(x), slip, columns)) for x in (0.0, shrink))
+        still, *whole = (np.asarray(_total(curves, alpha, beta, slip, _columns(terms))) for terms in choices)
     if degree:
-        in_time = [np.minimum(np.maximum(whole - still, 0.0), 1e6) * parts ** -float(nodes) for parts in PARTS]
+        in_time = [np.minimum(np.maximum(whole[0] - still, 0.0), 1e6) * parts ** -float(nodes) for parts in PARTS]
     else:
         r = np.hypot(alpha, beta).astype(float)
         in_time = [np.sum(ellipses(r, nodes, QUARTER / parts), 0) for parts in PARTS]
     return [records / len(own) * (np.minimum(still, 1e6) + x) for x in in_time]
 
 
+def _columns(terms: np.ndarray) -> list[np.ndarray]:
+    return [terms[:, k : k + 1].astype(np.float32) for k in range(terms.shape[1])]
+
+
 @once
-def _total(curves: RecordCurves, alpha, beta, shrink, slip, columns):
-    return jnp.sum(curves._error(alpha, beta, shrink, slip, columns), 0)
+def _total(curves: RecordCurves, alpha, beta, slip, columns):
+    return jnp.sum(curves._error(alpha, beta, slip, columns), 0)

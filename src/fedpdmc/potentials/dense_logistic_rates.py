@@ -66,8 +66,8 @@ class LogisticCurves(RecordCurves):
         rest = 1 / (1 + exponential(-(c[0] + delta))) - c[1] - c[2] * delta
         return rest * (beta * cos - alpha * sin)
 
-    def _error(self, alpha, beta, shrink, slip, c):
-        """A polynomial of r², with room for what is true and what is computed; for the longest piece, so for all."""
+    def _error(self, alpha, beta, slip, c):
+        """A polynomial of r², with room for what is true and what is computed."""
         q = jnp.float32(1.001) * (alpha * alpha + beta * beta) + jnp.float32(9100.0) * (slip * slip) * c[3]
         total = jnp.float32(self.higher[-1])
         for coefficient in self.higher[-2::-1]:

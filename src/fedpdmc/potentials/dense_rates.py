@@ -100,8 +100,8 @@ class RecordCurves(eqx.Module):
         """What a record adds to the rate at the nodes, given ``(α, β)`` and its terms."""
 
     @abc.abstractmethod
-    def _error(self, alpha, beta, shrink, slip, c) -> Array:
-        """What it adds to the error; of the chains, ``shrink`` is ``2 (L/4)^K/K!`` and ``slip`` is ``γ_{c+6} |(a, v)|``."""
+    def _error(self, alpha, beta, slip, c) -> Array:
+        """What it adds to the error, for the longest piece and so for all; ``slip`` is ``γ_{c+6} |(a, v)|``."""
 
     def along(self, a: Float[Array, "d C"], v: Float[Array, "d C"], length: Float[Array, " C"]) -> Curves:
         """The curves from ``(a, v)`` on, of stacked sites: one pass over the records for all chains."""
@@ -109,23 +109,22 @@ class RecordCurves(eqx.Module):
         angle = 0.5 * length * (chebyshev_nodes(self.nodes)[:, None] + 1)
         cos, sin = cosine_and_sine(angle)
         slip = ROOM * summands(a.shape[0]) * ROUNDOFF * size
-        shrink = ROOM * 2 / math.factorial(self.nodes) * (length / 4) ** self.nodes
         narrow = functools.partial(jnp.asarray, dtype=jnp.float32)
         sums = self._by_kernel if self.wide and a.shape[0] <= FEW_COLUMNS else self._by_site
         values, error = sums(
-            narrow(jnp.concatenate([a, v], 1)), narrow(cos), narrow(sin), narrow(shrink), narrow(slip)
+            narrow(jnp.concatenate([a, v], 1)), narrow(cos), narrow(sin), narrow(slip)
         )  # fmt: skip
         largest = jnp.max(jnp.abs(values), 1)
         return Curves(values, ROOM * error + self.exact[:, None] * size * (1 + size) + 1e-12 * largest + 1e-300)
 
-    def _by_kernel(self, both, cos, sin, shrink, slip):
+    def _by_kernel(self, both, cos, sin, slip):
         """One kernel for all blocks of all sites."""
         # Not needed on a processor, and slow to import.
         from fedpdmc.potentials.dense_rates_kernel import summed
 
         (sites, blocks), interpret = self.rows.shape[:2], jax.default_backend() == "cpu"
         rows, terms = (x.reshape(sites * blocks, *x.shape[2:]) for x in (self.rows, self.terms))
-        tile, of_chains = (UNROLLED, TILE), (cos, sin, shrink, slip)
+        tile, of_chains = (UNROLLED, TILE), (cos, sin, slip)
         sums = summed(self._value, self._error, rows, terms, both, of_chains, tile, interpret)
         return (jnp.sum(x.reshape(sites, blocks, *x.shape[1:]), 1, jnp.float64) for x in sums)
 
@@ -138,10 +137,10 @@ class RecordCurves(eqx.Module):
             return (x[None] for x in one(self.rows[0], self.terms[0]))
         return jax.lax.map(lambda site: one(*site), (self.rows, self.terms))
 
-    def _site(self, both, cos, sin, shrink, slip, rows, terms):
+    def _site(self, both, cos, sin, slip, rows, terms):
         """Sums over the blocks of a site: in 32 bits within a block, in 64 between them."""
         chains = both.shape[1] // 2
-        of_block = functools.partial(self._wide if self.wide else self._looped, both, cos, sin, shrink, slip)
+        of_block = functools.partial(self._wide if self.wide else self._looped, both, cos, sin, slip)
         if rows.shape[0] == 1:
             return tuple(x.astype(jnp.float64) for x in of_block(rows[0], terms[0]))
 
@@ -151,7 +150,7 @@ class RecordCurves(eqx.Module):
         zero = jnp.zeros((self.nodes, chains), jnp.float64), jnp.zeros(chains, jnp.float64)
         return jax.lax.scan(add, zero, (rows, terms))[0]
 
-    def _looped(self, both, cos, sin, shrink, slip, rows, terms):
+    def _looped(self, both, cos, sin, slip, rows, terms):
         """Some records at a time, so that the compiler makes one loop over chains with everything in registers."""
         chains = both.shape[1] // 2
         product = _product(rows, both)
@@ -163,27 +162,27 @@ class RecordCurves(eqx.Module):
             for k in range(UNROLLED):
                 value = value + self._value(y[k, :chains], y[k, chains:], cos, sin, c[k])
             for k in range(UNROLLED):
-                error = error + self._error(y[k, :chains], y[k, chains:], shrink, slip, c[k])
+                error = error + self._error(y[k, :chains], y[k, chains:], slip, c[k])
             return value, error
 
         zero = jnp.zeros((self.nodes, chains), jnp.float32), jnp.zeros(chains, jnp.float32)
         return jax.lax.fori_loop(0, rows.shape[0] // UNROLLED, some, zero)
 
-    def _wide(self, both, cos, sin, shrink, slip, rows, terms):
+    def _wide(self, both, cos, sin, slip, rows, terms):
         """All records of a block at once."""
         chains, product = both.shape[1] // 2, _product(rows, both)
         y, speed = product[:, :chains], product[:, chains:]
         c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
         # Sums of one shape over the same numbers, which the compiler makes in few passes.
         values = [jnp.sum(self._value(y, speed, cos[k], sin[k], c), 0) for k in range(self.nodes)]
-        return jnp.stack(values), jnp.sum(self._error(y, speed, shrink, slip, c), 0)
+        return jnp.stack(values), jnp.sum(self._error(y, speed, slip, c), 0)
 
 
 class InterpolatedCurves(RecordCurves):
     """Records by polynomials of their predictors: ``rows`` are ``ξ_i/ϱ_i``.
 
-    ``terms`` are ``c``, the coefficients ``k`` of space and rounding, of time, and of the product's rounding; for losses
-    that grow also ``g ϱ``.
+    ``terms`` are ``c``, the coefficients ``k`` of space, rounding and time, and of the product's rounding; for losses that
+    grow also ``g ϱ``.
     """
 
     degree: int = eqx.field(static=True)
@@ -197,17 +196,17 @@ class InterpolatedCurves(RecordCurves):
             total = total * y + c[m]
         return total * (beta * cos - alpha * sin)
 
-    def _error(self, alpha, beta, shrink, slip, c):
+    def _error(self, alpha, beta, slip, c):
         """``T_n (k_0 + k_1 w² + k_2 w⁴)``; ``(w + 3h)² ≤ 1.001 w² + 9009 h²`` holds what is true and what is computed."""
         slip = slip * jnp.float32(1 / SPREAD)
         x = jnp.float32(1.001) * (alpha * alpha + beta * beta) + jnp.float32(9100.0) * (slip * slip)
         # T_n of odd n is below T_{n+1} there.
         k, far = self.degree, _chebyshev(-(-self.degree // 2), jnp.maximum(2 * x - 1, 1))
-        k0, k1, k2 = (c[k + j] + shrink * c[k + 3 + j] + slip * c[k + 6 + j] for j in range(3))
+        k0, k1, k2 = (c[k + j] + slip * c[k + 3 + j] for j in range(3))
         bound = far * (k0 + x * (k1 + x * k2))
         if self.grows:
             # e^{g (max(r, ϱ) − ϱ)}, and w − 1 ≤ ½(w² − 1).
-            bound = bound * (jnp.float32(ROOM) * jnp.exp(c[k + 9] * jnp.maximum(x - 1, 0) * 0.5))
+            bound = bound * (jnp.float32(ROOM) * jnp.exp(c[k + 6] * jnp.maximum(x - 1, 0) * 0.5))
         return bound
 
 
@@ -278,11 +277,19 @@ def _grouped(coefficients: np.ndarray, lowest: int) -> np.ndarray:
 
 
 class Local(NamedTuple):
-    """Records without their padding, in 64 bits."""
+    """Records without their padding, in 64 bits: their polynomials, and the coefficients of the parts of their errors."""
 
     design: np.ndarray
-    size: np.ndarray
-    terms: np.ndarray
+    polynomial: np.ndarray
+    still: np.ndarray
+    time: np.ndarray
+    slips: np.ndarray
+    growth: np.ndarray
+
+    def terms(self, nodes: int, length: float) -> np.ndarray:
+        """The terms of a record on pieces up to a length."""
+        shrink = ROOM * 2 / math.factorial(nodes) * (length / 4) ** nodes
+        return np.concatenate([self.polynomial, self.still + shrink * self.time, self.slips, self.growth], 1)
 
 
 def local_terms(
@@ -292,7 +299,7 @@ def local_terms(
     design = np.asarray(potential.design)
     size = np.linalg.norm(design, axis=1)
     own = np.flatnonzero(np.any(design, 1)) if some is None else some
-    design, size, reach = design[own], size[own], SPREAD * size[own]
+    design, reach = design[own], SPREAD * size[own]
     offset, response = np.asarray(potential.offset)[own], np.asarray(potential.response)[own]
     y = chebyshev_nodes(degree)
     first = slopes(potential.loss, offset[:, None] + reach[:, None] * y, response[:, None])[0]
@@ -309,17 +316,17 @@ def local_terms(
     mass, powers = np.abs(c), np.arange(1, degree + 1)
     rounding = _grouped(LEBESGUE * (block + 2 * degree + 8) * ROUNDOFF * ROOM * mass, 1) + _grouped(space[:, None], 1)
     time, slips = _grouped(mass / powers * tau, 1), _grouped(LEBESGUE * mass * powers, 0)
-    parts = [c, ROOM * rounding, ROOM * time, ROOM * slips] + ([growth * reach[:, None]] if growth > 0 else [])
-    return Local(design / reach[:, None], size, np.concatenate(parts, 1))
+    grows = growth * reach[:, None] if growth > 0 else np.zeros((len(reach), 0))
+    return Local(design / reach[:, None], c, ROOM * rounding, ROOM * time, ROOM * slips, grows)
 
 
 def interpolated_curves(
-    potential: LinearPredictor, degree: int, nodes: int, shape: tuple[int, int], wide: bool = False
+    potential: LinearPredictor, degree: int, nodes: int, length: float, shape: tuple[int, int], wide: bool = False
 ) -> InterpolatedCurves:
-    """The curves of a whitened potential by polynomials; ``shape`` as `blocking` has it."""
+    """The curves of a whitened potential by polynomials, on pieces up to a length; ``shape`` as `blocking` has it."""
     local = local_terms(potential, degree, nodes, shape[1])
     return InterpolatedCurves(
-        packed(local.design, shape), packed(local.terms, shape), exact_rounding(potential),
+        packed(local.design, shape), packed(local.terms(nodes, length), shape), exact_rounding(potential),
         nodes, wide, degree, potential.loss.growth > 0,
     )  # fmt: skip
 

@@ -26,23 +26,23 @@ def summed(
     rows: Float32[Array, "B b d"],
     terms: Float32[Array, "B b m"],
     both: Float32[Array, "d two_C"],
-    of_chains: tuple[Float32[Array, "K C"], Float32[Array, "K C"], Float32[Array, " C"], Float32[Array, " C"]],
+    of_chains: tuple[Float32[Array, "K C"], Float32[Array, "K C"], Float32[Array, " C"]],
     tile: tuple[int, int],
     interpret: bool = False,
 ) -> tuple[Float32[Array, "B K C"], Float32[Array, "B C"]]:
-    """Sums of ``value(α, β, cos, sin, c)`` and ``error(α, β, shrink, slip, c)`` over the records of every block.
+    """Sums of ``value(α, β, cos, sin, c)`` and ``error(α, β, slip, c)`` over the records of every block.
 
-    ``of_chains`` are the cosines, sines, shrink and slip. A ``tile`` is the records that are taken at a time, of which a
+    ``of_chains`` are the cosines, sines and slip. A ``tile`` is the records that are taken at a time, of which a
     block has a multiple, and the chains of a program.
     """
     chains, (blocks, records, dim) = both.shape[1] // 2, rows.shape
     nodes, count, (at_a_time, own_chains) = of_chains[0].shape[0], terms.shape[2], tile
     width = -(-chains // own_chains) * own_chains
 
-    def kernel(a, v, cos, sin, shrink, slip, rows, terms, values, errors):
+    def kernel(a, v, cos, sin, slip, rows, terms, values, errors):
         own, block = pl.ds(pl.program_id(0) * own_chains, own_chains), pl.program_id(1)
         angles = [(cos[k, own][None], sin[k, own][None]) for k in range(nodes)]
-        sizes = shrink[own][None], slip[own][None]
+        size = slip[own][None]
 
         def some(i, totals):
             here = pl.ds(i * at_a_time, at_a_time)
@@ -50,7 +50,7 @@ def summed(
             c = [terms[block, here, k][:, None] for k in range(count)]
             alpha, beta = (functools.reduce(jnp.add, [x[j] * y[j, own][None] for j in range(dim)]) for y in (a, v))
             new = [value(alpha, beta, *angle, c) for angle in angles]
-            return tuple(x + y for x, y in zip(totals, (*new, error(alpha, beta, *sizes, c)), strict=True))
+            return tuple(x + y for x, y in zip(totals, (*new, error(alpha, beta, size, c)), strict=True))
 
         zero = jnp.zeros(tile, jnp.float32)
         totals = jax.lax.fori_loop(jnp.int32(0), jnp.int32(records // at_a_time), some, (zero,) * (nodes + 1))
