@@ -112,6 +112,7 @@ class WithoutVolume(GroupedRemainder):
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The posterior is far from its reference")
 def test_a_map_without_its_volume_is_caught(monkeypatch):
     monkeypatch.setattr("fedpdmc.potentials.random_effects.GroupedRemainder", WithoutVolume)
     jax.clear_caches()
