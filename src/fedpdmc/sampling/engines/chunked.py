@@ -19,7 +19,6 @@ from fedpdmc.console.progress import Tick
 from fedpdmc.errors import RunTooLong
 from fedpdmc.results.skeleton import Block, Chunk
 from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
-from fedpdmc.sampling.engines import long_plans
 from fedpdmc.sampling.engines.base import BlockMemory, Engine
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.sampling.engines.event_buffer import Record
@@ -55,7 +54,6 @@ class CompiledEngine(Engine):
     federation: LocalFederation
     sites_remember = False
     memory = BlockMemory(most=2**26)
-    _long: long_plans.LongPlans | None = None
 
     @double_precision
     def __init__(self, federation: LocalFederation, coordinator: Coordinator, state: State, key: Key[Array, ""]):
@@ -92,13 +90,8 @@ class CompiledEngine(Engine):
         """No state of the sites is kept from one block to the next, so that a run can be continued between two blocks."""
         self.progress = dataclasses.replace(self.progress, requests=self._first_requests)
 
-    def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""] | int]:
+    def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:
         """Some iterations."""
-        if self._long is None and long_plans.applies(self.federation.groups, self.coordinator, self.progress):
-            self._long = long_plans.LongPlans(self.federation.groups, self.coordinator, self.keys, self.progress)
-        if self._long is not None:
-            self.progress, record, used = self._long.run(self.progress, until, int(limit))
-            return record, used
         self.progress, record, used = _run_chunk(
             self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
         )

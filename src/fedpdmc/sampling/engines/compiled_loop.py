@@ -1,9 +1,8 @@
 """All sites in one process: whole rounds compiled, no Python per event.
 
-Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. Chains with
-short plans do not wait for each other: a chain whose sites have all answered moves on and gets a new plan while others
-still walk. If plans are long and costly to make (`long_plans`), or every clock is inverted (`compiled_gaussian`), chains
-advance together.
+Sites of one family and padded size form a group, whose numbers are stacked and walked by one compiled step. With short
+plans, chains do not wait for each other: a chain whose sites have all answered moves on and gets a new plan while others
+still walk. If plans are long and costly to make, or every clock is inverted (`compiled_gaussian`), chains advance together.
 The draws of a chain depend on its own plans and keys alone, so this changes no result. `selective_requests` decides which
 sites are asked, and ends a round, as for `rounds`.
 """
@@ -11,7 +10,7 @@ sites are asked, and ends a round, as for `rounds`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,7 +24,7 @@ from fedpdmc.clocks import NOT_FINITE, Clock, LatentClock, Path, Walk, answer, f
 from fedpdmc.errors import NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
-from fedpdmc.sampling.coordinator import Coordinator, Itinerary, Knots, PublicKeys, State
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
 from fedpdmc.sampling.engines import compiled_gaussian, in_process_latents, selective_requests
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.sampling.engines.event_buffer import Record
@@ -286,24 +285,12 @@ def _run_inverted(groups, coordinator: Coordinator, keys, progress: Progress, un
     return Progress(state, progress.itinerary, tuple(walks), progress.open, jnp.any(broken)), record, rows
 
 
-class Moved(NamedTuple):
-    """The chains after their arrivals were applied: who was ready, who has a new plan, and how much of a plan was kept."""
+def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
+    """Move the chains on whose sites have all answered, plan for them, and let every site walk on.
 
-    state: State
-    itinerary: Itinerary
-    ready: Bool[Array, " C"]
-    new: Bool[Array, " C"]
-    knots: Knots
-    kept: Float[Array, " C"] | None
-
-    @property
-    def unplanned(self) -> Bool[Array, ""]:
-        """Whether a plan is not finite."""
-        return jnp.any(self.new & ~jnp.isfinite(self.itinerary.path.horizon))
-
-
-def move_on(coordinator: Coordinator, keys, now: Progress, answers, until) -> Moved:
-    """Move the chains on whose sites have all answered, and plan for them; ``answers`` are those of `arrivals_of`."""
+    Also returns the knots, and the numbers of the plans that each site was asked about, where not every site is.
+    """
+    answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
     done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
     arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
     sent = None
@@ -311,28 +298,21 @@ def move_on(coordinator: Coordinator, keys, now: Progress, answers, until) -> Mo
         sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))
     ready = now.open & done
     state, knots, kept = finish_round(coordinator, now.state, now.itinerary, arrivals, sent, until, ready)
-    new = (ready | ~now.open) & (state.t < until)
-    itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)
-    return Moved(state, itinerary, ready, new, knots, kept)
-
-
-def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
-    """Move on the chains that are ready, and let every site take one step.
-
-    Also returns the knots, and the numbers of the plans that each site was asked about, where not every site is.
-    """
-    answers = [arrivals_of(group, state) for group, state in zip(groups, now.walks, strict=True)]
-    state, itinerary, ready, new, knots, kept = moved = move_on(coordinator, keys, now, answers, until)
     walks = in_process_latents.gone_back(groups, now.walks, now.itinerary.path, state.t - now.state.t, ready)
     now = eqx.tree_at(lambda n: n.walks, now, walks)
+    new = (ready | ~now.open) & (state.t < until)
+    itinerary = where_chains(new, coordinator.plan_ahead(state, keys, until), now.itinerary)
     if kept is None:
         requests, asked = None, None
-        walks = steps(groups, now.walks, itinerary.path, new)
+        walks = _walk_on(groups, now.walks, itinerary.path, new, coordinator.segments > 1)
     else:
         walks, requests, asked = _ask_selected(
             groups, coordinator, now, itinerary, kept, jnp.maximum(until - state.t, 0), new
         )
-    broken = jnp.any(jnp.stack([is_faulty(g, w) for g, w in zip(groups, walks, strict=True)])) | moved.unplanned
+    faulty = [
+        jnp.any(jax.vmap(lambda c, w: c.walk(w).fault)(g.clock, w) != 0) for g, w in zip(groups, walks, strict=True)
+    ]
+    broken = jnp.any(jnp.stack(faulty)) | jnp.any(new & ~jnp.isfinite(itinerary.path.horizon))
     return Progress(state, itinerary, walks, new | (now.open & ~ready), broken, requests), knots, asked
 
 
@@ -353,33 +333,42 @@ def _ask_selected(groups, coordinator: Coordinator, now: Progress, itinerary: It
     return walks, requests, jnp.where(jnp.concatenate(asked), itinerary.path.number, -1)
 
 
-def steps(groups: tuple[Group, ...], walks, path: Path, new, cap: Float[Array, " C"] | None = None) -> tuple:
-    """One step of every site, on new plans from their start.
+def _walk_on(groups: tuple[Group, ...], walks, path: Path, new, to_the_end: bool):
+    """Start on new plans and take one step, or all steps if making a plan costs more than letting chains wait.
 
-    A site that has passed the earliest arrival found so far, ``cap`` or that of these sites, stops: it cannot be the first.
-    No site learns of this.
+    A site that has passed the earliest arrival found so far stops: it cannot be the first. No site learns of this.
     """
-    if cap is not None or sum(group.size for group in groups) > 1:
-        found = earliest(groups, walks, ~new)
-        cap = found if cap is None else jnp.minimum(cap, found)
-        path = eqx.tree_at(lambda p: p.cap, path, cap, is_leaf=lambda x: x is None)
+    if not to_the_end:
+        return _steps(groups, walks, path, new)
+
+    def unfinished(carry):
+        walks, new = carry
+        done = [jax.vmap(lambda c, w: c.walk(w).done)(g.clock, w) for g, w in zip(groups, walks, strict=True)]
+        return jnp.any(new) | ~jnp.all(jnp.concatenate(done))
+
+    # The first step is part of the loop, so that a step is compiled once.
+    def step(carry):
+        return _steps(groups, carry[0], path, carry[1]), jnp.zeros_like(new)
+
+    return jax.lax.while_loop(unfinished, step, (walks, new))[0]
+
+
+def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:
+    """One step of every site."""
+    if sum(group.size for group in groups) > 1:
+        path = eqx.tree_at(lambda p: p.cap, path, _earliest(groups, walks, new), is_leaf=lambda x: x is None)
     return tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
 
 
-def earliest(groups: tuple[Group, ...], walks, known) -> Float[Array, " C"]:
-    """The earliest arrival found so far on each chain; infinite where none is, or it is not known."""
+def _earliest(groups: tuple[Group, ...], walks, new) -> Float[Array, " C"]:
+    """The earliest arrival found so far on each chain; infinite where none is, and where a plan is new."""
 
     def times(clock: Clock, state):
         walk = clock.walk(state)
-        return jnp.where(walk.done & walk.rang & known, walk.time, jnp.inf)
+        return jnp.where(walk.done & walk.rang & ~new, walk.time, jnp.inf)
 
     found = [jax.vmap(times)(group.clock, walk) for group, walk in zip(groups, walks, strict=True)]
     return jnp.min(jnp.concatenate(found), 0)
-
-
-def is_faulty(group: Group, walks) -> Bool[Array, ""]:
-    """Whether any site of a group cannot go on."""
-    return jnp.any(jax.vmap(lambda clock, walk: clock.walk(walk).fault)(group.clock, walks) != 0)
 
 
 def _step(group: Group, walks, path: Path, new):
@@ -391,7 +380,7 @@ def _step(group: Group, walks, path: Path, new):
     return group.each(one, walks, group.columns, group.place)
 
 
-def arrivals_of(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:
+def _arrivals(group: Group, walks) -> tuple[Bool[Array, "G C"], Arrival]:
     """Who is done, and the arrivals with marks in the federation's coordinates."""
     walk: Walk = jax.vmap(lambda c, w: c.walk(w))(group.clock, walks)
     mark = walk.mark if group.clock.dynamics.flips else walk.normal

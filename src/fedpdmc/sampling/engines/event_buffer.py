@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +10,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from fedpdmc._jax.compilation import on_device
 from fedpdmc.results.skeleton import Chunk
 from fedpdmc.sampling.coordinator import Knots
 
@@ -45,26 +43,15 @@ class Record(eqx.Module):
         velocities = jnp.zeros((*shape, -(-dim // 8)), jnp.uint8) if signs else jnp.zeros((*shape, dim))
         return cls(jnp.zeros((*shape, 1 + dim)), velocities, jnp.zeros(shape, bool), asked)
 
-    @classmethod
-    def of_round(cls, knots: Knots, signs: bool) -> Record:
-        """The knots of one round."""
-        velocities = jnp.packbits(knots.v < 0, axis=-1, bitorder="little") if signs else knots.v
-        numbers = jnp.concatenate([knots.t[..., None], knots.a], -1)
-        return cls(numbers[:, None], velocities[:, None], knots.valid[:, None])
-
-    @classmethod
-    def of_rounds(cls, rounds: Sequence[Record]) -> Record:
-        """The knots of some rounds, in order."""
-        parts = zip(*((one.numbers, one.velocities, one.valid) for one in rounds), strict=True)
-        return cls(*(on_device(np.concatenate([np.asarray(x) for x in column], 1)) for column in parts))
-
     def written(self, knots: Knots, row: Int[Array, ""], asked: Int[Array, "sites C"] | None = None) -> Record:
         """The record with the knots of one round in the given row."""
-        one = Record.of_round(knots, self.velocities.dtype == jnp.uint8)
+        packed = self.velocities.dtype == jnp.uint8
+        velocities = jnp.packbits(knots.v < 0, axis=-1, bitorder="little") if packed else knots.v
+        numbers = jnp.concatenate([knots.t[..., None], knots.a], -1)
         return Record(
-            lax.dynamic_update_index_in_dim(self.numbers, one.numbers, row, 1),
-            lax.dynamic_update_index_in_dim(self.velocities, one.velocities, row, 1),
-            lax.dynamic_update_index_in_dim(self.valid, one.valid, row, 1),
+            lax.dynamic_update_index_in_dim(self.numbers, numbers, row, 1),
+            lax.dynamic_update_index_in_dim(self.velocities, velocities, row, 1),
+            lax.dynamic_update_index_in_dim(self.valid, knots.valid, row, 1),
             self.asked if asked is None else lax.dynamic_update_index_in_dim(self.asked, asked, row, 2),
         )
 
