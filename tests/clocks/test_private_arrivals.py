@@ -29,7 +29,9 @@ def plans(dynamics, seed, far=1.0):
 
 @jax.jit
 def _on_lines(grid, path, keys):
-    return first_below(_potential(), fp.ZigZag(), jnp.asarray(RHO), jnp.asarray(1e-12), grid, path, keys, PASSES)
+    return first_below(
+        _potential(), fp.ZigZag(), jnp.asarray(RHO), jnp.asarray(1e-12), grid, path, keys, jnp.asarray(PASSES)
+    )
 
 
 @jax.jit
@@ -42,7 +44,7 @@ def _on_rotations(grid, path, keys):
         grid,
         path,
         keys,
-        PASSES,
+        jnp.asarray(PASSES),
     )
 
 

@@ -12,7 +12,6 @@ from fedpdmc.cli.runner import CHECK_FAILED, Contract, command
 from fedpdmc.console.interrupts import INTERRUPTED, happened, remains
 from fedpdmc.console.wrapping import say
 from fedpdmc.errors import InputError
-from fedpdmc.validation import MOST_SEED, integer
 
 if TYPE_CHECKING:
     from fedpdmc.study import Study
@@ -114,5 +113,7 @@ def _by_site(options: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _seed(text: str) -> int:
+    from fedpdmc.validation import MOST_SEED, integer
+
     digits = text.isascii() and text.isdigit() and len(text) < 20
     return integer("site-seed", int(text) if digits else text, 0, MOST_SEED, "Give an integer from 0 to 2**63 − 1.")
