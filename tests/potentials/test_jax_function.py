@@ -12,13 +12,13 @@ from tests.support import DYNAMICS, predictor, states
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
-from fedpdmc.clocks.envelopes.second_order import look
+from fedpdmc.clocks.envelopes.second_order import evaluate
 from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.taylor_models.compositions import LOCAL
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
-from fedpdmc.potentials.jax_function import _look
+from fedpdmc.potentials.jax_function import _attempt
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -65,7 +65,7 @@ def pair(name):
 def _bounds(program, built, dynamics, a, v):
     """Chord and rates of the program on its cells; then both integrated bounds on the cells of the built-in model."""
     program, n = program.paced(dynamics.flow.rotating, dynamics.flips), len(FRACTIONS)
-    own, other = (look(dynamics, potential, a, v, v) for potential in (program, built))
+    own, other = (evaluate(dynamics, potential, a, v, v) for potential in (program, built))
 
     def cell(bound):
         return jnp.minimum(LONGEST, jnp.minimum(bound.reach, cell_length(bound)))
@@ -80,7 +80,7 @@ def _bounds(program, built, dynamics, a, v):
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
     top = chord(own.bound, cell(own.bound), FRACTIONS)
     rates_of, both = program._program(dynamics.flips), cell(other.bound)
-    *_, same = jax.vmap(lambda x, y, h: _look(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
+    *_, same = jax.vmap(lambda x, y, h: _attempt(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
     evenly = jnp.linspace(0.0, 1.0, 21)
     loads = [jnp.sum(jnp.maximum(chord(bound, both, evenly), 0.0)) for bound in (same, other.bound)]
     return top, rates.reshape(top.shape), own.gradient, other.gradient, loads
@@ -148,9 +148,9 @@ def test_sums_and_shares_of_the_prior_add_their_bounds():
     (program, built), dynamics = pair("logistic"), DYNAMICS["boomerang"]
     prior, (a, v) = local_quadratic(built, jnp.asarray(POINT), 2), states(0, CHAINS, DIM)
     share = jnp.linspace(0.0, 1.0, CHAINS)
-    looks = functools.partial(eqx.filter_jit(look, compiler_options=FAST), dynamics)
-    alone, whole = looks(program, a, v, v), looks(Sum((program, prior)), a, v, v)
-    part = looks(Shared(program, prior, share), a, v, v)
+    evaluated = functools.partial(eqx.filter_jit(evaluate, compiler_options=FAST), dynamics)
+    alone, whole = evaluated(program, a, v, v), evaluated(Sum((program, prior)), a, v, v)
+    part = evaluated(Shared(program, prior, share), a, v, v)
     extra = jnp.sum(v * (a @ prior.precision + prior.linear), -1, keepdims=True)
     np.testing.assert_allclose(whole.rates, alone.rates + extra, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(part.rates, alone.rates + share[:, None] * extra, rtol=1e-9, atol=1e-9)

@@ -10,7 +10,7 @@ from tests.support import DYNAMICS
 from tests.zoo import CASES
 
 import fedpdmc as fp
-from fedpdmc.clocks.envelopes.second_order import look, signed_rates
+from fedpdmc.clocks.envelopes.second_order import evaluate, signed_rates
 from fedpdmc.potentials import local_quadratic
 
 ANCHORS, TIMES = 500, 20
@@ -41,7 +41,7 @@ def excess_function(potential, dynamics):
 
     @jax.jit
     def excess(a, v, part):
-        bound = look(dynamics, potential, a, v, v).bound
+        bound = evaluate(dynamics, potential, a, v, v).bound
         # On a line nothing limits the reach of an affine rate.
         s = part * jnp.minimum(bound.reach, 100.0)
 

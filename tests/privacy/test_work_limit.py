@@ -57,7 +57,7 @@ def test_ceilings_rise_by_no_more_than_the_public_bound_says(tmp_path, family, d
     closest = 0.0
     for far in (0.0, 0.3, 3.0):
         potential, a, v, horizon, count = case(tmp_path / str(far), family, dynamics, far)
-        bound = second_order.look(dynamics, potential, jnp.asarray(a), jnp.asarray(v), jnp.asarray(v)).bound
+        bound = second_order.evaluate(dynamics, potential, jnp.asarray(a), jnp.asarray(v), jnp.asarray(v)).bound
         c = (horizon / count)[:, None]
         rise = np.maximum(np.asarray(bound.slope), 0.0) * c + 0.5 * np.asarray(bound.curve) * c * c
         size = np.hypot(a, v) if dynamics.flow.rotating else np.abs(v)

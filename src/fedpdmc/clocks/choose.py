@@ -23,7 +23,7 @@ from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolyno
 from fedpdmc.clocks.envelopes.base import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, reach_of, usual_states
 from fedpdmc.clocks.envelopes.position_polynomial import position_polynomial
 from fedpdmc.clocks.envelopes.record_polynomial import record_polynomial
-from fedpdmc.clocks.envelopes.second_order import look
+from fedpdmc.clocks.envelopes.second_order import evaluate
 from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
 from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
 from fedpdmc.clocks.interval_thinning import IntervalClock
@@ -263,7 +263,7 @@ def cost_of_cells(potential: Potential, dynamics: Dynamics) -> float:
 @once
 def _usual_reach(potential: Potential, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """How far a cell is walked on average."""
-    bound = look(dynamics, potential, a, v, v).bound
+    bound = evaluate(dynamics, potential, a, v, v).bound
     cell = jnp.minimum(bound.reach, cell_length(bound))
     reach = reach_of(bound.value, bound.slope + 0.5 * bound.curve * cell[:, None], cell)
     return jnp.mean(jnp.where(jnp.isfinite(reach), reach, 0.0))

@@ -11,9 +11,9 @@ from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, unit
 from fedpdmc.clocks.batching import served
 from fedpdmc.clocks.closed_form import affine_clock
-from fedpdmc.clocks.dense_candidates import DRAWN, LOOKS, Found, cells_of, first_candidate
+from fedpdmc.clocks.dense_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.envelopes.base import cell_length
-from fedpdmc.clocks.envelopes.second_order import look
+from fedpdmc.clocks.envelopes.second_order import evaluate
 from fedpdmc.clocks.path import Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor
@@ -72,7 +72,7 @@ class DenseClock(Clock[DenseWalk]):
         remaining = path.at(path.duration, walk.segment) - walk.offset
         length = jnp.minimum(remaining, self.length)
         curves = self.stacked(1).along(a.T, v.T, length)
-        u = uniforms(keys, path.number, walk.draws, LOOKS * DRAWN)
+        u = uniforms(keys, path.number, walk.draws, CANDIDATES * DRAWN)
         found = first_candidate(cells_of(curves, length), length, u)
         poor = is_poor(curves, length)
         found = jax.lax.cond(
@@ -115,7 +115,7 @@ def second_order_candidate(
     dynamics: Dynamics, potential: LinearPredictor, a: Float[Array, "C d"], v: Float[Array, "C d"], remaining, u
 ) -> Found:
     """The candidate of a cell that is bounded by a pass over the records in 64 bits; they decide it."""
-    bound = look(dynamics, potential, a, v, v).bound
+    bound = evaluate(dynamics, potential, a, v, v).bound
     cell = jnp.minimum(remaining, jnp.minimum(bound.reach, cell_length(bound)))
     value, slope = bound.value[:, 0], bound.slope[:, 0] + 0.5 * bound.curve[:, 0] * cell
     wait = affine_clock(value, slope, exponentials(u[0]))

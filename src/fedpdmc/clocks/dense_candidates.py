@@ -19,7 +19,7 @@ from fedpdmc.potentials.chebyshev import interpolant, to_bernstein
 from fedpdmc.potentials.dense_rates import Curves
 
 # Cells of a piece, candidates that are examined on a piece, and uniforms for each of them.
-CELLS, LOOKS, DRAWN = 6, 3, 3
+CELLS, CANDIDATES, DRAWN = 6, 3, 3
 
 
 class Found(NamedTuple):
@@ -81,22 +81,22 @@ def cells_of(curves: Curves, length: Float[Array, " C"]) -> Cells:
 
 
 def first_candidate(cells: Cells, length: Float[Array, " C"], u: Float[Array, "n C"]) -> Found:
-    """The first candidate that the curves do not reject, of the first few; ``u``: ``LOOKS * DRAWN`` uniforms."""
+    """The first candidate that the curves do not reject, of the first few; ``u``: ``CANDIDATES * DRAWN`` uniforms."""
     none = jnp.zeros(length.shape, bool)
     zero = jnp.zeros_like(length)
     found = Found(length, none, none, jnp.zeros(length.shape, int), zero, zero, zero, zero)
     active, level = ~none, zero
-    for k in range(LOOKS):
+    for k in range(CANDIDATES):
         chance = u[k * DRAWN : (k + 1) * DRAWN]
         level = level + exponentials(chance[0])
-        here, over = _look(cells, level, chance)
+        here, over = _candidate(cells, level, chance)
         undecided = active & ~over & ~(here.threshold >= here.most)
         found = Found(*(jnp.where(undecided, new, old) for new, old in zip(here, found, strict=True)))
         active = active & ~over & ~undecided
     return found._replace(time=jnp.where(active, here.time, found.time), cut=active)
 
 
-def _look(cells: Cells, level: Float[Array, " C"], chance: Float[Array, "n C"]) -> tuple[Found, Bool[Array, " C"]]:
+def _candidate(cells: Cells, level: Float[Array, " C"], chance: Float[Array, "n C"]) -> tuple[Found, Bool[Array, " C"]]:
     """The candidate where the integral of the bounds is ``level``, and whether the piece ends before."""
     bounds, width = cells.bounds, cells.width
     passed = jnp.sum(cells.integral <= level, 0)

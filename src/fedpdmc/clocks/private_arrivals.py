@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import CHACHA_WORDS, ChainKeys, chacha20
-from fedpdmc.clocks.envelopes.second_order import RateBound, look
+from fedpdmc.clocks.envelopes.second_order import RateBound, evaluate
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
@@ -229,7 +229,7 @@ def _step(potential, dynamics, excess, slack, grid, path, cells, keys, now: Sear
     begin = pick(path.begin, segment)
     offset = jnp.maximum(now.anchor * grid.unit - begin, 0.0)
     a, v = path.state(dynamics, segment, offset)
-    seen = look(dynamics, potential, a, v, v)
+    seen = evaluate(dynamics, potential, a, v, v)
     size = jnp.abs(v)
     rates = jnp.where(size < SLOWEST, 0.0, jnp.maximum(seen.rates, 0.0) + excess_rates(excess, v))
     rate = jnp.take_along_axis(rates, now.mark[:, None], -1)[:, 0]

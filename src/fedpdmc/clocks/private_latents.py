@@ -196,7 +196,7 @@ class LatentClock(Clock[LatentWalk]):
         remaining = path.at(path.duration, walk.segment) - walk.offset
         before = jnp.maximum(state.silent - now, 0.0)
 
-        def look(rows):
+        def search(rows):
             (a, v, zeta, room), (number, draws), keys = rows
             cell = self.potential.cell(a, v, zeta, room)
             since, threshold, ceiling, hit, whole = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
@@ -207,7 +207,7 @@ class LatentClock(Clock[LatentWalk]):
 
         room = jnp.minimum(remaining, before)
         rows = ((a, v, state.zeta, room), (path.number, walk.draws), keys)
-        found = in_turns(look, moving, rows, 9)
+        found = in_turns(search, moving, rows, 9)
         since, length = found[:, 4], found[:, 5]
         hit, whole, finite = (found[:, k] > 0 for k in (6, 7, 8))
         ends = whole & (length >= remaining)
@@ -261,7 +261,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]):
     part = cell.length / PARTS
     hazard = jnp.concatenate([jnp.zeros((1, part.shape[0])), jnp.cumsum(ceilings * part, 0)])
 
-    def look(carry, chance):
+    def propose(carry, chance):
         since, level, threshold, ceiling, hit, going = carry
         target = level + exponentials(chance[0])
         inside = target < hazard[-1]
@@ -277,5 +277,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]):
 
     zeros, yes = jnp.zeros_like(part), jnp.ones(part.shape, bool)
     chances = u.reshape(CANDIDATES, 2, -1)
-    (since, _, threshold, ceiling, hit, going), _ = jax.lax.scan(look, (zeros, zeros, zeros, zeros, ~yes, yes), chances)
+    (since, _, threshold, ceiling, hit, going), _ = jax.lax.scan(
+        propose, (zeros, zeros, zeros, zeros, ~yes, yes), chances
+    )
     return since, threshold, ceiling, hit, ~going & ~hit

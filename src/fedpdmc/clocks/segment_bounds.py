@@ -20,7 +20,7 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program, records_of
 
 # The most candidates of one step: far out in the tails the constants are large and candidates many.
-MOST_LOOKS = 256
+MOST_EVALUATIONS = 256
 # Numbers in the design above which a pass costs so much that it waits for the whole batch.
 LARGE = 2**16
 # Binary digits of the constants on a rotation, and of their integrals.
@@ -170,20 +170,20 @@ class SegmentClock(Clock[SegmentWalk]):
                 stops = jax.lax.cummin(places, 1, reverse=True)
 
         def searching(carry):
-            looks, now, stopped = carry
+            evaluations, now, stopped = carry
             without, waiting = jnp.sum(~(now.walk.done | now.pending | stopped)), jnp.sum(now.pending)
-            return (looks < MOST_LOOKS) & (without > 0) & (not cheap or 3 * without >= waiting)
+            return (evaluations < MOST_EVALUATIONS) & (without > 0) & (not cheap or 3 * without >= waiting)
 
-        def look(carry):
-            looks, now, stopped = carry
-            following, far = self._look(now, path, hazard, stops, keys, stopped)
-            return looks + 1, following, stopped | far
+        def evaluate(carry):
+            evaluations, now, stopped = carry
+            following, far = self._evaluated(now, path, hazard, stops, keys, stopped)
+            return evaluations + 1, following, stopped | far
 
         start = (jnp.array(0), state, jnp.zeros_like(state.pending))
-        _, state, _ = jax.lax.while_loop(searching, look, look(start))
+        _, state, _ = jax.lax.while_loop(searching, evaluate, evaluate(start))
         return self._inspect(state, path)
 
-    def _look(self, state: SegmentWalk, path: Path, hazard: Hazard | None, stops, keys, stopped):
+    def _evaluated(self, state: SegmentWalk, path: Path, hazard: Hazard | None, stops, keys, stopped):
         """One candidate of the constant bounds, thinned by the envelope."""
         walk = state.walk
         u = uniforms(keys, path.number, walk.draws, 4)

@@ -11,7 +11,7 @@ from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
 from fedpdmc.clocks.batching import in_lanes, served
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes.base import PointEnvelope, cell_length
-from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, RateBound, look
+from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, RateBound, evaluate
 from fedpdmc.clocks.path import FINE, VIOLATED, Path, Walk, advance, judged
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program
@@ -115,7 +115,7 @@ class ThinnedClock(Clock[ThinnedWalk]):
         walk, flips = state.walk, self.dynamics.flips
         a, v = path.state(self.dynamics, walk.segment, walk.offset)
         ahead = self.dynamics.jump(v, jnp.where(state.candidate, walk.mark, -1)) if flips else v
-        gradient, rates, bound = look(self.dynamics, self.potential, a, v, ahead)
+        gradient, rates, bound = evaluate(self.dynamics, self.potential, a, v, ahead)
         # A bound that is not a number has no candidates: the walk would go on as if the rate were zero.
         finite = jnp.all(jnp.isfinite(gradient), -1) & jnp.all(
             jnp.isfinite(bound.value + bound.slope + bound.curve), -1

@@ -92,15 +92,15 @@ class AdaptiveClock(Clock[AdaptiveWalk]):
             there, velocity = self.dynamics.flow.move(a, v, s)
             return signed_rates(self.dynamics, self.potential.gradients(there), velocity)
 
-        def look(s):
+        def rates_at(s):
             return jax.jvp(rates, (s,), (jnp.ones_like(s),))
 
-        first = look(jnp.zeros_like(remaining))
+        first = rates_at(jnp.zeros_like(remaining))
         longest = LONGEST_TURN if self.dynamics.flow.rotating else LONGEST_LINE
         steepest = jnp.sum(jnp.abs(first[1]), -1)
         cell = jnp.minimum(remaining, jnp.minimum(longest, 1 / jnp.sqrt(jnp.maximum(steepest, 1e-300))))
         times = cell * (jnp.arange(1, PIECES + 1) / PIECES)[:, None]
-        rest = jax.vmap(look)(times)
+        rest = jax.vmap(rates_at)(times)
         value, slope = (jnp.concatenate([one[None], more]) for one, more in zip(first, rest, strict=True))
         return piece_tops(value, slope, (cell / PIECES)[:, None]), cell
 

@@ -19,7 +19,7 @@ import fedpdmc as fp
 from fedpdmc.experiments.problems import Regression
 
 # Points of a path at which its bin is found, to measure the time in each bin.
-LOOKS = 4
+MOMENTS = 4
 
 
 class Overheard(NamedTuple):
@@ -48,9 +48,9 @@ class Overheard(NamedTuple):
         """The first ones."""
         return Overheard(*(column[:count] for column in self))
 
-    def looks(self, i: int) -> Float[ndarray, "n looks"]:
+    def positions(self, i: int) -> Float[ndarray, "n moments"]:
         """Coordinate i at moments equally spaced along each path."""
-        moments = (np.arange(LOOKS) + 0.5) / LOOKS * self.length[:, None]
+        moments = (np.arange(MOMENTS) + 0.5) / MOMENTS * self.length[:, None]
         return self.start[:, i, None] + self.velocity[:, i, None] * moments
 
 
@@ -106,7 +106,7 @@ class Profile(NamedTuple):
 
 def estimate(heard: Overheard, i: int, edges: Float[ndarray, " b1"]) -> Profile:
     """The profile, from flips of coordinate i and the time that paths spend in each bin, by the sign of ``v_i``."""
-    x, rang = heard.looks(i), heard.flipped == i
+    x, rang = heard.positions(i), heard.flipped == i
     ends = heard.start[rang, i] + heard.velocity[rang, i] * heard.length[rang]
     rates, variance, time = [], 0.0, 0.0
     for sign in (1.0, -1.0):
@@ -123,7 +123,7 @@ def prior_part(
     heard: Overheard, share: float | Float[ndarray, " n"], i: int, edges: Float[ndarray, " b1"]
 ) -> Float[ndarray, " b"]:
     """Mean of ``α x_i`` in each bin, the slope of a part α of the standard normal prior, for given parts."""
-    x, weights = heard.looks(i), _weights(heard.length)
+    x, weights = heard.positions(i), _weights(heard.length)
     parts = np.broadcast_to(np.asarray(share), heard.length.shape)[:, None] * x
     return np.histogram(x, edges, weights=weights * parts)[0] / np.histogram(x, edges, weights=weights)[0]
 
@@ -136,5 +136,5 @@ def average(
     return total / np.maximum(count, 1)
 
 
-def _weights(length: Float[ndarray, " n"]) -> Float[ndarray, "n looks"]:
-    return np.repeat(length / LOOKS, LOOKS).reshape(-1, LOOKS)
+def _weights(length: Float[ndarray, " n"]) -> Float[ndarray, "n moments"]:
+    return np.repeat(length / MOMENTS, MOMENTS).reshape(-1, MOMENTS)

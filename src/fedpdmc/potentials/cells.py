@@ -16,8 +16,8 @@ LONGEST = 1.0
 # Candidates that the error of a cell should add, and the maximum. With an error of ``k h²`` the work ``(1 + k h³)/h`` is
 # least if they are one half.
 AIM, MOST = 0.5, 1.0
-# A cell is tried again if it could be longer by this factor; its length changes by at most STRIDE, at most LOOKS times.
-MISJUDGED, STRIDE, LOOKS = 8.0, 64.0, 24
+# A cell is tried again if it could be longer by this factor; its length changes by at most STRIDE, at most ATTEMPTS times.
+MISJUDGED, STRIDE, ATTEMPTS = 8.0, 64.0, 24
 # Relative, for the rounding of the line.
 SLACK = 1e-9
 # Lengths that are tried at unit speed.
@@ -63,7 +63,7 @@ def fitted_line(line: Line, rotating: bool, usual, a: Float[Array, "C d"], v: Fl
 
     def unfinished(state):
         count, _, _, good, _ = state
-        return (count < LOOKS) & ~jnp.all(good)
+        return (count < ATTEMPTS) & ~jnp.all(good)
 
     def again(state):
         count, length, limit, good, old = state
@@ -89,12 +89,12 @@ def best_lines(line: Line, rotating: bool, a: Float[Array, "n d"], v: Float[Arra
     pace = jax.vmap(lambda one, other: speed(rotating, one, other))(a, v)
     longest = LONGEST if rotating else jnp.inf
 
-    def look(rung):
+    def attempt(rung):
         h = jnp.minimum(rung / pace, longest)
         middle, _, error = line(a, v, h)
         work = (1 + h * jnp.sum(error, -1)) / h
         return h, jnp.where(jnp.isfinite(work), work, jnp.inf), jnp.max(error, -1), jnp.max(jnp.abs(middle), -1)
 
-    lengths, works, errors, rates = jax.lax.map(look, jnp.asarray([0.0, *LADDER]))
+    lengths, works, errors, rates = jax.lax.map(attempt, jnp.asarray([0.0, *LADDER]))
     best = jnp.argmin(works[1:], 0)
     return jnp.take_along_axis(lengths[1:], best[None], 0)[0], errors[0], rates[0]

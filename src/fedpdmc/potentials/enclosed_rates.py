@@ -19,7 +19,7 @@ from fedpdmc.potentials.random_effects_rates import POINTS
 # The order of the polynomials; the number of candidates that the error of a cell should add, and the largest number.
 ORDER, AIM, MOST = 3, 0.05, 0.15
 # How often a cell is shortened, the largest factor, and the factor where no finite bound of the rate is known.
-LOOKS, SHORTER, NOT_FINITE = 24, 8.0, 3.0
+ATTEMPTS, SHORTER, NOT_FINITE = 24, 8.0, 3.0
 # Relative rounding error of a polynomial's value.
 ROUNDING = 1e-13
 # For series: lengths of cells that are tried, relative to the longest, and the cost of an error relative to a cell.
@@ -52,7 +52,7 @@ def rate_cell(
 def _polynomials(rate: Callable, a, v, zeta, room) -> RateCell:
     still = Curve((zeta.T,), jnp.zeros_like(zeta.T))
 
-    def look(h):
+    def attempt(h):
         found = enclose(rate, TimeInterval(ORDER))(*curved_path(True, a.T, v.T, h, ORDER), still)
         found = found if isinstance(found, Curve) else Curve((jnp.reshape(found, (1,)),), jnp.zeros(1))
         value = jnp.zeros((POINTS, a.shape[0]))
@@ -62,7 +62,7 @@ def _polynomials(rate: Callable, a, v, zeta, room) -> RateCell:
 
     def again(state):
         count, h, good, old = state
-        value, error = look(h)
+        value, error = attempt(h)
         added = error * h + 0.0 * jnp.sum(value, 0)
         finite = jnp.isfinite(added)
         ratio = jnp.where(finite, (AIM / jnp.maximum(added, 1e-300)) ** (1 / (ORDER + 2)), 1 / NOT_FINITE)
@@ -74,13 +74,13 @@ def _polynomials(rate: Callable, a, v, zeta, room) -> RateCell:
     # One loop, so that the program is enclosed in one place.
     blank = RateCell(jnp.zeros_like(room), jnp.zeros((POINTS, *room.shape)), jnp.zeros_like(room))
     start = (jnp.asarray(0), jnp.clip(room, 0.0, LONGEST), jnp.zeros(room.shape, bool), blank)
-    return jax.lax.while_loop(lambda s: (s[0] < LOOKS) & ~jnp.all(s[2]), again, start)[-1]
+    return jax.lax.while_loop(lambda s: (s[0] < ATTEMPTS) & ~jnp.all(s[2]), again, start)[-1]
 
 
 def _series(rate: Callable, a, v, zeta, room):
     """The cell, on one chain, that costs the least among some lengths, counting its error."""
 
-    def look(share):
+    def attempt(share):
         h = share * jnp.clip(room, 1e-12, LONGEST)
         found = reflection_rate(lambda a, v: rate(a, v, zeta), a, v, h)
         error = 0.5 * (found.high - found.low) * h * h * (1 + 1e-9) + found.error
@@ -88,7 +88,7 @@ def _series(rate: Callable, a, v, zeta, room):
         price = jnp.nan_to_num(1 / h + PRICE * error, nan=jnp.inf) + 0.0 * middle
         return h, found.value, found.slope, middle, error, jnp.where(jnp.isfinite(price), price, jnp.inf)
 
-    tried = jax.lax.map(look, jnp.asarray(LENGTHS))
+    tried = jax.lax.map(attempt, jnp.asarray(LENGTHS))
     best = jnp.argmin(tried[-1])
     h, value, slope, bend, error, price = (part[best] for part in tried)
     length = jnp.where(jnp.isfinite(price), jnp.minimum(h, room), 0.0)

@@ -34,9 +34,9 @@ from fedpdmc.potentials.quadratic import Quadratic
 
 # Rounding error of positions and velocities along a plan, relative to the largest entry.
 POSITION_SLACK = 1e-13
-# A cell is tried again if it was too long or too short by this factor, at most LOOKS times; a first guess is somewhat too
+# A cell is tried again if it was too long or too short by this factor, at most ATTEMPTS times; a first guess is somewhat too
 # long, because thinning can stop before its end.
-LOOKS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
+ATTEMPTS, MISJUDGED, STRIDE, EAGER = 16, 8.0, 64.0, 1.2
 # Relative room for the rounding of the curve itself.
 ROOM = 1 + 1e-9
 # Points at which the usual length is measured, the smallest curvature that is used, and the lengths that are tried.
@@ -338,7 +338,7 @@ def _best(program, rotating: bool, a, v):
     """At a point: the length with the least ``1/h + ¼ k(h) h²`` among some, the rounding of the rates and their size."""
 
     # One loop, so that the program is enclosed once: a cell of length zero shows which lengths to try.
-    def look(longest, rung):
+    def attempt(longest, rung):
         h = longest * rung
         found = _rates(program, rotating, a, v, h)
         bend, _, bound = _judged(found, h)
@@ -347,11 +347,11 @@ def _best(program, rotating: bool, a, v):
         largest = jnp.max(found.error), jnp.max(jnp.abs(found.value))
         return jnp.where(rung == 0, first, longest), (h, work, *largest)
 
-    _, (lengths, works, errors, rates) = jax.lax.scan(look, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
+    _, (lengths, works, errors, rates) = jax.lax.scan(attempt, jnp.ones(()), jnp.asarray([0.0, *LADDER]))
     return lengths[1:][jnp.argmin(works[1:])], errors[0], rates[0]
 
 
-def _look(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
+def _attempt(program, rotating: bool, a, v, h) -> tuple[Float[Array, ""], Float[Array, ""], RateBound]:
     """`_judged` of a cell of this length."""
     return _judged(_rates(program, rotating, a, v, h), h)
 
@@ -383,14 +383,14 @@ def _fitted(program, rotating: bool, usual, a, v) -> RateBound:
 
     def misjudged(state):
         ratio = factor(state)
-        return (state[0] == 0) | (state[0] < LOOKS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
+        return (state[0] == 0) | (state[0] < ATTEMPTS) & ((ratio < 1 / MISJUDGED) | (ratio > MISJUDGED))
 
     def again(state):
         count, limit, bend, added, bound = state
         fine = jnp.isfinite(bend) & (added <= MISJUDGED)
         limit = jnp.where(fine, limit, jnp.minimum(limit, bound.reach / jnp.where(jnp.isfinite(bend), 2.0, STRIDE)))
         length = jnp.where(count == 0, bound.reach, bound.reach * factor(state))
-        return count + 1, limit, *_look(program, rotating, a, v, length)
+        return count + 1, limit, *_attempt(program, rotating, a, v, length)
 
     # The first trial is part of the loop, so that the program is enclosed in one place only.
     first = jnp.minimum(EAGER * usual / speed(rotating, a, v), longest)

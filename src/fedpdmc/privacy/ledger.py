@@ -177,29 +177,29 @@ class Ledger:
         hashes, which depend on the records.
         """
         where = "dataset = ? AND study = ? AND kind LIKE 'release%' AND request <> ?"
-        each = self._look_at(f"SELECT min(cost) FROM entries WHERE {where} GROUP BY request", dataset, study, asked)
+        each = self._rows(f"SELECT min(cost) FROM entries WHERE {where} GROUP BY request", dataset, study, asked)
         return math.fsum(cost for (cost,) in each) * (1 + 1e-12)
 
     def rounds(self, dataset: str, study: str) -> int:
         """Number of rounds of arrivals in one study, answered or interrupted."""
         where = "dataset = ? AND study = ? AND kind LIKE 'round%'"
-        return int(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study))
+        return int(self._scalar(f"SELECT count(*) FROM entries WHERE {where}", dataset, study))
 
     def answered(self, request: Request) -> bool:
         """Whether exactly this request was answered."""
-        found = self._look(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
+        found = self._scalar(f"SELECT request FROM entries WHERE {WHERE}", *request[:5])
         return found is not None and bytes(found) == request.hash
 
     def told(self, dataset: str, study: str, run: str, reply: bytes) -> bool:
         """Whether a run ever received this reply."""
         where = "dataset = ? AND study = ? AND run = ? AND kind = 'round' AND reply = ?"
-        return bool(self._look(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
+        return bool(self._scalar(f"SELECT count(*) FROM entries WHERE {where}", dataset, study, run, reply))
 
-    def _look(self, query: str, *values: str | bytes | int) -> Any:
-        found = self._look_at(query, *values)
+    def _scalar(self, query: str, *values: str | bytes | int) -> Any:
+        found = self._rows(query, *values)
         return found[0][0] if found else None
 
-    def _look_at(self, query: str, *values: str | bytes | int) -> list[Any]:
+    def _rows(self, query: str, *values: str | bytes | int) -> list[Any]:
         with self._mutex:
             self._check_usable()
             with self._trouble("read"):
@@ -208,7 +208,7 @@ class Ledger:
     def begin(self, dataset: str, study: str, run: str, records: bytes, detail: str) -> None:
         """Record that a run begins on records with this hash; the same records may have one name only."""
         with self._mutex:
-            other = self._look(
+            other = self._scalar(
                 "SELECT dataset FROM entries WHERE kind = 'open' AND request = ? AND dataset <> ?", records, dataset
             )
             if other is not None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpdmc.clocks.envelopes.base import LOOK_PRICE, PROGRAM_CELLS, SegmentEnvelope, usual_states
+from fedpdmc.clocks.envelopes.base import POINT_PRICE, PROGRAM_CELLS, SegmentEnvelope, usual_states
 from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK
 from fedpdmc.potentials import PolynomialRemainder
 
@@ -66,5 +66,5 @@ class BallPolynomial(SegmentEnvelope):
         a, v = usual_states(dynamics, potential.dim, TRIALS)
         constant = self.constants(dynamics, a, v, jnp.zeros(TRIALS))[0][:, 0]
         bound = jnp.minimum(self.bound(dynamics, a, v)[:, 0], constant)
-        near = LOOK_PRICE * constant + bound
+        near = POINT_PRICE * constant + bound
         return float(jnp.mean(jnp.where(constant < MOST_CANDIDATES, near, PROGRAM_CELLS)))

@@ -36,7 +36,7 @@ from fedpdmc.potentials.chebyshev import bernstein_basis
 MOST_ADDED = 0.5
 # Rough prices in gradients of a program: of a polynomial of the position at a point, of an interval with polynomials of
 # time, of a cell that is enclosed in series; and of a unit of time in such cells.
-LOOK_PRICE, INTERVAL_PRICE, PROGRAM_CELL_PRICE, PROGRAM_CELLS = 1 / 3, 4.0, 32.0, 33.0
+POINT_PRICE, INTERVAL_PRICE, PROGRAM_CELL_PRICE, PROGRAM_CELLS = 1 / 3, 4.0, 32.0, 33.0
 # The price of a cell that is bounded by the records, in gradients of theirs: five products with the design for two.
 CELL_PRICE = 2.5
 # Operations of a draw, and those of a record apart from the products of its gradient.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.envelopes.base import (
-    LOOK_PRICE,
+    POINT_PRICE,
     PROGRAM_CELL_PRICE,
     Known,
     PointEnvelope,
@@ -92,7 +92,7 @@ class PositionPolynomial(PointEnvelope):
         reach, useful = _tried(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
         if not float(reach) > 0:
             return math.inf
-        return (LOOK_PRICE + (1 - float(useful)) * PROGRAM_CELL_PRICE) / float(reach)
+        return (POINT_PRICE + (1 - float(useful)) * PROGRAM_CELL_PRICE) / float(reach)
 
 
 def position_polynomial(

@@ -17,7 +17,7 @@ RELATIVE_SLACK = 1e-9
 POSITION_SLACK = 1e-13
 
 
-class Look(NamedTuple):
+class Evaluation(NamedTuple):
     """The result of one pass over the records: the gradient, the signed rates, and a bound of them from here on."""
 
     gradient: Float[Array, "C d"]
@@ -66,7 +66,7 @@ def certified(dynamics: Dynamics, field: Field, a: Float[Array, "C d"], v: Float
     )
 
 
-def look(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Look:
+def evaluate(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Evaluation:
     """The rates at ``(a, v)``, and their certified bound from ``(a, ahead)`` on.
 
     A program bounds its rates itself; the bounds of a sum add.
@@ -74,21 +74,21 @@ def look(dynamics: Dynamics, potential: Potential, a, v, ahead) -> Look:
     rotating, flips = dynamics.flow.rotating, dynamics.flips
     if isinstance(potential, ClippedRecords):
         gradient = potential.gradients(a)
-        return Look(gradient, signed_rates(dynamics, gradient, v), potential.bound(rotating, a, ahead))
+        return Evaluation(gradient, signed_rates(dynamics, gradient, v), potential.bound(rotating, a, ahead))
     if isinstance(potential, Program):
         gradient = potential.gradients(a)
         rates = signed_rates(dynamics, gradient, v) if flips else potential.speeds(a, v)
-        return Look(gradient, rates, potential.bound(rotating, flips, a, ahead))
+        return Evaluation(gradient, rates, potential.bound(rotating, flips, a, ahead))
     if isinstance(potential, Sum) and any(isinstance(term, (Program, ClippedRecords)) for term in potential.terms):
-        parts = [look(dynamics, term, a, v, ahead) for term in potential.terms]
+        parts = [evaluate(dynamics, term, a, v, ahead) for term in potential.terms]
         return functools.reduce(_joined, parts)
     if isinstance(potential, Shared) and isinstance(potential.records, Program):
         part = potential.prior_field(rotating, flips, a, ahead)
-        prior = Look(part.gradient, signed_rates(dynamics, part.gradient, v), certified(dynamics, part, a, ahead))
-        return _joined(look(dynamics, potential.records, a, v, ahead), prior)
+        prior = Evaluation(part.gradient, signed_rates(dynamics, part.gradient, v), certified(dynamics, part, a, ahead))
+        return _joined(evaluate(dynamics, potential.records, a, v, ahead), prior)
     field = potential.field(rotating, flips, a, ahead)
-    return Look(field.gradient, signed_rates(dynamics, field.gradient, v), certified(dynamics, field, a, ahead))
+    return Evaluation(field.gradient, signed_rates(dynamics, field.gradient, v), certified(dynamics, field, a, ahead))
 
 
-def _joined(one: Look, other: Look) -> Look:
-    return Look(one.gradient + other.gradient, one.rates + other.rates, one.bound + other.bound)
+def _joined(one: Evaluation, other: Evaluation) -> Evaluation:
+    return Evaluation(one.gradient + other.gradient, one.rates + other.rates, one.bound + other.bound)

@@ -119,9 +119,9 @@ class ThirdOrder(SegmentEnvelope):
     def cost(self, potential, dynamics):
         """The records as often as the mean bound, and the bound at a point for every candidate of the constants."""
         tensors = (self.remainder.tensor, None if self.remainder.sharper is None else self.remainder.sharper.tensor)
-        look = (DRAW_WORK + 2 * sum(x.size for x in tensors if x is not None)) / gradient_work(potential)
-        passes, looks = _usual(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
-        return float(passes) + look * float(looks)
+        price = (DRAW_WORK + 2 * sum(x.size for x in tensors if x is not None)) / gradient_work(potential)
+        passes, points = _usual(self, dynamics, *usual_states(dynamics, potential.dim, TRIALS))
+        return float(passes) + price * float(points)
 
 
 @once

@@ -102,18 +102,21 @@ def _best_length(reach: Callable[[float], float]) -> float:
     """The length of `LENGTHS` with the longest reach, by steps to a better neighbour, at first over every other one."""
     known: dict[int, float] = {}
 
-    def look(place: int) -> float:
+    def reach_at(place: int) -> float:
         if place not in known:
             known[place] = reach(float(LENGTHS[place])) if 0 <= place < len(LENGTHS) else -np.inf
         return known[place]
 
     best = FIRST
     for stride in (2, 1):
-        while look(best) <= 0 and best + stride < len(LENGTHS):
+        while reach_at(best) <= 0 and best + stride < len(LENGTHS):
             best += stride
         better = best
         while better is not None:
-            best, better = better, next((p for p in (best + stride, best - stride) if look(p) > look(best)), None)
+            best, better = (
+                better,
+                next((p for p in (best + stride, best - stride) if reach_at(p) > reach_at(best)), None),
+            )
     return float(LENGTHS[best])
 
 

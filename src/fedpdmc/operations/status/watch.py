@@ -72,7 +72,7 @@ class Watch:
         while not self._over.wait(SECONDS):
             try:
                 self.board.history.add(self.board.point())
-                self._look(self.board.silent())
+                self._note(self.board.silent())
                 if time.monotonic() - spoke >= LINE_SECONDS:
                     spoke = time.monotonic()
                     facts = self.facts()
@@ -82,7 +82,7 @@ class Watch:
                 # An error here must not end the run.
                 logger.exception("the status could not be read")
 
-    def _look(self, silent: dict[str, Silence]) -> None:
+    def _note(self, silent: dict[str, Silence]) -> None:
         late = {who: one for who, one in silent.items() if one.seconds >= self.patience}
         before, self._stalled = self._stalled, late
         for who, one in late.items():

@@ -23,7 +23,7 @@ from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import exponentials, normals, uniforms
 from fedpdmc.clocks.batching import gathered
 from fedpdmc.clocks.dense import DenseClock, decide, is_poor, second_order_candidate
-from fedpdmc.clocks.dense_candidates import DRAWN, LOOKS, Found, cells_of, first_candidate
+from fedpdmc.clocks.dense_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.path import FINE
 from fedpdmc.dynamics import QUARTER, Turn
 from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
@@ -221,7 +221,9 @@ def _found(groups, coordinator: Coordinator, now: Step, length, live) -> Found:
     """Where the pieces end: by the curves of all sites, or by second-order bounds where those are poor."""
     parts = [group.clock.curves.along(now.a, now.v, length) for group in groups]
     curves = Curves(*(jnp.concatenate(x) for x in zip(*parts, strict=True)))
-    u = uniforms(groups[0].keys[0], now.number, now.draws, LOOKS * DRAWN + UNIFORMS_IN_CELLS * curves.error.shape[0])
+    u = uniforms(
+        groups[0].keys[0], now.number, now.draws, CANDIDATES * DRAWN + UNIFORMS_IN_CELLS * curves.error.shape[0]
+    )
     found = first_candidate(cells_of(curves, length), length, u)
     poor = is_poor(curves, length) & live
     return jax.lax.cond(
@@ -237,7 +239,7 @@ def _in_cells(groups, coordinator: Coordinator, now: Step, length, u, poor, foun
 
     def serve(index, found):
         a, v, remaining, some = (x.at[index].get(mode="clip") for x in (now.a.T, now.v.T, length, u.T))
-        ends, place = [], LOOKS * DRAWN
+        ends, place = [], CANDIDATES * DRAWN
         for group in groups:
             own = some[:, place : place + UNIFORMS_IN_CELLS * group.size].T.reshape(group.size, UNIFORMS_IN_CELLS, -1)
             place += UNIFORMS_IN_CELLS * group.size
