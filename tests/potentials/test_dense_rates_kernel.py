@@ -15,8 +15,8 @@ DIM, NODES, BLOCKS, RECORDS, CHAINS = 3, 4, 2, 5 * UNROLLED, TILE + 7
 def curves(kind):
     none, zero = jnp.zeros((1, 1, 1), jnp.float32), jnp.zeros(())
     if kind == "logistic":
-        return LogisticCurves(none, none, zero, NODES, True, (0.1, 0.01)), 9
-    return InterpolatedCurves(none, none, zero, NODES, True, 4, kind == "growing"), 11
+        return LogisticCurves(none, none, zero, jnp.zeros((), int), NODES, True, (0.1, 0.01)), 9
+    return InterpolatedCurves(none, none, zero, jnp.zeros((), int), NODES, True, 4, kind == "growing"), 11
 
 
 def arrays(count):

@@ -6,7 +6,9 @@ states of the reference, never at the state of a chain, so it changes only the w
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
@@ -38,6 +40,9 @@ from fedpdmc.potentials.dense_rates import (
 NODES, PARTS = (4, 5, 6, 7, 8, 9, 10, 12), (1, 2, 3, 4)
 # By how much the nodes of a piece may differ from the degree.
 NODES_BESIDE = (-1, 2)
+# Unequal sites are stacked, and so compiled once, if padding multiplies the records by no more than this, or if there are no
+# more than so many with it. They are cut into blocks of so many records; empty blocks are passed over.
+MOST_STACKED, FEW_STACKED, SMALL_BLOCK = 4, 2**14, 64
 # States and records at which the error is worked out, and states at which the rate is.
 STATES, RECORDS, RATES = 64, 1024, 16
 
@@ -121,19 +126,35 @@ def dense_clocks(
     potentials: Sequence[LinearPredictor], dynamics: Dynamics, setting: Setting, chains: int
 ) -> list[DenseClock]:
     """The clocks of a setting; those of potentials of one shape have one shape."""
-    wide, counts = jax.default_backend() != "cpu", {}
+    wide, unequal, counts = jax.default_backend() != "cpu", len({x.design.shape for x in potentials}) > 1, {}
+    potentials = potentials if wide else _stackable(potentials)
     for potential in potentials:
         shape = potential.design.shape
         counts[shape] = max(counts.get(shape, 0), count_records(potential))
     made, length = [], QUARTER / setting.parts
     for potential in potentials:
-        blocks = blocking(counts[potential.design.shape], wide, chains, potential.dim)
+        most = counts[potential.design.shape]
+        if unequal and len(counts) == 1:
+            blocks = (math.ceil(most / SMALL_BLOCK), SMALL_BLOCK)
+        else:
+            blocks = blocking(most, wide, chains, potential.dim)
         if setting.degree:
             curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, length, blocks, wide)
         else:
             curves = logistic_curves(potential, setting.nodes, length, blocks, wide)
         made.append(DenseClock(potential, dynamics, curves, jnp.asarray(length)))
     return made
+
+
+def _stackable(potentials: Sequence[LinearPredictor]) -> Sequence[LinearPredictor]:
+    """Potentials of one shape and structure, where that adds few records to pass over."""
+    records = [potential.design.shape[0] for potential in potentials]
+    largest = max(records)
+    if len(set(records)) == 1 or len(records) * largest > max(MOST_STACKED * sum(records), FEW_STACKED):
+        return potentials
+    cubic = all(potential.cubic is not None for potential in potentials)
+    padded = [potential.padded(largest) for potential in potentials]
+    return padded if cubic else [dataclasses.replace(potential, cubic=None) for potential in padded]
 
 
 def best_setting(potential: LinearPredictor, dynamics: Dynamics) -> Setting:
@@ -174,17 +195,17 @@ def _usual_errors(potential: LinearPredictor, degree: int, nodes: int, a, v, rec
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
     own = np.flatnonzero(size > 0)
     own = own[:: max(1, len(own) // RECORDS)]
-    zero = jnp.zeros((1, 1, 1), jnp.float32)
+    zero, none = jnp.zeros((1, 1, 1), jnp.float32), jnp.zeros((), int)
     if degree:
         local = local_terms(potential, degree, nodes, BLOCK, own)
         rows, choices = local.design, [local.terms(nodes, length) for length in (0.0, QUARTER)]
         curves: RecordCurves = InterpolatedCurves(
-            zero, zero, jnp.zeros(()), nodes, True, degree, potential.loss.growth > 0
+            zero, zero, jnp.zeros(()), none, nodes, True, degree, potential.loss.growth > 0
         )
     else:
         rows, terms = logistic_terms(potential, nodes, QUARTER, BLOCK, some=own)
         choices = [terms]
-        curves = LogisticCurves(zero, zero, jnp.zeros(()), nodes, True, (0.0,))
+        curves = LogisticCurves(zero, zero, jnp.zeros(()), none, nodes, True, (0.0,))
     alpha, beta = (np.asarray(rows @ x.T, np.float32) for x in (a, v))
     slip = (ROOM * summands(a.shape[1]) * ROUNDOFF * np.sqrt((a**2 + v**2).sum(1))).astype(np.float32)
     with np.errstate(over="ignore"):

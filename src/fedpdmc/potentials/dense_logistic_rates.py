@@ -36,6 +36,7 @@ from fedpdmc.potentials.dense_rates import (
     ROUNDOFF,
     RecordCurves,
     exact_rounding,
+    filled_blocks,
     packed,
 )  # fmt: skip
 from fedpdmc.potentials.linear_predictor import LinearPredictor
@@ -172,5 +173,6 @@ def logistic_curves(
     design, terms = logistic_terms(potential, nodes, length, shape[1], common[:3])
     higher = tuple(ROOM * x for x in np.trim_zeros(common[3:], "b")) or (0.0,)
     return LogisticCurves(
-        packed(design, shape), packed(terms, shape), exact_rounding(potential), nodes, wide, higher
+        packed(design, shape), packed(terms, shape), exact_rounding(potential),
+        filled_blocks(design, shape), nodes, wide, higher,
     )  # fmt: skip

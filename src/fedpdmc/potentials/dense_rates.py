@@ -33,7 +33,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
@@ -83,6 +83,8 @@ class RecordCurves(eqx.Module):
         The other numbers of a record.
     exact : ()
         A bound of the rounding of a rate in 64 bits, for states of unit size.
+    filled : ()
+        The number of blocks that have a record; they come first.
     nodes : int
         ``K``.
     wide : bool
@@ -92,6 +94,7 @@ class RecordCurves(eqx.Module):
     rows: Float32[Array, "*G B b d"]
     terms: Float32[Array, "*G B b m"]
     exact: Float[Array, "*G"]
+    filled: Int[Array, "*G"]
     nodes: int = eqx.field(static=True)
     wide: bool = eqx.field(static=True)
 
@@ -132,23 +135,23 @@ class RecordCurves(eqx.Module):
         """Site by site in loops, or all sites in array operations."""
         one = functools.partial(self._site, *args)
         if self.wide:
-            return jax.vmap(one)(self.rows, self.terms)
+            return jax.vmap(one)(self.rows, self.terms, self.filled)
         if self.rows.shape[0] == 1:
-            return (x[None] for x in one(self.rows[0], self.terms[0]))
-        return jax.lax.map(lambda site: one(*site), (self.rows, self.terms))
+            return (x[None] for x in one(self.rows[0], self.terms[0], self.filled[0]))
+        return jax.lax.map(lambda site: one(*site), (self.rows, self.terms, self.filled))
 
-    def _site(self, both, cos, sin, slip, rows, terms):
+    def _site(self, both, cos, sin, slip, rows, terms, filled):
         """Sums over the blocks of a site: in 32 bits within a block, in 64 between them."""
         chains = both.shape[1] // 2
         of_block = functools.partial(self._wide if self.wide else self._looped, both, cos, sin, slip)
         if rows.shape[0] == 1:
             return tuple(x.astype(jnp.float64) for x in of_block(rows[0], terms[0]))
 
-        def add(total, block):
-            return tuple(x + y.astype(jnp.float64) for x, y in zip(total, of_block(*block), strict=True)), None
+        def add(k, total):
+            return tuple(x + y.astype(jnp.float64) for x, y in zip(total, of_block(rows[k], terms[k]), strict=True))
 
         zero = jnp.zeros((self.nodes, chains), jnp.float64), jnp.zeros(chains, jnp.float64)
-        return jax.lax.scan(add, zero, (rows, terms))[0]
+        return jax.lax.fori_loop(0, rows.shape[0] if self.wide else filled, add, zero)
 
     def _looped(self, both, cos, sin, slip, rows, terms):
         """Some records at a time, so that the compiler makes one loop over chains with everything in registers."""
@@ -327,7 +330,7 @@ def interpolated_curves(
     local = local_terms(potential, degree, nodes, shape[1])
     return InterpolatedCurves(
         packed(local.design, shape), packed(local.terms(nodes, length), shape), exact_rounding(potential),
-        nodes, wide, degree, potential.loss.growth > 0,
+        filled_blocks(local.design, shape), nodes, wide, degree, potential.loss.growth > 0,
     )  # fmt: skip
 
 
@@ -336,6 +339,11 @@ def packed(x: np.ndarray, shape: tuple[int, int]) -> Float32[Array, "B b m"]:
     padded = np.zeros((math.prod(shape), x.shape[1]), np.float32)
     padded[: x.shape[0]] = x
     return on_device(padded.reshape(*shape, -1))
+
+
+def filled_blocks(x: np.ndarray, shape: tuple[int, int]) -> Int[Array, ""]:
+    """How many blocks `packed` rows fill."""
+    return on_device(np.asarray(-(-x.shape[0] // shape[1])))
 
 
 def exact_rounding(potential: LinearPredictor) -> Float[Array, ""]:
