@@ -137,7 +137,7 @@ def dense_clocks(
         if unequal and len(counts) == 1:
             blocks = (math.ceil(most / SMALL_BLOCK), SMALL_BLOCK)
         else:
-            blocks = blocking(most, wide, chains, potential.dim)
+            blocks = blocking(most, wide, chains)
         if setting.degree:
             curves: RecordCurves = interpolated_curves(potential, setting.degree, setting.nodes, length, blocks, wide)
         else:

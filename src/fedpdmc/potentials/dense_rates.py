@@ -52,12 +52,13 @@ ROUNDOFF, ROOM = 2.0**-24, 1.01
 ULPS = 64 * 2.0**-52
 # Records that one turn of the loop takes on a processor, and those summed in 32 bits.
 UNROLLED, BLOCK = 8, 256
-# Columns of a design up to which a kernel of our own is the faster way on a GPU: 1.6 times as fast with 6, as fast with 20,
-# 0.7 times with 40.
+# Columns of a design up to which the kernel of a GPU makes the predictors itself. With 20 it takes half the time that it
+# takes with a matrix product, with 28 nearly the same, with 40 a little more; but compiling that takes twenty seconds.
 FEW_COLUMNS = 20
-# On a GPU: records of a block, at least and at most; chains of a program of that kernel, and programs that keep it busy;
-# numbers of the products of a block for the others.
-LEAST_WIDE, MOST_WIDE, TILE, PROGRAMS, WIDE_NUMBERS = 64, 4096, 128, 2048, 2**25
+# Records that the kernel takes at a time and chains of a program, where it makes the predictors and where it does not.
+TILE, TILE_OF_PRODUCTS = (4, 128), (4, 64)
+# On a GPU: records of a block, at least and at most, and programs that keep it busy.
+LEAST_WIDE, MOST_WIDE, PROGRAMS = 64, 4096, 2048
 # Columns whose products are added up at a time.
 MOST_COLUMNS = 32
 DEGREES = (4, 5, 6, 7, 8, 10, 12)
@@ -88,7 +89,7 @@ class RecordCurves(eqx.Module):
     nodes : int
         ``K``.
     wide : bool
-        Whether the sums are made for a GPU: by one kernel (`dense_rates_kernel`) of few columns, else by array operations.
+        Whether the sums are made for a GPU, by one kernel (`dense_rates_kernel`).
     """
 
     rows: Float32[Array, "*G B b d"]
@@ -113,7 +114,7 @@ class RecordCurves(eqx.Module):
         cos, sin = cosine_and_sine(angle)
         slip = ROOM * summands(a.shape[0]) * ROUNDOFF * size
         narrow = functools.partial(jnp.asarray, dtype=jnp.float32)
-        sums = self._by_kernel if self.wide and a.shape[0] <= FEW_COLUMNS else self._by_site
+        sums = self._by_kernel if self.wide else self._by_site
         values, error = sums(
             narrow(jnp.concatenate([a, v], 1)), narrow(cos), narrow(sin), narrow(slip)
         )  # fmt: skip
@@ -127,15 +128,13 @@ class RecordCurves(eqx.Module):
 
         (sites, blocks), interpret = self.rows.shape[:2], jax.default_backend() == "cpu"
         rows, terms = (x.reshape(sites * blocks, *x.shape[2:]) for x in (self.rows, self.terms))
-        tile, of_chains = (UNROLLED, TILE), (cos, sin, slip)
-        sums = summed(self._value, self._error, rows, terms, both, of_chains, tile, interpret)
+        tile, products = (TILE, None) if rows.shape[2] <= FEW_COLUMNS else (TILE_OF_PRODUCTS, _products)
+        sums = summed(self._value, self._error, rows, terms, both, (cos, sin, slip), tile, products, interpret)
         return (jnp.sum(x.reshape(sites, blocks, *x.shape[1:]), 1, jnp.float64) for x in sums)
 
     def _by_site(self, *args):
-        """Site by site in loops, or all sites in array operations."""
+        """Site by site in loops."""
         one = functools.partial(self._site, *args)
-        if self.wide:
-            return jax.vmap(one)(self.rows, self.terms, self.filled)
         if self.rows.shape[0] == 1:
             return (x[None] for x in one(self.rows[0], self.terms[0], self.filled[0]))
         return jax.lax.map(lambda site: one(*site), (self.rows, self.terms, self.filled))
@@ -143,7 +142,7 @@ class RecordCurves(eqx.Module):
     def _site(self, both, cos, sin, slip, rows, terms, filled):
         """Sums over the blocks of a site: in 32 bits within a block, in 64 between them."""
         chains = both.shape[1] // 2
-        of_block = functools.partial(self._wide if self.wide else self._looped, both, cos, sin, slip)
+        of_block = functools.partial(self._looped, both, cos, sin, slip)
         if rows.shape[0] == 1:
             return tuple(x.astype(jnp.float64) for x in of_block(rows[0], terms[0]))
 
@@ -151,7 +150,7 @@ class RecordCurves(eqx.Module):
             return tuple(x + y.astype(jnp.float64) for x, y in zip(total, of_block(rows[k], terms[k]), strict=True))
 
         zero = jnp.zeros((self.nodes, chains), jnp.float64), jnp.zeros(chains, jnp.float64)
-        return jax.lax.fori_loop(0, rows.shape[0] if self.wide else filled, add, zero)
+        return jax.lax.fori_loop(0, filled, add, zero)
 
     def _looped(self, both, cos, sin, slip, rows, terms):
         """Some records at a time, so that the compiler makes one loop over chains with everything in registers."""
@@ -170,15 +169,6 @@ class RecordCurves(eqx.Module):
 
         zero = jnp.zeros((self.nodes, chains), jnp.float32), jnp.zeros(chains, jnp.float32)
         return jax.lax.fori_loop(0, rows.shape[0] // UNROLLED, some, zero)
-
-    def _wide(self, both, cos, sin, slip, rows, terms):
-        """All records of a block at once."""
-        chains, product = both.shape[1] // 2, _product(rows, both)
-        y, speed = product[:, :chains], product[:, chains:]
-        c = [terms[:, k : k + 1] for k in range(terms.shape[1])]
-        # Sums of one shape over the same numbers, which the compiler makes in few passes.
-        values = [jnp.sum(self._value(y, speed, cos[k], sin[k], c), 0) for k in range(self.nodes)]
-        return jnp.stack(values), jnp.sum(self._error(y, speed, slip, c), 0)
 
 
 class InterpolatedCurves(RecordCurves):
@@ -215,12 +205,16 @@ class InterpolatedCurves(RecordCurves):
 
 def _product(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> Float32[Array, "b n"]:
     """Product with the design, some columns at a time."""
+    return functools.reduce(jnp.add, _products(rows, both))
+
+
+def _products(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> list[Float32[Array, "b n"]]:
+    """Products of some columns each."""
     dim = rows.shape[1]
     width = -(-dim // -(-dim // MOST_COLUMNS))
-    parts = [
+    return [
         jnp.dot(rows[:, k : k + width], both[k : k + width], precision="highest") for k in range(0, dim, width)
     ]  # fmt: skip
-    return functools.reduce(jnp.add, parts)
 
 
 def summands(dim: int) -> int:
@@ -385,13 +379,11 @@ def count_records(potential: LinearPredictor) -> int:
     return int(np.count_nonzero(np.any(np.asarray(potential.design), axis=1)))
 
 
-def blocking(count: int, wide: bool = False, chains: int = 1024, dim: int = 1) -> tuple[int, int]:
+def blocking(count: int, wide: bool = False, chains: int = 1024) -> tuple[int, int]:
     """How many blocks of how many records."""
     most = BLOCK
-    if wide and dim <= FEW_COLUMNS:
-        most = min(max(count * -(-chains // TILE) // PROGRAMS, LEAST_WIDE), MOST_WIDE)
-    elif wide:
-        most = max(MOST_WIDE, WIDE_NUMBERS // (2 * chains))
+    if wide:
+        most = min(max(count * -(-chains // TILE[1]) // PROGRAMS, LEAST_WIDE), MOST_WIDE)
     step = max(UNROLLED, 2 ** (max(count, 1).bit_length() - 1) // 32)
     padded = -(-max(count, 1) // step) * step
     blocks = -(-padded // most)
