@@ -101,7 +101,7 @@ def test_polynomials_of_programs_do_what_plain_rounds_do():
     chosen = method(KINDS["zigzag"], sites=sites, chains=16, init=3 * np.random.default_rng(0).normal(size=(16, 2)))
     # These clocks are for long runs.
     chosen = chosen.replace(chain_time=np.inf)
-    assert all(group.clock.name == "PositionPolynomial" for group in start(chosen).federation.groups)
+    assert all(group.clock.name == "FlipPolynomial" for group in start(chosen).federation.groups)
     assert_same_bits(chosen)
 
 

@@ -49,7 +49,7 @@ def truth_of_separable(scale=100.0):
 def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatch):
     """Nothing that the decision saw is kept, nor any of its random numbers: the draws are exact."""
     # As where rays tell nothing beforehand.
-    monkeypatch.setattr("fedpdmc.sampling.site_event_rate.site_event_rate", lambda *_: None)
+    monkeypatch.setattr("fedpdmc.sampling.expected_event_rate.site_event_rate", lambda *_: None)
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
     assert post.settings["chosen"] in post.summary().notes and post.verdict.converged

@@ -13,7 +13,7 @@ from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.members.site import own_part
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling import vb_reference
-from fedpdmc.sampling.site_event_rate import site_event_rate
+from fedpdmc.sampling.expected_event_rate import site_event_rate
 from fedpdmc.sampling.vb_reference import SETTLED, vb
 
 

@@ -21,7 +21,7 @@ from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponen
 from fedpdmc.clocks.dense_settings import best_setting, dense_clocks, fits, gradient_price
 from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolynomial
 from fedpdmc.clocks.envelopes.base import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, reach_of, usual_states
-from fedpdmc.clocks.envelopes.position_polynomial import position_polynomial
+from fedpdmc.clocks.envelopes.flip_polynomial import flip_polynomial
 from fedpdmc.clocks.envelopes.record_polynomial import record_polynomial
 from fedpdmc.clocks.envelopes.second_order import evaluate
 from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
@@ -240,7 +240,7 @@ def _on_balls(program: Program, dynamics: Dynamics, center: Float[Array, " d"]) 
         known = polynomial_on_lines(program, at, rounding)
         if known is None:
             return None
-        point = position_polynomial(program, known, dynamics)
+        point = flip_polynomial(program, known, dynamics)
         return Offer(ThinnedClock(program, dynamics, point), lambda: point.cost(program, dynamics), CHEAP_BALLS)
     remainder = polynomial_remainder(program, at, rounding)
     if remainder is None:

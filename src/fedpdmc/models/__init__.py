@@ -13,17 +13,17 @@ import numpy as np
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.models.family_models import beta as beta
-from fedpdmc.models.family_models import beta_binomial as beta_binomial
-from fedpdmc.models.family_models import gamma as gamma
-from fedpdmc.models.family_models import log_normal as log_normal
-from fedpdmc.models.family_models import multinomial_logit as multinomial_logit
-from fedpdmc.models.family_models import negative_binomial as negative_binomial
-from fedpdmc.models.family_models import ordered_logit as ordered_logit
-from fedpdmc.models.family_models import ordered_probit as ordered_probit
-from fedpdmc.models.family_models import piecewise_exponential as piecewise_exponential
-from fedpdmc.models.family_models import weibull as weibull
-from fedpdmc.models.family_models import zero_inflated_poisson as zero_inflated_poisson
+from fedpdmc.models.family_regressions import beta as beta
+from fedpdmc.models.family_regressions import beta_binomial as beta_binomial
+from fedpdmc.models.family_regressions import gamma as gamma
+from fedpdmc.models.family_regressions import log_normal as log_normal
+from fedpdmc.models.family_regressions import multinomial_logit as multinomial_logit
+from fedpdmc.models.family_regressions import negative_binomial as negative_binomial
+from fedpdmc.models.family_regressions import ordered_logit as ordered_logit
+from fedpdmc.models.family_regressions import ordered_probit as ordered_probit
+from fedpdmc.models.family_regressions import piecewise_exponential as piecewise_exponential
+from fedpdmc.models.family_regressions import weibull as weibull
+from fedpdmc.models.family_regressions import zero_inflated_poisson as zero_inflated_poisson
 from fedpdmc.models.grouped import effects_prior as effects_prior
 from fedpdmc.models.grouped import random_effects as random_effects
 from fedpdmc.models.grouped import spread_prior as spread_prior

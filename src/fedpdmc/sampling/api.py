@@ -22,9 +22,9 @@ from fedpdmc.sampling.arguments import Settings, check_length
 from fedpdmc.sampling.block_length import DEFAULT_ESS
 from fedpdmc.sampling.defaults import choose
 from fedpdmc.sampling.driver import Sampler
+from fedpdmc.sampling.expected_event_rate import suited
 from fedpdmc.sampling.one_shot import private_laplace
 from fedpdmc.sampling.prior_shares import Redistributed
-from fedpdmc.sampling.site_event_rate import suited
 from fedpdmc.whitening import Reference
 
 ANEW = (

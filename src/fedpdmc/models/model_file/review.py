@@ -11,8 +11,8 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.models.model_file.mathematics import formulas
 from fedpdmc.models.model_file.program import Type
+from fedpdmc.models.model_file.readable_formulas import formulas
 
 if TYPE_CHECKING:
     from fedpdmc.models.model_file.model import Model

@@ -13,7 +13,7 @@ from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED
-from fedpdmc.clocks.envelopes.position_polynomial import position_polynomial
+from fedpdmc.clocks.envelopes.flip_polynomial import flip_polynomial
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program, polynomial_on_lines
@@ -58,7 +58,7 @@ def clock(name) -> ThinnedClock:
     program = Program(function, jnp.asarray(data), dim, records=len(data))
     known = polynomial_on_lines(program, np.zeros(dim), 1e-10)
     assert known is not None
-    return ThinnedClock(program, ZIGZAG, position_polynomial(program, known, ZIGZAG))
+    return ThinnedClock(program, ZIGZAG, flip_polynomial(program, known, ZIGZAG))
 
 
 def test_few_parameters_are_covered_and_many_are_not():

@@ -1,4 +1,4 @@
-"""An envelope of a program: its gradient as a polynomial of the position, with a proved error on balls."""
+"""An envelope of a program whose flips are decided on its gradient as a polynomial of the position, with a proved error on balls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORTEST = 1 / 16
 TRIALS, LENGTHS = 512, 2.0 ** np.arange(2, -7, -1)
 
 
-class PositionPolynomial(PointEnvelope):
+class FlipPolynomial(PointEnvelope):
     """Flips of a program whose gradient is known as a polynomial with a proved error on balls (`PolynomialRemainder`).
 
     Along a line ``v_i P_i(b + v s)`` is a polynomial of s; with Bernstein coefficients ``β_k`` on a cell of length h it lies
@@ -95,16 +95,16 @@ class PositionPolynomial(PointEnvelope):
         return (POINT_PRICE + (1 - float(useful)) * PROGRAM_CELL_PRICE) / float(reach)
 
 
-def position_polynomial(
+def flip_polynomial(
     program: Program, remainder: PolynomialRemainder | PolynomialCover, dynamics: Dynamics
-) -> PositionPolynomial:
+) -> FlipPolynomial:
     """The envelope with the length of cells that needs the fewest cells."""
     nodes = np.asarray(remainder.spacing) * np.arange(len(remainder.errors))
     errors = np.asarray(remainder.errors).reshape(len(nodes), -1).max(1)
 
-    def made(h: float) -> PositionPolynomial:
+    def made(h: float) -> FlipPolynomial:
         near = program.dim * h * errors <= 0.5 * MOST_ADDED
-        return PositionPolynomial(remainder, jnp.asarray(h), jnp.asarray(np.max(nodes, initial=0.0, where=near)))
+        return FlipPolynomial(remainder, jnp.asarray(h), jnp.asarray(np.max(nodes, initial=0.0, where=near)))
 
     envelopes = [made(h) for h in LENGTHS]
     a, v = usual_states(dynamics, program.dim, TRIALS)
@@ -113,7 +113,7 @@ def position_polynomial(
 
 
 @once
-def _tried(envelope: PositionPolynomial, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
+def _tried(envelope: FlipPolynomial, dynamics: Dynamics, a: Float[Array, "n d"], v: Float[Array, "n d"]):
     """How far the envelope reaches on average (zero where it is unusable), and the share of points at which it is usable."""
     bound, useful = envelope.bounded(dynamics, envelope.known(a), v)
     return jnp.mean(jnp.where(useful, reach_of(bound.value, bound.slope, bound.reach), 0.0)), jnp.mean(useful)

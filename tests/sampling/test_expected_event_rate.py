@@ -9,9 +9,9 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import choose
+from fedpdmc.sampling.expected_event_rate import LEAST_SLOPE, flattest_tail, site_event_rate, suited
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.sampling.remaining_cost import remedies
-from fedpdmc.sampling.site_event_rate import LEAST_SLOPE, flattest_tail, site_event_rate, suited
 
 WIDE = fp.models.normal_prior(1, scale=100.0)
 CAUCHY = [-1.0, 0.0, 4.0]
