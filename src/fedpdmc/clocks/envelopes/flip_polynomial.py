@@ -1,4 +1,4 @@
-"""An envelope of a program whose flips are decided on its gradient as a polynomial of the position, with a proved error on balls."""
+"""An envelope for flips: the gradient of a program as a polynomial of the position, with a proved error on balls."""
 
 from __future__ import annotations
 
