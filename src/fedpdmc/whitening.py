@@ -10,12 +10,14 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
+from fedpdmc.bent_coordinates import Bend
+
 # Kinds of references from the sites' derivatives: at the mode, or as averages over the reference itself.
 LAPLACE, VB = "laplace", "vb"
 
 
 class Reference(eqx.Module):
-    """Public coordinates ``x = c + S a`` in which all dynamics run.
+    """Public coordinates ``x = T(c + S a)`` in which all dynamics run; T is the identity where nothing is bent.
 
     Parameters
     ----------
@@ -33,6 +35,8 @@ class Reference(eqx.Module):
         How it was made: "laplace", "vb", or nothing if it was given.
     why : str
         The reason for this kind.
+    bend : Bend, optional
+        T, of log spreads (`fedpdmc.bent_coordinates`). ``c``, ``S`` and the control variates are in coordinates before it.
     """
 
     center: Float[Array, " d"]
@@ -42,6 +46,7 @@ class Reference(eqx.Module):
     bytes: dict[str, int] | None = eqx.field(default=None, static=True)
     name: str = eqx.field(default="", static=True)
     why: str = eqx.field(default="", static=True)
+    bend: Bend | None = None
 
     @property
     def dim(self) -> int:
@@ -59,12 +64,17 @@ class Reference(eqx.Module):
         return jnp.diag(self.scale_tril) if self.diagonal else self.scale_tril
 
     def to_x(self, a: Any) -> Any:
-        """``x = c + S a`` of arrays (…, d); of NumPy's by NumPy, so that nothing is compiled outside of a run."""
+        """``x = T(c + S a)`` of arrays (…, d); of NumPy's by NumPy, so that nothing is compiled outside of a run."""
         center, scale = _beside(a, self.center, self.scale_tril)
-        return center + (a * scale if self.diagonal else a @ scale.T)
+        straight = center + (a * scale if self.diagonal else a @ scale.T)
+        return straight if self.bend is None else self.bend(straight)
 
     def to_a(self, x: Any) -> Any:
-        """``a = S⁻¹ (x − c)``; as `to_x`."""
+        """``a = S⁻¹ (T⁻¹(x) − c)``; as `to_x`."""
+        return self.whiten(x if self.bend is None else self.bend.inverse(x))
+
+    def whiten(self, x: Any) -> Any:
+        """``a = S⁻¹ (x − c)`` of a point before the bend."""
         center, scale = _beside(x, self.center, self.scale_tril)
         shifted = x - center
         if self.diagonal:

@@ -1,5 +1,7 @@
 """Grouped effects: the marginal, the private map, the kernel, and bounds through complex times."""
 
+import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -19,17 +21,19 @@ FAMILIES = {
     "student_t": ({"df": 3.5, "scale": 0.6}, lambda rng, eta: eta + 0.6 * rng.standard_t(3.5, size=len(eta))),
 }
 
-# One family with a strip and one effect, one with a scale and two; the others in long runs.
-CASES = [("logistic", 1), ("linear", 2)] + [
-    pytest.param(family, effects, marks=pytest.mark.long)
-    for family in FAMILIES
-    for effects in (1, 2)
-    if (family, effects) not in (("logistic", 1), ("linear", 2))
+# One family with a strip and one effect, whose log spread is bent, one with a scale and two; the others in long runs.
+DAILY = [("logistic", 1, True), ("linear", 2, False)]
+CASES = DAILY + [
+    pytest.param(*case, marks=pytest.mark.long)
+    for case in itertools.product(FAMILIES, (1, 2), (False, True))
+    if case not in DAILY
 ]
+# Numbers of a bend for each of two spreads.
+BEND = np.array([[-0.3, 0.1], [0.4, 0.2], [0.1, 0.3], [0.3, 0.0], [0.05, 0.2], [0.0, 0.1]])
 
 
-def grouped(family="logistic", effects=1, seed=0, sizes=(3, 1, 5)):
-    """A model of small groups, and a point for it."""
+def grouped(family="logistic", effects=1, bend=False, seed=0, sizes=(3, 1, 5)):
+    """A model of small groups, perhaps with bent log spreads, and a point for it."""
     rng = np.random.default_rng(seed)
     index = np.repeat(np.arange(len(sizes)), sizes)
     X = np.c_[np.ones(len(index)), rng.normal(size=len(index))]
@@ -38,7 +42,7 @@ def grouped(family="logistic", effects=1, seed=0, sizes=(3, 1, 5)):
     options, draw = FAMILIES[family]
     model = random_effects(X, draw(rng, eta), index, family=family, effects=W, **options)
     x = jnp.concatenate([jnp.array([0.3, -0.5]), jnp.linspace(-0.4, 0.2, model.dim - 2)])
-    return model, x
+    return dataclasses.replace(model, bend=jnp.asarray(BEND[:, :effects])) if bend else model, x
 
 
 def remainder(model, x, spread=0.3, seed=1) -> tuple[Any, jax.Array, Quadratic]:
@@ -66,10 +70,10 @@ def test_the_marginal_is_the_integral_over_the_effects(family):
     np.testing.assert_allclose(model.value(x), exact[: model.groups].sum(), rtol=1e-7)
 
 
-@pytest.mark.parametrize(("family", "effects"), CASES)
+@pytest.mark.parametrize(("family", "effects", "bend"), CASES)
 @double_precision
-def test_remainder_is_the_joint_potential_through_the_map(family, effects):
-    model, x = grouped(family, effects)
+def test_remainder_is_the_joint_potential_through_the_map(family, effects, bend):
+    model, x = grouped(family, effects, bend)
     part, rows, control = remainder(model, x)
     a, v, zeta = states(part, 4)
 
@@ -88,10 +92,10 @@ def test_remainder_is_the_joint_potential_through_the_map(family, effects):
     np.testing.assert_allclose(rates, jnp.sum(wanted * v, 1), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(("family", "effects"), CASES)
+@pytest.mark.parametrize(("family", "effects", "bend"), CASES)
 @double_precision
-def test_rates_stay_below_their_bound_at_complex_times(family, effects):
-    model, x = grouped(family, effects)
+def test_rates_stay_below_their_bound_at_complex_times(family, effects, bend):
+    model, x = grouped(family, effects, bend)
     part, _, _ = remainder(model, x)
     a, v, zeta = states(part)
     columns, reach = part._columns(zeta), part.reach(part.forms(a.T, v.T))
@@ -99,7 +103,8 @@ def test_rates_stay_below_their_bound_at_complex_times(family, effects):
     for b in (0.1, 0.5, 1.0):
         bound, fits = part.largest(reach, jnp.abs(columns), jnp.full(len(a), b))
         seen += int(fits.sum())
-        for real in np.linspace(0, 3, 7):
+        # Where the bound is used: in ellipses about cells that begin at zero.
+        for real in np.linspace(-b, 3 * b, 7):
             for t in (real + 1j * b, real - 1j * b, real + 0.5j * b):
                 at, velocity = a.T * np.cos(t) + v.T * np.sin(t), v.T * np.cos(t) - a.T * np.sin(t)
                 rate = jnp.abs(part.rates(at, velocity, columns.astype(complex)))
@@ -107,10 +112,10 @@ def test_rates_stay_below_their_bound_at_complex_times(family, effects):
     assert seen > len(a)
 
 
-@pytest.mark.parametrize(("family", "effects"), CASES)
+@pytest.mark.parametrize(("family", "effects", "bend"), CASES)
 @double_precision
-def test_polynomials_of_cells_hold_the_rate(family, effects):
-    model, x = grouped(family, effects)
+def test_polynomials_of_cells_hold_the_rate(family, effects, bend):
+    model, x = grouped(family, effects, bend)
     part, _, _ = remainder(model, x)
     a, v, zeta = states(part)
     cell = part.cell(a, v, zeta, jnp.full(len(a), 5.0))

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.bent_coordinates import Bend
+
 
 class Member(abc.ABC):
     """A site as `fedpdmc.sample` and `fedpdmc.laplace` see it.
@@ -58,6 +60,16 @@ class Member(abc.ABC):
     @abc.abstractmethod
     def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point, or their means over ``N(x, S Sᵀ)`` with ``S = spread``."""
+
+    def bent(self, bend: Bend | None) -> Member:
+        """The same member as a function of coordinates before a bend; itself if it is None."""
+        if bend is None:
+            return self
+        raise NotBent
+
+
+class NotBent(Exception):
+    """A member that is no function of bent coordinates."""
 
 
 class DescribedSites(Sequence):

@@ -119,6 +119,7 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     NoEnclosure
         If the site's model is a function that jumps other than at hyperplanes, or that has no certified bounds.
     """
+    site = site.bent(opening.reference.bend)
     if isinstance(site.potential, LatentPotential):
         return Choice(_latent_clock(site, site.potential, opening), "private latents", {})
     surfaces = None
@@ -207,7 +208,7 @@ def _center(site: Site, opening: Opening):
         return None
     if not program and (control.order != 2 or site.records <= FEW_RECORDS):
         return None
-    return jnp.asarray(opening.reference.to_a(np.asarray(control.point)))
+    return jnp.asarray(opening.reference.whiten(np.asarray(control.point)))
 
 
 def _remainder(potential: Potential, control: ControlVariate | None, share: Quadratic | None) -> Potential:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,15 +16,16 @@ from jaxtyping import Array, Key
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.compilation_cache import use_compilation_cache
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.members.clipping import hold_to_bounds
 from fedpdmc.members.latent_posterior import LatentPosterior
-from fedpdmc.members.member import Member
+from fedpdmc.members.member import Member, NotBent
 from fedpdmc.members.record_derivatives import hold_file_to_bounds
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan
-from fedpdmc.potentials import LatentPotential, Potential, bare
+from fedpdmc.potentials import LatentPotential, Potential, RandomEffects, bare
 from fedpdmc.potentials.padding import Padded
 from fedpdmc.privacy.budget import Budget
 from fedpdmc.validation import optional_seed
@@ -179,6 +181,15 @@ class Site(Member):
         site = copy.copy(self)
         site._potential = site.raw = potential
         return site
+
+    def bent(self, bend: Bend | None) -> Site:
+        """The same site as a function of coordinates in which its log spreads are bent."""
+        if bend is None:
+            return self
+        own = self._potential
+        if not isinstance(own, RandomEffects) or own.spreads != bend.index or self.coordinates is not None:
+            raise NotBent
+        return self.holding(dataclasses.replace(own, bend=bend.numbers))
 
     @property
     def shares_noise(self) -> bool:

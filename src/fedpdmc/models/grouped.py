@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.bent_coordinates import Bend, bent, log_volume
 from fedpdmc.errors import InputError
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.model import Model
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel
 from fedpdmc.models.model_file.source import Source
-from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Quadratic, RandomEffects
+from fedpdmc.models.user_function import UserModel
+from fedpdmc.potentials import LinearPredictor, Logistic, Loss, Poisson, Quadratic, RandomEffects
 from fedpdmc.potentials.grouped_families import (
     Family,
     GaussianFamily,
@@ -315,3 +317,26 @@ def spread_prior(
     )
     linear = -precision * np.append(center, np.zeros(dim - p))
     return SpreadPrior(Quadratic(jnp.asarray(np.diag(precision)), jnp.asarray(linear)), records)
+
+
+@dataclasses.dataclass(frozen=True)
+class BentSpreads:
+    """Minus the log prior of log spreads ``T(u)``, with the volume of the bend, as a function of u and data."""
+
+    loss: Loss
+    index: tuple[int, ...]
+
+    def __call__(self, x, data):
+        """``Σ ℓ(ξ·T(x) + o; y) − Σ log T'(x)``."""
+        u, numbers = x[jnp.asarray(self.index)], data["numbers"]
+        eta = data["design"] @ bent(u, numbers) + data["offset"]
+        return jnp.sum(self.loss.value(eta, data["response"])) - jnp.sum(log_volume(u, numbers))
+
+
+def bent_spreads(spreads: LinearPredictor, bend: Bend) -> UserModel:
+    """The records of a `SpreadPrior` in bent coordinates."""
+    data = {
+        "design": spreads.design[:, np.asarray(bend.index)], "response": spreads.response, "offset": spreads.offset,
+        "numbers": bend.numbers,
+    }  # fmt: skip
+    return UserModel(BentSpreads(spreads.loss, bend.index), data, spreads.dim)

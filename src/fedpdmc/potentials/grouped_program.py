@@ -53,7 +53,7 @@ class GroupedRemainder(PrivateRemainder):
     ) -> GroupedRemainder:
         """The remainder in coordinates ``θ = at + rows a``."""
         information, center, slope = informed(
-            known, model.split(at)[2], model.design.shape[1] + model.family.scaled
+            known, model.split(at)[2], model.steep(at), model.design.shape[1] + model.family.scaled
         )  # fmt: skip
         dim = at.shape[0]
         control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control

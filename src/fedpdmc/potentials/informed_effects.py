@@ -26,12 +26,12 @@ class Conditional(NamedTuple):
     variance: Float[Array, "G r"]
 
 
-def informed(known: Conditional, rho: Float[Array, " r"], first: int):
-    """h, m and ``∂m/∂θ`` of every effect, whose log spreads ρ are the coordinates of θ from ``first`` on."""
+def informed(known: Conditional, rho: Float[Array, " r"], steep: Float[Array, " r"], first: int):
+    """h, m and ``∂m/∂θ`` of every effect, whose log spreads ρ have the slopes ``steep`` in θ's entries from ``first`` on."""
     r, dim = rho.shape[0], known.slope.shape[-1]
     information = jnp.maximum(1 / known.variance - jnp.exp(-2 * rho), LEAST_INFORMATION * jnp.exp(-2 * rho))
     share = jax.nn.sigmoid(2 * rho + jnp.log(information))
     center = known.mean / share
     # ∂(σ(u) m)/∂θ is the slope of the mean; σ(u) itself has slope 2 σ(u)σ(−u) in its own log τ.
-    own = jnp.zeros((r, dim)).at[jnp.arange(r), first + jnp.arange(r)].set(1.0)
+    own = jnp.zeros((r, dim)).at[jnp.arange(r), first + jnp.arange(r)].set(steep)
     return information, center, known.slope / share[..., None] - (2 * (1 - share) * center)[..., None] * own

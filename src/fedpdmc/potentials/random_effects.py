@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.by_numpy import once
+from fedpdmc.bent_coordinates import bent, steepness
 from fedpdmc.enclosures import check_continuity, smoothed
 from fedpdmc.potentials.grouped_families import AnalyticFamily, Family, gaussian_energy
 from fedpdmc.potentials.grouped_program import GroupedRemainder
@@ -58,6 +59,8 @@ class RandomEffects(LatentPotential):
         The groups' names.
     variables : callable, optional
         From the parameters without those of the effects to what results show.
+    bend : array of shape (6, r), optional
+        In a run whose log spreads are bent, their numbers (`fedpdmc.bent_coordinates`): ρ is ``T`` of θ's entries.
     """
 
     design: Float[Array, "N p"]
@@ -74,6 +77,7 @@ class RandomEffects(LatentPotential):
     names: tuple[str, ...] | None = eqx.field(static=True, default=None)
     labels: tuple[str, ...] = eqx.field(static=True, default=())
     variables: Callable[[Any], dict[str, Any]] | None = eqx.field(static=True, default=None)
+    bend: Float[Array, "6 r"] | None = None
 
     @property
     def dim(self) -> int:
@@ -100,7 +104,19 @@ class RandomEffects(LatentPotential):
         at = p + self.family.scaled
         s = self.family.scales(x[p:at])
         phi = x[at + r] if self.correlated else jnp.zeros(())
-        return x[:p], s, x[at : at + r], phi
+        rho = x[at : at + r] if self.bend is None else bent(x[at : at + r], self.bend)
+        return x[:p], s, rho, phi
+
+    @property
+    def spreads(self) -> tuple[int, ...]:
+        """Which parameters are the log spreads."""
+        first = self.design.shape[1] + self.family.scaled
+        return tuple(range(first, first + self.effects.shape[1]))
+
+    def steep(self, x: Float[Array, " d"]) -> Float[Array, " r"]:
+        """The slope of ρ in its coordinates."""
+        u = x[np.asarray(self.spreads)]
+        return jnp.ones_like(u) if self.bend is None else steepness(u, self.bend)
 
     def summed(self, values):
         """Sums over the records of each group, which are along the first axis."""

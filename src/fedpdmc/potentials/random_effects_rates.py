@@ -18,12 +18,16 @@ of ``f'`` at n Chebyshev points then has (Trefethen, *Approximation Theory and P
     |f' − p| ≤ 4 B ϱ^{1−n}/(ϱ − 1),        b = L (ϱ − 1/ϱ)/2.
 
 B enters by its n-th root only: crude sums over groups cost little.
+
+**Bent spreads.** Where ``log τ = T(l)`` of a linear form l, bounds follow by `fedpdmc.bent_coordinates.enclosed`. The cell
+begins at ``t = 0``, and for ϱ ≥ 2 the ellipse about it has ``Re t ≤ b(ϱ + 1)/(ϱ − 1) ≤ 3b``, so that ``|t| ≤ √10 b`` and
+``|l(t) − l(0)| ≤ A cosh b √10 b``; besides ``Re l(t)`` lies within ``A cosh b`` of its value at the reference.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +35,9 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import computed_first
 from fedpdmc._jax.random_streams import logarithm, normals
+from fedpdmc.bent_coordinates import bent, enclosed, steepness, straight
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
+from fedpdmc.potentials.forms_on_rotations import Forms, Reach
 from fedpdmc.potentials.grouped_families import STRIP, AnalyticFamily, softplus
 from fedpdmc.potentials.informed_effects import FROM_PRIOR, Conditional, informed
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
@@ -44,32 +50,8 @@ if TYPE_CHECKING:
 POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (0.9, 1.1, 0.7, 0.3, 0.01), 2.5
 # Relative room for rounding in B.
 ROUNDING = 1e-11
-
-
-class Forms(NamedTuple):
-    """Linear forms along a rotation, each as its values at position and velocity: ``p cos t + q sin t``.
-
-    Chains are the last axis. ``control`` has ``aᵀPv``, ``½(vᵀPv − aᵀPa)``, ``l·a`` and ``l·v`` of the control variate, whose
-    rate is ``cos 2t`` times the first, plus ``sin 2t`` times the second, plus ``l·v(t)``.
-    """
-
-    design: tuple[Float[Array, "N C"], Float[Array, "N C"]]
-    spread: tuple[Float[Array, "r C"], Float[Array, "r C"]]
-    slope: tuple[Float[Array, "G r C"], Float[Array, "G r C"]]
-    scale: tuple[Float[Array, " C"], Float[Array, " C"]]
-    turn: tuple[Float[Array, " C"], Float[Array, " C"]]
-    control: Float[Array, "4 C"]
-
-
-class Reach(NamedTuple):
-    """Amplitudes of the forms along a rotation, of the design the largest; and sums of those of the control."""
-
-    design: Float[Array, " C"]
-    spread: Float[Array, "r C"]
-    slope: Float[Array, "G r C"]
-    scale: Float[Array, " C"]
-    turn: Float[Array, " C"]
-    control: Float[Array, "2 C"]
+# The least ϱ; the farthest that its ellipse reaches from the cell's beginning, in units of b; and that of a first guess.
+LEAST_ELLIPSE, FARTHEST, GUESSED = 2.0, math.sqrt(10.0), 0.3
 
 
 class InformedRemainder(PrivateRemainder):
@@ -78,10 +60,12 @@ class InformedRemainder(PrivateRemainder):
     Attributes
     ----------
     rows : (N + r + G r + 2, d)
-        Linear forms of a, in one matrix, so that they are one product: of the predictors without the effects, ``log τ``, m,
-        ``log σ`` and ``φ``.
-    offset, log_spread, center, log_scale, turn : (N,), (r,), (G, r), (), ()
+        Linear forms of a, in one matrix, so that they are one product: of the predictors without the effects,
+        ``T⁻¹(log τ)``, m, ``log σ`` and ``φ``.
+    offset, spread, center, log_scale, turn : (N,), (r,), (G, r), (), ()
         Their values at ``a = 0``.
+    bend : (6, r)
+        The numbers of T.
     information : (G, r)
         h.
     counts, stats, most : (G,), (3, G), (G, r)
@@ -90,7 +74,8 @@ class InformedRemainder(PrivateRemainder):
 
     rows: Float[Array, "K d"]
     offset: Float[Array, " N"]
-    log_spread: Float[Array, " r"]
+    spread: Float[Array, " r"]
+    bend: Float[Array, "6 r"]
     center: Float[Array, "G r"]
     log_scale: Float[Array, ""]
     turn: Float[Array, ""]
@@ -116,7 +101,7 @@ class InformedRemainder(PrivateRemainder):
         scaled = model.family.scaled
         beta, s, rho, phi = model.split(at)
         first = p + scaled
-        information, center, slope = informed(known, rho, first)
+        information, center, slope = informed(known, rho, model.steep(at), first)
         offset, none = model.offset + model.design @ beta, jnp.zeros_like(rows[:1])
         own = (rows[p:first] if scaled else none, rows[-1:] if model.correlated else none)
         m = slope.reshape(-1, dim) @ rows
@@ -133,9 +118,11 @@ class InformedRemainder(PrivateRemainder):
         top = jax.ops.segment_max(tops, model.index, model.present.shape[0])
         top = jnp.where(jnp.isfinite(top), top, 0.0)
         stats = jnp.stack([largest(jnp.abs(model.response - offset)), top, largest(jnp.abs(model.response))])
+        bend = jnp.asarray(straight(r)) if model.bend is None else model.bend
         return cls(
-            forms, offset, rho, center, s, phi, information, model.effects, model.response, model.weight, model.index,
-            model.present, whole, model.summed(model.weight), stats, largest(jnp.abs(model.effects)), model.family,
+            forms, offset, at[first : first + r], bend, center, s, phi, information, model.effects, model.response,
+            model.weight, model.index, model.present, whole, model.summed(model.weight), stats,
+            largest(jnp.abs(model.effects)), model.family,
         )  # fmt: skip
 
     @property
@@ -152,7 +139,7 @@ class InformedRemainder(PrivateRemainder):
         return zeta.T.reshape(*self.center.shape, zeta.shape[0])
 
     def _forms(self, a):
-        """The linear forms: of the predictors, ``log τ``, m, ``log σ`` and ``φ``."""
+        """The linear forms: of the predictors, ``T⁻¹(log τ)``, m, ``log σ`` and ``φ``."""
         (n,), (groups, r) = self.offset.shape, self.center.shape
         design, spread, slope, rest = jnp.split(self.rows @ a, (n, n + r, n + r + groups * r))
         return design, spread, slope.reshape(groups, r, -1), rest[0], rest[1]
@@ -160,7 +147,8 @@ class InformedRemainder(PrivateRemainder):
     def _linear(self, a):
         """Predictors without the effects, ``log τ``, m, ``log σ`` and ``φ``."""
         design, spread, slope, scale, turn = self._forms(a)
-        at = self.offset[:, None] + design, self.log_spread[:, None] + spread, self.center[..., None] + slope
+        rho = bent(self.spread[:, None] + spread, self.bend[..., None])
+        at = self.offset[:, None] + design, rho, self.center[..., None] + slope
         return (*at, self.log_scale + scale, self.turn + turn)
 
     def _mapped(self, rho, m, zeta):
@@ -208,9 +196,11 @@ class InformedRemainder(PrivateRemainder):
         def of(form):
             return form[0] * c + form[1] * s, form[1] * c - form[0] * s
 
-        (eta, speed), (rho, drho), (m, dm) = of(forms.design), of(forms.spread), of(forms.slope)
+        (eta, speed), (spread, moving), (m, dm) = of(forms.design), of(forms.spread), of(forms.slope)
         (scale, dscale), (phi, dphi) = of(forms.scale), of(forms.turn)
-        at = self.log_spread[:, None] + rho, self.center[..., None] + m, self.turn + phi
+        spread, bend = self.spread[:, None] + spread, self.bend[..., None]
+        at = bent(spread, bend), self.center[..., None] + m, self.turn + phi
+        drho = steepness(spread, bend) * moving
         (z, _), (dz, energy) = jax.jvp(lambda rho, m, phi: self._effects(rho, m, phi, zeta), at, (drho, dm, dphi))
         z, dz = computed_first((z, dz), self.index)
         log_scale, y = self.log_scale + scale, self.response[:, None]
@@ -229,12 +219,13 @@ class InformedRemainder(PrivateRemainder):
         """``∇_a R``, backward."""
         columns, a = self._columns(zeta), a.T
         fixed, rho, m, s, phi = self._linear(a)
+        steep = steepness(self.spread[:, None] + self._forms(a)[1], self.bend[..., None])
         (z, _), back = jax.vjp(lambda rho, m, phi: self._effects(rho, m, phi, columns), rho, m, phi)
         eta, y = fixed + self._of_records(z), self.response[:, None]
         slope = self.weight[:, None] * self.family.slope(eta, y, s)
         drho, dm, dphi = back((self._by_group(slope[:, None] * self.effects[..., None]), jnp.ones(a.shape[1])))
         ds = self._summed(self.family.scale_slope(eta, y, s)) if self.family.scaled else jnp.zeros_like(dphi)
-        every = jnp.concatenate([slope, drho, dm.reshape(-1, dm.shape[-1]), ds[None], dphi[None]])
+        every = jnp.concatenate([slope, steep * drho, dm.reshape(-1, dm.shape[-1]), ds[None], dphi[None]])
         return (self.rows.T @ every - self.control.precision @ a - self.control.linear[:, None]).T
 
     def cell(self, a, v, zeta, room):
@@ -257,15 +248,16 @@ class InformedRemainder(PrivateRemainder):
         design = jnp.sqrt(jnp.max(self.weight[:, None] * (forms.design[0] ** 2 + forms.design[1] ** 2), 0))
         cross, half, la, lv = jnp.abs(forms.control)
         return Reach(
-            design, amplitude(forms.spread), amplitude(forms.slope), amplitude(forms.scale), amplitude(forms.turn),
-            jnp.stack([cross + half, la + lv]),
+            design, amplitude(forms.spread), forms.spread[0], amplitude(forms.slope), amplitude(forms.scale),
+            amplitude(forms.turn), jnp.stack([cross + half, la + lv]),
         )  # fmt: skip
 
     def _longest(self, reach: Reach, size, room):
         """The longest cell, and the certified error of its polynomial."""
-        tilt = 2 * jnp.maximum(jnp.max(reach.spread, 0), reach.turn * (2 * STRIP / math.pi))
-        # Where the strip would end if what grows with it grew like ``sinh b`` from one on.
-        _, leaning = self._strip(reach, size, jnp.ones_like(tilt))
+        steep = steepness(self.spread[:, None] + reach.now, self.bend[..., None])
+        tilt = 2 * jnp.maximum(jnp.max(steep * reach.spread, 0), reach.turn * (2 * STRIP / math.pi))
+        # Where the strip would end if what grows with it grew like ``sinh b`` from one on, and the spread bent by little.
+        _, leaning, _ = self._strip(reach, size, jnp.ones_like(tilt), jnp.full_like(tilt, GUESSED))
         least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
         widest = jnp.minimum(WIDEST, jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12))))
 
@@ -273,7 +265,7 @@ class InformedRemainder(PrivateRemainder):
             place, length, error = state
             b = jnp.minimum(jnp.asarray(SHARES)[place] * widest, WIDEST)
             most, fits = self.largest(reach, size, b)
-            needed = 1 + (4 * most / ERROR) ** (1 / POINTS)
+            needed = jnp.maximum(1 + (4 * most / ERROR) ** (1 / POINTS), LEAST_ELLIPSE)
             new = jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0)
             better = (new > length) & (length < room)
             return place + 1, jnp.where(better, new, length), jnp.where(better, ERROR + ROUNDING * most, error)
@@ -288,7 +280,7 @@ class InformedRemainder(PrivateRemainder):
     def largest(self, reach: Reach, size, b):
         """A bound of ``|f'|`` in the strip ``|Im t| ≤ b``, and whether the strip is free of poles; by chain."""
         grow, tilt = jnp.cosh(b), jnp.sinh(b)
-        (fast, up, down, m, ms), leaning = self._strip(reach, size, b)
+        (fast, up, down, m, ms), leaning, aside = self._strip(reach, size, b, FARTHEST * b)
         h = self.information[..., None]
         root = jnp.sqrt(up / h)
         z = up * m + root * size
@@ -305,22 +297,25 @@ class InformedRemainder(PrivateRemainder):
         total = self.counts[:, None] * (first * speed + second * steep) + self.present[:, None] * prior
         # |cos 2t|, |sin 2t| ≤ cosh 2b.
         quadratic = reach.control[0] * (grow**2 + tilt**2) + reach.control[1] * grow
-        fits = (leaning <= self.family.strip) & (2 * jnp.max(reach.spread, 0) * tilt <= STRIP)
+        fits = (leaning <= self.family.strip) & (aside <= STRIP)
         fits &= reach.turn * tilt <= math.pi / 4
         bound = jnp.sum(total, 0) + quadratic
         return bound, fits & jnp.isfinite(bound)
 
-    def _strip(self, reach: Reach, size, b):
-        """Bounds of ``|u'|, |σ(u)|, |σ(−u)|, |m|, |m'|`` in the strip ``|Im t| ≤ b``, and of ``|Im η|`` over all records."""
+    def _strip(self, reach: Reach, size, b, far):
+        """Bounds of ``|u'|, |σ(u)|, |σ(−u)|, |m|, |m'|`` for ``|Im t| ≤ b``, ``|t| ≤ far``; of ``|Im η|``; of ``|Im u|``."""
         grow, tilt = jnp.cosh(b), jnp.sinh(b)
         h = self.information[..., None]
-        fast, leaning = 2 * reach.spread * grow, 2 * reach.spread * tilt
-        middle = 2 * self.log_spread[:, None] + jnp.log(h)
+        middle, way, wide = self.spread[:, None], reach.spread * grow * far, reach.spread * grow
+        now = middle + reach.now
+        ends = jnp.maximum(now - way, middle - wide), jnp.minimum(now + way, middle + wide)
+        steep, least, most = enclosed(now, *ends, reach.spread * tilt, self.bend[..., None])
+        fast, leaning = 2 * steep * reach.spread * grow, 2 * steep * reach.spread * tilt
         pole = 1 / jnp.sin(jnp.clip(leaning, math.pi / 2, STRIP))
-        up = pole * jnp.exp(jnp.minimum(middle + fast, 0.0))
-        down = pole * jnp.exp(jnp.minimum(fast - middle, 0.0))
+        up = pole * jnp.exp(jnp.minimum(2 * most + jnp.log(h), 0.0))
+        down = pole * jnp.exp(jnp.minimum(-2 * least - jnp.log(h), 0.0))
         # The argument of ``1 + e^{−u}`` grows with ``e^{−Re u}``.
-        far = jnp.exp(jnp.minimum(fast - middle, 50.0))
+        far = jnp.exp(jnp.minimum(-2 * least - jnp.log(h), 50.0))
         turned = jnp.arctan2(far * jnp.sin(leaning), 1 + far * jnp.cos(leaning))
         m = jnp.abs(self.center)[..., None] + reach.slope * grow
         # |Im σ(x + iy)| = e^{−x} sin y/(1 + 2 e^{−x} cos y + e^{−2x}) is largest at x = 0.
@@ -330,7 +325,7 @@ class InformedRemainder(PrivateRemainder):
         off = aside * m + up * reach.slope * tilt
         off = off + jnp.sqrt(up / h) * jnp.sin(jnp.minimum(turned / 2, math.pi / 2)) * size
         eta = reach.design * tilt + jnp.sum(self.most[..., None] * off, 1)
-        return (fast, up, down, m, reach.slope * grow), jnp.max(eta, 0)
+        return (fast, up, down, m, reach.slope * grow), jnp.max(eta, 0), jnp.max(leaning, 0)
 
     def _correlation(self, e, de, turning):
         """``|d/dt|`` of ``½ sinh²φ |e|² − sinh φ cosh φ e₁e₂ − log cosh φ``, with ``|tanh φ| ≤ 1`` for ``|Im φ| ≤ π/4``."""

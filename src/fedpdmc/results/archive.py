@@ -14,6 +14,7 @@ import zarr
 
 from fedpdmc import dynamics as all_dynamics
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.models.variables import StoredVariables
@@ -67,6 +68,7 @@ def _write(post: Posterior, path: Path, state: RunState | None) -> None:
     )
     arrays: dict[str, Any] = {name: getattr(post, name) for name in COUNTS}
     arrays |= {"center": post.reference.center, "scale_tril": post.reference.scale_tril}
+    arrays |= {} if post.reference.bend is None else post.reference.bend.packed()
     arrays |= {"origin": post.origin} | _store_arrays(post.store)
     if post.transformed:
         variables = post.variables(min(MOST_VARIABLES, post.most_draws))
@@ -117,7 +119,8 @@ def _read(group, stored: list[str]) -> tuple[Posterior, RunState | None]:
         # The file names a class; only known ones are constructed.
         raise TypeError(f"{kind} is not a kind of dynamics")
     dynamics = kind(**attrs["dynamics"]["rates"])
-    reference = Reference(jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"]))
+    center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
+    reference = Reference(center, scale, bend=Bend.unpacked(arrays))
     counts = {name: arrays[name] for name in COUNTS if name in arrays}
     counts |= {name: attrs[name] for name in ("rounds", "certified", "privacy")}
     store = _read_store(dynamics, arrays, attrs)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.dynamics.flows import Flow
+from fedpdmc.results.path_store import Store
 from fedpdmc.results.skeleton import Skeleton
 from fedpdmc.whitening import Reference
 
@@ -43,3 +44,13 @@ def average(f: Callable[[Any], Any], draws: np.ndarray) -> np.ndarray:
     total = jax.jit(lambda x: jnp.sum(jax.vmap(f)(x), 0))
     parts = np.array_split(draws, max(1, len(draws) // BATCH))
     return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)
+
+
+def moments_of(store: Store, reference: Reference, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance of x: of the whitened ones, or over so many draws where coordinates are bent."""
+    if reference.bend is not None:
+        x = reference.to_x(store.draws(draws)).reshape(-1, reference.dim)
+        return x.mean(0), np.cov(x.T, bias=True).reshape(2 * (reference.dim,))
+    moments, scale = store.moments(), np.asarray(reference.matrix)
+    cov = scale @ moments.cov() @ scale.T
+    return reference.to_x(moments.mean()), (cov + cov.T) / 2

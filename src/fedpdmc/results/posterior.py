@@ -15,7 +15,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.models.variables import StoredVariables, Variables
 from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
-from fedpdmc.results.function_averages import average, expectation
+from fedpdmc.results.function_averages import average, expectation, moments_of
 from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton
@@ -133,14 +133,15 @@ class Posterior:
     @double_precision
     def mean(self) -> np.ndarray:
         """The average of x: exact along the paths, or over the turns of `fedpdmc.Boomerang`, which is more precise there."""
-        return self.reference.to_x(self.store.moments().mean())
+        return self._moments()[0]
 
     @double_precision
     def cov(self) -> np.ndarray:
         """The average of ``(x − mean)(x − mean)ᵀ``, computed as `mean` is."""
-        scale = np.asarray(self.reference.matrix)
-        cov = scale @ self.store.moments().cov() @ scale.T
-        return (cov + cov.T) / 2
+        return self._moments()[1]
+
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        return moments_of(self.store, self.reference, self.store.turns or self.diagnostic_draws())
 
     @double_precision
     def draws(self, n: int) -> np.ndarray:

@@ -35,6 +35,8 @@ def walls_of(constraints: tuple[np.ndarray, np.ndarray] | None, reference: Refer
     if constraints is None:
         return None
     rows, limits = constraints
+    if reference.bend is not None and np.any(rows[:, list(reference.bend.index)]):
+        raise InputError("reference", "one with bent log spreads, which are constrained", "Leave the reference out.")
     normal = rows @ np.asarray(reference.matrix)
     length = np.linalg.norm(normal, axis=1)
     limit = (limits - rows @ np.asarray(reference.center)) / length

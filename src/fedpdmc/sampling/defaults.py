@@ -243,7 +243,9 @@ def _referenced(
     if wanted.bounds == "certified" and isinstance(reference, str) and reference != "identity":
         _check_enclosures(members, dynamics)
     optional = wanted.reference is None and wanted.dynamics is not None
-    found, name = make_reference(members, prior, reference, start=start, optional=optional, dim=dim, names=names)
+    found, name = make_reference(
+        members, prior, reference, start=start, optional=optional, dim=dim, names=names, bend=wanted.constraints is None
+    )
     if start is not None and not found.name:
         check_rays(members, start, np.asarray(found.matrix))
     control_name = usual_control(found, dynamics) if wanted.control is None else wanted.control

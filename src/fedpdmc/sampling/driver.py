@@ -26,7 +26,7 @@ from fedpdmc.sampling.communication_cost import GivenUp, counts
 from fedpdmc.sampling.defaults import Method, check_functions_unchanged, on_lines
 from fedpdmc.sampling.factory import open_engine
 from fedpdmc.sampling.provenance import describe, versions
-from fedpdmc.sampling.reference_warning import Distance, Unsuitable
+from fedpdmc.sampling.reference_warning import LATENT_REMEDY, REMEDY, Distance, Unsuitable
 from fedpdmc.sampling.remaining_cost import CostEstimate, remedies, rounds_ahead
 from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
@@ -80,7 +80,8 @@ class Sampler:
         self.burn_in_events = np.zeros(method.chains, dtype=np.int64)
         # Private sites, and priors with scales, have many events by design, which say nothing about the reference.
         watched = method.few_rounds and self.pace is None and method.mixture is None
-        self.distance = Distance(method.chains, method.dim) if watched else None
+        remedy = LATENT_REMEDY if any(site.latents for site in method.sites) else REMEDY
+        self.distance = Distance(method.chains, method.dim, remedy) if watched else None
         self.estimate = CostEstimate(remedies(method))
         flow = method.dynamics.flow
         origin = -burn_in if method.dynamics.turns else None

@@ -15,6 +15,7 @@ from fedpdmc.errors import ImproperPosterior, ModeNotFound, NoMode, NotFinite
 from fedpdmc.members.member import Member
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.arguments import check_reference
+from fedpdmc.sampling.bent_spreads import check_bend
 from fedpdmc.sampling.laplace_reference import laplace, linear_control
 from fedpdmc.sampling.vb_reference import vb
 from fedpdmc.whitening import LAPLACE, VB, Reference
@@ -44,13 +45,16 @@ def make_reference(
     optional: bool,
     dim: int,
     names: list[str] | None,
+    bend: bool = True,
 ) -> tuple[Reference, str]:
     """The reference and its name.
 
-    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used.
+    ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used. ``bend``:
+    whether log spreads may be bent.
     """
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
+        check_bend(sites, prior, found.bend)
         return found, found.name or LAPLACE if found.control is not None else "identity" if _is_identity(
             found
         ) else "given"
@@ -58,7 +62,10 @@ def make_reference(
     if reference == "identity":
         return identity, reference
     try:
-        found = (vb if reference == VB else laplace)(sites, prior, start=start, names=names)
+        if reference == VB:
+            found = vb(sites, prior, start=start, names=names, bend=bend)
+        else:
+            found = laplace(sites, prior, start=start, names=names)
     except (ImproperPosterior, NoMode, ModeNotFound, NotFinite) as error:
         if not optional or (prior is None and isinstance(error, (ImproperPosterior, NotFinite))):
             raise

@@ -21,6 +21,10 @@ REMEDY = (
     "The draws are exact, but with heavy tails, separable data or very few records dynamics=fedpdmc.ZigZag() with "
     "reference='laplace' needs fewer rounds and less time."
 )
+LATENT_REMEDY = (
+    "The draws are exact, but take many rounds. Private effects move with rotations only. A narrower prior of the spread "
+    "(spread_scale=), fewer small groups, or more chains take fewer rounds."
+)
 
 
 class Unsuitable(Exception):
@@ -33,6 +37,8 @@ class Distance:
     Parameters
     ----------
     chains, dim : int
+    remedy : str
+        What the warning advises.
 
     Attributes
     ----------
@@ -40,8 +46,8 @@ class Distance:
         Whether another method can still be chosen: then `Unsuitable` is raised instead of a warning.
     """
 
-    def __init__(self, chains: int, dim: int = 1):
-        self.chains, self.dim, self.told, self.deciding = chains, dim, False, False
+    def __init__(self, chains: int, dim: int = 1, remedy: str = REMEDY):
+        self.chains, self.dim, self.remedy, self.told, self.deciding = chains, dim, remedy, False, False
         self._began: tuple[float, int, int] | None = None
 
     def tick(self, tick: Tick) -> None:
@@ -96,4 +102,4 @@ class Distance:
             raise Unsuitable(reason)
         if not self.told:
             self.told = True
-            warn(f"The posterior is far from its reference: {reason}. {REMEDY}")
+            warn(f"The posterior is far from its reference: {reason}. {self.remedy}")

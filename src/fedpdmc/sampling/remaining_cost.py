@@ -44,7 +44,8 @@ def remedies(method: Method) -> str | None:
         return None
     where = " in the contract" if method.elsewhere else ""
     lines = 'kind = "ZigZag" in the contract; ' if method.elsewhere else "dynamics=fedpdmc.ZigZag(); "
-    lines = lines if method.dynamics.flow.rotating else ""
+    latents = any(site.latents for site in method.sites)
+    lines = lines if method.dynamics.flow.rotating and not latents else ""
     shrunk = HORSESHOE if FLAT_TAIL in method.chosen else ""
     return (
         f"What may help: {lines}more chains{where}, which share every round (there are {method.chains}); a smaller "

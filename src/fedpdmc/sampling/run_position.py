@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.dynamics import Turn
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.coordinator import State
@@ -103,6 +104,7 @@ def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.n
     """A reference with its control variates, as facts and arrays."""
     orders, arrays = pack_control(reference.control or {})
     arrays |= {"center": np.asarray(reference.center), "scale_tril": np.asarray(reference.scale_tril)}
+    arrays |= {} if reference.bend is None else reference.bend.packed()
     facts = {
         "rounds": reference.rounds,
         "bytes": reference.bytes,
@@ -117,7 +119,8 @@ def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Re
     """A reference from facts and arrays."""
     control = None if facts["orders"] is None else unpack_control(facts["orders"], arrays)
     center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
-    return Reference(center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"])
+    bend = Bend.unpacked(arrays)
+    return Reference(center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"], bend)
 
 
 def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

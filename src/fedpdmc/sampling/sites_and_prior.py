@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError
-from fedpdmc.members.member import Member
+from fedpdmc.members.member import Member, NotBent
 from fedpdmc.members.site import Site, no_size
-from fedpdmc.models.grouped import SpreadPrior
+from fedpdmc.models.grouped import SpreadPrior, bent_spreads
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import UserModel
-from fedpdmc.potentials import Potential, Quadratic, RandomEffects
+from fedpdmc.potentials import LinearPredictor, Potential, Quadratic, RandomEffects
 from fedpdmc.potentials.padding import bucket, whole_vectors
 from fedpdmc.sampling.prior_shares import Redistributed
 
@@ -31,6 +32,14 @@ class PriorSite(Site):
 
     def __init__(self, prior: Any):
         super().__init__(prior, name=PRIOR_SITE)
+
+    def bent(self, bend: Bend | None) -> Site:
+        """The prior of spreads in bent coordinates."""
+        if bend is None:
+            return self
+        if not isinstance(self.potential, LinearPredictor):
+            raise NotBent
+        return PriorSite(bent_spreads(self.potential, bend)).sized(self.dim)
 
 
 def check_sites(sites: Any) -> tuple[Member, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.members.member import Member
 from fedpdmc.members.noisy_derivatives import noisy_laplace
 from fedpdmc.members.site import Site
+from fedpdmc.sampling.bent_spreads import Bending, bendable, bending
 from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
 from fedpdmc.whitening import LAPLACE, VB, Reference
@@ -19,6 +21,8 @@ from fedpdmc.whitening import LAPLACE, VB, Reference
 # round is a Newton round too. Logistic regressions of 1,000 to 20,000 records and 6 to 100 parameters then take 3 to 8
 # rounds in all, where the mode to three digits takes 5 to 8.
 BEGIN_AVERAGING = 3.0
+# The same for the profile of a log spread, which is made about the mode.
+BEGIN_PROFILE = 0.3
 # Another averaged round is made while the remaining move is estimated to be larger than this, in standard deviations of
 # the mean and relative to the precision. After a move of one, another round removed a tenth of the events of sites; after
 # a move of a half, the effect was too small to measure. If moves shrink by less than a factor `SLOW`, as for half a
@@ -54,6 +58,7 @@ def vb(
     start: Any = None,
     reach: np.ndarray | None = None,
     names: Sequence[str] | None = None,
+    bend: bool = True,
 ) -> Reference:
     """Gaussian variational reference: the mean and covariance of the posterior, rather than its mode and curvature there.
 
@@ -75,6 +80,8 @@ def vb(
         Where averages cannot be used, or the prior is flat: that of `laplace`.
     start, reach, names
         As for `laplace`.
+    bend : bool
+        Whether log spreads of grouped effects may be bent (`fedpdmc.sampling.bent_spreads`).
 
     Returns
     -------
@@ -86,7 +93,7 @@ def vb(
     ImproperPosterior, NoMode, ModeNotFound, InputError
         As `laplace` does.
     """
-    return search_vb(sites, prior, tolerance, start, reach, names)[0]
+    return search_vb(sites, prior, tolerance, start, reach, names, bend)[0]
 
 
 @double_precision
@@ -97,17 +104,29 @@ def search_vb(
     start: Any,
     reach: np.ndarray | None,
     names: Sequence[str] | None,
+    bend: bool = False,
 ) -> tuple[Reference, np.ndarray, np.ndarray | None]:
     """`vb`, the last point, and the spread over which derivatives were averaged there, if any."""
     search = begin_search(sites, prior, start, names)
     if any(site.noisy for site in search.sites):
         return noisy_laplace(search.sites, search.prior, search.start, averaged=True), search.start, None
     # With a flat prior, whether the posterior is proper is judged at the mode, which is then searched to convergence.
-    tolerances, rounds = [tolerance] if search.flat else [max(tolerance, BEGIN_AVERAGING), tolerance], 0
+    spreads = bendable(search.sites, search.prior) if bend else ()
+    begin = max(tolerance, BEGIN_PROFILE if spreads else BEGIN_AVERAGING)
+    tolerances, rounds = [tolerance] if search.flat else [begin, tolerance], 0
     for wanted in tolerances:
         mode = search.mode(wanted, reach)
+        rounds += mode.rounds
+        if spreads and wanted == begin:
+            made = bending(search, mode, spreads)
+            rounds += made.rounds
+            if made.bend is not None:
+                found, averaged = _average(made.search, made.start)
+                rounds += averaged
+                if found is not None:
+                    return _bent(made, found, rounds), found.point.x, found.spread
         found, averaged = _average(search, mode)
-        rounds += mode.rounds + averaged
+        rounds += averaged
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
             return _wider(search, found, rounds, why), found.point.x, found.spread
@@ -118,6 +137,13 @@ def search_vb(
         "averages over the Laplace approximation could not be used, or did not settle",
     )
     return search.reference(here, here.x + step, scale, rounds, LAPLACE, why), here.x, None
+
+
+def _bent(made: Bending, found: Averaged, rounds: int) -> Reference:
+    """The reference in coordinates in which log spreads are bent."""
+    why = f"log spreads are bent; the last average moved mean or precision by {found.moved:.2g} standard deviations"
+    reference = made.search.reference(found.point, found.center, found.scale, rounds, VB, why)
+    return dataclasses.replace(reference, bend=made.bend)
 
 
 @double_precision

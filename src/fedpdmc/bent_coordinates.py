@@ -1,0 +1,133 @@
+"""Coordinates that are bent, so that a Gaussian has the tails of a posterior.
+
+The log s of a spread τ has a posterior that falls like ``e^s`` as ``s → −∞``: the density of τ is positive at zero, and the
+likelihood of a small spread tends to a constant. A rotation follows a Gaussian, which falls faster than any exponential:
+it would reach that tail rarely and leave it late. So the run moves in u, with
+
+    s = T(u) = b + c u + Σ_κ (β_κ e^{κu} − α_κ e^{−κu})/κ,        κ ∈ {½, 1},
+
+where c is positive and α, β are not negative: T increases from −∞ to ∞. The target has the density ``π(T(u)) T'(u)``, which
+is exact for any such numbers; they decide how close it is to a Gaussian. ``|T'|`` grows by no more than ``e^{|δ|}`` on a way
+δ in the complex plane, and T has no poles, which makes bounds of rates simple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+# κ of the exponentials, and how many numbers a bend has: b, c, α and β.
+RATES = (0.5, 1.0)
+NUMBERS = 2 + 2 * len(RATES)
+
+
+def straight(count: int) -> np.ndarray:
+    """The numbers of coordinates that are not bent, of shape (6, count)."""
+    numbers = np.zeros((NUMBERS, count))
+    numbers[1] = 1.0
+    return numbers
+
+
+def bent(u: Any, numbers: Any) -> Any:
+    """``T(u)``, with the numbers along their first axis."""
+    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
+    total = numbers[0] + numbers[1] * u
+    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
+        total = total + (above * exp(rate * u) - below * exp(-rate * u)) / rate
+    return total
+
+
+def steepness(u: Any, numbers: Any) -> Any:
+    """``T'(u)``."""
+    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
+    total = numbers[1] + 0.0 * u
+    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
+        total = total + above * exp(rate * u) + below * exp(-rate * u)
+    return total
+
+
+def increasing(numbers: np.ndarray) -> bool:
+    """Whether T increases from −∞ to ∞: finite numbers, c positive, α and β not negative."""
+    return bool(np.all(np.isfinite(numbers)) and np.all(numbers[1] > 0) and np.all(numbers[2:] >= 0))
+
+
+def log_volume(u: Any, numbers: Any) -> Any:
+    """``log T'(u)``, by which the density of u differs from that of s."""
+    return jnp.log(steepness(u, numbers))
+
+
+def enclosed(now: Any, least: Any, most: Any, aside: Any, numbers: Any) -> tuple[Any, Any, Any]:
+    """Bounds of T for ``least ≤ Re u ≤ most`` and ``|Im u| ≤ aside``: D ≥ ``|T'|``, and the least and the largest ``Re T``.
+
+    ``now`` is a real number in the range, and δ the farthest that another is from it. Since κ ≤ 1, every exponential of T'
+    is at most ``e^δ`` times itself there: ``D = c + (T'(now) − c) e^δ``. So ``|Im T| ≤ D |Im u|``; and T at u differs from T
+    at ``Re u`` by at most ``(D − c) |Im u|`` in its real part, to which the straight part adds nothing.
+    """
+    more = steepness(now, numbers) - numbers[1]
+    more = jnp.where(more > 0, more * jnp.exp(jnp.maximum(most - now, now - least)), 0.0)
+    return numbers[1] + more, bent(least, numbers) - more * aside, bent(most, numbers) + more * aside
+
+
+class Bend(eqx.Module):
+    """Some coordinates of a run, bent.
+
+    Parameters
+    ----------
+    index : tuple of int
+        Which.
+    numbers : array of shape (6, r)
+        b, c, α and β of each.
+    """
+
+    index: tuple[int, ...] = eqx.field(static=True)
+    numbers: Float[Array, "6 r"]
+
+    @classmethod
+    def unpacked(cls, arrays: Mapping[str, np.ndarray]) -> Bend | None:
+        """From `packed`; None where there is none.
+
+        Raises
+        ------
+        ValueError
+            For arrays that are no bend.
+        """
+        if "bend_index" not in arrays:
+            return None
+        index, numbers = np.asarray(arrays["bend_index"]), np.asarray(arrays["bend_numbers"], float)
+        if numbers.shape != (NUMBERS, len(index)) or not increasing(numbers):
+            raise ValueError("a bend that does not increase")
+        return cls(tuple(int(i) for i in index), jnp.asarray(numbers))
+
+    def packed(self) -> dict[str, np.ndarray]:
+        """As arrays."""
+        return {"bend_index": np.asarray(self.index), "bend_numbers": np.asarray(self.numbers)}
+
+    def __call__(self, x: Any) -> Any:
+        """The parameters at a point u of shape (…, d)."""
+        index = np.asarray(self.index)
+        if not isinstance(x, np.ndarray):
+            return x.at[..., index].set(bent(x[..., index], self.numbers))
+        out = np.array(x, float)
+        out[..., index] = bent(out[..., index], np.asarray(self.numbers))
+        return out
+
+    def inverse(self, x: Any) -> np.ndarray:
+        """U at parameters of shape (…, d), by bisection."""
+        out, numbers = np.array(x, float), np.asarray(self.numbers)
+        wanted = out[..., np.asarray(self.index)]
+        least, most = np.full_like(wanted, -1.0), np.full_like(wanted, 1.0)
+        while np.any(high := (bent(most, numbers) < wanted)):
+            most = np.where(high, 2 * most, most)
+        while np.any(low := (bent(least, numbers) > wanted)):
+            least = np.where(low, 2 * least, least)
+        for _ in range(80):
+            middle = (least + most) / 2
+            over = bent(middle, numbers) > wanted
+            least, most = np.where(over, least, middle), np.where(over, middle, most)
+        out[..., np.asarray(self.index)] = (least + most) / 2
+        return out
