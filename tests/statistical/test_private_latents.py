@@ -52,7 +52,7 @@ class NonCentred(RandomEffects):
     def conditional(self, x):
         """As if the records told nothing of the effects."""
         found = super().conditional(x)
-        return Conditional(*(0.0 * part for part in found[:2]), 1e6 + 0.0 * found.variance)
+        return Conditional(0.0 * found.mean, 0.0 * found.slope, 1e6 + 0.0 * found.variance)
 
 
 def sites(kind: type[RandomEffects] = RandomEffects, crowded=False):
