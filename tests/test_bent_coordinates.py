@@ -45,7 +45,7 @@ def test_enclosures_hold_the_map_at_complex_points():
         numbers[1] += 0.1
         now, wide, aside = 2 * rng.normal(), 2 * rng.random(2), 2 * rng.random()
         u = now + rng.uniform(-wide[0], wide[1], 100) + 1j * rng.uniform(-aside, aside, 100)
-        slope, least, most = enclosed(jnp.asarray(now), now - wide[0], now + wide[1], aside, jnp.asarray(numbers))
+        slope, least, most = enclosed(jnp.asarray(now - wide[0]), now + wide[1], aside, jnp.asarray(numbers))
         value = bent(u, numbers)
         assert np.all(np.abs(steepness(u, numbers)) <= slope * (1 + 1e-12))
         assert np.all(np.abs(value.imag) <= slope * aside * (1 + 1e-12))

@@ -7,8 +7,7 @@ it would reach that tail rarely and leave it late. So the run moves in u, with
     s = T(u) = b + c u + Σ_κ (β_κ e^{κu} − α_κ e^{−κu})/κ,        κ ∈ {½, 1},
 
 where c is positive and α, β are not negative: T increases from −∞ to ∞. The target has the density ``π(T(u)) T'(u)``, which
-is exact for any such numbers; they decide how close it is to a Gaussian. ``|T'|`` grows by no more than ``e^{|δ|}`` on a way
-δ in the complex plane, and T has no poles, which makes bounds of rates simple.
+is exact for any such numbers; they decide how close it is to a Gaussian. T has no poles, which makes bounds simple.
 """
 
 from __future__ import annotations
@@ -61,16 +60,29 @@ def log_volume(u: Any, numbers: Any) -> Any:
     return jnp.log(steepness(u, numbers))
 
 
-def enclosed(now: Any, least: Any, most: Any, aside: Any, numbers: Any) -> tuple[Any, Any, Any]:
+def enclosed(least: Any, most: Any, aside: Any, numbers: Any) -> tuple[Any, Any, Any]:
     """Bounds of T for ``least ≤ Re u ≤ most`` and ``|Im u| ≤ aside``: D ≥ ``|T'|``, and the least and the largest ``Re T``.
 
-    ``now`` is a real number in the range, and δ the farthest that another is from it. Since κ ≤ 1, every exponential of T'
-    is at most ``e^δ`` times itself there: ``D = c + (T'(now) − c) e^δ``. So ``|Im T| ≤ D |Im u|``; and T at u differs from T
-    at ``Re u`` by at most ``(D − c) |Im u|`` in its real part, to which the straight part adds nothing.
+    ``|e^{±κu}| = e^{±κ Re u}``: every exponential of T' is largest at an end, so ``D = c + Σ_κ (α_κ e^{−κ least} + β_κ
+    e^{κ most})``. So ``|Im T| ≤ D |Im u|``; and T at u differs from T at ``Re u`` by at most ``(D − c) |Im u|`` in its real
+    part, to which the straight part adds nothing.
     """
-    more = steepness(now, numbers) - numbers[1]
-    more = jnp.where(more > 0, more * jnp.exp(jnp.maximum(most - now, now - least)), 0.0)
-    return numbers[1] + more, bent(least, numbers) - more * aside, bent(most, numbers) + more * aside
+    more, k = 0.0 * least, len(RATES)
+    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
+        # None where the number is zero, also if the exponential overflows.
+        more = more + jnp.where(below > 0, below * jnp.exp(-rate * least), 0.0)
+        more = more + jnp.where(above > 0, above * jnp.exp(rate * most), 0.0)
+    return numbers[1] + more, _real(least, numbers) - more * aside, _real(most, numbers) + more * aside
+
+
+def _real(u, numbers):
+    """``T(u)``, without exponentials of number zero."""
+    k = len(RATES)
+    total = numbers[0] + numbers[1] * u
+    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
+        total = total + jnp.where(above > 0, above * jnp.exp(rate * u), 0.0) / rate
+        total = total - jnp.where(below > 0, below * jnp.exp(-rate * u), 0.0) / rate
+    return total
 
 
 class Bend(eqx.Module):

@@ -64,9 +64,7 @@ def excess(energy, numbers):
     return float(np.max(ratio[inside]) - ratio[np.searchsorted(share, 0.5)])
 
 
-@pytest.mark.parametrize(
-    ("groups", "noise", "square"), [(8, 0.5, 4.8), (4, 0.5, 2.0), (15, 0.5, 7.5), (30, 0.5, 9.0), (4, 0.2, 2.0)]
-)
+@pytest.mark.parametrize(("groups", "noise", "square"), [(8, 0.5, 4.8), (4, 0.5, 2.0), (15, 0.5, 7.5), (30, 0.5, 9.0)])
 def test_a_bent_log_spread_is_nearly_gaussian(groups, noise, square):
     def energy(s):
         return spread_energy(s, groups, noise, square)

@@ -309,7 +309,7 @@ class InformedRemainder(PrivateRemainder):
         middle, way, wide = self.spread[:, None], reach.spread * grow * far, reach.spread * grow
         now = middle + reach.now
         ends = jnp.maximum(now - way, middle - wide), jnp.minimum(now + way, middle + wide)
-        steep, least, most = enclosed(now, *ends, reach.spread * tilt, self.bend[..., None])
+        steep, least, most = enclosed(*ends, reach.spread * tilt, self.bend[..., None])
         fast, leaning = 2 * steep * reach.spread * grow, 2 * steep * reach.spread * tilt
         pole = 1 / jnp.sin(jnp.clip(leaning, math.pi / 2, STRIP))
         up = pole * jnp.exp(jnp.minimum(2 * most + jnp.log(h), 0.0))
