@@ -27,7 +27,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 from jaxtyping import Array, Float32
 
 from fedpdmc.potentials.dense_rates import (
@@ -112,6 +111,9 @@ def majorant(nodes: int, length: float) -> tuple[float, ...]:
     ``G ≤ ½(1 + Λ) r``, and p is made to exceed that at R: where ``p(0) ≤ ½ p(R)``,
     ``p(r) ≥ p(0) + (p(R) − p(0)) (r/R)² ≥ p(R) r/R``.
     """
+    # Slow to import.
+    from scipy.optimize import linprog
+
     r = np.linspace(0.0, FITTED, POINTS + 1)
     bound = ROOM * np.append(ellipses(r, nodes, length)[1:-1], 0.5 * (1 + LEBESGUE) * FITTED)
     shares = r[:-1, None] ** (2.0 * np.arange(POWERS)) / bound[:, None]
@@ -119,7 +121,7 @@ def majorant(nodes: int, length: float) -> tuple[float, ...]:
     units = 1 / shares.max(0)
     shares = shares * units
     usual = (shares / np.maximum(r[:-1, None], LEAST_USUAL))[r[:-1] <= MOST_USUAL].sum(0)
-    found = scipy.optimize.linprog(usual, A_ub=-shares, b_ub=-np.ones(POINTS), bounds=(0, None))
+    found = linprog(usual, A_ub=-shares, b_ub=-np.ones(POINTS), bounds=(0, None))
     coefficients = np.maximum(found.x, 0.0)
     # Whatever the program found: scaled until it holds.
     coefficients *= ROOM * max(1.0, float(np.max(1 / (shares @ coefficients))))

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
-from scipy.optimize import nnls
 from scipy.special import log_ndtr
 
 from fedpdmc.bent_coordinates import NUMBERS, RATES, Bend, bent, steepness, straight
@@ -91,6 +89,9 @@ class Profile:
         ValueError
             If a tail does not fall.
         """
+        # Slow to import, and needed for effects of groups only.
+        from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
+
         t = np.asarray(sorted(self.known))
         slope, curvature, volume = (np.asarray([self.known[x][k] for x in t]) for k in range(3))
         if len(t) < len(FIRST) or not (slope[0] < -LEAST_SLOPE and slope[-1] > LEAST_SLOPE):
@@ -109,6 +110,9 @@ class Profile:
         ``F⁻¹(Φ(u))``, with F the distribution function of s, would make it one. The slope of T is fitted to that of this
         map, by least squares with coefficients that are not negative.
         """
+        # Slow to import.
+        from scipy.optimize import nnls
+
         t, energy = self.energy()
         steps = np.diff(t)
         weight = np.exp(-0.5 * (energy[1:] + energy[:-1])) * steps
