@@ -9,7 +9,7 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.console.progress import Tick
 from fedpdmc.sampling.defaults import SECOND_RUN
-from fedpdmc.sampling.reference_warning import Distance, Unsuitable
+from fedpdmc.sampling.reference_warning import LATENT_REMEDY, Distance, Unsuitable
 
 FAR = "The posterior is far from its reference: .*ZigZag"
 WIDE = fp.models.normal_prior(1, scale=100.0)
@@ -143,3 +143,9 @@ def test_slow_mixing_is_noticed_and_told_once():
         distance.judge(events=3.0, ess=10.0, span=100.0)
         distance.judge(events=3.0, ess=10.0, span=100.0)
     assert len(told) == 1
+
+
+def test_private_effects_are_not_told_to_use_what_they_are_refused():
+    with pytest.warns(UserWarning, match="spread_scale") as told:
+        Distance(64, 3, LATENT_REMEDY).judge(events=1e4, ess=None, span=10.0)
+    assert "ZigZag" not in str(told[0].message)
