@@ -39,10 +39,10 @@ def derive(agent, x, spread=None):
     return messages.decode(agent.answer(messages.encode(message)))
 
 
-def opening(agent, center, scale, precision, linear, point):
+def opening(agent, center, scale, precision, linear, point, kept=1.0):
     chains = agent.computation.study.chains
     parts = (RUN, agent.log.answers + 1, chains, 4, center, scale, 2, precision, linear, point)
-    return messages.decode(agent.answer(messages.encode(messages.Open(*parts))))
+    return messages.decode(agent.answer(messages.encode(messages.Open(*parts, kept=kept))))
 
 
 @double_precision
@@ -50,9 +50,10 @@ def own(agent, x, spread):
     return derivatives(agent.site, x, spread)
 
 
-def quadratic_at(agent, x, spread):
+def quadratic_at(agent, x, spread, kept=1.0):
     """Reference and control variate of averaged derivatives at a point, of this site alone and a standard normal prior."""
     _, gradient, hessian = own(agent, x, spread)
+    hessian = kept * hessian
     scale = np.linalg.cholesky(np.linalg.inv(hessian + np.eye(3)))
     return np.array(x), scale, hessian, gradient - hessian @ x
 
@@ -130,6 +131,21 @@ def test_only_the_control_variate_of_the_last_average_opens_a_run(guarded, tmp_p
         agent.log.close()
 
 
+def test_a_run_may_be_opened_with_most_of_the_released_curvature_and_a_reference_that_is_as_much_wider(
+    guarded, tmp_path
+):
+    for name, part, said, wider, found in (
+        ("as said", 0.95, 0.95, 1.0, None), ("another part", 0.95, 1.0, 1.0, "NOT_TOLD"),
+        ("too small", 0.9, 0.9, 1.0, "NOT_TOLD"), ("too wide", 0.95, 0.95, 1.2, "TOO_WIDE"),
+        ("wider than released", 1.0, 1.0, 1.2, "TOO_WIDE"),
+    ):  # fmt: skip
+        agent = guarded.agent("north", tmp_path / name)
+        derive(agent, X, SPREAD), derive(agent, X, SPREAD)
+        center, scale, precision, linear = quadratic_at(agent, X, SPREAD, part)
+        assert code(opening(agent, center, wider * scale, precision, linear, X, said)) == found, name
+        agent.log.close()
+
+
 @pytest.mark.parametrize("size", [1e160, 1e300])
 def test_a_reference_so_wide_that_numbers_overflow_is_refused(agent, size):
     derive(agent, X, SPREAD), derive(agent, X, SPREAD)
@@ -163,14 +179,14 @@ def test_secure_sums_of_averages_give_each_site_the_part_that_the_sum_has(tmp_pa
         agent.answer(messages.encode(messages.Agree(RUN, 2, offered)))
         for sequence in (3, 4):
             agent.answer(messages.encode(messages.Derive(RUN, sequence, X, SPREAD)))
-    empty = np.zeros((0, 0)), np.zeros(0)
-    message = messages.Open(RUN, 5, folder.study.chains, 4, X, SPREAD, 2, *empty, X)
+    empty, kept = (np.zeros((0, 0)), np.zeros(0)), 0.95
+    message = messages.Open(RUN, 5, folder.study.chains, 4, X, SPREAD, 2, *empty, X, kept=kept)
     parts = [double_precision(agent.computation._opening)(message).control for agent in agents.values()]
     total = sum(np.asarray(part.quadratic.precision) for part in parts)
     exact = sum(own(agent, X, SPREAD)[2] for agent in agents.values())
     plain = sum(own(agent, X, None)[2] for agent in agents.values())
-    np.testing.assert_allclose(total, exact, rtol=1e-9, atol=1e-9)
-    assert np.max(np.abs(total - plain)) > 1e-3
+    np.testing.assert_allclose(total, kept * exact, rtol=1e-9, atol=1e-9)
+    assert np.max(np.abs(total - kept * plain)) > 1e-3
     for agent in agents.values():
         agent.log.close()
 

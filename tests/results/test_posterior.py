@@ -123,7 +123,7 @@ def test_most_plans_end_in_an_arrival_or_at_the_end_of_a_block(make):
 
 def test_settings_say_how_the_run_was_made():
     settings = default_run().settings
-    assert settings["seed"] == 3 and settings["chains"] == 4 and settings["duration"] == 10.0
+    assert settings["seed"] == 3 and settings["chains"] == 4 and settings["duration"] == 8.0
     assert settings["sites"] == ["north", "south"] and settings["control"] == "quadratic"
     assert settings["reference"] == "vb" and settings["dynamics"] == repr(default_run().dynamics)
     assert settings["versions"]["fedpdmc"] == fp.__version__ and "jax" in settings["versions"]

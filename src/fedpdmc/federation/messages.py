@@ -118,7 +118,8 @@ class Open(SiteRequest):
     """Coordinator → site: the whitened coordinates and the site's control variate for the rest of the run.
 
     Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial at this point.
-    ``turns`` is the public key of the velocities at turns, two words; empty for dynamics without turns.
+    ``turns`` is the public key of the velocities at turns, two words; empty for dynamics without turns. ``kept`` is the part
+    of the released curvature that a control variate of second order has.
     """
 
     chains: Whole
@@ -130,6 +131,7 @@ class Open(SiteRequest):
     linear: Vector
     point: Vector
     turns: Counts = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint32))
+    kept: Real = 1.0
 
     def check(self):
         """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none."""
@@ -140,6 +142,8 @@ class Open(SiteRequest):
             raise WireError("scale", f"shape {self.scale.shape} for {dim} parameters")
         if self.order > 2:
             raise WireError("order", str(self.order))
+        if not 0 < self.kept <= 1:
+            raise WireError("kept", f"{self.kept:g} of a curvature")
         size = self.linear.shape[0]
         known = size in ((0, dim) if self.order else (0,)) and self.precision.shape == (size, size)
         if not known or self.point.shape != (dim if self.order else 0,):

@@ -188,9 +188,9 @@ class RemoteFederation(Federation):
                 parts = (*parts[:2], np.asarray(own.point))
             elif own is not None:
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
-            order = 0 if own is None else own.order
+            order, kept = (0, 1.0) if own is None else (own.order, own.kept)
             shape = (chains, segments, np.asarray(reference.center), np.asarray(reference.scale_tril), order)
-            message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key)
+            message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept)
             requests.append(Request.of(message))
         found = self._ask(requests, messages.Opened)
         for name, message in zip(self.names, found, strict=True):

@@ -14,14 +14,15 @@ from fedpdmc.potentials.quadratic import Quadratic
 class ControlVariate(NamedTuple):
     """A public quadratic ``q`` of a site's own parameters, made at ``point`` from derivatives up to ``order``.
 
-    With a spread S, from their means over ``N(point, S Sᵀ)``. These fields describe how q was made; q itself may be noisy
-    or rounded.
+    With a spread S, from their means over ``N(point, S Sᵀ)``. ``kept`` is the part of their curvature that q has. These
+    fields describe how q was made; q itself may be noisy or rounded.
     """
 
     quadratic: Quadratic
     point: Float[Array, " k"]
     order: int
     spread: Float[Array, "k k"] | None = None
+    kept: float = 1.0
 
 
 def local_quadratic(

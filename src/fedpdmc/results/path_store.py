@@ -18,7 +18,7 @@ LEAST_DRAWS = MOST_DRAWS // 3
 # A subset of draws with equal steps is taken if it covers this share of the run.
 LEAST_COVER = 0.9
 # Averages and draws are taken at the turns if every chain has at least this many.
-LEAST_TURNS = 7
+LEAST_TURNS = 6
 
 
 class Store(abc.ABC):

@@ -15,7 +15,7 @@ from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
 DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0
 # Effective samples of a turn: on a good reference, at least, and with private latents; the least turns of the first block.
-TURN_YIELD, LATENT_YIELD, LEAST_TURNS = 0.7, 0.55, 7
+TURN_YIELD, LATENT_YIELD, LEAST_TURNS = 0.82, 0.55, 6
 MOST_GROWTH = 4.0
 # The most process time that is run together with the burn-in.
 MOST_JOINED = 500.0

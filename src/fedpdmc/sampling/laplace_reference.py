@@ -141,7 +141,7 @@ class Search(NamedTuple):
             x, spread = own_part(at.x, at.spread, site.coordinates)
             quadratic = Quadratic(jnp.asarray(kept * h), jnp.asarray(g - kept * (h @ x)))
             about = None if spread is None else jnp.asarray(spread)
-            control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about)
+            control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about, kept)
         return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)
 
 
@@ -199,7 +199,7 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
 def linear_control(reference: Reference) -> dict[str, ControlVariate]:
     """The first-order part of a reference's control variates: ``∇U_m(x*)·x`` alone, or its mean about ``x*``."""
     control = {}
-    for name, (quadratic, point, _, spread) in (reference.control or {}).items():
+    for name, (quadratic, point, _, spread, _) in (reference.control or {}).items():
         gradient = quadratic.gradient(point)
         control[name] = ControlVariate(Quadratic(jnp.zeros_like(quadratic.precision), gradient), point, 1, spread)
     return control

@@ -11,7 +11,6 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.members.member import Member
 from fedpdmc.members.noisy_derivatives import noisy_laplace
-from fedpdmc.members.site import Site
 from fedpdmc.sampling.bent_spreads import Bending, bendable, bending
 from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
@@ -33,10 +32,14 @@ SETTLED, MOST_AVERAGED, SLOW = 0.5, 5, 0.8
 LEAST_PRECISION, FARTHEST = 0.04, 5.0
 # A rise of ``KL(q|π)`` that is more than rounding.
 RISE = 1e-3
-# From so many parameters on variances of the reference are larger by this multiple of the root mean square of the
-# remainder's slopes, taken at some points, up to the last. On logistic regressions with 500 to 2,000 records and 50 to 100
-# parameters, whose slopes are 0.11 to 0.5, 5 to 10 % let the energy mix 1.2 to 1.9 times faster; 15 % often slow it down.
-MANY_PARAMETERS, WIDER, POINTS, MOST_WIDER = 48, 0.5, 4, 0.1
+# Variances of the reference are larger by this multiple of the root mean square s of the remainder's slopes, or this one of
+# its square, whichever is less, up to the last. The posterior's own are larger by s²; its tails want more. On logistic
+# regressions with 5 to 100 parameters, 3 to 5 % let coordinates and energy mix faster with no more events where s is 0.05 to
+# 0.1, and chains leave the tails sooner; 10 % cost events, and 15 % often slow the energy down. With ten thousand records
+# s is 0.015, and one half of it costs a tenth more events for nothing. Less than the least is not worth it.
+WIDER, WIDER_SQUARED, LEAST_WIDER, MOST_WIDER = 0.6, 12.0, 1e-3, 0.1
+# Slopes are judged from a point at least this far from the centre: nearer to it terms of fourth order are larger.
+NEAREST = 0.3
 
 
 class Averaged(NamedTuple):
@@ -129,7 +132,8 @@ def search_vb(
         rounds += averaged
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
-            return _wider(search, found, rounds, why), found.point.x, found.spread
+            kept, said = _part_kept(mode.point, found)
+            return _wider(search, found.point, rounds, why + said, kept), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
     here, step, _ = mode
     scale, why = (
@@ -148,37 +152,53 @@ def _bent(made: Bending, found: Averaged, rounds: int) -> Reference:
 
 @double_precision
 def reference_at(
-    sites: Sequence[Member], prior: Any, x: np.ndarray, spread: np.ndarray | None, names: Sequence[str] | None
-) -> Reference:
-    """The reference of one round at a point: of derivatives there, or of their means."""
+    sites: Sequence[Member], prior: Any, x: np.ndarray, spread: np.ndarray | None, names: Sequence[str] | None,
+    kept: float = 1.0,
+) -> Reference:  # fmt: skip
+    """The reference of one round at a point: of derivatives there, or of their means, with ``kept`` of their curvature."""
     search = begin_search(sites, prior, x, names)
-    at = search.ask(x, spread)
-    precision = positive_definite(at.hessian)
-    center, name = x - np.linalg.solve(precision, at.gradient), LAPLACE if spread is None else VB
-    return search.reference(at, center, root_of_inverse(precision), 1, name)
+    return _wider(search, search.ask(x, spread), 1, "", kept)
 
 
-def _wider(search: Search, found: Averaged, rounds: int, why: str) -> Reference:
-    """The reference; where there are many parameters, with larger variances.
+def _wider(search: Search, at: Point, rounds: int, why: str, kept: float) -> Reference:
+    """The reference of the derivatives at a point, or of their means, whose sites keep this part of their curvature.
 
     q has smaller variances than the posterior: with the remainder R of the potential in whitened coordinates these are
     ``I + E_q ∇R ∇Rᵀ`` to second order. A rotation brings the energy of q with every turn, and events must make up for the
-    rest. So the precision becomes ``P_0 + κ ΣH_m`` with κ below one, and the control variates keep κ of their curvature: the
-    reference is still the sum of prior and control variates. One more round gives the mean of ``|∇R|²`` at public points.
-
-    Sites over a network accept no other control variates than their own derivatives.
+    rest: a chain in a tail of the posterior that q does not have is kept there by one event after the other. So the
+    precision is ``P_0 + κ ΣH_m`` with κ at most one, and the control variates keep κ of their curvature: the reference is
+    still the sum of prior and control variates, and the coordinator has no events.
     """
-    point, dim = found.point, len(found.center)
-    if dim < MANY_PARAMETERS or not all(isinstance(site, Site) for site in search.sites):
-        return search.reference(point, found.center, found.scale, rounds, VB, why)
-    normals = np.random.default_rng(0).normal(size=(POINTS, dim))
-    rest = [found.scale.T @ search.ask(found.center + found.scale @ a).gradient - a for a in normals]
-    more = min(WIDER * float(np.sqrt(np.mean(np.square(rest)))), MOST_WIDER)
-    kept, own = 1 / (1 + more), 0.0 if search.prior is None else np.asarray(search.prior.precision)
-    precision = positive_definite(kept * point.hessian + (1 - kept) * own)
-    center = point.x - np.linalg.solve(precision, point.gradient)
-    why += f"; for {dim} parameters its variances are {100 * more:.2g} % larger"
-    return search.reference(point, center, root_of_inverse(precision), rounds + 1, VB, why, kept)
+    own = 0.0 if search.prior is None else np.asarray(search.prior.precision)
+    precision = positive_definite(kept * at.hessian + (1 - kept) * own)
+    center, name = at.x - np.linalg.solve(precision, at.gradient), LAPLACE if at.spread is None else VB
+    return search.reference(at, center, root_of_inverse(precision), rounds, name, why, kept)
+
+
+def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
+    """κ of `_wider`, from the slopes that the search has seen, and what is said about it.
+
+    To third order ``∇²R(a) = T[a]`` and ``E_q |∇R|² = ½ ‖T‖²`` with a symmetric tensor T. ``before`` is the last point of
+    the search for the mode. Its Hessian gives ``B = T[u]`` with the unit vector u from the centre to it, and so all entries
+    with an index along u: each is in T as often as its indices can be ordered. The mean of the gradient over q differs by
+    ``½ (T[δ, δ] + T[I])`` from what the Hessian before says, so that the traces of T are known too. A symmetric tensor of
+    k dimensions with traces t has ``‖T‖² ≥ 3 |t|²/(k + 2)``, which stands for the entries across u. No round is needed.
+    """
+    scale, dim, at = found.scale, len(found.center), found.point
+    away = np.linalg.solve(scale, before.x - found.center)
+    distance = max(float(np.linalg.norm(away)), NEAREST)
+    u, rest = away / distance, (scale.T @ before.hessian @ scale - np.eye(dim)) / distance
+    along, moved = rest @ u, np.linalg.solve(scale, at.x - before.x)
+    across = rest - np.outer(u, along) - np.outer(along, u) + (u @ along) * np.outer(u, u)
+    gap = scale.T @ (at.gradient - before.gradient - before.hessian @ (at.x - before.x))
+    traces = 2 * gap + np.linalg.norm(moved) * (rest @ moved) - along
+    known = 3 * np.sum(along**2) - 2 * (u @ along) ** 2 + 3 * np.sum(across**2)
+    square = known + 3 * np.sum((traces - (u @ traces) * u) ** 2) / (dim + 1)
+    slope = float(np.sqrt(square / (2 * dim)))
+    more = min(WIDER * slope, WIDER_SQUARED * slope**2, MOST_WIDER)
+    if not more >= LEAST_WIDER:
+        return 1.0, ""
+    return 1 / (1 + more), f"; its variances are {100 * more:.2g} % larger"
 
 
 def _average(search: Search, mode: Mode) -> tuple[Averaged | None, int]:

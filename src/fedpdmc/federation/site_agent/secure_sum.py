@@ -95,15 +95,19 @@ class SecureSumParty:
         assert self._keys is not None
         return masking.mask_integers(numbers, self.name, self._keys, asked + terms.digest).tobytes()
 
-    def control(self, point: np.ndarray, order: int, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
+    def control(
+        self, point: np.ndarray, order: int, kept: float, gradient: np.ndarray, hessian: np.ndarray
+    ) -> ControlVariate:
         """The quadratic of the site's own derivatives at a point, or of their means, rounded as in the sum.
+
+        It has this part of their curvature.
 
         The coordinator uses the sum of these: both sides use the same quadratics, each known to its site only.
         """
         sites = len(self.study.sites)
         gradient = masking.rounded(gradient, sites)
         symmetric = np.triu(hessian) + np.triu(hessian, 1).T
-        hessian = masking.rounded(symmetric, sites) if order == 2 else np.zeros_like(hessian)
+        hessian = kept * masking.rounded(symmetric, sites) if order == 2 else np.zeros_like(hessian)
         quadratic = Quadratic(jnp.asarray(hessian), jnp.asarray(gradient - hessian @ point))
         return ControlVariate(quadratic, jnp.asarray(point), order)
 

@@ -3,10 +3,11 @@
 An arrival reveals where the site's gradient changed a path and, for reflections, its direction. A coordinator that could
 choose coordinates and control variates freely could read the gradient at points of its choice, far from where many records
 contribute. So the control variate must be the site's own Taylor polynomial at the point whose derivatives were released
-last, the reference at most as wide as the site's records allow, ``Sᵀ H_m S ≤ 1`` up to a margin, and plans must begin within
-a number of its standard deviations. The same holds for the Gaussians over which derivatives are averaged: a wide one has a
-small mean Hessian, which would allow a wide reference. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²``: with n records
-predictors move by about ``2 |a|/√n``, so that no record stands out.
+last, with a part κ of its curvature that is close to one. The reference may be at most as wide as that allows,
+``κ Sᵀ H_m S ≤ 1`` up to a margin, and plans must begin within a number of its standard deviations. The same holds for the
+Gaussians over which derivatives are averaged: a wide one has a small mean Hessian, which would allow a wide reference. In
+such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²/κ``: with n records predictors move by about ``2 |a|/√n``, so that no record
+stands out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
 # The same for a spread, which was made from derivatives at another point. Searches reach up to 1.1 on usual records.
 WIDEST_SPREAD = 4.0
+# The least part κ of the released curvature that a control variate may have: variances are at most 10 % larger.
+LEAST_KEPT = 0.909
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-9
 # The centre may differ from the last point by the remaining step of the search for the mode.
@@ -70,14 +73,16 @@ class TrustRegion:
         """Raise `DisclosureRefused` unless the reference belongs to the last point, with these released derivatives."""
         if point is None or (message.order and not np.array_equal(message.point, point)):
             raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last exact release")
+        if not LEAST_KEPT <= message.kept <= 1.0:
+            raise DisclosureRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
         if message.order and message.linear.size:
-            own = hessian if message.order == 2 else np.zeros_like(hessian)
+            own = message.kept * hessian if message.order == 2 else np.zeros_like(hessian)
             size = np.abs(gradient).max() + np.abs(hessian).max() * (1 + np.abs(point).max())
             off = max(np.abs(message.precision - own).max(), np.abs(message.linear - gradient + own @ point).max())
             if not off <= SAME * size:
                 raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
-        widest = _curvature(scale, hessian)
+        widest = _curvature(scale, message.kept * hessian)
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
