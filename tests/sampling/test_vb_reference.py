@@ -14,6 +14,7 @@ from fedpdmc.members.site import own_part
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling import vb_reference
 from fedpdmc.sampling.expected_event_rate import site_event_rate
+from fedpdmc.sampling.run_position import pack_reference, unpack_reference
 from fedpdmc.sampling.vb_reference import SETTLED, vb
 
 
@@ -210,3 +211,12 @@ def test_it_is_wider_and_still_the_sum_of_prior_and_control_variates(monkeypatch
     rest = [sum(float(c.clock.potential.value(jnp.asarray(a))) for c in opened) + 0.5 * a @ a for a in states]
     whole = [sum(s.derivatives(x)[0] for s in sites) + float(normal.value(jnp.asarray(x))) for x in found.to_x(states)]
     np.testing.assert_allclose(np.diff(rest), np.diff(whole), rtol=1e-9, atol=1e-8)
+
+
+def test_what_is_kept_of_the_curvature_is_saved():
+    found = vb(skewed(240, 3), fp.models.normal_prior(3))
+    again = unpack_reference(*pack_reference(found))
+    kept = [{name: own.kept for name, own in reference.control.items()} for reference in (found, again)]
+    assert kept[0] == kept[1] and all(0.9 < part < 1 for part in kept[0].values())
+    mode = fp.laplace(skewed(240, 3), fp.models.normal_prior(3))
+    assert all(own.kept == 1.0 for own in unpack_reference(*pack_reference(mode)).control.values())

@@ -245,7 +245,7 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     search = search_vb if study.reference == VB else search_laplace
     found, x, spread = search(members, study.prior(), TOLERANCE, None, study.reach, study.names)
     federation.ask_again()
-    kept = min(own.kept for own in (found.control or {}).values())
+    kept = min((own.kept for own in (found.control or {}).values()), default=1.0)
     made = reference_at(members, study.prior(), x, spread, study.names, kept)
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)

@@ -81,6 +81,8 @@ def pack_control(control: dict[str, ControlVariate], prefix: str = "") -> tuple[
         arrays[f"{prefix}point_{k}"] = np.asarray(own.point)
         if own.spread is not None:
             arrays[f"{prefix}spread_{k}"] = np.asarray(own.spread)
+        if own.kept != 1.0:
+            arrays[f"{prefix}kept_{k}"] = np.asarray(own.kept)
     return {name: own.order for name, own in control.items()}, arrays
 
 
@@ -96,7 +98,8 @@ def unpack_control(
     for k, (name, order) in enumerate(orders.items()):
         spread = array("spread", k) if f"{prefix}spread_{k}" in arrays else None
         quadratic = Quadratic(array("precision", k), array("linear", k))
-        control[name] = ControlVariate(quadratic, array("point", k), order, spread)
+        kept = float(arrays.get(f"{prefix}kept_{k}", 1.0))
+        control[name] = ControlVariate(quadratic, array("point", k), order, spread, kept)
     return control
 
 
