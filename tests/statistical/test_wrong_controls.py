@@ -41,7 +41,7 @@ def noisy(model, reference):
     """The right ones plus symmetric noise as large as they are themselves: indefinite, and so is their sum."""
     rng = np.random.default_rng(71)
     found = {}
-    for name, (quadratic, point, order, _) in reference.control.items():
+    for name, (quadratic, point, order, *_) in reference.control.items():
         size = float(np.linalg.norm(quadratic.precision, 2)) + 1.0
         noise = size * rng.normal(size=(2, 2)) - 0.5 * size * np.eye(2)
         found[name] = ControlVariate(
