@@ -213,10 +213,17 @@ def test_it_is_wider_and_still_the_sum_of_prior_and_control_variates(monkeypatch
     np.testing.assert_allclose(np.diff(rest), np.diff(whole), rtol=1e-9, atol=1e-8)
 
 
-def test_what_is_kept_of_the_curvature_is_saved():
-    found = vb(skewed(240, 3), fp.models.normal_prior(3))
+def test_what_is_kept_of_the_curvature_is_saved(tmp_path):
+    sites = skewed(240, 3)
+    found = vb(sites, fp.models.normal_prior(3))
     again = unpack_reference(*pack_reference(found))
     kept = [{name: own.kept for name, own in reference.control.items()} for reference in (found, again)]
     assert kept[0] == kept[1] and all(0.9 < part < 1 for part in kept[0].values())
     mode = fp.laplace(skewed(240, 3), fp.models.normal_prior(3))
     assert all(own.kept == 1.0 for own in unpack_reference(*pack_reference(mode)).control.values())
+    post = fp.sample(sites, fp.models.normal_prior(3), chains=4, duration=8.0, seed=1, progress=False)
+    post.save(tmp_path / "run.zarr")
+    extended = fp.load(tmp_path / "run.zarr").extend(
+        duration=3.0, sites=sites, prior=fp.models.normal_prior(3), progress=False
+    )  # fmt: skip
+    np.testing.assert_array_equal(extended.skeleton.t, post.extend(duration=3.0, progress=False).skeleton.t)

@@ -82,7 +82,7 @@ def pack_control(control: dict[str, ControlVariate], prefix: str = "") -> tuple[
         if own.spread is not None:
             arrays[f"{prefix}spread_{k}"] = np.asarray(own.spread)
         if own.kept != 1.0:
-            arrays[f"{prefix}kept_{k}"] = np.asarray(own.kept)
+            arrays[f"{prefix}kept_{k}"] = np.asarray([own.kept])
     return {name: own.order for name, own in control.items()}, arrays
 
 
@@ -98,7 +98,7 @@ def unpack_control(
     for k, (name, order) in enumerate(orders.items()):
         spread = array("spread", k) if f"{prefix}spread_{k}" in arrays else None
         quadratic = Quadratic(array("precision", k), array("linear", k))
-        kept = float(arrays.get(f"{prefix}kept_{k}", 1.0))
+        kept = float(arrays.get(f"{prefix}kept_{k}", [1.0])[0])
         control[name] = ControlVariate(quadratic, array("point", k), order, spread, kept)
     return control
 
