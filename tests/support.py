@@ -89,7 +89,7 @@ def short_run(sites=None, prior_=None, **options):
 
 @functools.cache
 def default_run():
-    """The few-rounds method: Boomerang on the Laplace reference with quadratic control variates."""
+    """The few-rounds method: quarter turns about the vb reference, with quadratic control variates."""
     return short_run(names=["slope", "other"], duration=8.0)
 
 
