@@ -30,7 +30,7 @@ LENGTHS, SIZES = (1e-4, 1e-2, 0.1, 0.6), (0.3, 1.0, 4.0, 40.0)
 KINDS = ((False, False), (False, True), (True, False), (True, True))  # rotating, flips
 # A line is divided so often into so many parts; what changes by this on the last of them, and so many times more than on
 # all others, has jumped.
-DIVISIONS, PARTS, JUMP, STEEP = 7, 33, 1e-5, 4.0
+DIVISIONS, PARTS, JUMP, STEEP = 9, 33, 1e-5, 4.0
 # The cells of which the rates are computed in exact arithmetic: any, and one that begins near a kink.
 EXACT = (CELLS - 1, 2)
 # What the second implementation does not know.

@@ -71,6 +71,10 @@ CONTINUOUS = {
     "zeros of data": lambda x: jnp.sum(np.zeros(7) * jnp.log(T * x[0] + x[1])),
     "entr": lambda x: jnp.sum(xlogy(jnp.maximum(x, 0.0), jnp.maximum(x, 0.0))),
     "three cases by data": lambda x: jnp.sum(jax.lax.select_n(CASE, x, jnp.abs(x), x**2)),
+    "sums that differ by rounding": lambda x: jnp.where(x[0] > 0, 0.1 * x[1] + 0.2 * x[1] + x[0], 0.3 * x[1]),
+    "a sum that cancels but for rounding": lambda x: jnp.where(
+        x[0] > 0, 0.1 * x[1] + 0.2 * x[1] - 0.3 * x[1] + x[0], -x[0]
+    ),
 }  # fmt: skip
 JUMPS = {
     "a wall": lambda x: jnp.where(jnp.all(Y > x[0]), jnp.sum(Y - x[0]), jnp.inf),
@@ -128,6 +132,15 @@ JUMPS = {
     "not a number, of a loop": lambda x: jnp.where(
         jax.lax.scan(lambda c, _: (jnp.sqrt(c), None), x[0], T)[0] >= 0, 0.0, 3.0
     ),
+    "a root of a sign": lambda x: jnp.where(jnp.sqrt(jnp.sign(x[0] ** 3 - 0.1) + 0.5) >= 0, 0.3, 1.0),
+    "a root of a sign, at planes": lambda x: jnp.sum(jnp.where(jnp.sqrt(jnp.sign(x) + 0.5) >= 0, 0.3, 1.0)),
+    "a maximum with a root of a sign": lambda x: jnp.where(
+        jnp.maximum(jnp.sqrt(jnp.sign(x[0]) + 0.5), 0.0) > -1, 0.3, 1.0
+    ),
+    "a finite logarithm of a sign": lambda x: jnp.where(jnp.isfinite(jnp.log(jnp.sign(x[0]) + 0.5)), 0.3, 1.0),
+    "beside large numbers": lambda x: jnp.sqrt(
+        (1e6 * jnp.sin(x[0])) ** 2 + jnp.where(x[1] > 0.2, x[2], 0.0) ** 2 + 0.01
+    ),
     "zero times a root": lambda x: 0 * jnp.sqrt(x[0]),
     "limits that cross": lambda x: jax.lax.clamp(x[1], x[0], -x[1]),
     "sixteen bits": lambda x: jnp.sum(x.astype(jnp.bfloat16)).astype(float),
@@ -153,7 +166,8 @@ def test_what_is_not_shown_to_meet_is_refused_with_its_line(name):
 # Programs that jump only where affine values are equal, with the number of hyperplanes.
 SURFACES = {"a wall": len(Y), "a change point": len(np.unique(T)), "order": 1, "sign": 3, "a comparison as a number": 3,
             "cond": 1, "heaviside": 3, "a softplus by halves": 3, "double where with a gap": 3,
-            "the second of three cases, at planes": 3}  # fmt: skip
+            "the second of three cases, at planes": 3, "a root of a sign, at planes": 3, "beside large numbers": 1,
+            "a maximum with a root of a sign": 1, "a finite logarithm of a sign": 1}  # fmt: skip
 
 
 @pytest.mark.usefixtures("double")

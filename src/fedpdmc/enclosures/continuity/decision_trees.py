@@ -283,7 +283,7 @@ def _on_surface(zero: Terms, there: np.ndarray, agree: Callable[[dict[Atom, Term
         return all(_on_surface(of_atom(atom), there, agree) for atom, power in factors if power > 0)
     for atom, power in [pair for monomial in zero.terms for pair in monomial if len(monomial) == 1]:
         own = ((atom, power),)
-        rest = Terms({m: c for m, c in zero.terms.items() if m != own}, zero.shape)
+        rest = zero.part(lambda m: m != own)  # noqa: B023
         if np.any(zero.terms[own] == 0) or _within(rest, atom):
             continue
         solution = scaled(rest, -1 / zero.terms[own])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -113,7 +114,7 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
                 known = np.where(side * one > 0, *(np.broadcast_to(a, one.shape) for a in (answers[0], answers[2])))
                 return guarded(formulas, known, ~known, undefined(x, True) | undefined(y, True), where)
         difference = _sub(formulas, params, where, _plain(x), _plain(y))
-        answer = formulas.by_sign(formulas.sign(difference, where), *answers)
+        answer = formulas.by_sign(formulas.sign(difference, where), *answers, otherwise=differ)
         # A value is compared with itself to see whether it is a number.
         itself = key(difference) == key(number(np.zeros(difference.shape)))
         return guarded(formulas, answer, np.asarray(differ), undefined(x, itself) | undefined(y, itself), where)
@@ -124,6 +125,11 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
 def _plain(x: Value) -> Value:
     """Truths as numbers."""
     return apply(lambda p: p.astype(float) if isinstance(p, np.ndarray) else p, x)
+
+
+def _number(x: np.ndarray | Terms) -> np.ndarray | None:
+    """A leaf as the numbers that it is, if it is so."""
+    return x if isinstance(x, np.ndarray) else x.constant
 
 
 def _logical(function: Callable) -> Callable[..., Value]:
@@ -163,14 +169,17 @@ def _select(formulas: Formulas, params, where, which: Value, *cases: Value) -> V
 
 
 def _is_finite(formulas: Formulas, params, where, x: Value) -> Value:
-    return guarded(formulas, np.ones(x.shape, bool), np.asarray(False), undefined(x, True), where)
+    finite = apply(lambda p: np.ones(p.shape, bool) if (c := _number(p)) is None else np.asarray(np.isfinite(c)), x)
+    return guarded(formulas, finite, np.asarray(False), undefined(x, True), where)
 
 
 def _convert(formulas: Formulas, params, where, x: Value) -> Value:
     dtype = params["new_dtype"]
 
     def one(p):
-        return p.astype(dtype) if isinstance(p, np.ndarray) else p
+        # As the program does it where a number has no value of the other type.
+        constant = _number(p)
+        return p if constant is None else np.asarray(jax.lax.convert_element_type(jnp.asarray(constant), dtype))
 
     whole = not jnp.issubdtype(dtype, jnp.floating)
     if whole and any(isinstance(leaf, Terms) and leaf.depends for leaf in leaves_of(x)):

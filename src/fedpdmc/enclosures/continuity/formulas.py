@@ -103,13 +103,16 @@ class Formulas:
             raise Discontinuous("select_n", where, "a choice by a value that has too many cases of its own")
         return found
 
-    def by_sign(self, sign: Value, plus: Value, zero: Value, minus: Value) -> Value:
-        """The value that a sign selects."""
+    def by_sign(self, sign: Value, plus: Value, zero: Value, minus: Value, otherwise: Any = np.nan) -> Value:
+        """The value that a sign selects; ``otherwise`` where it is the sign of a number that is none."""
 
         def pick(s, p, z, m):
+            none = np.isnan(s)
             if all(isinstance(x, np.ndarray) for x in (p, z, m)):
-                return np.where(s > 0, p, np.where(s < 0, m, z))
-            return chosen(s > 0, as_terms(p), chosen(s < 0, as_terms(m), as_terms(z)))
+                found = np.where(s > 0, p, np.where(s < 0, m, z))
+                return np.where(none, otherwise, found) if np.any(none) else found
+            found = chosen(s > 0, as_terms(p), chosen(s < 0, as_terms(m), as_terms(z)))
+            return chosen(none, number(np.full(s.shape, otherwise)), found)
 
         shape = sign.shape
         return apply(pick, sign, *(self.wide(x, shape) for x in (plus, zero, minus)))
@@ -187,12 +190,13 @@ class Formulas:
                 return number(np.zeros(x.shape))
             finite = added(moving, Terms({(): np.where(nothing, 0.0, constant)}, x.shape))
             return scaled(self._exp(own, evaluate, finite), ~nothing)
-        rest, powers = dict(x.terms), []
+        apart: set[Monomial] = set()
+        powers = []
         for monomial, c in x.terms.items():
             if len(monomial) == 1 and monomial[0][0].name == STOPPED and monomial[0][1] == 1 and _whole(c):
                 powers.append((of_atom(monomial[0][0]), int(np.ravel(c)[0])))
-                del rest[monomial]
-        inner = Terms(rest, x.shape)
+                apart.add(monomial)
+        inner = x.part(lambda m: m not in apart)
         if inner.constant is None or not powers:
             found = self.atom("exp", own, (inner,), x.shape, POSITIVE, entrywise=True, evaluate=evaluate)
         else:
@@ -247,8 +251,10 @@ class Formulas:
 
         total = Terms({}, shape)
         for monomial, c in x.terms.items():
-            term = number(np.asarray(c if np.ndim(c) == 0 else move(np.broadcast_to(c, x.shape))))
-            term = Terms(term.terms, shape)
+            c, size = (
+                y if np.ndim(y) == 0 else np.asarray(move(np.broadcast_to(y, x.shape))) for y in (c, x.sizes[monomial])
+            )
+            term = Terms({(): c}, shape, {(): size})
             for old, power in monomial:
                 new = atom(old)
                 pair = next(iter(new.terms)) if len(new.terms) == 1 else ()
@@ -305,8 +311,10 @@ def stopped_factors(x: Terms) -> tuple[Monomial, Terms]:
     found = [tuple(pair for pair in monomial if _is_stopped_exp(pair[0])) for monomial in x.terms]
     if not found or not found[0] or any(factors != found[0] for factors in found):
         return (), x
-    rest = {tuple(pair for pair in m if not _is_stopped_exp(pair[0])): c for m, c in x.terms.items()}
-    return found[0], Terms(rest, x.shape)
+    rest, sizes = (
+        {tuple(pair for pair in m if not _is_stopped_exp(pair[0])): c for m, c in w.items()} for w in (x.terms, x.sizes)
+    )
+    return found[0], Terms(rest, x.shape, sizes)
 
 
 def common_factors(x: Value) -> Monomial:

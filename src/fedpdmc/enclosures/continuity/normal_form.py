@@ -6,7 +6,6 @@ form are equal for all parameters; two with different ones may be equal too, whi
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import numpy as np
 
 # A product of sums with more terms than this becomes an atom.
 MOST_TERMS = 24
-# Relative to the largest coefficient: numbers that differ by less are the same but for rounding.
+# Relative to what was added up in a coefficient: numbers that differ by less are the same but for rounding.
 SAME = 1e-12
 
 _NUMBERS = itertools.count()
@@ -53,11 +52,20 @@ Monomial = tuple[tuple[Atom, int], ...]
 
 
 class Terms:
-    """``Σ c_m m`` over monomials m, products of powers of atoms; coefficients are arrays, or numbers for all entries."""
+    """``Σ c_m m`` over monomials m, products of powers of atoms; coefficients are arrays, or numbers for all entries.
 
-    def __init__(self, terms: dict[Monomial, Any], shape):
+    ``sizes`` holds for each monomial the sum of the absolute values that were added up in its coefficient, to which the
+    rounding of that is relative. Without them a coefficient counts as exact but for its own last places.
+    """
+
+    def __init__(self, terms: dict[Monomial, Any], shape, sizes: dict[Monomial, Any] | None = None):
         self.terms = {m: c for m, value in terms.items() if np.any((c := np.asarray(value)) != 0)}
         self.shape = tuple(shape)
+        self.sizes = {m: np.abs(c) if sizes is None else sizes[m] for m, c in self.terms.items()}
+
+    def part(self, keep: Callable[[Monomial], bool]) -> Terms:
+        """The terms whose monomials are to be kept."""
+        return Terms({m: c for m, c in self.terms.items() if keep(m)}, self.shape, self.sizes)
 
     @property
     def atoms(self) -> set[Atom]:
@@ -113,8 +121,7 @@ class Terms:
 
     def split(self) -> tuple[Terms, np.ndarray]:
         """What varies, and the constant."""
-        rest = Terms({m: c for m, c in self.terms.items() if m}, self.shape)
-        return rest, np.asarray(self.terms.get((), np.zeros(())))
+        return self.part(bool), np.asarray(self.terms.get((), np.zeros(())))
 
 
 def _bounds(monomial: Monomial) -> tuple[float, float]:
@@ -146,16 +153,18 @@ def of_atom(atom: Atom) -> Terms:
 
 def added(x: Terms, y: Terms) -> Terms:
     """``x + y`` of one shape."""
-    terms = dict(x.terms)
+    terms, sizes = dict(x.terms), dict(x.sizes)
     for monomial, c in y.terms.items():
         with np.errstate(invalid="ignore"):
-            terms[monomial] = terms[monomial] + c if monomial in terms else c
-    return Terms(terms, x.shape)
+            for total, own in ((terms, c), (sizes, y.sizes[monomial])):
+                total[monomial] = total[monomial] + own if monomial in total else own
+    return Terms(terms, x.shape, sizes)
 
 
 def scaled(x: Terms, factor: Any) -> Terms:
     """Times numbers."""
-    return Terms({m: c * factor for m, c in x.terms.items()}, x.shape)
+    sizes = {m: size * np.abs(factor) for m, size in x.sizes.items()}
+    return Terms({m: c * factor for m, c in x.terms.items()}, x.shape, sizes)
 
 
 def multiplied(x: Terms, y: Terms) -> Terms | None:
@@ -165,7 +174,8 @@ def multiplied(x: Terms, y: Terms) -> Terms | None:
     found = Terms({}, x.shape)
     for (m, c), (n, d) in itertools.product(x.terms.items(), y.terms.items()):
         with np.errstate(invalid="ignore"):
-            found = added(found, Terms({joined(m, n): c * d}, x.shape))
+            size = {(both := joined(m, n)): x.sizes[m] * y.sizes[n]}
+            found = added(found, Terms({both: c * d}, x.shape, size))
     return found
 
 
@@ -182,9 +192,11 @@ def chosen(mask: np.ndarray, yes: Terms, no: Terms) -> Terms:
     """``yes`` where a constant mask is true, ``no`` elsewhere."""
     if np.all(mask) or not np.any(mask):
         return yes if np.all(mask) else no
-    zero = np.zeros(())
-    monomials = {**yes.terms, **no.terms}
-    return Terms({m: np.where(mask, yes.terms.get(m, zero), no.terms.get(m, zero)) for m in monomials}, yes.shape)
+
+    def merged(one: dict[Monomial, Any], other: dict[Monomial, Any]) -> dict[Monomial, Any]:
+        return {m: np.where(mask, one.get(m, 0.0), other.get(m, 0.0)) for m in {**one, **other}}
+
+    return Terms(merged(yes.terms, no.terms), yes.shape, merged(yes.sizes, no.sizes))
 
 
 def equal(x: Terms, y: Terms) -> np.ndarray:
@@ -193,14 +205,13 @@ def equal(x: Terms, y: Terms) -> np.ndarray:
     Equal infinities are equal values: a path never crosses a surface if the potential rises to infinity on one side of it
     and is infinite on the other. NaN is equal to nothing.
     """
-    zero, monomials = np.zeros(()), {**x.terms, **y.terms}
-    sizes = (np.where(np.isfinite(c), np.abs(c), 0.0) for w in (x, y) for c in w.terms.values())
-    scale = functools.reduce(np.maximum, sizes, zero)
-    found = np.ones(np.shape(scale), bool)
-    for m in monomials:
+    zero, found = np.zeros(()), np.ones((), bool)
+    for m in {**x.terms, **y.terms}:
         one, other = (1.0 * w.terms.get(m, zero) for w in (x, y))
+        size = np.maximum(*(w.sizes.get(m, zero) for w in (x, y)))
         with np.errstate(invalid="ignore"):
-            found = found & ((np.abs(one - other) <= SAME * scale) | (one == other))
+            rounding = SAME * np.where(np.isfinite(size), size, 0.0)
+            found = found & ((np.abs(one - other) <= rounding) | (one == other))
     return np.broadcast_to(found, x.shape)
 
 
@@ -218,17 +229,17 @@ def remainder(x: Terms, zero: Terms) -> Terms:
     leading = max(zero.terms, key=order, default=())
     if not leading or np.any(zero.terms[leading] == 0):
         return x
-    rest = scaled(Terms({m: c for m, c in zero.terms.items() if m != leading}, zero.shape), -1 / zero.terms[leading])
+    rest = scaled(zero.part(lambda m: m != leading), -1 / zero.terms[leading])
     for _ in range(MOST_TERMS):
         high = next((m for m in x.terms if all(dict(m).get(atom, 0) >= power for atom, power in leading)), None)
         if high is None:
             return x
         left = joined(high, tuple((atom, -power) for atom, power in leading))
-        factor = Terms({left: x.terms[high]}, x.shape)
+        factor = Terms({left: x.terms[high]}, x.shape, {left: x.sizes[high]})
         product = multiplied(factor, rest)
         if product is None:
             return x
-        x = added(Terms({m: c for m, c in x.terms.items() if m != high}, x.shape), product)
+        x = added(x.part(lambda m: m != high), product)  # noqa: B023
     return x
 
 
@@ -255,7 +266,7 @@ def replaced(
 
     total = Terms({}, x.shape)
     for monomial, c in x.terms.items():
-        product: Terms | None = number(np.broadcast_to(c, x.shape))
+        product: Terms | None = Terms({(): np.broadcast_to(c, x.shape)}, x.shape, {(): x.sizes[monomial]})
         for atom, power in monomial:
             new = one(atom)
             if power < 0:
