@@ -119,6 +119,22 @@ def test_the_sums_of_a_gpu_are_within_the_error_too(name, degree, columns, monke
     assert worst <= 1.0
 
 
+@pytest.mark.parametrize("chains", [2, 4])
+@pytest.mark.parametrize(("name", "degree"), [("logistic", 0), ("poisson", 6)])
+def test_chains_in_parts_have_the_curves_of_all_together(name, degree, chains, monkeypatch):
+    potential = records(name)
+    curves = curves_of(potential, degree, 8)
+    two_sites = jax.tree.map(lambda x: jnp.concatenate([x, 0.5 * x if x.dtype.kind == "f" else x]), curves)
+    a, v = np.random.default_rng(6).normal(size=(2, DIM, CHAINS))
+    args = jnp.asarray(a), jnp.asarray(v), jnp.linspace(0.1, QUARTER, CHAINS)
+    together = two_sites.along(*args)
+    monkeypatch.setattr(dense_rates, "CHAINS", chains)
+    in_parts = two_sites.along(*args)
+    np.testing.assert_allclose(in_parts.values, together.values, atol=1e-5)
+    np.testing.assert_allclose(in_parts.error, together.error, rtol=1e-5)
+    assert misfit(potential, name, curves, 1.0, QUARTER)[0] <= 1.0
+
+
 @pytest.mark.parametrize(("degree", "nodes", "spread"), [(0, 6, 4.0), (12, 4, 1.5)])
 def test_an_error_of_a_shorter_piece_is_too_small(degree, nodes, spread):
     """The error is that of the longest piece."""

@@ -52,6 +52,8 @@ ROUNDOFF, ROOM = 2.0**-24, 1.01
 ULPS = 64 * 2.0**-52
 # Records that one turn of the loop takes on a processor, and those summed in 32 bits.
 UNROLLED, BLOCK = 8, 256
+# Chains of one pass on a processor: of more, sums and sines are beyond its first cache.
+CHAINS = 512
 # Columns of a design up to which the kernel of a GPU makes the predictors itself. With 20 it takes half the time that it
 # takes with a matrix product, with 28 nearly the same, with 40 a little more; but compiling that takes twenty seconds.
 FEW_COLUMNS = 20
@@ -132,11 +134,22 @@ class RecordCurves(eqx.Module):
         sums = summed(self._value, self._error, rows, terms, both, (cos, sin, slip), tile, products, interpret)
         return (jnp.sum(x.reshape(sites, blocks, *x.shape[1:]), 1, jnp.float64) for x in sums)
 
-    def _by_site(self, *args):
-        """Site by site in loops."""
+    def _by_site(self, both, cos, sin, slip):
+        """Site by site in loops, for some chains at a time."""
+        chains = slip.shape[0]
+        parts = -(-chains // CHAINS)
+        if parts == 1:
+            return self._of_chains(both, cos, sin, slip)
+        states = both.reshape(-1, 2, chains)
+        a, v, cos, sin, slip = (_in_parts(x, parts) for x in (states[:, 0], states[:, 1], cos, sin, slip))
+        found = jax.lax.map(lambda own: self._of_chains(*own), (jnp.concatenate([a, v], -1), cos, sin, slip))
+        return tuple(jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1)[..., :chains] for x in found)
+
+    def _of_chains(self, *args):
+        """The sums of all sites for some chains."""
         one = functools.partial(self._site, *args)
         if self.rows.shape[0] == 1:
-            return (x[None] for x in one(self.rows[0], self.terms[0], self.filled[0]))
+            return tuple(x[None] for x in one(self.rows[0], self.terms[0], self.filled[0]))
         return jax.lax.map(lambda site: one(*site), (self.rows, self.terms, self.filled))
 
     def _site(self, both, cos, sin, slip, rows, terms, filled):
@@ -201,6 +214,12 @@ class InterpolatedCurves(RecordCurves):
             # e^{g (max(r, ϱ) − ϱ)}, and w − 1 ≤ ½(w² − 1).
             bound = bound * (jnp.float32(ROOM) * jnp.exp(c[k + 6] * jnp.maximum(x - 1, 0) * 0.5))
         return bound
+
+
+def _in_parts(x: Float32[Array, "*n C"], parts: int) -> Float32[Array, "p *n c"]:
+    """The chains in parts of one size, filled up with zeros."""
+    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % parts)])
+    return jnp.moveaxis(filled.reshape(*x.shape[:-1], parts, -1), -2, 0)
 
 
 def _product(rows: Float32[Array, "b d"], both: Float32[Array, "d n"]) -> Float32[Array, "b n"]:
