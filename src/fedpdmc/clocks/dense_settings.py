@@ -44,7 +44,7 @@ NODES_BESIDE = (-1, 2)
 # more than so many with it. They are cut into blocks of so many records; empty blocks are passed over.
 MOST_STACKED, FEW_STACKED, SMALL_BLOCK = 4, 2**14, 64
 # States and records at which the error is worked out, and states at which the rate is.
-STATES, RECORDS, RATES = 64, 1024, 16
+STATES, RECORDS, RATES = 64, 256, 16
 
 
 class Prices(NamedTuple):
