@@ -12,9 +12,8 @@ from jaxtyping import install_import_hook
 CHECKED = [
     "fedpdmc._jax.random_streams",
     "fedpdmc.clocks",
-    "fedpdmc.dynamics.boomerang",
-    "fedpdmc.dynamics.flows",
-    "fedpdmc.dynamics.turns",
+    "fedpdmc.dynamics",
+    "fedpdmc.plan",
     "fedpdmc.potentials",
     "fedpdmc.sampling.coordinator",
     "fedpdmc.sampling.engines",

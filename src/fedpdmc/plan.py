@@ -58,18 +58,18 @@ class Plan(eqx.Module):
 
 
 class Arrival(eqx.Module):
-    """A site's answer: for every chain its first event along the plan, or none by the horizon.
+    """A site's answer: for every chain its first event along the plan, or none by the horizon. Or those of M sites.
 
     Attributes
     ----------
-    time : (C,)
+    time : (C,) or (M, C)
         Time since the plan's start (the horizon if there is no event).
-    rang : (C,)
+    rang : (C,) or (M, C)
         Whether there was an event.
-    mark : (C,) or (C, d)
+    mark : (C,) or (C, d), with an axis for sites before them or not
         The coordinate that flips, or the unit normal of a reflection in whitened coordinates.
     """
 
-    time: Float[Array, " C"]
-    rang: Bool[Array, " C"]
-    mark: Int[Array, " C"] | Float[Array, "C d"]
+    time: Float[Array, "*M C"]
+    rang: Bool[Array, "*M C"]
+    mark: Int[Array, "*M C"] | Float[Array, "*M C d"]

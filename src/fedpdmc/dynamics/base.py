@@ -1,7 +1,7 @@
 """How the process moves: a flow, a kind of jump, a velocity law, and the coordinator's own jumps."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -59,12 +59,12 @@ class Dynamics(eqx.Module):
         return v - 2 * jnp.sum(v * mark, -1, keepdims=True) * mark
 
 
-def rate(name: str, value: float) -> float:
+def rate(name: str, value: Any) -> float:
     """A rate given by the user, checked."""
     return non_negative(name, value, "Give a finite rate that is zero or positive.")
 
 
-def rate_or_turns(name: str, value: float | str) -> float | str:
+def rate_or_turns(name: str, value: Any) -> float | str:
     """A rate of refreshment given by the user, or `QUARTER_TURNS`, checked."""
     if not isinstance(value, str):
         return rate(name, value)
