@@ -20,6 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+# In maps that sites accept: the least straight part of ``T'(0)``, so that ``T'(0) / 20 ≤ T'(u) ≤ T'(0) e^{|u|}``, and the
+# largest ``T'(0)``, to which a posterior has about one standard deviation of a log spread. Priors of spreads have up to π/2.
+LEAST_STRAIGHT, STEEPEST = 0.05, 4.5
 # κ of the exponentials, and how many numbers a bend has: b, c, α and β.
 RATES = (0.5, 1.0)
 NUMBERS = 2 + 2 * len(RATES)
@@ -53,6 +56,14 @@ def steepness(u: Any, numbers: Any) -> Any:
 def increasing(numbers: np.ndarray) -> bool:
     """Whether T increases from −∞ to ∞: finite numbers, c positive, α and β not negative."""
     return bool(np.all(np.isfinite(numbers)) and np.all(numbers[1] > 0) and np.all(numbers[2:] >= 0))
+
+
+def moderate(numbers: np.ndarray) -> bool:
+    """Whether T increases, and is neither flatter nor steeper than sites accept."""
+    if not increasing(numbers):
+        return False
+    slope = steepness(np.zeros(numbers.shape[1]), numbers)
+    return bool(np.all(numbers[1] >= LEAST_STRAIGHT * slope) and np.all(slope <= STEEPEST))
 
 
 def log_volume(u: Any, numbers: Any) -> Any:
@@ -126,6 +137,12 @@ class Bend(eqx.Module):
             return x.at[..., index].set(bent(x[..., index], self.numbers))
         out = np.array(x, float)
         out[..., index] = bent(out[..., index], np.asarray(self.numbers))
+        return out
+
+    def slopes(self, x: np.ndarray) -> np.ndarray:
+        """The derivative of every parameter in its coordinate, at a point u of shape (d,)."""
+        out, index = np.ones_like(x), np.asarray(self.index)
+        out[index] = steepness(x[index], np.asarray(self.numbers))
         return out
 
     def inverse(self, x: Any) -> np.ndarray:

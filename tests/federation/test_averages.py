@@ -12,11 +12,15 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BadAnswer
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_plausibility import Plausible
+from fedpdmc.federation.in_process import DirectTransport
+from fedpdmc.federation.remote import RemoteFederation, RemoteSite
+from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson
 from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
+from fedpdmc.sampling import vb_reference
 
 X, SPREAD = np.array([0.1, -0.2, 0.3]), 0.2 * np.array([[1.0, 0.0, 0.0], [-0.5, 1.0, 0.0], [0.1, 0.2, 0.7]])
 
@@ -233,3 +237,22 @@ def test_a_message_with_a_spread_of_another_size_is_refused():
     found = messages.decode(messages.encode(messages.Derive(RUN, 1, X, SPREAD)))
     np.testing.assert_array_equal(found.about, SPREAD)
     assert dataclasses.replace(found, spread=np.zeros((0, 0))).about is None
+
+
+def test_a_run_opens_where_averages_could_not_be_used(tmp_path, monkeypatch):
+    """Sites release exact derivatives where they were asked last: at the mode, after the averages."""
+
+    def useless(search, mode, most):
+        search.ask(mode.point.x, SPREAD)
+        return None, 1
+
+    monkeypatch.setattr(vb_reference, "_average", useless)
+    folder = Guarded(tmp_path / "study")
+    agents = [folder.agent(name, tmp_path / name) for name in folder.study.sites]
+    federation = RemoteFederation(DirectTransport(agents), RUN)
+    members = [RemoteSite(federation, k, 3) for k in range(len(agents))]
+    found = double_precision(_mode)(federation, members, folder.study)
+    assert found.name == "laplace" and found.control is not None
+    assert found.rounds == agents[0].computation.progress.points
+    double_precision(federation.open)(found, [found.control[name] for name in federation.names], 4, 4)
+    federation.transport.close()

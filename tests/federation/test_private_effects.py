@@ -1,4 +1,4 @@
-"""Effects of wards that stay at their hospitals, over messages: restarts, audits, and what a site reads of its own."""
+"""Effects of wards that stay at their hospitals, over messages: restarts, audits, bends, what a site reads of its own."""
 
 import csv
 import dataclasses
@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 from tests.federation.processes import Parties
 from tests.federation.studies import SEED, SITE_SEED, Folder, same_bits
+from tests.statistical.test_private_latents import moments, of_parameters, records
 from tests.study.contracts import EFFECTS, with_model_file
 from typer.testing import CliRunner
 
 import fedpdmc as fp
+from fedpdmc.bent_coordinates import moderate
 from fedpdmc.cli import app
 from fedpdmc.federation import messages
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.own_effects import own_effects
+from fedpdmc.study import parse_study
 
 SUMMED = EFFECTS.replace('"south"]', '"south", "west"]').replace('derivatives = "own"', 'derivatives = "summed"')
 
@@ -31,11 +34,14 @@ class Wards(Folder):
             place.write_text("\n".join([lines[0], *wards]) + "\n")
 
 
-# A family with bounds of its own, and a model file.
-CONTRACTS = {"family": EFFECTS, "file": with_model_file(EFFECTS)}
+# Few wards, so that the log spread has a long lower tail and is bent.
+BENT = EFFECTS.replace('reference = "laplace"', 'reference = "vb"')
+# A family with bounds of its own, a model file, and log spreads that are not bent.
+CONTRACTS = {"family": BENT, "file": with_model_file(BENT), "straight": EFFECTS}
+RARE = [pytest.param(kind, marks=pytest.mark.long) for kind in ("file", "straight")]
 
 
-@pytest.fixture(scope="module", params=["family", pytest.param("file", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["family", *RARE])
 def folder(request, tmp_path_factory):
     return Wards(tmp_path_factory.mktemp("effects"), CONTRACTS[request.param])
 
@@ -68,6 +74,21 @@ def test_the_coordinator_draws_the_shared_parameters_only(run):
     assert post.certified and post.rounds > 5
 
 
+def test_log_spreads_are_bent_from_the_averages_on(folder, run):
+    """Every site gets the same map, which it knows from the release to which the reference belongs."""
+    post, stores = run
+    asked = [messages.decode(request) for request, _ in pairs(stores / "north")]
+    derive, (opening,) = ([m for m in asked if isinstance(m, kind)] for kind in (messages.Derive, messages.Open))
+    bends = [message.bend.size > 0 for message in derive]
+    if folder.study.reference == "laplace":
+        assert post.reference.bend is None and not any(bends) and not opening.bend.size
+        return
+    assert post.reference.bend.index == (3,) and moderate(np.asarray(post.reference.bend.numbers))
+    assert bends == sorted(bends) and 2 <= sum(bends) < len(bends) <= 12
+    for message in [*derive[bends.index(True) :], opening]:
+        np.testing.assert_array_equal(message.bend, post.reference.bend.numbers)
+
+
 def test_an_audit_recomputes_every_answer(folder, run):
     found = replay(folder.study, "north", folder.data["north"], store=run[1] / "north")
     assert found.different == [] and found.unchecked == {}
@@ -96,11 +117,8 @@ def test_a_site_reads_its_effects_with_the_parameters_they_belong_to(folder, run
     found = own_effects(folder.study, "north", folder.data["north"], store=stores / "north")
     assert found.names == ("A", "B", "C")
     np.testing.assert_array_equal(found.times, np.arange(6.0))
-    reference = post.reference
     a = post.skeleton.at(folder.study.dynamics().flow, found.times)
-    np.testing.assert_allclose(
-        found.theta, np.asarray(reference.center) + a @ np.asarray(reference.scale_tril).T, atol=1e-9
-    )
+    np.testing.assert_allclose(found.theta, post.reference.to_x(a), atol=1e-9)
     assert np.isfinite(found.z).all()
     assert list(found.summary().index) == ["A", "B", "C"]
 
@@ -178,10 +196,65 @@ def test_parties_that_are_killed_resume_to_the_same_bits(tmp_path, kind):
 def test_only_the_sum_of_marginal_derivatives_need_be_released(tmp_path):
     """Secure sums: the same posterior as with each site's own derivatives, within Monte Carlo error."""
     posts = []
-    for place, text in enumerate((SUMMED, SUMMED.replace('"summed"', '"own"'))):
+    summed = SUMMED.replace('reference = "laplace"', 'reference = "vb"')
+    for place, text in enumerate((summed, summed.replace('"summed"', '"own"'))):
         text = text.replace("duration = 6.0", "duration = 60.0").replace("chains = 4", "chains = 32")
         folder = Wards(tmp_path / str(place), text.replace("observed_time = 1000.0", "observed_time = 1e6"))
         posts.append(folder.in_process())
+    assert all(post.reference.bend is not None for post in posts)
     sd = np.sqrt(np.diag(posts[0].cov()))
     error = sd * np.sqrt(sum(1 / np.array(list(post.ess().values()))[:4] for post in posts))
     assert np.all(np.abs(posts[0].mean() - posts[1].mean()) < 4 * error)
+
+
+# Eight sites with a group of four counts each, as in the statistical tests of sites in one process.
+COUNTS = """
+format = 1
+name = "counts"
+sites = ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"]
+
+[model]
+family = "poisson"
+formula = "y ~ 1 + (1 | site)"
+
+[columns]
+y = { type = "count", bounds = [0, 40] }
+
+[prior]
+scale = 1.0
+spread = "half-normal"
+
+[dynamics]
+chains = 256
+
+[run]
+duration = 20.0
+burn_in = 20.0
+
+[releases]
+derivatives = "own"
+
+[limits]
+rounds = 20000
+observed_time = 1e7
+derivatives = 20
+"""
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The posterior is far from its reference")
+def test_the_lower_tail_of_a_log_spread_is_reached_over_messages(tmp_path):
+    """Moments and low probabilities against quadrature."""
+    study, data = parse_study(COUNTS.encode()), {}
+    for name, (_, y, _) in zip(study.sites, records(crowded=True), strict=True):
+        data[name] = tmp_path / f"{name}.csv"
+        data[name].write_text("\n".join(["y", *(f"{int(count)}" for count in y)]) + "\n")
+    with fp.connect(study, data=data, seed=SEED, site_seeds=dict.fromkeys(study.sites, SITE_SEED)) as connection:
+        post = fp.sample(connection, progress=False)
+    assert post.reference.bend is not None
+    exact, (mean, log_spread) = moments(crowded=True), np.moveaxis(post.draws(60), -1, 0)
+    for name, values in of_parameters(mean, log_spread).items():
+        means = values.mean(1)
+        deviation = (means.mean() - exact[name]) / (means.std(ddof=1) / np.sqrt(len(means)))
+        print(f"{name}: {means.mean():.4f}, quadrature {exact[name]:.4f}, {deviation:.1f} standard errors")
+        assert abs(deviation) < 4

@@ -10,6 +10,7 @@ from tests.study.contracts import DIGEST, MODEL_FILE, with_model_file
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation.derivative_plausibility import Plausible
+from fedpdmc.federation.site_agent.derivative_disclosure import Place
 from fedpdmc.federation.site_agent.record_contributions import block_leverage
 from fedpdmc.study import parse_study
 from fedpdmc.study.record_shares import largest_leverage
@@ -89,7 +90,7 @@ def test_no_record_has_more_than_the_bound_that_the_contract_gives(x, tmp_path):
     folder = Study(tmp_path, MODEL_FILE)
     slope, curvature = Plausible(folder.study)._of_one_record(x)
     control = folder.agent("north", tmp_path / "store").computation._control
-    told = control._of(x, None)
+    told = control._of(Place(x))
     assert np.all(np.abs(told.gradient) <= slope) and np.all(np.abs(told.hessian) <= curvature)
     assert np.all(np.isfinite(slope)) and np.all(np.isfinite(curvature))
     assert np.all(slope < 1000 * np.abs(told.gradient).max(0))

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from fedpdmc.bent_coordinates import NUMBERS
 from fedpdmc.errors import WireError
 from fedpdmc.federation.codecs import (
     DIGEST_BYTES,
@@ -44,6 +45,16 @@ def _check_noise(noise: np.ndarray) -> None:
         raise WireError("noise", f"{len(noise)} numbers")
 
 
+def _check_bend(bend: np.ndarray) -> None:
+    """Check that there are six numbers for each bent coordinate, or none at all."""
+    if bend.shape != (0, 0) and (bend.shape[0] != NUMBERS or not bend.shape[1]):
+        raise WireError("bend", f"shape {bend.shape}")
+
+
+def _nothing() -> np.ndarray:
+    return np.zeros((0, 0))
+
+
 @message(1)
 class Hello(Message):
     """Site → coordinator, first: the site's name, the hash of its approved contract, and a random nonce."""
@@ -76,11 +87,13 @@ class Welcome(Message):
 class Derive(SiteRequest):
     """Coordinator → site: compute value, gradient and Hessian at a point, for the reference.
 
-    With a spread S that is not empty, their means over ``N(x, S Sᵀ)``.
+    With a spread S that is not empty, their means over ``N(x, S Sᵀ)``. With a bend, numbers of shape (6, r), of the function
+    of coordinates in which the log spreads of effects are bent (`fedpdmc.bent_coordinates`): x is a point before the bend.
     """
 
     x: Vector
-    spread: Matrix = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
+    spread: Matrix = dataclasses.field(default_factory=_nothing)
+    bend: Matrix = dataclasses.field(default_factory=_nothing)
 
     @property
     def about(self) -> np.ndarray | None:
@@ -88,7 +101,8 @@ class Derive(SiteRequest):
         return self.spread if self.spread.size else None
 
     def check(self):
-        """A spread of the point's size, or none."""
+        """A spread of the point's size, or none; six numbers for each bent coordinate, or none."""
+        _check_bend(self.bend)
         if self.spread.shape not in ((0, 0), 2 * self.x.shape):
             raise WireError("spread", f"shape {self.spread.shape} at a point of shape {self.x.shape}")
 
@@ -119,7 +133,7 @@ class Open(SiteRequest):
 
     Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial at this point.
     ``turns`` is the public key of the velocities at turns, two words; empty for dynamics without turns. ``kept`` is the part
-    of the released curvature that a control variate of second order has.
+    of the released curvature that a control variate of second order has, and ``bend`` that of the last `Derive`.
     """
 
     chains: Whole
@@ -132,9 +146,11 @@ class Open(SiteRequest):
     point: Vector
     turns: Counts = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint32))
     kept: Real = 1.0
+    bend: Matrix = dataclasses.field(default_factory=_nothing)
 
     def check(self):
-        """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none."""
+        """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none; a bend or none."""
+        _check_bend(self.bend)
         dim = self.center.shape[0]
         if len(self.turns) not in (0, 2):
             raise WireError("turns", f"a key of {len(self.turns)} words")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import BadAnswer, LimitReached
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import check_answer, check_derivatives, read_account, read_arrival
@@ -14,7 +16,7 @@ from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
-from fedpdmc.members.member import Member
+from fedpdmc.members.member import Member, NotBent
 from fedpdmc.members.noisy_derivatives import Noisy, release_point
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
@@ -63,7 +65,7 @@ class RemoteFederation(Federation):
         self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
         self._columns: list[np.ndarray | None] = [None] * len(transport.names)
         self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
-        self._point: tuple[np.ndarray, np.ndarray] | None = None
+        self._point: tuple[np.ndarray, ...] | None = None
         self._derived: list[tuple[float, np.ndarray, np.ndarray]] = []
         # What sites with a budget report about the noise of these, and about their accounts.
         self.noise: list[np.ndarray] = []
@@ -95,10 +97,10 @@ class RemoteFederation(Federation):
         return self.passes
 
     def derivatives(
-        self, x: np.ndarray, spread: np.ndarray | None = None
+        self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None
     ) -> list[tuple[float, np.ndarray, np.ndarray]]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, or their means, in one round. The last is cached."""
-        asked = _derive(x, spread)
+        asked = _derive(x, spread, bend)
         if self._point is None or not all(map(np.array_equal, self._point, asked)):
             found = self._ask(self._all(messages.Derive, *asked), messages.Derivatives)
             for name, message, own in zip(self.names, found, self.coordinates, strict=True):
@@ -117,12 +119,14 @@ class RemoteFederation(Federation):
         """Forget the last point. If it is requested a second time, sites answer with exact derivatives."""
         self._point = None
 
-    def sums(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
+    def sums(
+        self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None
+    ) -> tuple[float, np.ndarray, np.ndarray]:
         """``ΣU_m``, ``Σ∇U_m`` and ``Σ∇²U_m`` at one point, or their means. The coordinator learns nothing but these sums.
 
         The first call makes the sites agree on their masks, in two rounds.
         """
-        found = self._words(self._masked(x, spread), masking.size(len(x)))
+        found = self._words(self._masked(x, spread, bend), masking.size(len(x)))
         total = masking.unpacked(masking.total(found), len(x))
         if self.plausible is not None:
             self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names), spread=spread)
@@ -149,7 +153,9 @@ class RemoteFederation(Federation):
         self._noisy_sums[x.tobytes()] = Noisy(gradient, hessian, x, *terms.total_sd)
         return self._noisy_sums[x.tobytes()]
 
-    def _masked(self, x: np.ndarray, spread: np.ndarray | None = None) -> list[messages.Masked]:
+    def _masked(
+        self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None
+    ) -> list[messages.Masked]:
         """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
             requests = self._all(messages.Offer)
@@ -157,7 +163,7 @@ class RemoteFederation(Federation):
             self._check(offered, requests, messages.Offered)
             self._ask(self._all(messages.Agree, tuple(offered)), messages.Opened)
             self._agreed = True
-        return self._ask(self._all(messages.Derive, *_derive(x, spread)), messages.Masked)
+        return self._ask(self._all(messages.Derive, *_derive(x, spread, bend)), messages.Masked)
 
     def _words(self, found: Sequence[messages.Masked], size: int) -> list[np.ndarray]:
         """The masked numbers of all sites, ``size`` from each."""
@@ -190,7 +196,8 @@ class RemoteFederation(Federation):
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order, kept = (0, 1.0) if own is None else (own.order, own.kept)
             shape = (chains, segments, np.asarray(reference.center), np.asarray(reference.scale_tril), order)
-            message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept)
+            bend = _numbers(reference.bend)
+            message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, bend=bend)
             requests.append(Request.of(message))
         found = self._ask(requests, messages.Opened)
         for name, message in zip(self.names, found, strict=True):
@@ -288,9 +295,14 @@ class RemoteFederation(Federation):
         return out
 
 
-def _derive(x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _derive(x: np.ndarray, spread: np.ndarray | None, bend: Bend | None) -> tuple[np.ndarray, ...]:
     """The content of a request for derivatives."""
-    return np.array(x), np.zeros((0, 0)) if spread is None else np.array(spread)
+    return np.array(x), np.zeros((0, 0)) if spread is None else np.array(spread), _numbers(bend)
+
+
+def _numbers(bend: Bend | None) -> np.ndarray:
+    """A bend as it is sent: sites know which parameters are log spreads."""
+    return np.zeros((0, 0)) if bend is None else np.asarray(bend.numbers)
 
 
 def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool) -> messages.Plans | messages.TurnPlans:
@@ -323,8 +335,11 @@ class RemoteSite(Member):
     budget = None
     # The coordinator does not know how many records a site has.
     records = 0
-    # A start for the search for the mode, from the contract.
+    # A start for the search for the mode, and the places of log spreads, from the contract.
     guess: np.ndarray | None = None
+    spreads: tuple[int, ...] = ()
+    # The bend of the coordinates that it is a function of.
+    _bend: Bend | None = None
 
     def __init__(
         self,
@@ -347,8 +362,18 @@ class RemoteSite(Member):
     def derivatives(self, x: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
         """``U_m``, ``∇U_m`` and ``∇²U_m`` at a point, or their means. The first site asked queries all in one round."""
         if self.index is None:
-            return self.federation.sums(x, spread)
-        return self.federation.derivatives(x, spread)[self.index]
+            return self.federation.sums(x, spread, self._bend)
+        return self.federation.derivatives(x, spread, self._bend)[self.index]
+
+    def bent(self, bend: Bend | None) -> RemoteSite:
+        """The same site as a function of coordinates in which its log spreads are bent."""
+        if bend is None:
+            return self
+        if self.spreads != bend.index:
+            raise NotBent
+        site = copy.copy(self)
+        site._bend = bend
+        return site
 
     def released(self, x: np.ndarray) -> Noisy:
         """Noisy derivatives with the standard deviations of their noise, as the site reports them, with its account."""

@@ -208,8 +208,13 @@ def _members(connection: Connection) -> list[RemoteSite]:
     ]
     for site in members:
         site.guess, site.naming = study.guess, study.naming
-        site.latents = int(study.effects is not None)
+        site.latents, site.spreads = int(study.effects is not None), _spreads(study)
     return members
+
+
+def _spreads(study: Study) -> tuple[int, ...]:
+    """The places of log spreads among the parameters."""
+    return () if study.effects is None else study.effects.spreads(len(study.names))
 
 
 def _method(connection: Connection, saved: RunState | None, keep: str) -> Method:
@@ -219,7 +224,7 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
         reference = unpack_reference(saved.facts["reference"], saved.arrays)
     elif study.reference != "none" and study.derivatives == "summed":
         together: Any = [RemoteSite(federation, None, len(study.names))]
-        together[0].guess = study.guess
+        together[0].guess, together[0].spreads = study.guess, _spreads(study)
         found = _mode(federation, together, study)
         asked = dict.fromkeys(federation.names, 0)
         reference = dataclasses.replace(found, rounds=found.rounds + AGREEMENT, bytes=asked)
@@ -242,11 +247,13 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
     """The reference: searched for with rounded derivatives, computed from exact ones at the last point."""
-    search = search_vb if study.reference == VB else search_laplace
-    found, x, spread = search(members, study.prior(), TOLERANCE, None, study.reach, study.names)
+    words = members, study.prior(), TOLERANCE, None, study.reach, study.names
+    found, x, spread = (
+        search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
+    )
     federation.ask_again()
     kept = min((own.kept for own in (found.control or {}).values()), default=1.0)
-    made = reference_at(members, study.prior(), x, spread, study.names, kept)
+    made = reference_at(members, study.prior(), x, spread, study.names, kept, found.bend)
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)
         hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}

@@ -36,6 +36,8 @@ class Member(abc.ABC):
         place of those of its model.
     latents : int
         Number of private latents of a site in this process; for a remote site 1 if it has any, else 0.
+    spreads : tuple of int
+        Which of its parameters are log spreads of grouped effects.
     federation : Federation or None
         The federation through which a remote site is reached; None for a site in this process.
     """
@@ -50,6 +52,7 @@ class Member(abc.ABC):
     bounds: Any = None
     naming: Any = None
     latents: int = 0
+    spreads: tuple[int, ...] = ()
     federation: Any = None
 
     @property

@@ -203,6 +203,11 @@ class Site(Member):
             return len(self.model.latent_names)
         return self._potential.latents if isinstance(self._potential, LatentPotential) else 0
 
+    @property
+    def spreads(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Which parameters are log spreads of grouped effects."""
+        return self._potential.spreads if isinstance(self._potential, RandomEffects) else ()
+
     def latent_posterior(self) -> LatentPosterior:
         """Draws of the site's own latents together with the shared parameters. They exist at the site alone.
 

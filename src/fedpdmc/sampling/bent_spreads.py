@@ -10,22 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_ndtr
 
-from fedpdmc.bent_coordinates import NUMBERS, RATES, Bend, bent, steepness, straight
+from fedpdmc.bent_coordinates import LEAST_STRAIGHT, NUMBERS, RATES, Bend, bent, moderate, steepness, straight
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import Member, NotBent
-from fedpdmc.members.site import Site
-from fedpdmc.potentials import Quadratic, RandomEffects
+from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.laplace_reference import Search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite
 
-# Distances of the profile's points, in standard deviations: in a first exchange with the sites, and in a second one. And the
-# least slope at the first, relative to a Gaussian's, of a coordinate that stays straight: with 0.75 one in a thousand of a
+# Distances of the profile's points from the mode, in standard deviations: six more, from −12 to 6, made no better maps. And
+# the least slope there, relative to a Gaussian's, of a coordinate that stays straight: with 0.75 one in a thousand of a
 # log spread has twice the Gaussian's density, with 0.6 nine times, with 0.5 a hundred times.
-FIRST, SECOND, GAUSSIAN = (-3.0, 3.0), (-12.0, -6.0, -1.5, 0.0, 1.5, 6.0), 0.7
+AWAY, GAUSSIAN = (-3.0, 3.0), 0.7
 # A slope per unit of the log spread below which a tail is no tail.
 LEAST_SLOPE = 0.1
-# The range of u in which T is fitted, how much its ends count, and the least straight part of T'(0).
-RANGE, POINTS, WEIGHT, LEAST_STRAIGHT = 4.0, 161, 0.25, 0.1
+# The range of u in which T is fitted, and how much its ends count.
+RANGE, POINTS, WEIGHT = 4.0, 161, 0.25
 
 
 class Bending(NamedTuple):
@@ -34,7 +33,7 @@ class Bending(NamedTuple):
     Attributes
     ----------
     rounds : int
-        Exchanges with the sites that the profile took. The points of one are known beforehand.
+        That the profile took: one for each of its points.
     bend : Bend or None
         None where nothing needs to be bent.
     search : Search
@@ -54,35 +53,42 @@ class Profile:
 
     Along ``x = c + w t``, with w the regression of all coordinates on this one, sites are asked for gradient g and
     Hessian H. With o the others, ``g_t − H_to H_oo⁻¹ g_o`` is the slope of the profile, ``H_tt − H_to H_oo⁻¹ H_ot`` its
-    curvature, and ``½ log det H_oo`` is added to it.
+    curvature, and ``½ log det H_oo`` is added to it. At the centre the search for the mode has these.
     """
 
-    def __init__(self, search: Search, center: np.ndarray, covariance: np.ndarray, which: int):
+    def __init__(self, search: Search, center: np.ndarray, hessian: np.ndarray, which: int):
         self.search, self.center, self.which = search, center, which
+        covariance = np.linalg.inv(positive_definite(hessian))
         self.sd = float(np.sqrt(covariance[which, which]))
         self.way = covariance[:, which] / covariance[which, which]
         self.known: dict[float, tuple[float, float, float]] = {}
+        self._add(0.0, np.zeros_like(center), hessian)
 
     def ask(self, distance: float) -> None:
         """Derivatives at so many standard deviations; nothing is kept of what is not finite."""
         t = distance * self.sd
         found = self.search.ask(self.center + self.way * t)
-        if not (np.all(np.isfinite(found.gradient)) and np.all(np.isfinite(found.hessian))):
-            return
+        if np.all(np.isfinite(found.gradient)) and np.all(np.isfinite(found.hessian)):
+            self._add(t, found.gradient, found.hessian)
+
+    def _add(self, t: float, gradient: np.ndarray, hessian: np.ndarray) -> None:
         others = np.delete(np.arange(len(self.center)), self.which)
-        inner, cross = positive_definite(found.hessian[np.ix_(others, others)]), found.hessian[self.which, others]
+        inner, cross = positive_definite(hessian[np.ix_(others, others)]), hessian[self.which, others]
         along = np.linalg.solve(inner, cross)
-        slope = float(found.gradient[self.which] - along @ found.gradient[others])
-        curvature = float(found.hessian[self.which, self.which] - along @ cross)
+        slope = float(gradient[self.which] - along @ gradient[others])
+        curvature = float(hessian[self.which, self.which] - along @ cross)
         self.known[t] = (slope, curvature, 0.5 * float(np.linalg.slogdet(inner)[1]))
 
     def gaussian(self) -> bool:
         """Whether tails on both sides are about as steep as those of a Gaussian, or steeper."""
-        ratios = np.asarray([slope * self.sd**2 / t for t, (slope, _, _) in self.known.items()])
-        return len(ratios) == len(FIRST) and bool(np.all(ratios > GAUSSIAN))
+        ratios = np.asarray([slope * self.sd**2 / t for t, (slope, _, _) in self.known.items() if t])
+        return len(ratios) == len(AWAY) and bool(np.all(ratios > GAUSSIAN))
 
     def energy(self) -> tuple[np.ndarray, np.ndarray]:
-        """t, and minus the log density there up to a constant; tails go on with the last slopes.
+        """t, and minus the log density there up to a constant.
+
+        The upper tail goes on with the last slope. The likelihood of a small spread τ is ``L_0 + L_1 τ² + …``, and the prior
+        density of τ at zero is positive: below the lowest point ``t_0`` the slope is ``−1 + (E'(t_0) + 1) e^{2(t − t_0)}``.
 
         Raises
         ------
@@ -94,14 +100,15 @@ class Profile:
 
         t = np.asarray(sorted(self.known))
         slope, curvature, volume = (np.asarray([self.known[x][k] for x in t]) for k in range(3))
-        if len(t) < len(FIRST) or not (slope[0] < -LEAST_SLOPE and slope[-1] > LEAST_SLOPE):
+        if len(t) <= len(AWAY) or not (slope[0] < -LEAST_SLOPE and slope[-1] > LEAST_SLOPE):
             raise ValueError("a profile without tails")
         inside = np.linspace(t[0], t[-1], 2001)
         rise = CubicHermiteSpline(t, slope, curvature).antiderivative()
         energy = rise(inside) + PchipInterpolator(t, volume)(inside)
-        lower, upper = (np.linspace(0, 30 / abs(x), 301)[1:] for x in (slope[0], slope[-1]))
+        lower, upper = (np.linspace(0, 30 / x, 601)[1:] for x in (1.0, slope[-1]))
         every = np.concatenate([t[0] - lower[::-1], inside, t[-1] + upper])
-        energy = np.concatenate([energy[0] - slope[0] * lower[::-1], energy, energy[-1] + slope[-1] * upper])
+        below = lower + (slope[0] + 1) / 2 * np.expm1(-2 * lower)
+        energy = np.concatenate([energy[0] + below[::-1], energy, energy[-1] + slope[-1] * upper])
         return every, energy - energy.min()
 
     def numbers(self) -> np.ndarray:
@@ -128,23 +135,24 @@ class Profile:
         found = nnls(basis * importance[:, None], slope * importance)[0]
         numbers = np.zeros(NUMBERS)
         numbers[1:] = found
-        numbers[1] = max(found[0], LEAST_STRAIGHT * float(steepness(np.zeros(()), numbers)))
+        numbers[1] = max(found[0], 2 * LEAST_STRAIGHT * float(steepness(np.zeros(()), numbers)))
         numbers[0] = self.center[self.which] + wanted[POINTS // 2] - float(bent(np.zeros(()), numbers))
-        if not np.all(np.isfinite(numbers)):
+        if not moderate(numbers[:, None]):
             raise ValueError("no map")
         return numbers
 
 
 def bendable(sites: Sequence[Member], prior: Quadratic | None) -> tuple[int, ...]:
-    """The log spreads that can be bent: of grouped effects, of sites in this process, under a prior of `effects_prior`."""
-    models = [site.potential for site in sites if isinstance(site, Site) and site.latents]
-    index = models[0].spreads if models and isinstance(models[0], RandomEffects) else ()
+    """The log spreads that can be bent: of grouped effects, under a prior of `effects_prior`."""
+    index = next((site.spreads for site in sites if site.spreads), ())
+    if not index or (prior is not None and np.any(np.asarray(prior.precision)[list(index)])):
+        return ()
     try:
         for site in sites:
             site.bent(Bend(index, jnp.asarray(straight(len(index)))))
     except NotBent:
         return ()
-    return () if prior is not None and np.any(np.asarray(prior.precision)[list(index)]) else index
+    return index
 
 
 def check_bend(sites: Sequence[Member], prior: Quadratic | None, bend: Bend | None) -> None:
@@ -155,27 +163,28 @@ def check_bend(sites: Sequence[Member], prior: Quadratic | None, bend: Bend | No
         )
 
 
+def profile_points(index: tuple[int, ...]) -> int:
+    """At how many points derivatives are requested for the profiles of these log spreads."""
+    return len(index) * len(AWAY)
+
+
 def bending(search: Search, mode: Mode, index: tuple[int, ...]) -> Bending:
     """Bend these log spreads where their posterior is far from Gaussian."""
-    center, covariance = mode.point.x + mode.step, np.linalg.inv(positive_definite(mode.point.hessian))
-    profiles = [Profile(search, center, covariance, which) for which in index]
-    for profile, distance in itertools.product(profiles, FIRST):
+    profiles = [Profile(search, mode.point.x + mode.step, mode.point.hessian, which) for which in index]
+    for profile, distance in itertools.product(profiles, AWAY):
         profile.ask(distance)
-    left = [profile for profile in profiles if not profile.gaussian()]
-    for profile, distance in itertools.product(left, SECOND):
-        profile.ask(distance)
-    numbers = straight(len(index))
-    for profile in left:
+    numbers, rounds = straight(len(index)), profile_points(index)
+    for profile in profiles:
+        if profile.gaussian():
+            continue
         try:
             numbers[:, index.index(profile.which)] = profile.numbers()
         except ValueError:
             continue
-    rounds = 1 + bool(left)
     if np.array_equal(numbers, straight(len(index))):
         return Bending(rounds, None, search, mode)
     bend = Bend(index, jnp.asarray(numbers))
-    bent_search = search._replace(sites=tuple(site.bent(bend) for site in search.sites))
-    return Bending(rounds, bend, bent_search, _start(mode, bend))
+    return Bending(rounds, bend, search.bent(bend), _start(mode, bend))
 
 
 def _start(mode: Mode, bend: Bend) -> Mode:

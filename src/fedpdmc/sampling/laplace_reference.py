@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.console.progress import report
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
 from fedpdmc.members.member import Member
@@ -101,6 +102,10 @@ class Search(NamedTuple):
     start: np.ndarray
     names: Sequence[str] | None
     traffic: dict[str, int]
+
+    def bent(self, bend: Bend | None) -> Search:
+        """The same search in coordinates in which log spreads are bent."""
+        return self._replace(sites=tuple(site.bent(bend) for site in self.sites))
 
     def ask(self, x: np.ndarray, spread: np.ndarray | None = None) -> Point:
         """One round: derivatives at a point, or their means over ``N(x, S Sᵀ)`` with ``S = spread``."""

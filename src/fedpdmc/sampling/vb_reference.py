@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.bent_coordinates import Bend
+from fedpdmc.console.warnings import warn
 from fedpdmc.members.member import Member
 from fedpdmc.members.noisy_derivatives import noisy_laplace
-from fedpdmc.sampling.bent_spreads import Bending, bendable, bending
+from fedpdmc.sampling.bent_spreads import Bending, bendable, bending, profile_points
 from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
 from fedpdmc.whitening import LAPLACE, VB, Reference
@@ -108,8 +110,12 @@ def search_vb(
     reach: np.ndarray | None,
     names: Sequence[str] | None,
     bend: bool = False,
+    points: int | None = None,
 ) -> tuple[Reference, np.ndarray, np.ndarray | None]:
-    """`vb`, the last point, and the spread over which derivatives were averaged there, if any."""
+    """`vb`, the last point, and the spread over which derivatives were averaged there, if any.
+
+    ``points`` is how many requests a contract allows, with one more for the last point.
+    """
     search = begin_search(sites, prior, start, names)
     if any(site.noisy for site in search.sites):
         return noisy_laplace(search.sites, search.prior, search.start, averaged=True), search.start, None
@@ -120,15 +126,15 @@ def search_vb(
     for wanted in tolerances:
         mode = search.mode(wanted, reach)
         rounds += mode.rounds
-        if spreads and wanted == begin:
+        if spreads and wanted == begin and _may_bend(points, rounds, spreads):
             made = bending(search, mode, spreads)
             rounds += made.rounds
             if made.bend is not None:
-                found, averaged = _average(made.search, made.start)
+                found, averaged = _average(made.search, made.start, _left(points, rounds))
                 rounds += averaged
                 if found is not None:
                     return _bent(made, found, rounds), found.point.x, found.spread
-        found, averaged = _average(search, mode)
+        found, averaged = _average(search, mode, _left(points, rounds))
         rounds += averaged
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
@@ -136,11 +142,34 @@ def search_vb(
             return _wider(search, found.point, rounds, why + said, kept), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
     here, step, _ = mode
+    if points is not None:
+        # Sites release exact derivatives where they were asked last, and that was for an average.
+        search.ask(here.x)
+        rounds += 1
     scale, why = (
         root_of_inverse(positive_definite(here.hessian)),
         "averages over the Laplace approximation could not be used, or did not settle",
     )
     return search.reference(here, here.x + step, scale, rounds, LAPLACE, why), here.x, None
+
+
+def _left(points: int | None, rounds: int) -> int | None:
+    """How many averages a contract still allows."""
+    return None if points is None else points - rounds - 1
+
+
+def _may_bend(points: int | None, rounds: int, spreads: tuple[int, ...]) -> bool:
+    """Whether a contract allows a profile and an average, another one if that cannot be used, and the exact one."""
+    needed = rounds + profile_points(spreads) + 3
+    if points is None or needed <= points:
+        return True
+    warn(
+        f"The search for the reference took {rounds} of the {points} points at which the contract allows derivatives. "
+        "The log spreads of the effects are therefore not bent, and probabilities of spreads close to zero converge slowly, "
+        f"which no diagnostic shows. Allow at least {needed + MOST_AVERAGED}: [limits] derivatives in the contract, "
+        "most_derivatives in the sites' policies."
+    )
+    return False
 
 
 def _bent(made: Bending, found: Averaged, rounds: int) -> Reference:
@@ -153,11 +182,11 @@ def _bent(made: Bending, found: Averaged, rounds: int) -> Reference:
 @double_precision
 def reference_at(
     sites: Sequence[Member], prior: Any, x: np.ndarray, spread: np.ndarray | None, names: Sequence[str] | None,
-    kept: float = 1.0,
+    kept: float = 1.0, bend: Bend | None = None,
 ) -> Reference:  # fmt: skip
     """The reference of one round at a point: of derivatives there, or of their means, with ``kept`` of their curvature."""
-    search = begin_search(sites, prior, x, names)
-    return _wider(search, search.ask(x, spread), 1, "", kept)
+    search = begin_search(sites, prior, x, names).bent(bend)
+    return dataclasses.replace(_wider(search, search.ask(x, spread), 1, "", kept), bend=bend)
 
 
 def _wider(search: Search, at: Point, rounds: int, why: str, kept: float) -> Reference:
@@ -201,10 +230,11 @@ def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
     return 1 / (1 + more), f"; its variances are {100 * more:.2g} % larger"
 
 
-def _average(search: Search, mode: Mode) -> tuple[Averaged | None, int]:
+def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | None, int]:
     """Averaged rounds from a point near the mode, and how many there were; None if they cannot be used or do not settle.
 
-    ``KL(q|π)`` falls by every round. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times the last is left.
+    ``KL(q|π)`` falls by every round. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times the last is left. If
+    ``most`` are allowed, the last of these will do.
     """
     x, spread = mode.point.x + mode.step, root_of_inverse(positive_definite(mode.point.hessian))
     before = Averaged(mode.point, spread, x, spread, np.inf, np.inf)
@@ -214,7 +244,7 @@ def _average(search: Search, mode: Mode) -> tuple[Averaged | None, int]:
             return None, made
         ratio = now.moved / before.moved
         left = now.moved if made == 1 else now.moved * ratio / (1 - ratio) if ratio < SLOW else np.inf
-        if left <= SETTLED:
+        if left <= SETTLED or (most is not None and made >= most):
             return now, made
         if np.isinf(left):
             return None, made

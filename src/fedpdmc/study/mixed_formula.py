@@ -60,6 +60,11 @@ class Effects:
         """The parameters of the effects' law."""
         return ("log_sd",) if self.formula.slope is None else ("log_sd[0]", "log_sd[1]", "atanh_correlation")
 
+    def spreads(self, dim: int) -> tuple[int, ...]:
+        """The places of the log spreads among ``dim`` parameters, of which those of the effects are the last."""
+        first = dim - len(self.names)
+        return (first,) if self.formula.slope is None else (first, first + 1)
+
     def columns(self, declared: object) -> set[str]:
         """The columns that the effects need, among those that are declared."""
         groups = {self.formula.groups} if self.formula.groups in declared else set()  # type: ignore[operator]

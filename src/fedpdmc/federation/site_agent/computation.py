@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.random_streams import chain_keys
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.clocks import VIOLATED, Clock, LatentClock
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import rounded
 from fedpdmc.federation.masking import OutOfRange
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, Place
 from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
 from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,
@@ -84,9 +85,10 @@ class Computation:
         self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
         self.private: PrivateSite | None = None
         self.latents: LatentMemory | None = None
+        self.reference: Reference | None = None
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
-        # The points, in the site's own parameters, and the spreads over which derivatives were released there.
-        self._points: list[tuple[np.ndarray, np.ndarray | None]] = []
+        # Where derivatives were released, in the site's own parameters.
+        self._points: list[Place] = []
         self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
@@ -137,8 +139,8 @@ class Computation:
                 progress.shape = (message.chains, message.segments, self._private_site(message).dim)
                 return
             if self._region is not None:
-                self._region.opened(message)
-            self._clock = self._opened_clock(message)
+                self._region.opened(message, self._bend(message))
+            self._clock, self.reference = self._opened_clock(message), self._reference(message)
             progress.shape = (message.chains, message.segments, self._clock.dim)
             self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
             if isinstance(self._clock, LatentClock):
@@ -202,14 +204,15 @@ class Computation:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
-                self._control.check(message.x, message.about, self._own(message), self._points)
-        value, gradient, hessian = self.site.derivatives(message.x, message.about)
+                whole = Place(message.x, message.about, self._bend(message))
+                self._control.check(whole, self._own(message), self._points)
+        value, gradient, hessian = self.site.bent(self._bend(message)).derivatives(message.x, message.about)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise RequestRefused("NOT_FINITE")
-        spread = self._own(message)[1]
+        spread = self._own(message).spread
         if self._region is not None and spread is not None:
             with refusing_disclosure():
-                self._region.check_spread(spread, hessian)
+                self._region.check_spread(spread, hessian, self._bend(message))
         if not self._asked_again(message):
             value, gradient, hessian = rounded(value, gradient, hessian)
         if self.party is None:
@@ -233,16 +236,17 @@ class Computation:
 
     def _asked_again(self, message: messages.Derive) -> bool:
         """Whether this is the previous request again. Its derivatives are then released exactly, and none after that."""
-        if not self._points:
-            return False
-        (x, spread), (last, before) = self._own(message), self._points[-1]
-        if spread is None or before is None:
-            return spread is before and np.array_equal(x, last)
-        return np.array_equal(x, last) and np.array_equal(spread, before)
+        return bool(self._points) and self._points[-1].same(self._own(message))
 
-    def _own(self, message: messages.Derive) -> tuple[np.ndarray, np.ndarray | None]:
+    def _own(self, message: messages.Derive) -> Place:
         x, spread = own_part(message.x, message.about, self.site.coordinates)
-        return np.array(x), None if spread is None else np.array(spread)
+        return Place(np.array(x), None if spread is None else np.array(spread), self._bend(message))
+
+    def _bend(self, message: messages.Derive | messages.Open) -> Bend | None:
+        """The bend of a request, whose numbers were checked."""
+        if not message.bend.size or self.study.effects is None:
+            return None
+        return Bend(self.study.effects.spreads(len(self.study.names)), jnp.array(message.bend))
 
     def _opened_clock(self, message: messages.Open) -> Clock:
         """The clock of a run, made once, on request, so that one that cannot be made is refused."""
@@ -262,11 +266,11 @@ class Computation:
     def _check_opening(self, message: messages.Open) -> None:
         if self._region is None or self.study.reference == "none":
             return
-        point, spread = self._points[-1] if self.progress.exact else (None, None)
-        at = np.zeros(len(self.study.names)) if point is None else point
-        _, gradient, hessian = derivatives(self.site, at, spread)
+        place = self._points[-1] if self.progress.exact else None
+        at = Place(np.zeros(len(self.study.names))) if place is None else place
+        _, gradient, hessian = derivatives(self.site.bent(at.bend), at.x, at.spread)
         with refusing_disclosure():
-            self._region.check_opening(message, point, gradient, hessian)
+            self._region.check_opening(message, place, gradient, hessian)
 
     def _private_site(self, message: messages.Open) -> PrivateSite:
         """The site under its budget, charged to this run; built once."""
@@ -276,11 +280,11 @@ class Computation:
 
     def _opening(self, message: messages.Open) -> Opening:
         """Coordinates, dynamics and control variate: the site's own if only the sum of all sites is public."""
-        reference = Reference(jnp.asarray(message.center), jnp.asarray(message.scale))
+        reference = self._reference(message)
         # The control variate belongs to the last release, with its spread.
-        control, spread = None, self._points[-1][1] if self._points else None
+        control, spread = None, self._points[-1].spread if self._points else None
         if message.order and self.party is not None:
-            _, gradient, hessian = derivatives(self.site, message.point, spread)
+            _, gradient, hessian = derivatives(self.site.bent(reference.bend), message.point, spread)
             control = self.party.control(message.point, message.order, message.kept, gradient, hessian)
         elif message.order:
             quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
@@ -289,6 +293,9 @@ class Computation:
             control = control._replace(spread=jnp.asarray(spread))
         private = 0 if self.site.budget is None else len(self.study.sites)
         return Opening(reference, self.study.dynamics(), control, private_sites=private)
+
+    def _reference(self, message: messages.Open) -> Reference:
+        return Reference(jnp.asarray(message.center), jnp.asarray(message.scale), bend=self._bend(message))
 
     def _plans(self, message: messages.Plans, asked: bytes) -> messages.Arrivals:
         clock, keys, chain = self._clock, self._keys, message.chain

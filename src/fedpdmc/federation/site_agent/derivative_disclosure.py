@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic
 from fedpdmc.study.contract import Study
@@ -40,8 +41,30 @@ class DisclosureRefused(Exception):
         super().__init__(words)
 
 
-# A point, and the root of the covariance over which derivatives are averaged there, if they are.
-Place = tuple[np.ndarray, np.ndarray | None]
+class Place(NamedTuple):
+    """Where derivatives are released.
+
+    Attributes
+    ----------
+    x : array
+        The point.
+    spread : array or None
+        The root of the covariance over which they are averaged, if they are.
+    bend : Bend or None
+        If log spreads are bent: point and spread are in coordinates before the bend.
+    """
+
+    x: np.ndarray
+    spread: np.ndarray | None = None
+    bend: Bend | None = None
+
+    def same(self, other: Place) -> bool:
+        """Whether two places are equal in every number."""
+        bends = [None if place.bend is None else np.asarray(place.bend.numbers) for place in (self, other)]
+        pairs = ((self.x, other.x), (self.spread, other.spread), bends)
+        return all(
+            (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs
+        )
 
 
 class Terms(NamedTuple):
@@ -97,29 +120,27 @@ class DisclosureControl:
         self._mean, self._scale = (np.asarray(study.prior_mean), None) if place is None else place
         self._guess = study.guess
 
-    def check(self, x: np.ndarray, spread: np.ndarray | None, own: Place, released: list[Place]) -> None:
+    def check(self, place: Place, own: Place, released: list[Place]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute.
 
         Parameters
         ----------
-        x : array
-            The point, in all parameters of the study.
-        spread : array or None
-            The root of the covariance over which derivatives are averaged, if they are.
-        own : (array, array or None)
-            Both in the site's own parameters.
-        released : list of (array, array or None)
+        place : Place
+            In all parameters of the study.
+        own : Place
+            The same in the site's own parameters.
+        released : list of Place
             Where derivatives were released before, in the site's own parameters.
         """
-        self._check_distance(x, spread)
-        now = self._terms(*own)
+        self._check_distance(place)
+        now = self._terms(own.x, own.spread)
         if not all(np.isfinite(part).all() for part in now):
             raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
         self._check_release("", now)
         if self._gaussian:
             # Derivatives reveal the second moments of the records only, and one point reveals all of them.
             return
-        before = [self._terms(*place) for place in released]
+        before = [self._terms(place.x, place.spread) for place in released]
         for k, past in enumerate(before):
             change = Terms(*(a - b for a, b in zip(now, past, strict=True)))
             self._check_release(f"the difference to point {k + 1}, ", _without_rounding(change, now))
@@ -130,14 +151,16 @@ class DisclosureControl:
                     f"combinations of {what}s of {len(before) + 1} points", _span(told, self._norm**power)
                 )
 
-    def _check_distance(self, x: np.ndarray, spread: np.ndarray | None) -> None:
+    def _check_distance(self, place: Place) -> None:
         """Check the point, or one standard deviation about it."""
         if self._scale is None:
             return
-        wide = 0.0 if spread is None else np.sqrt(np.sum(spread**2, 1))
+        wide = np.zeros_like(place.x) if place.spread is None else np.sqrt(np.sum(place.spread**2, 1))
+        ends = np.stack([place.x - wide, place.x + wide])
+        ends = ends if place.bend is None else place.bend(ends)
         centers = [self._mean] if self._guess is None else [self._mean, self._guess]
         distance = min(
-            float(np.max((np.abs(x - center) + wide) / np.asarray(self._scale), initial=0.0)) for center in centers
+            float(np.max(np.abs(ends - center) / np.asarray(self._scale), initial=0.0)) for center in centers
         )
         if not distance <= self._policy.farthest:
             raise DisclosureRefused(

@@ -6,7 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
@@ -17,7 +16,6 @@ from fedpdmc.federation.site_agent.audit_replay import agent_before_run
 from fedpdmc.members.latent_handover import latent_names
 from fedpdmc.members.latent_posterior import LatentPosterior
 from fedpdmc.study import Study
-from fedpdmc.whitening import Reference
 
 
 @double_precision
@@ -59,7 +57,7 @@ def own_effects(
             computation.record(asked, messages.decode(entry.payload))
             ended = False
             if isinstance(asked, messages.Open) and computation.latents is not None:
-                reference = Reference(jnp.asarray(asked.center), jnp.asarray(asked.scale))
+                reference = computation.reference
                 computation.latents.keep_draws()
         elif entry.kind is Kind.NOTE and entry.note["event"] == "farewell":
             ended = True

@@ -5,11 +5,13 @@ measures are those of `fedpdmc.federation.site_agent.derivative_disclosure`. Hes
 the absolute eigenvalues, takes the place of ``ℓ''_i ξ_i ξ_iᵀ``. The share of one record in any direction, and in any
 combination of releases, is the largest eigenvalue of ``B^{−½} T_iᵀ T_i B^{−½}`` with ``B = Σ_j T_jᵀ T_j``.
 
-If effects of groups are integrated out, a record's contribution is what the release loses without it.
+If effects of groups are integrated out, a record's contribution is what the release loses without it. Releases in bent
+coordinates ``s = T(u)`` are compared with others in units of s, that is after division by ``T'`` at their point.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -84,16 +86,16 @@ class ModelDisclosure(DisclosureControl):
         self._model = model
         self._take(study, policy)
 
-    def check(self, x: np.ndarray, spread: np.ndarray | None, own: Place, released: list[Place]) -> None:
+    def check(self, place: Place, own: Place, released: list[Place]) -> None:
         """Raise `DisclosureRefused` for a point at which too few records contribute."""
-        self._check_distance(x, spread)
-        now = self._of(*own)
+        self._check_distance(place)
+        now = self._of(own)
         if not all(np.isfinite(part).all() for part in now):
             raise DisclosureRefused("NOT_FINITE", "contributions that are not finite")
         units = _units(now)
         now = _in_units(now, units)
         self._check_one("", now)
-        before = [_in_units(self._of(*place), units) for place in released]
+        before = [_in_units(self._of(past), units) for past in released]
         for k, past in enumerate(before):
             change = Contributions(*(_new(a, b) for a, b in zip(now, past, strict=True)))
             self._check_one(f"the difference to point {k + 1}, ", change)
@@ -112,7 +114,7 @@ class ModelDisclosure(DisclosureControl):
         """
         dim = self._model.dim
         assert dim is not None
-        told = self._of(np.broadcast_to(self._mean, (dim,)), None)
+        told = self._of(Place(np.broadcast_to(self._mean, (dim,))))
         try:
             self._check_one("at the prior's mean, ", _in_units(told, _units(told)))
         except DisclosureRefused as refused:
@@ -122,10 +124,13 @@ class ModelDisclosure(DisclosureControl):
                 "Read the model (fedpdmc model show). If it is right, lower least_records or raise largest_share.",
             ) from refused
 
-    def _of(self, x: np.ndarray, spread: np.ndarray | None) -> Contributions:
-        about = None if spread is None else jnp.asarray(spread)
-        found = _contributions(self._model.function, jnp.asarray(x), about, self._model.data)
-        return Contributions(*map(np.asarray, found))
+    def _of(self, place: Place) -> Contributions:
+        about, data = None if place.spread is None else jnp.asarray(place.spread), self._model.data
+        if place.bend is not None:
+            data = dataclasses.replace(data, bend=place.bend.numbers)
+        found = _contributions(self._model.function, jnp.asarray(place.x), about, data)
+        told = Contributions(*map(np.asarray, found))
+        return told if place.bend is None else _in_units(told, place.bend.slopes(place.x))
 
     def _check_one(self, which: str, told: Contributions) -> None:
         """Check one release, or one difference of two."""

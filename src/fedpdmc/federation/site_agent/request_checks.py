@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedpdmc.bent_coordinates import moderate
 from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
@@ -137,6 +138,7 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
         raise RequestRefused("WRONG_SHAPE")
     if message.about is not None and (study.reference != VB or study.one_shot):
         raise RequestRefused("NOT_IN_CONTRACT")
+    _bend(study, message.bend)
     if so_far.exact or so_far.points >= study.most_derivatives:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
@@ -156,6 +158,7 @@ def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
         raise RequestRefused("WRONG_SHAPE")
     if len(message.turns) and not study.dynamics().turns:
         raise RequestRefused("NOT_IN_CONTRACT")
+    _bend(study, message.bend)
     own = bool(order) and not message.linear.size
     if message.order != order or own != bool(order and so_far.summed):
         raise RequestRefused("NOT_IN_CONTRACT")
@@ -171,6 +174,18 @@ def _open(study: Study, message: messages.Open, so_far: Progress) -> None:
     narrow = message.scale.ndim == 1 and not size.min() > 1e-14 * size.max()
     if narrow or message.scale.ndim == 2 and not _condition(message.scale) <= 1e14:
         raise RequestRefused("SINGULAR_REFERENCE")
+
+
+def _bend(study: Study, numbers: np.ndarray) -> None:
+    """Log spreads of effects may be bent, by a map that increases and is neither too steep nor too flat anywhere."""
+    if not numbers.size:
+        return
+    if study.effects is None or study.reference != VB:
+        raise RequestRefused("NOT_IN_CONTRACT")
+    if numbers.shape[1] != len(study.effects.spreads(len(study.names))):
+        raise RequestRefused("WRONG_SHAPE")
+    if not moderate(numbers):
+        raise RequestRefused("UNUSUAL_BEND")
 
 
 def _condition(matrix: np.ndarray) -> float:

@@ -8,6 +8,11 @@ last, with a part κ of its curvature that is close to one. The reference may be
 Gaussians over which derivatives are averaged: a wide one has a small mean Hessian, which would allow a wide reference. In
 such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²/κ``: with n records predictors move by about ``2 |a|/√n``, so that no record
 stands out.
+
+Where log spreads are bent (`fedpdmc.bent_coordinates`), all of this is in coordinates before the bend, which must be that
+of the last release. A bend leaves the other parameters as they are. It may take a log spread far within few standard
+deviations: upwards that is limited like the distance of plans. Downwards it is not: as a spread tends to zero the effects
+vanish, and arrivals tend to those of a model without effects, whose other parameters are limited as before.
 """
 
 from __future__ import annotations
@@ -16,8 +21,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpdmc.bent_coordinates import Bend
 from fedpdmc.federation import messages
-from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
+from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, Place
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -51,7 +57,7 @@ class TrustRegion:
     def __init__(self, study: Study, site: str, policy: Policy):
         self._study, self._farthest = study, BEYOND * policy.farthest
         self._coordinates = study.coordinates(site)
-        self._reference: tuple[np.ndarray, np.ndarray] | None = None
+        self._reference: tuple[np.ndarray, np.ndarray, Bend | None] | None = None
 
     @property
     def _convex(self) -> bool:
@@ -59,20 +65,23 @@ class TrustRegion:
         plain = study.model is None and study.effects is None
         return plain and study.family != "student_t" and not study.unknown_scale
 
-    def check_spread(self, spread: np.ndarray, hessian: np.ndarray) -> None:
+    def check_spread(self, spread: np.ndarray, hessian: np.ndarray, bend: Bend | None) -> None:
         """Raise `DisclosureRefused` for a Gaussian wider than the site's records allow, given their mean Hessian over it."""
-        widest = _curvature(spread, hessian)
+        widest = _widest(spread, hessian, bend)
         if not widest <= (WIDEST_SPREAD if self._convex else WIDEST_NOT_CONVEX):
             raise DisclosureRefused(
                 "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
     def check_opening(
-        self, message: messages.Open, point: np.ndarray | None, gradient: np.ndarray, hessian: np.ndarray
+        self, message: messages.Open, place: Place | None, gradient: np.ndarray, hessian: np.ndarray
     ) -> None:
-        """Raise `DisclosureRefused` unless the reference belongs to the last point, with these released derivatives."""
-        if point is None or (message.order and not np.array_equal(message.point, point)):
+        """Raise `DisclosureRefused` unless the reference belongs to the last release, of these derivatives."""
+        if place is None or (message.order and not np.array_equal(message.point, place.x)):
             raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last exact release")
+        point, bend = place.x, np.zeros((0, 0)) if place.bend is None else np.asarray(place.bend.numbers)
+        if not np.array_equal(message.bend, bend):
+            raise DisclosureRefused("NOT_TOLD", "a bend other than that of the last exact release")
         if not LEAST_KEPT <= message.kept <= 1.0:
             raise DisclosureRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
         if message.order and message.linear.size:
@@ -82,7 +91,7 @@ class TrustRegion:
             if not off <= SAME * size:
                 raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
-        widest = _curvature(scale, message.kept * hessian)
+        widest = _widest(scale, message.kept * hessian, place.bend)
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
@@ -90,14 +99,14 @@ class TrustRegion:
                 "TOO_WIDE", f"a reference {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
-    def opened(self, message: messages.Open) -> None:
+    def opened(self, message: messages.Open, bend: Bend | None) -> None:
         """Store the reference of the run."""
-        self._reference = message.center, message.scale
+        self._reference = message.center, message.scale, bend
 
     def check_plans(self, message: messages.Plans) -> None:
         """Raise `DisclosureRefused` for plans that begin too far out."""
         assert self._reference is not None
-        center, scale = self._reference
+        center, scale, bend = self._reference
         start, dim = message.start, len(center)
         if self._study.reference != "none":
             square = np.sum(start**2, -1)
@@ -113,6 +122,10 @@ class TrustRegion:
         own = slice(None) if start.shape[1] == dim else self._coordinates
         x = start if start.shape[1] != dim else center + (start @ scale.T if scale.ndim == 2 else start * scale)
         mean, sd = (part[own] for part in place)
+        if bend is not None:
+            # The only coordinates that grow faster than the path: limited all along it. A low spread discloses nothing.
+            index = list(bend.index)
+            x[:, index] = np.maximum(_highest(message, center, scale, bend), mean[index])
         centers = [mean] if self._study.guess is None else [mean, self._study.guess]
         distance = min(float(np.max(np.abs(x - c) / sd)) for c in centers)
         if not distance <= self._farthest:
@@ -121,6 +134,34 @@ class TrustRegion:
                 f"a plan {distance:.3g} of the prior's standard deviations from its mean; the policy has farthest = "
                 f"{self._farthest / BEYOND:g}, which plans may exceed {BEYOND:g} times",
             )
+
+
+def _highest(message: messages.Plans, center: np.ndarray, scale: np.ndarray, bend: Bend) -> np.ndarray:
+    """The largest value of every bent parameter along rotating plans.
+
+    ``u(t) = c + S a cos t + S v sin t`` is at most ``c + √((S a)² + (S v)²)`` in each coordinate, and T increases.
+    """
+    rows = scale if scale.ndim == 2 else np.diag(scale)
+    a, highest = message.start, np.full(message.start.shape, -np.inf)
+    for velocity, duration in zip(np.moveaxis(message.velocity, 1, 0), message.duration.T, strict=True):
+        highest = np.maximum(highest, center + np.hypot(a @ rows.T, velocity @ rows.T))
+        angle = duration[:, None]
+        a = a * np.cos(angle) + velocity * np.sin(angle)
+    with np.errstate(over="ignore"):
+        return bend(highest)[:, list(bend.index)]
+
+
+def _widest(root: np.ndarray, hessian: np.ndarray, bend: Bend | None) -> float:
+    """The largest eigenvalue of ``Sᵀ H S``; with a bend, also that of the parameters that are not bent.
+
+    A bend adds ``T'' ∂U/∂s`` to the curvature of its own coordinate, and could make it as negative as it likes: beside it a
+    wide reference of the others would not be seen.
+    """
+    found = _curvature(root, hessian)
+    if bend is None:
+        return found
+    others = np.delete(np.arange(len(hessian)), bend.index)
+    return max(found, _curvature(root[others], hessian[np.ix_(others, others)]))
 
 
 def _curvature(root: np.ndarray, hessian: np.ndarray) -> float:
