@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import equinox as eqx
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+# Arrivals of sites on a network are NumPy's, until those of all sites are together.
+if TYPE_CHECKING:
+    Either = Array
+else:
+    Either = Array | np.ndarray
 
 
 class TurnSchedule(eqx.Module):
@@ -70,6 +79,6 @@ class Arrival(eqx.Module):
         The coordinate that flips, or the unit normal of a reflection in whitened coordinates.
     """
 
-    time: Float[Array, "*M C"]
-    rang: Bool[Array, "*M C"]
-    mark: Int[Array, "*M C"] | Float[Array, "*M C d"]
+    time: Float[Either, "*M C"]
+    rang: Bool[Either, "*M C"]
+    mark: Int[Either, "*M C"] | Float[Either, "*M C d"]
