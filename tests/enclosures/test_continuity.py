@@ -29,6 +29,18 @@ def by_hand(x):
 by_hand.defjvp(lambda primals, tangents: (primals[0] ** 2, 0.0 * tangents[0]))
 
 
+flat_tanh = jax.custom_jvp(jnp.tanh)
+flat_tanh.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), 0.0 * tangents[0]))
+
+
+def step(t):
+    return jnp.where(t**3 > 0.2, 3.0, 0.0)
+
+
+def count(t):
+    return jnp.where(t**3 > 0.2, 3, 2)
+
+
 def huber(x, gap=0.0):
     r = Y - x[0]
     return jnp.sum(jnp.where(jnp.abs(r) <= 1.3, 0.5 * r**2, 1.3 * (jnp.abs(r) - 0.65) + gap))
@@ -36,6 +48,11 @@ def huber(x, gap=0.0):
 
 def double_where(x, outside=0.0):
     return jnp.sum(jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), outside))
+
+
+def log_or_not(t):
+    p = jax.nn.sigmoid(t)
+    return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), -jnp.inf)
 
 
 CONTINUOUS = {
@@ -72,6 +89,10 @@ CONTINUOUS = {
     "entr": lambda x: jnp.sum(xlogy(jnp.maximum(x, 0.0), jnp.maximum(x, 0.0))),
     "three cases by data": lambda x: jnp.sum(jax.lax.select_n(CASE, x, jnp.abs(x), x**2)),
     "sums that differ by rounding": lambda x: jnp.where(x[0] > 0, 0.1 * x[1] + 0.2 * x[1] + x[0], 0.3 * x[1]),
+    "a guard at zero": lambda x: jnp.sum(jnp.where(x == 0, 1.0, jnp.sin(x) / jnp.where(x == 0, 1.0, x))),
+    "whole numbers that meet": lambda x: jnp.sum(jnp.where(jax.lax.div(jnp.where(x > 0, 3, 2), 2) == 1, x, 0.0)),
+    "an infinite case": lambda x: jnp.where(jnp.isneginf(log_or_not(x[0])), -jnp.inf, log_or_not(x[0])),
+    "a power": lambda x: jnp.sum(jnp.power(T, jnp.exp(x[0])) + jnp.power(1.0 + T, x[1]) + jnp.exp(x[0]) ** x[1]),
     "a sum that cancels but for rounding": lambda x: jnp.where(
         x[0] > 0, 0.1 * x[1] + 0.2 * x[1] - 0.3 * x[1] + x[0], -x[0]
     ),
@@ -147,6 +168,55 @@ JUMPS = {
     "a comparison in 32 bits": lambda x: jnp.where(
         jnp.dot(x, np.ones(3), preferred_element_type=jnp.float32) > 0.3, 1.0, 0.0
     ),
+    # A case in which all of a record may be: zeros of data, and formulas that are zero for some entries.
+    "where data are zero": lambda x: jnp.sum(jnp.where(T == 0, step(x[0]), x[0])),
+    "where data are zero, at planes": lambda x: jnp.sum(jnp.where(T == 0, jnp.where(x[0] > 0.2, 3.0, 0.0), x[0])),
+    "where zero times a parameter is zero": lambda x: jnp.sum(jnp.where(T * x[0] == 0, step(x[1]), 1.0)),
+    "not differentiated where it is zero": lambda x: jnp.sum(
+        jnp.where(T * x[0] == 0, jax.lax.stop_gradient(x[1]), 1.0)
+    ),
+    "the middle, reversed": lambda x: jnp.sum(jnp.where(x[::-1] - x == 0, step(x), 1.0)),
+    # Functions that reach by rounding what they only approach, or that are equal on a part of space.
+    "an underflow": lambda x: jnp.where(jnp.exp(20 * x[0] - 745) > 0, 3.0, 0.0),
+    "a probability of one": lambda x: jnp.where(jax.nn.sigmoid(37 + x[0]) < 1, 3.0, 0.0),
+    "a hyperbolic tangent of one": lambda x: jnp.where(jnp.tanh(19 + x[0]) < 1, 3.0, 0.0),
+    "an exponential that is not there": lambda x: jnp.where(jnp.expm1(x[0] - 37) > -1, 3.0, 0.0),
+    "beside one": lambda x: jnp.where(1 + jnp.exp(40 * x[0] - 40) > 1, 3.0, 0.0),
+    "a logarithm of a sum": lambda x: jnp.where(jnp.logaddexp(100 * x[0], 0.0) == 100 * x[0], 3.0, 0.0),
+    "the root of a square": lambda x: jnp.where(jnp.sqrt(x[0] ** 2) == x[0], 3.0, 0.0),
+    "a gap beside an offset": lambda x: jnp.where(x[0] ** 3 > 0.2, (x[1] + 1e10 + 0.01) - 1e10, x[1]),
+    "rounded to 32 bits": lambda x: jnp.where(x[0].astype(jnp.float32).astype(float) < x[0], 0.0, 3.0),
+    "equal in 32 bits": lambda x: jnp.where(x[0].astype(jnp.float32).astype(float) == x[0], 0.0, step(x[0])),
+    # Infinities and what is not a number, of values that do not contain them any more.
+    "infinite by choice": lambda x: jnp.where(jnp.isinf(jnp.where(x[0] ** 3 > 0.2, jnp.inf, 0.0)), 3.0, 0.0),
+    "infinite data": lambda x: jnp.sum(jnp.where(jnp.isfinite(jnp.where(Y > 0, jnp.inf, x[0])), 0.0, step(x[0]))),
+    "below infinite data": lambda x: jnp.sum(jnp.where(jnp.where(Y > 0, jnp.inf, x[0]) < jnp.inf, 0.0, step(x[0]))),
+    "a root less itself": lambda x: jnp.where(jnp.sqrt(x[0]) - jnp.sqrt(x[0]) == 0, 0.0, 3.0),
+    "the smaller of a root": lambda x: jnp.where(jnp.minimum(jnp.sqrt(x[0]), -1.0) > -2, 0.0, 3.0),
+    "zero times a root, not differentiated": lambda x: 0 * jax.lax.stop_gradient(jnp.sqrt(x[0])),
+    "a root in a part of a case": lambda x: jnp.where(
+        jnp.isnan(jnp.sqrt(x[0])), 3.0, jnp.where(x[1] > 0, x[1] * jnp.sqrt(x[0]), 0.0)
+    ),
+    # Whole numbers.
+    "bits": lambda x: (jnp.where(x[0] ** 3 > 0.2, 1, 2) & 1) * 1.0,
+    "all bits": lambda x: jnp.where(~jnp.where(x[0] ** 3 > 0.2, 1, 2) == -2, 0.0, 3.0),
+    "a whole quotient": lambda x: jnp.where(jax.lax.div(count(x[0]), 2) * 2 == count(x[0]), 0.0, 3.0),
+    "below zero without a sign": lambda x: jnp.where(count(x[0]).astype(jnp.uint8) - jnp.uint8(3) > 3, 0.0, 3.0),
+    "whole data": lambda x: jnp.sum(jnp.where(Y.astype(int) == Y, 0.0, step(x[0]))),
+    "numbers of data": lambda x: jnp.where(jnp.sum(T > 0) > jnp.sum(Y > 0), step(x[0]), 0.0),
+    "any of data": lambda x: jnp.where(jnp.any(Y > 9) == jnp.any(T > 2), 0.0, step(x[0])),
+    # Zero to a power.
+    "zero to a power": lambda x: jnp.power(0.0, jnp.maximum(x[0], 0.0)),
+    "data to a power": lambda x: jnp.sum(jnp.power(T, jnp.maximum(x[0], 0.0))),
+    "a plateau to a power": lambda x: jnp.power(jnp.maximum(x[0], 0.0), jnp.maximum(x[1], 0.0)),
+    # Derivatives by hand of what looks like functions of JAX.
+    "a gradient by hand": lambda x: jax.custom_gradient(lambda t: (t**2, lambda g: 0.0 * g))(x[0]),
+    "a function of JAX differentiated by hand": lambda x: flat_tanh(x[0]),
+    # One program that compares affine values and others.
+    "a step twice": lambda x: jnp.heaviside(x[0], 0.5) + jnp.heaviside(x[1] ** 3 - 0.2, 0.5),
+    "infinitely steep": lambda x: jnp.where(jnp.inf * x[0] > 0, 3.0, 0.0),
+    "divided by zero": lambda x: jnp.sum(jnp.where((x[0] - 0.3) / T > 1, 3.0, 0.0)),
+    "too steep": lambda x: jnp.where(1e300 * (x[0] - 0.2) > 0, 3.0, 0.0),
 }  # fmt: skip
 
 
@@ -167,7 +237,8 @@ def test_what_is_not_shown_to_meet_is_refused_with_its_line(name):
 SURFACES = {"a wall": len(Y), "a change point": len(np.unique(T)), "order": 1, "sign": 3, "a comparison as a number": 3,
             "cond": 1, "heaviside": 3, "a softplus by halves": 3, "double where with a gap": 3,
             "the second of three cases, at planes": 3, "a root of a sign, at planes": 3, "beside large numbers": 1,
-            "a maximum with a root of a sign": 1, "a finite logarithm of a sign": 1}  # fmt: skip
+            "a maximum with a root of a sign": 1, "a finite logarithm of a sign": 1,
+            "where data are zero, at planes": 1}  # fmt: skip
 
 
 @pytest.mark.usefixtures("double")

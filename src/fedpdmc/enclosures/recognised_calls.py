@@ -55,6 +55,24 @@ def name_of_call(equation) -> str:
     return name if place.startswith(tuple(jax.__path__)) and not other else ""
 
 
+# Functions of JAX whose derivative is that of the user, or of a solution which the user's own solver finds.
+BY_USER = {"_custom_root", "wrapped_fun"}
+# Functions of JAX with a derivative for each argument, of which the place is not known.
+FOR_EACH = {"relu", "relu6", "log1mexp", "_wofz", "_erfcx", "_dawsn", "logit", "poch", "hyp1f1", "hyp2f1"}
+
+
+def is_by_hand(equation) -> bool:
+    """Whether the derivative that a call has been given may be a user's."""
+    called = name_of_call(equation)
+    if not called or called in BY_USER:
+        return True
+    rules = [rule for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd") if (rule := equation.params.get(name))]
+    places = [str(rule.debug_info.func_src_info).partition(" at ")[2] for rule in rules]
+    if not places or not all(place.startswith(tuple(jax.__path__)) for place in places):
+        return True
+    return any("custom_derivatives.py" in place for place in places) and called not in FOR_EACH
+
+
 def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
     """Atoms (x, y) if the equation is ``exp(x − logaddexp(x, y))``, the derivative of logaddexp: ``logistic(x − y)``."""
     difference = producers.get(_key(equation.invars[0])) if equation.primitive.name == "exp" else None

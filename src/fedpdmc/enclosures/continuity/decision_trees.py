@@ -2,8 +2,8 @@
 
 A node asks for the sign of a formula D, entry by entry, and has a value for each answer. Such a value is continuous if for
 every D that it asks for, the values on both sides are equal on the surface ``D = 0``. It is proved by solving ``D = 0`` for
-one atom and putting the solution in. The value on the surface itself matters only where the surface can have a volume: an
-analytic D is zero nowhere but on a null set, or everywhere.
+one atom and putting the solution in. The value on the surface itself must be equal to them too where the surface can have a
+volume. A polynomial is zero nowhere but on a null set, or everywhere; then the value is that of the third case everywhere.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Surface:
         self.place, self.terms, self.where, self.free = place, terms, where, free or not terms.depends
         self.moving, constant = terms.split()
         self.kind, self.level = self.moving.key, -constant
-        # Whether it can be zero on more than a null set: it has kinks, or it may be rounded to zero, its least value.
-        self.thick = not terms.analytic or terms.sign != 0
+        # Whether it can be zero on more than a null set but not everywhere: it has kinks, or it may be rounded to zero.
+        self.thick = not terms.polynomial or terms.sign != 0
 
 
 class Choice:
@@ -145,13 +145,12 @@ def surfaces_of(value: Value) -> dict[int, Surface]:
 
 
 def leaves_of(value: Value) -> Iterator[Value]:
-    """The leaves, except for those on null sets."""
+    """The leaves."""
     if not isinstance(value, Choice):
         yield value
         return
-    for sign, case in value.cases.items():
-        if sign or value.surface.thick:
-            yield from leaves_of(case)
+    for case in value.cases.values():
+        yield from leaves_of(case)
 
 
 Range = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -160,24 +159,26 @@ Range = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def pruned(value: Value, known: dict[Any, Range] | None = None) -> Value:
     """The value without impossible cases: formulas that differ by a constant bound each other.
 
-    ``known`` holds for what varies in a formula its bounds, and whether they are not reached.
+    ``known`` holds for what varies in a formula its bounds, and whether they are not reached. A surface at which values
+    need not agree says nothing of others.
     """
     if not isinstance(value, Choice):
         return value
     surface, known = value.surface, known or {}
     low, high = surface.moving.bounds
     no = np.zeros((), bool)
-    low, high, above, below = known.get(surface.kind, (low, high, no, no))
+    own = surface.kind, surface.free
+    low, high, above, below = known.get(own, (low, high, no, no))
     level = surface.level
     cases: dict[int, Value] = {}
     if np.any(high > level):
         inner = (np.maximum(low, level), high, np.where(level >= low, True, above), below)
-        cases[1] = pruned(value.cases[1], {**known, surface.kind: inner})
+        cases[1] = pruned(value.cases[1], {**known, own: inner})
     if np.any((level > low) | ((level == low) & ~above)) and np.any((level < high) | ((level == high) & ~below)):
-        cases[0] = pruned(value.cases[0], {**known, surface.kind: (level, level, no, no)})
+        cases[0] = pruned(value.cases[0], {**known, own: (level, level, no, no)})
     if np.any(low < level):
         inner = (low, np.minimum(high, level), above, np.where(level <= high, True, below))
-        cases[-1] = pruned(value.cases[-1], {**known, surface.kind: inner})
+        cases[-1] = pruned(value.cases[-1], {**known, own: inner})
     if not cases:
         return value
     # An impossible case gets the value of a possible one.
@@ -247,8 +248,6 @@ def _reached(value: Value, put: Callable[[Terms], Terms], mask: np.ndarray) -> I
             can[-1 if known > 0 else 1] = np.zeros(mask.shape, bool)
         if abs(known) == 2:
             can[0] = np.zeros(mask.shape, bool)
-    if not value.surface.thick:
-        can[0] = can[0] & _still(value.surface.terms)
     for s, case in value.cases.items():
         yield from _reached(case, put, mask & can[s])
 
@@ -264,14 +263,6 @@ def _scale(terms: Terms, put: Callable[[Terms], Terms]) -> np.ndarray:
                 size = size * (1.0 if value is None else np.abs(value) ** power)
         total = total + size
     return total
-
-
-def _still(terms: Terms) -> np.ndarray:
-    """The entries that are constant."""
-    found = np.ones(terms.shape, bool)
-    for monomial, c in terms.terms.items():
-        found = found & (c == 0) if monomial else found
-    return found
 
 
 def _on_surface(zero: Terms, there: np.ndarray, agree: Callable[[dict[Atom, Terms] | None, np.ndarray], bool]) -> bool:
@@ -293,10 +284,11 @@ def _on_surface(zero: Terms, there: np.ndarray, agree: Callable[[dict[Atom, Term
             inverse, value = INVERSE.get(atom.name), solution.constant
             if inverse is not None and value is not None:
                 with np.errstate(all="ignore"):
-                    inner = inverse(value)
-                known = np.isfinite(inner)
-                minus = number(-np.where(known, inner, 0.0))
-                if _on_surface(added(atom.args[0], minus), there & known, agree):
+                    exact = inverse(value)
+                known = ~np.isnan(exact)
+                ends = [np.clip(np.where(known, exact, 0.0), *limits) for limits in SATURATED.get(atom.name, [FINITE])]
+                ends = ends[:1] if all(np.array_equal(end, ends[0]) for end in ends) else ends
+                if all(_on_surface(added(atom.args[0], number(-end)), there & known, agree) for end in ends):
                     return True
         elif power > 1 and (value := solution.constant) is not None:
             roots = [np.sign(value) * np.abs(value) ** (1 / power)]
@@ -316,4 +308,12 @@ INVERSE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.log, "log": np.exp, "log1p": np.expm1, "expm1": np.log1p, "tanh": np.arctanh, "sinh": np.arcsinh,
     "exp2": np.log2, "logistic": lambda p: np.log(p) - np.log1p(-p), "asinh": np.sinh, "atan": np.tan,
     "sqrt": lambda r: np.where(r >= 0, r * r, np.nan),
+}  # fmt: skip
+# Arguments between which a function is not rounded to the limits of its range. A surface at a limit is crossed somewhere
+# beyond, so what is claimed of it must hold at two places.
+FINITE = (-1e300, 1e300)
+SATURATED: dict[str, list[tuple[float, float]]] = {
+    "exp": [(-708.0, 1e300), (-700.0, 1e300)], "exp2": [(-1021.0, 1e300), (-1000.0, 1e300)],
+    "tanh": [(-18.6, 18.6), (-18.4, 18.4)], "logistic": [(-708.0, 36.5), (-700.0, 36.0)],
+    "expm1": [(-36.5, 1e300), (-36.0, 1e300)],
 }  # fmt: skip

@@ -20,7 +20,7 @@ from fedpdmc.enclosures.continuity.decision_trees import (
 )
 from fedpdmc.enclosures.continuity.formulas import ANY, Formulas
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Terms, added, chosen, number, of_atom, scaled
-from fedpdmc.enclosures.continuity.not_a_number import assumed, guarded, undefined
+from fedpdmc.enclosures.continuity.not_a_number import assumed, guarded, may_cancel, undefined
 from fedpdmc.errors import Discontinuous
 
 
@@ -41,7 +41,7 @@ def _mul(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
     for one, other in ((x, y), (y, x)):
         # Arrays of data are no constants of the enclosures, so that zeros among them hide nothing.
         if isinstance(one, np.ndarray) and one.size and not np.any(one) and not formulas.knows_data:
-            return guarded(formulas, found, np.asarray(np.nan), undefined(other), where)
+            return guarded(formulas, found, np.asarray(np.nan), undefined(other) | formulas.lost, where)
     return found
 
 
@@ -101,25 +101,40 @@ def _abs(formulas: Formulas, params, where, x: Value) -> Value:
 
 
 def _sign(formulas: Formulas, params, where, x: Value) -> Value:
-    return guarded(formulas, formulas.sign(x, where), np.asarray(np.nan), undefined(x), where)
+    return guarded(formulas, formulas.sign(x, where), np.asarray(np.nan), undefined(x) | formulas.lost, where)
 
 
 def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
     answers, differ = [np.asarray(answer) for answer in (plus, zero, minus)], plus and minus
 
     def found(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
-        for one, side in ((x, 1), (y, -1)):
-            if isinstance(one, np.ndarray) and one.dtype.kind == "f" and one.size and np.all(np.isinf(one)):
-                # A finite number is below infinity.
-                known = np.where(side * one > 0, *(np.broadcast_to(a, one.shape) for a in (answers[0], answers[2])))
-                return guarded(formulas, known, ~known, undefined(x, True) | undefined(y, True), where)
-        difference = _sub(formulas, params, where, _plain(x), _plain(y))
-        answer = formulas.by_sign(formulas.sign(difference, where), *answers, otherwise=differ)
-        # A value is compared with itself to see whether it is a number.
-        itself = key(difference) == key(number(np.zeros(difference.shape)))
-        return guarded(formulas, answer, np.asarray(differ), undefined(x, itself) | undefined(y, itself), where)
+        x, y = _plain(x), _plain(y)
+        order = formulas.held(apply(lambda p, q: _order(formulas, where, as_terms(p), as_terms(q)), x, y), where)
+        answer = formulas.by_sign(order, *answers, otherwise=differ)
+        # A value is compared with itself to see whether it is a number, and with infinity.
+        itself = key(_sub(formulas, params, where, x, y)) == key(number(np.zeros(x.shape)))
+        leaves = [as_terms(leaf) for w in (x, y) for leaf in leaves_of(w)]
+        infinite = any(np.any(~np.isfinite(leaf.split()[1])) for leaf in leaves)
+        asked = infinite or (itself and any(map(may_cancel, leaves)))
+        atoms = undefined(x, asked) | undefined(y, asked) | formulas.lost
+        otherwise = apply(lambda a: np.asarray(~a), answer) if asked or itself else np.asarray(differ)
+        return guarded(formulas, answer, otherwise, atoms, where, "number" if asked or itself else "compared")
 
     return found
+
+
+def _order(formulas: Formulas, where: str, p: Terms, q: Terms) -> Value:
+    """The sign of ``p - q``: a finite number is below infinity, and infinity is equal to itself."""
+    a, b = (np.broadcast_to(w.split()[1].astype(float), p.shape) for w in (p, q))
+    known = np.where(a > b, 1.0, np.where(a < b, -1.0, np.where(a == b, 0.0, np.nan)))
+    wild = ~(np.isfinite(a) & np.isfinite(b))
+    if (p.constant is not None and q.constant is not None) or (np.all(wild) and wild.size):
+        return known
+    difference = added(p, scaled(q, -1.0))
+    if not np.any(wild):
+        return formulas.sign(difference, where)
+    finite = chosen(wild, number(np.zeros(p.shape)), difference)
+    return apply(lambda sign: np.where(wild, known, sign), formulas.sign(finite, where))
 
 
 def _plain(x: Value) -> Value:
@@ -137,7 +152,7 @@ def _logical(function: Callable) -> Callable[..., Value]:
         def one(*leaves):
             if all(isinstance(leaf, np.ndarray) for leaf in leaves):
                 return np.asarray(function(*leaves))
-            return formulas.atom(function.__name__, None, tuple(map(as_terms, leaves)), leaves[0].shape, analytic=False)
+            return formulas.atom(function.__name__, None, tuple(map(as_terms, leaves)), leaves[0].shape)
 
         if any(isinstance(leaf, Terms) and leaf.depends for value in values for leaf in leaves_of(value)):
             raise Discontinuous("and", where, "bits of a value that depends on the parameters")
@@ -162,26 +177,38 @@ def _select(formulas: Formulas, params, where, which: Value, *cases: Value) -> V
             found = formulas.by_sign(sign, found, leaves[i], leaves[i])
         return found
 
-    which = assumed(which, cases)
     if any(isinstance(leaf, Terms) and leaf.depends for leaf in leaves_of(which)):
         raise Discontinuous("select_n", where, "a choice by a number that depends on the parameters")
-    return apply(one, which, *cases)
+    return assumed(apply(one, which, *cases), which, cases)
 
 
 def _is_finite(formulas: Formulas, params, where, x: Value) -> Value:
-    finite = apply(lambda p: np.ones(p.shape, bool) if (c := _number(p)) is None else np.asarray(np.isfinite(c)), x)
-    return guarded(formulas, finite, np.asarray(False), undefined(x, True), where)
+    def one(p):
+        coefficients = (np.broadcast_to(c, p.shape) for c in as_terms(p).terms.values())
+        return np.asarray(np.all([np.isfinite(c) for c in (np.zeros(p.shape), *coefficients)], axis=0))
+
+    return guarded(formulas, apply(one, x), np.asarray(False), undefined(x, True) | formulas.lost, where)
 
 
 def _convert(formulas: Formulas, params, where, x: Value) -> Value:
-    dtype = params["new_dtype"]
+    dtype, old = np.dtype(params["new_dtype"]), np.dtype(params["old_dtype"])
+    whole = not jnp.issubdtype(dtype, jnp.floating)
+    # Whether every number of the one type is a number of the other.
+    exact = np.can_cast(old, dtype) or (old.kind in "iub" and not whole)
+
+    def evaluate(value):
+        return jax.lax.convert_element_type(jnp.asarray(value, old), dtype)
 
     def one(p):
         # As the program does it where a number has no value of the other type.
-        constant = _number(p)
-        return p if constant is None else np.asarray(jax.lax.convert_element_type(jnp.asarray(constant), dtype))
+        if (constant := _number(p)) is not None:
+            return np.asarray(evaluate(constant))
+        if exact:
+            return p
+        if whole:
+            return formulas.atom("convert_element_type", str(dtype), (p,), p.shape)
+        return formulas.function("convert_element_type", str(dtype), evaluate, p)
 
-    whole = not jnp.issubdtype(dtype, jnp.floating)
     if whole and any(isinstance(leaf, Terms) and leaf.depends for leaf in leaves_of(x)):
         raise Discontinuous("convert_element_type", where, "a value that depends on the parameters as a whole number")
     if not whole and jnp.finfo(dtype).bits < 32 and depends(x):
@@ -195,14 +222,14 @@ def _stop(formulas: Formulas, params, where, x: Value) -> Value:
     if not depends(x):
         return x
     axes = tuple(None if n == 1 else i for i, n in enumerate(x.shape))
-    return formulas.atom(STOPPED, ((next(formulas.numbers), where), axes), (), x.shape, analytic=False)
+    return formulas.atom(STOPPED, ((next(formulas.numbers), where), axes), (), x.shape)
 
 
 def _truths(formulas: Formulas, params, where, x: Value) -> Value:
     """Whether all or any are true: nothing is known of where that changes."""
     shape = tuple(n for i, n in enumerate(x.shape) if i not in params["axes"])
     if not depends(x):
-        return formulas.atom("truths", str(params), tuple(map(as_terms, leaves_of(x))), shape, analytic=False)
+        return formulas.atom("truths", (str(params), key(x)), (), shape)
     some = Atom("truths", next(formulas.numbers), (), shape, ANY, True, False, False)
     surface = Surface(len(formulas.surfaces), of_atom(some), where)
     formulas.surfaces[surface.terms.key] = surface

@@ -44,6 +44,9 @@ ENTRYWISE: dict[str, Any] = {
     **dict.fromkeys(("sinh", "asinh", "atanh", "atan", "log1p", "expm1", "cbrt", "reciprocal"), "same"),
 }  # fmt: skip
 JUMPS = "a choice whose branches are not shown to meet"
+# Functions of whole arrays that are polynomials of their entries.
+POLYNOMIAL = {"reduce_sum", "cumsum", "reduce_prod", "cumprod", "dot_general", "concatenate", "stack", "pad", "gather",
+              "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "conv_general_dilated"}  # fmt: skip
 SAME_SIGN = {"reduce_sum", "reduce_max", "reduce_min", "cumsum", "cummax", "cummin", "reduce_prod", "cumprod"}
 
 
@@ -55,25 +58,27 @@ class Formulas:
         self.surfaces: dict[Any, Surface] = {}
         self.numbers = itertools.count()
         self.trusted = self.knows_data = False
+        # Atoms of what an equation's operands were computed from that are not in their formulas.
+        self.lost: frozenset[Atom] = frozenset()
 
     # Atoms and surfaces -------------------------------------------------------------------------------------------
 
     def atom(
         self, name: str, own: Any, args: tuple[Terms, ...], shape, bounds: tuple[float, float] = ANY,
-        analytic: bool = True, entrywise: bool = False, evaluate: Callable | None = None,
+        polynomial: bool = False, entrywise: bool = False, evaluate: Callable | None = None,
     ) -> Terms:  # fmt: skip
         """A value with this name of these arguments."""
         identity = (name, own, tuple(arg.key for arg in args), tuple(shape))
         if identity not in self.atoms:
             needs = name == STOPPED or any(arg.depends for arg in args)
-            smooth = analytic and all(arg.analytic for arg in args)
-            made = Atom(name, (own, evaluate), args, shape, bounds, needs, smooth, entrywise)
+            plain = not needs or (polynomial and all(arg.polynomial for arg in args))
+            made = Atom(name, (own, evaluate), args, shape, bounds, needs, plain, entrywise)
             self.atoms[identity] = made
         return of_atom(self.atoms[identity])
 
-    def fresh(self, name: str, shape, needs: bool = True, analytic: bool = True) -> Terms:
+    def fresh(self, name: str, shape, needs: bool = True, polynomial: bool = False) -> Terms:
         """A value of which nothing is known."""
-        return of_atom(Atom(name, next(self.numbers), (), shape, ANY, needs, analytic, False))
+        return of_atom(Atom(name, next(self.numbers), (), shape, ANY, needs, polynomial or not needs, False))
 
     def sign(
         self, x: Value, where: str, free: bool | None = None, guards: frozenset[Atom] = frozenset()
@@ -142,9 +147,7 @@ class Formulas:
             reason = "a choice by a value that is not a number for some parameters" if surface.guards else JUMPS
             raise Discontinuous("select_n", surface.where or where, reason)
         leaves = tuple(as_terms(leaf) for leaf in leaves_of(x))
-        ends = [leaf.bounds for leaf in leaves]
-        bounds = float(np.min([np.min(low) for low, _ in ends])), float(np.max([np.max(high) for _, high in ends]))
-        return self.atom("choice", key(x), leaves, x.shape, bounds, analytic=False)
+        return self.atom("choice", key(x), leaves, x.shape, _hull(leaves))
 
     def finished(self, x: Value, where: str) -> None:
         """A value without jumps and without anything that is not differentiated."""
@@ -215,7 +218,7 @@ class Formulas:
                 return found
             args = tuple(sorted((as_terms(p), as_terms(q)), key=lambda arg: hash(arg.key)))
             bounds = POSITIVE if all(arg.sign > 0 for arg in args) else ANY
-            return self.atom("mul", None, args, x.shape, bounds, entrywise=True, evaluate=np.multiply)
+            return self.atom("mul", None, args, x.shape, bounds, True, entrywise=True, evaluate=np.multiply)
 
         return apply(one, x, y)
 
@@ -247,7 +250,7 @@ class Formulas:
             if old.entrywise:
                 args = (self.moved(move, own, self.wide(arg, old.shape), shape) for arg in old.args)
                 return self.rebuilt(old, tuple(map(as_terms, args)))
-            return self.atom("move", own, (of_atom(old),), shape, old.bounds)
+            return self.atom("move", own, (of_atom(old),), shape, old.bounds, True)
 
         total = Terms({}, shape)
         for monomial, c in x.terms.items():
@@ -279,14 +282,22 @@ class Formulas:
             new = [None if n == 1 else next(left) for n in shape]
         else:
             return self.atom("move", own, (of_atom(old),), shape)
-        return self.atom(STOPPED, (symbol, tuple(new)), (), shape, analytic=False, evaluate=None)
+        return self.atom(STOPPED, (symbol, tuple(new)), (), shape)
 
     def opaque(self, name: str, own: Any, values: list[Value], shape, where: str, part: int = 0) -> Terms:
         """A continuous function of which nothing else is known."""
         args = tuple(self.settled(value, where) for value in values)
-        analytic = name not in ("reduce_max", "reduce_min", "cummax", "cummin", "sort")
-        bounds = _bounds_of_sign(args[0]) if name in SAME_SIGN else ANY
-        return self.atom(name, (own, part), args, shape, bounds, analytic)
+        bounds = (
+            _bounds_of_sign(args[0]) if name in SAME_SIGN else _hull(args) if name in ("concatenate", "stack") else ANY
+        )
+        return self.atom(name, (own, part), args, shape, bounds, name in POLYNOMIAL)
+
+
+def _hull(leaves: tuple[Terms, ...]) -> tuple[float, float]:
+    """Bounds of all of them."""
+    ends = [leaf.bounds for leaf in leaves]
+    lows, highs = (np.concatenate([np.ravel(end[i]) for end in ends]) for i in (0, 1))
+    return float(np.min(lows, initial=np.inf)), float(np.max(highs, initial=-np.inf))
 
 
 def _bounds_of_sign(x: Terms) -> tuple[float, float]:

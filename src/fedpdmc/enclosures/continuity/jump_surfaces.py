@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from fedpdmc.enclosures.recognised_calls import INNER, line_of, within_known
+from fedpdmc.errors import Discontinuous
 
 # How a value depends on the parameters.
 NOT, AFFINE, OTHERWISE = range(3)
@@ -23,6 +24,7 @@ BILINEAR = {"mul", "dot_general"}
 # Distance along each axis at which slopes are measured. A slope is inaccurate only if it is smaller than the value at the
 # origin by this factor.
 FAR = 2.0**60
+NOT_FINITE = "a comparison of numbers that are not finite"
 # The operation on absolute values that bounds the size of a result.
 OF_SIZES = {"sub": "add", "neg": "copy"}
 
@@ -91,7 +93,7 @@ class AffineComparisons:
             inner = equation.params[INNER[name]]
             jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
             return self.run(jaxpr, consts, args)
-        if name in COMPARISONS and AFFINE in kinds:
+        if name in COMPARISONS and any(kind != NOT for kind in kinds):
             self._compare(equation, args)
         kind = _kind(equation, kinds)
         if kind == OTHERWISE:
@@ -121,7 +123,9 @@ class AffineComparisons:
             return
         one, *other = (np.asarray(arg.value, float) for arg in args)
         size = sum(np.asarray(arg.size, float) for arg in args)
-        self.sides.setdefault(key, []).append((one - other[0] if other else one, np.asarray(size)))
+        with np.errstate(invalid="ignore"):
+            difference = one - other[0] if other else one
+        self.sides.setdefault(key, []).append((difference, np.asarray(size)))
         self.lines[key] = line_of(equation)
 
 
@@ -187,8 +191,15 @@ def surfaces_of(at: Callable[[np.ndarray], AffineComparisons], dim: int) -> Jump
     origin = at(np.zeros(dim))
     start, size = origin.differences()
     far = np.stack([at(FAR * unit).differences() for unit in np.eye(dim)], -1)
-    slopes, sizes = (far[0] - start[:, None]) / FAR, (far[1] - size[:, None]) / FAR
-    # A comparison with a number that is not finite has one result only.
-    met = np.any(slopes != 0, 1) & np.isfinite(start) & np.all(np.isfinite(slopes), 1)
     lines = tuple(dict.fromkeys(origin.lines[key] for key in origin.lines if key in origin.equations))
+    finite = np.isfinite(start) & np.all(np.isfinite(far[0]), 1)
+    if not np.all(finite):
+        # A comparison with a number that is not finite has one result only; a multiple of such a number has several.
+        back = np.stack([at(-FAR * unit).differences()[0] for unit in np.eye(dim)], -1)
+        wild = np.concatenate([start[:, None], far[0], back], 1)[~finite]
+        if not np.array_equal(wild, np.broadcast_to(wild[:, :1], wild.shape), equal_nan=True):
+            raise Discontinuous("gt", ", ".join(lines), NOT_FINITE)
+    start, size, far = start[finite], size[finite], far[:, finite]
+    slopes, sizes = (far[0] - start[:, None]) / FAR, (far[1] - size[:, None]) / FAR
+    met = np.any(slopes != 0, 1)
     return JumpSurfaces(slopes[met], -start[met], size[met], np.maximum(sizes[met], 0.0), lines)

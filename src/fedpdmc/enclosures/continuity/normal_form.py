@@ -6,6 +6,7 @@ form are equal for all parameters; two with different ones may be equal too, whi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable
@@ -16,7 +17,9 @@ import numpy as np
 # A product of sums with more terms than this becomes an atom.
 MOST_TERMS = 24
 # Relative to what was added up in a coefficient: numbers that differ by less are the same but for rounding.
-SAME = 1e-12
+SAME = 2.0**-47
+# Numbers below this are nothing: a probability just before it is rounded to zero.
+TINY = 1e-290
 
 _NUMBERS = itertools.count()
 
@@ -32,22 +35,34 @@ class Atom:
         That it lies between, ends included.
     depends : bool
         Whether it depends on the parameters.
-    analytic : bool
-        Whether it is an analytic function of them, wherever it is finite.
+    polynomial : bool
+        Whether it is a polynomial of them: zero on a null set, or everywhere. Other functions may be zero on more, or be
+        rounded to a number that they only approach.
+    kinked : bool
+        Whether it may be constant on a part of space without being so everywhere.
     """
 
     def __init__(
         self, name: str, key: Any, args: tuple[Terms, ...], shape, bounds: tuple[float, float], depends: bool,
-        analytic: bool, entrywise: bool,
+        polynomial: bool, entrywise: bool,
     ):  # fmt: skip
         self.name, self.key, self.args, self.shape, self.bounds = name, key, args, tuple(shape), bounds
-        self.depends, self.analytic, self.entrywise, self.number = depends, analytic, entrywise, next(_NUMBERS)
+        self.depends, self.polynomial, self.entrywise, self.number = depends, polynomial, entrywise, next(_NUMBERS)
+        self.kinked = depends and (name in KINKED or any(arg.kinked for arg in args))
         own = {self} if name == STOPPED else set()
         self.stopped: frozenset[Atom] = frozenset(own.union(*(arg.stopped for arg in args)))
+
+    @functools.cached_property
+    def within(self) -> frozenset[Atom]:
+        """The atom and those in its arguments, at any depth."""
+        return frozenset({self}).union(*(atom.within for arg in self.args for atom in arg.atoms))
 
 
 # The name of atoms that are not differentiated.
 STOPPED = "stop_gradient"
+# The names of atoms with kinks, and of those of which nothing is known.
+KINKED = {"choice", "reduce_max", "reduce_min", "cummax", "cummin", "sort", "scan", "carried", "scanned", "cond", "number",
+          "compared", "truths", STOPPED}  # fmt: skip
 Monomial = tuple[tuple[Atom, int], ...]
 
 
@@ -78,9 +93,14 @@ class Terms:
         return any(atom.depends for atom in self.atoms)
 
     @property
-    def analytic(self) -> bool:
-        """Whether it is an analytic function of the parameters."""
-        return all(atom.analytic for atom in self.atoms)
+    def polynomial(self) -> bool:
+        """Whether it is a polynomial of the parameters."""
+        return all(atom.polynomial for atom in self.atoms)
+
+    @property
+    def kinked(self) -> bool:
+        """Whether it may be constant on a part of space without being so everywhere."""
+        return any(atom.kinked for atom in self.atoms)
 
     @property
     def stopped(self) -> frozenset[Atom]:
@@ -163,8 +183,9 @@ def added(x: Terms, y: Terms) -> Terms:
 
 def scaled(x: Terms, factor: Any) -> Terms:
     """Times numbers."""
-    sizes = {m: size * np.abs(factor) for m, size in x.sizes.items()}
-    return Terms({m: c * factor for m, c in x.terms.items()}, x.shape, sizes)
+    with np.errstate(invalid="ignore"):
+        sizes = {m: size * np.abs(factor) for m, size in x.sizes.items()}
+        return Terms({m: c * factor for m, c in x.terms.items()}, x.shape, sizes)
 
 
 def multiplied(x: Terms, y: Terms) -> Terms | None:
@@ -203,16 +224,20 @@ def equal(x: Terms, y: Terms) -> np.ndarray:
     """Which entries have one normal form, but for the rounding of their numbers.
 
     Equal infinities are equal values: a path never crosses a surface if the potential rises to infinity on one side of it
-    and is infinite on the other. NaN is equal to nothing.
+    and is infinite on the other, whatever is added to it. NaN is equal to nothing.
     """
     zero, found = np.zeros(()), np.ones((), bool)
+    one, other = (w.terms.get((), zero) for w in (x, y))
+    endless = np.isinf(one) & (one == other)
+    for c in (*x.part(bool).terms.values(), *y.part(bool).terms.values()):
+        endless = endless & np.isfinite(c)
     for m in {**x.terms, **y.terms}:
         one, other = (1.0 * w.terms.get(m, zero) for w in (x, y))
         size = np.maximum(*(w.sizes.get(m, zero) for w in (x, y)))
         with np.errstate(invalid="ignore"):
-            rounding = SAME * np.where(np.isfinite(size), size, 0.0)
+            rounding = np.maximum(SAME * np.where(np.isfinite(size), size, 0.0), TINY)
             found = found & ((np.abs(one - other) <= rounding) | (one == other))
-    return np.broadcast_to(found, x.shape)
+    return np.broadcast_to(found | endless, x.shape)
 
 
 def remainder(x: Terms, zero: Terms) -> Terms:

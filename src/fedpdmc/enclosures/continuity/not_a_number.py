@@ -3,67 +3,101 @@
 A logarithm, a root or a Cholesky factor is NaN beyond its domain. Where its derivative is a part of the gradient nothing
 is hidden: that is not finite at the edge of the domain, and no bound is made of it. A comparison, however, is false for
 NaN, and has no derivative: ``where(sqrt(x) >= 0, 0, 3)`` jumps at zero, though its formula is zero wherever it has a value.
-So a comparison of such a value first asks whether it is a number. A choice may take that for granted only if one of its
-cases contains the value, and the gradient its derivative.
+So a comparison of such a value, or of what was computed from it, first asks whether it is a number. A choice may take that
+for granted only if what it chooses for a number contains the value, and the gradient its derivative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from fedpdmc.enclosures.continuity.decision_trees import Value, as_terms, leaves_of, restricted, surfaces_of
+from fedpdmc.enclosures.continuity.decision_trees import Value, apply, as_terms, key, leaves_of, restricted, surfaces_of
 from fedpdmc.enclosures.continuity.formulas import Formulas
-from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Terms
+from fedpdmc.enclosures.continuity.normal_form import Atom, Terms
 
-# Between which numbers the (first) argument of a function must be.
+# Between which numbers the first argument of a function must be, or all of them.
 DOMAINS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("log", "sqrt", "rsqrt", "pow", "polygamma", "igamma", "igammac"), (0.0, np.inf)),
     **dict.fromkeys(("asin", "acos", "atanh", "erf_inv"), (-1.0, 1.0)), "log1p": (-1.0, np.inf), "acosh": (1.0, np.inf),
 }  # fmt: skip
+ALL_ARGUMENTS = {"polygamma", "igamma", "igammac"}
 # Values of which nothing is known here: what loops and branches return, and functions of several numbers with a domain.
 UNKNOWN = {"scanned", "carried", "scan", "cond", "cholesky", "triangular_solve", "custom_linear_solve",
            "regularized_incomplete_beta", "ndtri", "_ndtri"}  # fmt: skip
 # Functions without bounds that are finite for finite arguments, but for those beyond any that a path visits.
 TAME = {"parameters", "log", "log1p", "asinh", "atan", "cbrt", "sqrt", "reduce_sum", "dot_general", "cumsum", "move", "mul",
-        "reduce_max", "reduce_min", "choice", "sort", "cummax", "cummin"}  # fmt: skip
+        "reduce_max", "reduce_min", "choice", "sort", "cummax", "cummin", "convert_element_type"}  # fmt: skip
 
 
 def undefined(x: Value, overflows: bool = False) -> frozenset[Atom]:
     """The atoms of a value that are not a number for some parameters; with those that may be infinite if ``overflows``."""
-    return frozenset(atom for atom in _atoms_of(x) if _is_partial(atom, overflows))
+    return partial(_within_value(x), overflows)
 
 
-def guarded(formulas: Formulas, answer: Value, otherwise: np.ndarray, atoms: frozenset[Atom], where: str) -> Value:
-    """``answer`` where all atoms are numbers."""
+def partial(atoms: frozenset[Atom], overflows: bool = False) -> frozenset[Atom]:
+    """Those that are not a number for some parameters."""
+    return frozenset(atom for atom in atoms if _is_partial(atom, overflows))
+
+
+def may_cancel(x: Terms) -> bool:
+    """Whether a formula may be NaN where a part of it overflows: one function alone is not."""
+    atoms = [pair for monomial in x.split()[0].terms for pair in monomial]
+    if len(atoms) == 1 and atoms[0][1] == 1:
+        return bool(partial(atoms[0][0].within - {atoms[0][0]}, True))
+    return bool(undefined(x, True))
+
+
+def lost(sources: frozenset[Atom], operands: list[Value], found: list[Value]) -> frozenset[Atom]:
+    """The atoms that are not a number for some parameters, nor are the results then, in whose formulas they are not.
+
+    ``sources`` are those that the operands have lost before.
+    """
+    before = sources.union(*map(undefined, operands))
+    return before.difference(*map(_within_value, found)) if before else before
+
+
+def guarded(
+    formulas: Formulas, answer: Value, otherwise: Value, atoms: frozenset[Atom], where: str, name: str = "number"
+) -> Value:  # fmt: skip
+    """``answer`` where all atoms are numbers; ``name`` says whether that is the question, or they are "compared"."""
     if not atoms or formulas.trusted:
         return answer
-    sign = formulas.sign(formulas.fresh("number", answer.shape, True, False), where, guards=atoms)
+    sign = formulas.sign(formulas.fresh(name, answer.shape), where, guards=atoms)
     return formulas.by_sign(sign, answer, otherwise, otherwise)
 
 
-def assumed(which: Value, cases: tuple[Value, ...]) -> Value:
-    """A choice that takes for numbers the values that its cases contain."""
-    guards = [surface for surface in surfaces_of(which).values() if surface.guards]
-    seen = (atom for case in cases for atom in _atoms_of(case) if atom.name != STOPPED)
-    inside = frozenset(seen) if guards else frozenset()
-    for surface in guards:
-        which = restricted(which, surface, 1) if surface.guards <= inside else which
-    return which
+def assumed(found: Value, which: Value, cases: tuple[Value, ...]) -> Value:
+    """A choice that takes for numbers the values that its case for numbers contains.
+
+    For a comparison with another number, which enclosures leave open at the edge, either of the two cases may contain them.
+    Of what is infinite beyond any parameters that a path visits it is enough that one of the cases contains it.
+    """
+    for surface in surfaces_of(which).values():
+        if not surface.guards:
+            continue
+        seen: list[bool] = []
+        needed = partial(surface.guards)
+        compared = any(atom.name == "compared" for atom in _within(surface.terms))
+
+        def same(number, other, needed=needed, seen=seen, compared=compared):
+            inside = _within(as_terms(number)) | (_within(as_terms(other)) if compared else frozenset())
+            seen.append(key(number) == key(other) or needed <= inside)
+            return number
+
+        numbers = restricted(found, surface, 1)
+        apply(same, numbers, restricted(found, surface, -1))
+        if all(seen) and (surface.guards == needed or surface.guards <= frozenset().union(*map(_within_value, cases))):
+            found = numbers
+    return found
 
 
-def _atoms_of(x: Value) -> Iterator[Atom]:
+def _within_value(x: Value) -> frozenset[Atom]:
     """All atoms of a value, at any depth."""
-    for leaf in leaves_of(x):
-        yield from _within(as_terms(leaf))
+    return frozenset().union(*(_within(as_terms(leaf)) for leaf in leaves_of(x)))
 
 
-def _within(x: Terms) -> Iterator[Atom]:
-    for atom in x.atoms:
-        yield atom
-        for arg in atom.args:
-            yield from _within(arg)
+def _within(x: Terms) -> frozenset[Atom]:
+    return frozenset().union(*(atom.within for atom in x.atoms))
 
 
 def _is_partial(atom: Atom, overflows: bool) -> bool:
@@ -73,9 +107,10 @@ def _is_partial(atom: Atom, overflows: bool) -> bool:
         return True
     if atom.name == "reciprocal":
         # Zero over zero, on more than a null set.
-        return overflows or (not atom.args[0].analytic and abs(atom.args[0].sign) < 2)
-    low, high = atom.args[0].bounds if atom.name in DOMAINS else (0.0, 0.0)
-    least, most = DOMAINS.get(atom.name, (0.0, 0.0))
-    if not (np.all(low >= least) and np.all(high <= most)):
-        return True
+        return overflows or (atom.args[0].kinked and abs(atom.args[0].sign) < 2)
+    least, most = DOMAINS.get(atom.name, (-np.inf, np.inf))
+    for arg in atom.args if atom.name in ALL_ARGUMENTS else atom.args[:1]:
+        low, high = arg.bounds if atom.name in DOMAINS else (least, most)
+        if not (np.all(low >= least) and np.all(high <= most)):
+            return True
     return overflows and atom.name not in TAME and not np.all(np.isfinite(atom.bounds))

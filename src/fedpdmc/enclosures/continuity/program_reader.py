@@ -18,6 +18,7 @@ from fedpdmc.enclosures.continuity.decision_trees import (
     apply,
     as_terms,
     depends,
+    key,
     leaves_of,
     pruned,
     surfaces_of,
@@ -31,9 +32,10 @@ from fedpdmc.enclosures.continuity.formulas import (
     steady_along,
     stopped_factors,
 )
-from fedpdmc.enclosures.continuity.normal_form import STOPPED, Monomial, Terms, multiplied
+from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Monomial, Terms, multiplied
+from fedpdmc.enclosures.continuity.not_a_number import lost
 from fedpdmc.enclosures.control_flow import scan_lengths
-from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, line_of, name_of_call, within_known
+from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, is_by_hand, line_of, name_of_call, within_known
 from fedpdmc.enclosures.shared_rules import MOVES as MOVED
 from fedpdmc.errors import Discontinuous
 
@@ -56,6 +58,8 @@ class Reader(Formulas):
     def __init__(self, lenient: bool = False, fixed: frozenset[int] = frozenset()):
         super().__init__()
         self.lenient, self.fixed = lenient, fixed
+        # Values, by identity, with the atoms that they have lost.
+        self.hidden: dict[int, tuple[Value, frozenset[Atom]]] = {}
 
     def run(self, jaxpr, consts, args, where: str) -> list[Value]:
         """Read a program equation by equation."""
@@ -74,28 +78,71 @@ class Reader(Formulas):
 
     def equation(self, equation, values: list[Value], where: str) -> list[Value]:
         """The results of one equation."""
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
         if name in INNER:
             return self._call(equation, values, where)
         if all(isinstance(value, np.ndarray) for value in values):
-            found = equation.primitive.bind(*map(jnp.asarray, values), **params)
-            return [np.asarray(x) for x in (found if equation.primitive.multiple_results else [found])]
+            self.lost = self._lost_by(values)
+            return self._remembered(self._computed(equation, values), self.lost)
         if name in FLOW:
             return FLOW[name](self, equation, values, where)
+        self.lost = self._lost_by(values)
         if name in MOVES and (found := self._moves(equation, values)) is not None:
+            return self._remembered(found, self.lost)
+        before = self._lost_by(values[name == "select_n" :])
+        if name in RULED or name in ENTRYWISE:
+            values = self._alike(values)
+        found = self._ruled(equation, values, where)
+        if equation.outvars[0].aval.dtype.kind != "f":
+            # Whether all of it was a number has been asked for.
             return found
+        return self._remembered(found, lost(before, values[name == "select_n" :], found))
+
+    def _ruled(self, equation, values: list[Value], where: str) -> list[Value]:
+        name, params = equation.primitive.name, equation.params
         if id(equation) in self.fixed:
             side = self.fresh("side", equation.outvars[0].aval.shape, False)
-            values = [side, np.zeros(())][: len(values)]
+            values = [side, np.zeros(side.shape)][: len(values)]
         if name in RULED:
-            values = self._alike(values)
-            found = RULED[name](self, params, where, *values)
+            if name == "convert_element_type":
+                params = {**params, "old_dtype": equation.invars[0].aval.dtype}
+            whole = name in WHOLE and equation.invars[0].aval.dtype.kind != "f"
+            found = self._whole(equation, values, where) if whole else RULED[name](self, params, where, *values)
             meets = name in MEETING or (name == "select_n" and not depends(values[0]))
             return [self._composed(found, values[name == "select_n" :], where) if meets else self.held(found, where)]
         if name in ENTRYWISE:
-            values = self._alike(values)
+            if name == "pow":
+                _check_power(values[0], values[1], where)
             return [self._composed(self._entrywise(name, equation, values), values, where)]
         return self._others(equation, values, where)
+
+    def _lost_by(self, values: list[Value]) -> frozenset[Atom]:
+        return frozenset().union(*(self.hidden[id(value)][1] for value in values if id(value) in self.hidden))
+
+    def _remembered(self, found: list[Value], atoms: frozenset[Atom]) -> list[Value]:
+        """Results, with what they have lost."""
+        for value in found if atoms else ():
+            self.hidden[id(value)] = value, atoms
+        return found
+
+    def _computed(self, equation, values: list[np.ndarray]) -> list[np.ndarray]:
+        found = equation.primitive.bind(*map(jnp.asarray, values), **equation.params)
+        return [np.asarray(x) for x in (found if equation.primitive.multiple_results else [found])]
+
+    def _whole(self, equation, values: list[Value], where: str) -> Value:
+        """An operation on whole numbers or truths, which has rules of its own: division, bits, overflow."""
+        name, dtypes = equation.primitive.name, [variable.aval.dtype for variable in equation.invars]
+
+        def one(*leaves):
+            numbers = [leaf if isinstance(leaf, np.ndarray) else leaf.constant for leaf in leaves]
+            if all(x is not None for x in numbers):
+                return self._computed(equation, list(map(np.asarray, numbers, dtypes)))[0]
+            if name in ("div", "and", "or", "xor", "not", "integer_pow"):
+                return self.atom(name, str(equation.params), tuple(map(as_terms, leaves)), leaves[0].shape)
+            found = RULED[name](self, equation.params, where, *leaves)
+            return found
+
+        return apply(one, *values)
 
     def _alike(self, values: list[Value]) -> list[Value]:
         shape = np.broadcast_shapes(*(value.shape for value in values))
@@ -142,8 +189,8 @@ class Reader(Formulas):
         shapes = [variable.aval.shape for variable in equation.outvars]
         own = str(sorted((k, v) for k, v in params.items() if not hasattr(v, "eqns")))
         if not any(map(depends, values)):
-            args = tuple(leaf for value in values for leaf in map(as_terms, leaves_of(value)))
-            return [self.atom(name, (own, i), args, shape, analytic=False) for i, shape in enumerate(shapes)]
+            own = own, tuple(map(key, values))
+            return [self.atom(name, (own, i), (), shape) for i, shape in enumerate(shapes)]
         indices = (
             values[1:] if name in ("gather", "dynamic_slice") else values[1:2] if name.startswith("scatter") else []
         )
@@ -163,7 +210,7 @@ class Reader(Formulas):
         for atom, power in factors:
             (symbol, places) = next(iter(atom.args[0].atoms)).key[0]
             kept = tuple(place for axis, place in enumerate(places) if axis not in axes)
-            inner = self.atom(STOPPED, (symbol, kept), (), shape, analytic=False, evaluate=None)
+            inner = self.atom(STOPPED, (symbol, kept), (), shape)
             (pair,) = self.atom(
                 "exp", atom.key[0], (inner,), shape, POSITIVE, entrywise=True, evaluate=atom.key[1]
             ).atoms
@@ -174,6 +221,8 @@ class Reader(Formulas):
         name, inner = equation.primitive.name, equation.params[INNER[equation.primitive.name]]
         jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
         called = name_of_call(equation)
+        if name.startswith("custom_") and is_by_hand(equation) and any(map(depends, values)):
+            raise Discontinuous(name, where, HAND)
         if called in SMOOTH_CALLS and any(map(depends, values)) and len(jaxpr.outvars) == 1:
 
             def evaluate(*arrays):
@@ -182,8 +231,6 @@ class Reader(Formulas):
             values = self._alike(values)
             known = apply(lambda *leaves: self.function(called, (), evaluate, *map(as_terms, leaves)), *values)
             return [self._composed(known, values, where)]
-        if name.startswith("custom_") and (not called or called in BY_HAND) and any(map(depends, values)):
-            raise Discontinuous(name, where, HAND)
         return self.run(jaxpr, consts, values, where)
 
     def loop(self, equation, values: list[Value], where: str) -> list[Value]:
@@ -192,9 +239,9 @@ class Reader(Formulas):
         n_consts, n_carry = scan_lengths(params)
         consts, carry, xs = values[:n_consts], values[n_consts : n_consts + n_carry], values[n_consts + n_carry :]
         needs = [depends(value) for value in carry]
-        slices = [self.fresh("scanned", x.shape[1:], depends(x), False) for x in xs]
+        slices = [self.fresh("scanned", x.shape[1:], depends(x)) for x in xs]
         while True:
-            state = [self.fresh("carried", x.shape, need, False) for x, need in zip(carry, needs, strict=True)]
+            state = [self.fresh("carried", x.shape, need) for x, need in zip(carry, needs, strict=True)]
             found = self.run(inner.jaxpr, inner.consts, [*consts, *state, *slices], where)
             after = [old or depends(new) for old, new in zip(needs, found[:n_carry], strict=True)]
             if after == needs:
@@ -204,7 +251,7 @@ class Reader(Formulas):
             self.finished(value, where)
         flags = [*needs, *map(depends, found[n_carry:])]
         return [
-            self.fresh("scan", variable.aval.shape, need, False)
+            self.fresh("scan", variable.aval.shape, need)
             for variable, need in zip(equation.outvars, flags, strict=True)
         ]
 
@@ -220,15 +267,13 @@ class Reader(Formulas):
         outs = [self.run(branch.jaxpr, branch.consts, operands, where) for branch in branches]
         for value in itertools.chain(*outs):
             self.finished(value, where)
-        return [
-            self.fresh("cond", cases[0].shape, any(map(depends, cases)), False) for cases in zip(*outs, strict=True)
-        ]
+        return [self.fresh("cond", cases[0].shape, any(map(depends, cases))) for cases in zip(*outs, strict=True)]
 
     def endless(self, equation, values: list[Value], where: str) -> list[Value]:
         """A loop of unknown length, of data alone."""
         if any(map(depends, values)):
             raise Discontinuous("while", where, "a loop whose length may depend on the parameters")
-        return [self.fresh("while", variable.aval.shape, False, False) for variable in equation.outvars]
+        return [self.fresh("while", variable.aval.shape, False) for variable in equation.outvars]
 
     def solve(self, equation, values: list[Value], where: str) -> list[Value]:
         """A linear system, by a solver of JAX: the derivative is that of an exact solution."""
@@ -238,6 +283,19 @@ class Reader(Formulas):
         return [self.opaque("custom_linear_solve", where, values, shape, where, i) for i, shape in enumerate(shapes)]
 
 
+def _check_power(base: Value, power: Value, where: str) -> None:
+    """Zero to a power jumps where the power is zero."""
+    if not depends(power):
+        return
+    positive = all(x.sign == 2 or (x.sign == 1 and x.depends and not x.kinked) for x in map(as_terms, leaves_of(power)))
+    flat = any(x.sign != 2 and (x.kinked or not x.depends) for x in map(as_terms, leaves_of(base)))
+    if flat and not positive:
+        raise Discontinuous("pow", where, "zero to a power that may be zero")
+
+
+# Operations with rules of their own for whole numbers.
+WHOLE = {"add", "sub", "neg", "mul", "div", "integer_pow", "square", "max", "min", "clamp", "abs", "sign", "gt", "ge", "lt",
+         "le", "eq", "ne", "and", "or", "xor", "not"}  # fmt: skip
 # Continuous functions of their arguments.
 MEETING = {"add", "add_any", "sub", "neg", "mul", "div", "integer_pow", "square", "one_minus_square", "max", "min", "clamp",
            "abs"}  # fmt: skip
@@ -248,8 +306,6 @@ FLOW: dict[str, Callable[..., list[Value]]] = {
 CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "conv_general_dilated"}
 
 
-# Functions of JAX that have the derivative of a solution which the user's own solver finds.
-BY_HAND = {"_custom_root"}
 HAND = "a derivative given by hand, which need not be that of the function"
 
 

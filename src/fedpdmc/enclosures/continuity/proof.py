@@ -92,6 +92,6 @@ def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool, fixed: f
     reader.knows_data = any(1 < const.size <= small for const in consts)
     values = [const if const.size <= small else reader.fresh("data", const.shape, False) for const in consts]
     with jax.ensure_compile_time_eval():
-        inputs = [reader.fresh("parameters", variable.aval.shape) for variable in jaxpr.invars]
+        inputs = [reader.fresh("parameters", variable.aval.shape, polynomial=True) for variable in jaxpr.invars]
         for value in reader.run(jaxpr, values, inputs, "the function"):
             reader.finished(value, "the function's value")
