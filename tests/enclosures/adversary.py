@@ -31,6 +31,8 @@ KINDS = ((False, False), (False, True), (True, False), (True, True))  # rotating
 # A line is divided so often into so many parts; what changes by this on the last of them, and so many times more than on
 # all others, has jumped.
 DIVISIONS, PARTS, JUMP, STEEP = 9, 33, 1e-5, 4.0
+# Lines on which a program that may jump is examined.
+LINES = 4
 # The cells of which the rates are computed in exact arithmetic: any, and one that begins near a kink.
 EXACT = (CELLS - 1, 2)
 # What the second implementation does not know.
@@ -82,7 +84,8 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
     if surfaces is not None and surfaces.level.size:
         onto(surfaces, a, v, h)
         seen["programs with jumps"] += 1
-    jumps_at_surfaces_alone(program._likelihood, surfaces, rng, seen)
+    for _ in range(LINES if names(tree) & JUMPING else 1):
+        jumps_at_surfaces_alone(program._likelihood, surfaces, rng, seen)
     rate = program._program(flips)
     rates = computed(compiled, rate, rotating, a, v, times)
     exactly = {} if names(tree) & INEXACT else exact_rates(rate, rotating, a, v, times)

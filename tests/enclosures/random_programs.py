@@ -61,6 +61,7 @@ UNARY = {
     "guard": lambda z, d: jnp.log(jnp.where(z > 0, 1 + z, 1.0)), "mask": lambda z, d: jnp.where(d["y"] > 0, z, 1.0),
     "leaky": lambda z, d: jax.nn.leaky_relu(z), "elu": lambda z, d: jax.nn.elu(z),
     "hinge": lambda z, d: jax.nn.relu(1 - z) ** 2,
+    "sinc": lambda z, d: jnp.where(z == 0, 1.0, jnp.sin(z) / jnp.where(z == 0, 1.0, z)),
     # rounding
     "offset": lambda z, d: (1e3 + z) - 1e3, "phase": lambda z, d: jnp.cos(1e5 + z),
     "32 bits": lambda z, d: z.astype(jnp.float32).astype(float),
@@ -90,6 +91,17 @@ UNARY = {
     "three cases": lambda z, d: lax.select_n(d["g"] % 3, z, jnp.where(z > 0.4, 1.0, 0.0), jnp.abs(z)),
     "no number": lambda z, d: jnp.where(jnp.isnan(jnp.sqrt(z)), 1.0, 0.5 * z),
     "no root": lambda z, d: jnp.where(jnp.sqrt(z + 0.5) >= 0, 0.3, 1.0),
+    "both": lambda z, d: jnp.where((z > 0.3) & (z < 1.5), z, 0.2),
+    "either": lambda z, d: jnp.where((z < -0.4) | (jnp.abs(z) > 1), 0.1 * z, z), "indicator": lambda z, d: (z > 0.2) * z,
+    "select": lambda z, d: jnp.select([z < -0.5, z < 0.7], [z, z * z], 1.0),
+    "where y is zero": lambda z, d: jnp.where(d["y"] == 0, jnp.where(z > 0.2, 1.0, 0.0), z),
+    "one group": lambda z, d: jnp.where(d["g"] == 1, jnp.where(z**3 > 0.2, 1.0, 0.0), z),
+    "signed root": lambda z, d: jnp.sign(z) * jnp.sqrt(jnp.abs(z) + 0.01),
+    "upper end": lambda z, d: jnp.where(jnp.clip(z, -1.0, 1.0) == 1, z, 0.3),
+    "running": lambda z, d: jnp.where(jnp.cumsum(z) > 0.4, z, 0.0),
+    "saturated": lambda z, d: jnp.where(jnp.tanh(3 * z) < 1, 0.3, z), "first": lambda z, d: 1.0 * (z >= jnp.max(z)),
+    "gap": lambda z, d: jnp.where(jnp.diff(jnp.sort(z), prepend=0.0) > 0.3, z, 0.0),
+    "heaviside": lambda z, d: jnp.heaviside(z - 0.1, 0.5),
 }  # fmt: skip
 BINARY = {
     "add": lambda z, w: z + w, "sub": lambda z, w: z - w, "mul": lambda z, w: z * w, "max": jnp.maximum, "min": jnp.minimum,
@@ -107,7 +119,8 @@ LEAVES = {
 
 # Operations that may jump.
 JUMPING = {"step", "sign", "counted", "ordered", "floor", "change point", "threshold", "order", "three cases", "no number",
-           "no root"}  # fmt: skip
+           "no root", "both", "either", "indicator", "select", "where y is zero", "one group", "signed root", "upper end",
+           "running", "saturated", "first", "gap", "heaviside"}  # fmt: skip
 
 
 def records(seed: int) -> dict[str, np.ndarray]:
@@ -141,14 +154,18 @@ def names(tree) -> set[str]:
 
 
 def random_tree(rng: np.random.Generator, size: int):
-    """Of about so many operations; one leaf in eight may jump."""
-    if size <= 0:
+    """Of about so many operations; one in eight may jump."""
+
+    def one_of(operations: dict) -> str:
         jumps = rng.random() < 0.125
-        return (str(rng.choice(sorted(name for name in LEAVES if (name in JUMPING) == jumps))),)
+        return str(rng.choice(sorted(name for name in operations if (name in JUMPING) == jumps)))
+
+    if size <= 0:
+        return (one_of(LEAVES),)
     if size > 1 and rng.random() < 0.4:
         left = int(rng.integers(0, size))
         return (str(rng.choice(sorted(BINARY))), random_tree(rng, left), random_tree(rng, size - 1 - left))
-    return (str(rng.choice(sorted(UNARY))), random_tree(rng, size - 1))
+    return (one_of(UNARY), random_tree(rng, size - 1))
 
 
 def smaller(tree):
