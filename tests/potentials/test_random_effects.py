@@ -100,7 +100,8 @@ def test_rates_stay_below_their_bound_at_complex_times(family, effects, bend):
     a, v, zeta = states(part)
     columns, reach = part._columns(zeta), part.reach(part.forms(a.T, v.T))
     seen = 0
-    for b in (0.1, 0.5, 1.0):
+    # With poles of the loss and steep bends only narrow strips have a bound.
+    for b in (0.05, 0.1, 0.5, 1.0):
         bound, fits = part.largest(reach, jnp.abs(columns), jnp.full(len(a), b))
         seen += int(fits.sum())
         # Where the bound is used: in ellipses about cells that begin at zero.
