@@ -223,7 +223,8 @@ def inside(low, values, high, place, a, v, h, times) -> None:
 def exact_rates(rate, rotating: bool, a, v, times) -> dict[int, list[tuple[float, float]]]:
     """The rates at the last time of some cells, by intervals of forty digits; by cell."""
     found = {}
-    with contextlib.suppress(NotImplementedError):
+    # Some numbers have more digits than there is memory.
+    with contextlib.suppress(NotImplementedError, MemoryError):
         for k in EXACT:
             (values,) = exact.evaluate(rate, *exact.moved(rotating, a[k], v[k], times[k, -1]))
             found[k] = [exact.ends(np.asarray(value, object)) for value in values]
@@ -269,7 +270,7 @@ def on_balls(program, rng, tree, seen: Counter) -> None:
         )
     seen["on balls"] += int(np.isfinite(hi).sum())
     if not names(tree) & INEXACT:
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(NotImplementedError, MemoryError):
             in_exact_arithmetic(program, jet, points[-1, 0], seen)
 
 

@@ -162,6 +162,8 @@ JUMPS = {
     "beside large numbers": lambda x: jnp.sqrt(
         (1e6 * jnp.sin(x[0])) ** 2 + jnp.where(x[1] > 0.2, x[2], 0.0) ** 2 + 0.01
     ),
+    "the sign of rounding": lambda x: jnp.sign(x[0] - ((1e3 + x[0]) - 1e3)),
+    "a comparison of rounding": lambda x: jnp.where((x[0] + x[1]) - x[1] > x[0], 1.0, 0.0),
     "zero times a root": lambda x: 0 * jnp.sqrt(x[0]),
     "limits that cross": lambda x: jax.lax.clamp(x[1], x[0], -x[1]),
     "sixteen bits": lambda x: jnp.sum(x.astype(jnp.bfloat16)).astype(float),

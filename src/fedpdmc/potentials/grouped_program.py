@@ -75,9 +75,10 @@ class GroupedRemainder(PrivateRemainder):
         own = self.model.split(self.at + self.rows @ a)
         h, m = self.information, self.center + self.slope @ a
         u = 2 * own[2] + jnp.log(h)
-        up, down = jax.nn.sigmoid(u), jax.nn.sigmoid(-u)
+        # √σ(±u), with a derivative where σ is rounded to zero too: far down a bent log spread.
+        up, down = (jnp.exp(-0.5 * jax.nn.softplus(-side * u)) for side in (1.0, -1.0))
         zeta = zeta.reshape(h.shape)
-        return own, up * m + jnp.sqrt(up / h) * zeta, jnp.sqrt(down) * (jnp.sqrt(h * up) * m + zeta), u
+        return own, up * (up * m + zeta / jnp.sqrt(h)), down * (jnp.sqrt(h) * up * m + zeta), u
 
     def _losses(self, own, z) -> Float[Array, " N"]:
         model, (beta, s, _, _) = self.model, own

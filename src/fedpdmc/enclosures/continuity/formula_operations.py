@@ -19,7 +19,18 @@ from fedpdmc.enclosures.continuity.decision_trees import (
     leaves_of,
 )
 from fedpdmc.enclosures.continuity.formulas import ANY, Formulas
-from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Terms, added, chosen, number, of_atom, scaled
+from fedpdmc.enclosures.continuity.jump_surfaces import CANCELLED
+from fedpdmc.enclosures.continuity.normal_form import (
+    NOISE,
+    STOPPED,
+    Atom,
+    Terms,
+    added,
+    chosen,
+    number,
+    of_atom,
+    scaled,
+)
 from fedpdmc.enclosures.continuity.not_a_number import assumed, guarded, may_cancel, undefined
 from fedpdmc.errors import Discontinuous
 
@@ -100,7 +111,19 @@ def _abs(formulas: Formulas, params, where, x: Value) -> Value:
     return formulas.by_sign(formulas.sign(x, where), x, x, _neg(formulas, params, where, x))
 
 
+def _check_noise(name: str, where: str, *leaves: np.ndarray | Terms) -> None:
+    """Refuse the sign of a number that is nothing but the rounding of what has cancelled."""
+    if any(isinstance(leaf, Terms) and leaf.noisy for leaf in leaves):
+        difference = (
+            as_terms(leaves[0]) if len(leaves) == 1 else added(as_terms(leaves[0]), scaled(as_terms(leaves[1]), -1.0))
+        )
+        if (constant := difference.constant) is not None and np.any(np.abs(constant) < NOISE):
+            raise Discontinuous(name, where, CANCELLED)
+
+
 def _sign(formulas: Formulas, params, where, x: Value) -> Value:
+    for leaf in leaves_of(x):
+        _check_noise("sign", where, leaf)
     return guarded(formulas, formulas.sign(x, where), np.asarray(np.nan), undefined(x) | formulas.lost, where)
 
 
@@ -109,6 +132,8 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
 
     def found(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
         x, y = _plain(x), _plain(y)
+        if x is not y:
+            apply(lambda p, q: _check_noise("gt", where, p, q) or np.zeros(p.shape), x, y)
         order = formulas.held(apply(lambda p, q: _order(formulas, where, as_terms(p), as_terms(q)), x, y), where)
         answer = formulas.by_sign(order, *answers, otherwise=differ)
         # A value is compared with itself to see whether it is a number, and with infinity.

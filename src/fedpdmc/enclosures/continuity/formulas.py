@@ -252,7 +252,7 @@ class Formulas:
                 return self.rebuilt(old, tuple(map(as_terms, args)))
             return self.atom("move", own, (of_atom(old),), shape, old.bounds, True)
 
-        total = Terms({}, shape)
+        total = Terms({}, shape, noisy=x.noisy)
         for monomial, c in x.terms.items():
             c, size = (
                 y if np.ndim(y) == 0 else np.asarray(move(np.broadcast_to(y, x.shape))) for y in (c, x.sizes[monomial])

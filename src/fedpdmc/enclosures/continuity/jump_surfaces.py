@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fedpdmc.enclosures.continuity.normal_form import NOISE, SAME
 from fedpdmc.enclosures.recognised_calls import INNER, line_of, within_known
 from fedpdmc.errors import Discontinuous
 
@@ -24,6 +25,7 @@ BILINEAR = {"mul", "dot_general"}
 # Distance along each axis at which slopes are measured. A slope is inaccurate only if it is smaller than the value at the
 # origin by this factor.
 FAR = 2.0**60
+CANCELLED = "the sign of a value in which all that depends on the parameters cancels"
 NOT_FINITE = "a comparison of numbers that are not finite"
 # The operation on absolute values that bounds the size of a result.
 OF_SIZES = {"sub": "add", "neg": "copy"}
@@ -201,5 +203,8 @@ def surfaces_of(at: Callable[[np.ndarray], AffineComparisons], dim: int) -> Jump
             raise Discontinuous("gt", ", ".join(lines), NOT_FINITE)
     start, size, far = start[finite], size[finite], far[:, finite]
     slopes, sizes = (far[0] - start[:, None]) / FAR, (far[1] - size[:, None]) / FAR
-    met = np.any(slopes != 0, 1)
+    # Where all slopes have cancelled, nothing but rounding is left of what is compared with a number that is zero too.
+    met = np.any(np.abs(slopes) > SAME * sizes, 1)
+    if np.any(~met & np.any(sizes > 0, 1) & (np.abs(start) < NOISE)):
+        raise Discontinuous("gt", ", ".join(lines), CANCELLED)
     return JumpSurfaces(slopes[met], -start[met], size[met], np.maximum(sizes[met], 0.0), lines)

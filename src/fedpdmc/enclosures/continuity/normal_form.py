@@ -18,6 +18,8 @@ import numpy as np
 MOST_TERMS = 24
 # Relative to what was added up in a coefficient: numbers that differ by less are the same but for rounding.
 SAME = 2.0**-47
+# What is left of numbers that cancel but for their rounding is below this, where paths go.
+NOISE = 1e-6
 # Numbers below this are nothing: a probability just before it is rounded to zero.
 TINY = 1e-290
 
@@ -70,17 +72,20 @@ class Terms:
     """``Σ c_m m`` over monomials m, products of powers of atoms; coefficients are arrays, or numbers for all entries.
 
     ``sizes`` holds for each monomial the sum of the absolute values that were added up in its coefficient, to which the
-    rounding of that is relative. Without them a coefficient counts as exact but for its own last places.
+    rounding of that is relative. Without them a coefficient counts as exact but for its own last places. ``noisy`` says
+    whether something that depends on the parameters has cancelled: what is computed has its rounding.
     """
 
-    def __init__(self, terms: dict[Monomial, Any], shape, sizes: dict[Monomial, Any] | None = None):
+    def __init__(
+        self, terms: dict[Monomial, Any], shape, sizes: dict[Monomial, Any] | None = None, noisy: bool = False
+    ):  # fmt: skip
         self.terms = {m: c for m, value in terms.items() if np.any((c := np.asarray(value)) != 0)}
-        self.shape = tuple(shape)
+        self.shape, self.noisy = tuple(shape), noisy
         self.sizes = {m: np.abs(c) if sizes is None else sizes[m] for m, c in self.terms.items()}
 
     def part(self, keep: Callable[[Monomial], bool]) -> Terms:
         """The terms whose monomials are to be kept."""
-        return Terms({m: c for m, c in self.terms.items() if keep(m)}, self.shape, self.sizes)
+        return Terms({m: c for m, c in self.terms.items() if keep(m)}, self.shape, self.sizes, self.noisy)
 
     @property
     def atoms(self) -> set[Atom]:
@@ -178,21 +183,23 @@ def added(x: Terms, y: Terms) -> Terms:
         with np.errstate(invalid="ignore"):
             for total, own in ((terms, c), (sizes, y.sizes[monomial])):
                 total[monomial] = total[monomial] + own if monomial in total else own
-    return Terms(terms, x.shape, sizes)
+    # Numbers that cancel are data, whose rounding is always the same.
+    gone = any(np.any(terms[m] == 0) and any(atom.depends for atom, _ in m) for m in x.terms.keys() & y.terms.keys())
+    return Terms(terms, x.shape, sizes, x.noisy or y.noisy or gone)
 
 
 def scaled(x: Terms, factor: Any) -> Terms:
     """Times numbers."""
     with np.errstate(invalid="ignore"):
         sizes = {m: size * np.abs(factor) for m, size in x.sizes.items()}
-        return Terms({m: c * factor for m, c in x.terms.items()}, x.shape, sizes)
+        return Terms({m: c * factor for m, c in x.terms.items()}, x.shape, sizes, x.noisy)
 
 
 def multiplied(x: Terms, y: Terms) -> Terms | None:
     """``x y`` of one shape; None if it has too many terms."""
     if len(x.terms) * len(y.terms) > MOST_TERMS:
         return None
-    found = Terms({}, x.shape)
+    found = Terms({}, x.shape, noisy=x.noisy or y.noisy)
     for (m, c), (n, d) in itertools.product(x.terms.items(), y.terms.items()):
         with np.errstate(invalid="ignore"):
             size = {(both := joined(m, n)): x.sizes[m] * y.sizes[n]}
@@ -217,7 +224,7 @@ def chosen(mask: np.ndarray, yes: Terms, no: Terms) -> Terms:
     def merged(one: dict[Monomial, Any], other: dict[Monomial, Any]) -> dict[Monomial, Any]:
         return {m: np.where(mask, one.get(m, 0.0), other.get(m, 0.0)) for m in {**one, **other}}
 
-    return Terms(merged(yes.terms, no.terms), yes.shape, merged(yes.sizes, no.sizes))
+    return Terms(merged(yes.terms, no.terms), yes.shape, merged(yes.sizes, no.sizes), yes.noisy or no.noisy)
 
 
 def equal(x: Terms, y: Terms) -> np.ndarray:
