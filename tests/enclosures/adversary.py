@@ -236,7 +236,7 @@ def held_exactly(low, exactly, high, place, times) -> None:
     for k, rates in exactly.items():
         for i, (least, most) in enumerate(rates):
             lo, hi = (np.broadcast_to(end, (*times.shape, len(rates)))[k, -1, i] for end in (low, high))
-            if np.isfinite(lo + hi) and not lo <= least <= most <= hi:
+            if np.all(np.isfinite([lo, hi])) and not lo <= least <= most <= hi:
                 raise Violation(
                     f"{' '.join(place)}: rate {i} of cell {k} is in [{least!r}, {most!r}] in exact arithmetic, not in "
                     f"[{lo!r}, {hi!r}]"

@@ -101,9 +101,30 @@ def test_the_adversary_notices_a_bound_that_is_too_small_and_shrinks_the_program
     assert least in (("exp", ("eta",)), ("square", ("exp", ("eta",))))
 
 
-def test_a_steep_value_is_no_jump():
-    """A phase with a slope of 1e9."""
-    attack(("phase", ("scaled", ("eta",), ("residual",))), 196687333)
+@pytest.mark.parametrize(
+    ("tree", "seed"),
+    [
+        (("phase", ("scaled", ("eta",), ("residual",))), 196687333),
+        (("inverse square", ("scaled", ("scale",), ("residual",))), 422123121),
+    ],
+)
+def test_a_steep_value_is_no_jump(tree, seed):
+    """With slopes of 1e9 and of 1e12."""
+    attack(tree, seed)
+
+
+@pytest.mark.parametrize(
+    ("tree", "seed"),
+    [
+        (("no root", ("sign", ("eta",))), 2097689225),
+        (("hypot", ("large", ("eta",)), ("change point",)), 1416461091),
+        (("signed root", ("sub", ("residual",), ("offset", ("residual",)))), 1114047106),
+        (("hinge", ("pairs", ("log ndtr", ("either", ("reference",))))), 1408399065),
+        (("first", ("softplus", ("largest", ("heaviside", ("scale",))))), 1187633200),
+    ],
+)
+def test_programs_whose_jumps_are_hard_to_see(tree, seed):
+    attack(tree, seed)
 
 
 def test_a_jump_elsewhere_than_at_surfaces_is_noticed():

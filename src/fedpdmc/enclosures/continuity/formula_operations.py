@@ -18,7 +18,7 @@ from fedpdmc.enclosures.continuity.decision_trees import (
     key,
     leaves_of,
 )
-from fedpdmc.enclosures.continuity.formulas import ANY, Formulas
+from fedpdmc.enclosures.continuity.formulas import ANY, TOO_MANY, Formulas
 from fedpdmc.enclosures.continuity.jump_surfaces import CANCELLED
 from fedpdmc.enclosures.continuity.normal_form import (
     NOISE,
@@ -135,6 +135,8 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
         if x is not y:
             apply(lambda p, q: _check_noise("gt", where, p, q) or np.zeros(p.shape), x, y)
         order = formulas.held(apply(lambda p, q: _order(formulas, where, as_terms(p), as_terms(q)), x, y), where)
+        if any(isinstance(leaf, Terms) for leaf in leaves_of(order)):
+            raise Discontinuous("gt", where, TOO_MANY)
         answer = formulas.by_sign(order, *answers, otherwise=differ)
         # A value is compared with itself to see whether it is a number, and with infinity.
         itself = key(_sub(formulas, params, where, x, y)) == key(number(np.zeros(x.shape)))

@@ -44,6 +44,7 @@ ENTRYWISE: dict[str, Any] = {
     **dict.fromkeys(("sinh", "asinh", "atanh", "atan", "log1p", "expm1", "cbrt", "reciprocal"), "same"),
 }  # fmt: skip
 JUMPS = "a choice whose branches are not shown to meet"
+TOO_MANY = "a choice by a value that has too many cases of its own"
 # Functions of whole arrays that are polynomials of their entries.
 POLYNOMIAL = {"reduce_sum", "cumsum", "reduce_prod", "cumprod", "dot_general", "concatenate", "stack", "pad", "gather",
               "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "conv_general_dilated"}  # fmt: skip
@@ -105,7 +106,7 @@ class Formulas:
 
         found = self.held(apply(one, x), where)
         if any(isinstance(leaf, Terms) for leaf in leaves_of(found)):
-            raise Discontinuous("select_n", where, "a choice by a value that has too many cases of its own")
+            raise Discontinuous("select_n", where, TOO_MANY)
         return found
 
     def by_sign(self, sign: Value, plus: Value, zero: Value, minus: Value, otherwise: Any = np.nan) -> Value:

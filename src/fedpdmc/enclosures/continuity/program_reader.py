@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -226,7 +227,7 @@ class Reader(Formulas):
         if called in SMOOTH_CALLS and any(map(depends, values)) and len(jaxpr.outvars) == 1:
 
             def evaluate(*arrays):
-                return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*map(jnp.asarray, arrays))[0]
+                return _entry_by_entry(core.ClosedJaxpr(jaxpr, consts), arrays)
 
             values = self._alike(values)
             known = apply(lambda *leaves: self.function(called, (), evaluate, *map(as_terms, leaves)), *values)
@@ -307,6 +308,20 @@ CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "co
 
 
 HAND = "a derivative given by hand, which need not be that of the function"
+
+
+def _entry_by_entry(closed: core.ClosedJaxpr, arrays: tuple[Any, ...]) -> np.ndarray:
+    """An entrywise program of arrays of one shape, of arrays of another: so many numbers at a time as it has."""
+    call, (own, *others) = core.jaxpr_as_fun(closed), (variable.aval.shape for variable in closed.jaxpr.invars)
+    shape, size = np.broadcast_shapes(*map(np.shape, arrays)), math.prod(own)
+    if shape == own or size == 0 or any(other != own for other in others):
+        return np.asarray(call(*map(jnp.asarray, arrays))[0])
+    flat = [np.ravel(np.broadcast_to(array, shape)) for array in arrays]
+    parts = [
+        np.ravel(call(*(jnp.asarray(np.resize(x[k : k + size], own)) for x in flat))[0])
+        for k in range(0, len(flat[0]), size)
+    ]
+    return np.concatenate([*parts, np.zeros(0)])[: len(flat[0])].reshape(shape)
 
 
 def _is_of_jax(jaxpr) -> bool:
