@@ -105,7 +105,7 @@ def test_noise_must_be_told_with_its_size(folder):
         def __init__(self, noise):
             self.noise, self.account = [noise], {}
 
-        def derivatives(self, x, spread=None):
+        def derivatives(self, x, spread=None, bend=None):
             return [(0.0, np.zeros(3), np.eye(3))]
 
     for noise in (np.zeros(0), np.ones(16)):
