@@ -13,7 +13,6 @@ CHECKED = [
     "fedpdmc._jax.random_streams",
     "fedpdmc.clocks",
     "fedpdmc.dynamics",
-    "fedpdmc.plan",
     "fedpdmc.potentials",
     "fedpdmc.sampling.coordinator",
     "fedpdmc.sampling.engines",
