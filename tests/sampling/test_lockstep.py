@@ -105,6 +105,17 @@ def test_sites_with_seeds_of_their_own_draw_by_themselves():
     assert type(few._run.engine) is CompiledEngine
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_site_whose_function_jumps_keeps_all_from_lockstep():
+    """Its jumps are events of its own clock, which the curves of records do not know."""
+    step = fp.Site(
+        lambda x, data: jnp.where(x[0] > data["level"], 0.5, 0.0), data={"level": np.array(0.1)}, name="step"
+    )
+    post = run(duration=1.0, sites=[*hospitals(), step], chains=4)
+    assert type(post._run.engine) is CompiledEngine and post.certified
+    assert "1 surface" in next(entry["continuity"] for entry in post.certificate if entry["site"] == "step")
+
+
 def test_a_coordinator_with_events_of_its_own_does_not_suit():
     boomerang = fp.Boomerang()
     walls = Walls(np.eye(2), np.ones(2))
