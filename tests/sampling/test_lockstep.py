@@ -119,7 +119,7 @@ def test_a_site_whose_function_jumps_keeps_all_from_lockstep():
 
 def test_a_coordinator_with_events_of_its_own_does_not_suit():
     boomerang = fp.Boomerang()
-    walls = Walls(np.eye(2), np.ones(2))
+    walls = Walls(jnp.eye(2), jnp.ones(2))
     assert lockstep.suits(Coordinator(boomerang, None, 4))
     assert not lockstep.suits(Coordinator(boomerang, None, 4, walls=walls))
     assert not lockstep.suits(Coordinator(boomerang, None, 4, redistribution=1.0))
