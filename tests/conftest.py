@@ -12,7 +12,10 @@ from jaxtyping import install_import_hook
 CHECKED = [
     "fedpdmc._jax.random_streams",
     "fedpdmc.clocks",
-    "fedpdmc.dynamics",
+    "fedpdmc.dynamics.base",
+    "fedpdmc.dynamics.boomerang",
+    "fedpdmc.dynamics.flows",
+    "fedpdmc.dynamics.turns",
     "fedpdmc.potentials",
     "fedpdmc.sampling.coordinator",
     "fedpdmc.sampling.engines",
