@@ -53,6 +53,16 @@ def steepness(u: Any, numbers: Any) -> Any:
     return total
 
 
+def curvatures(u: Any, numbers: Any) -> tuple[Any, Any]:
+    """``T''(u)`` and ``T'''(u)``."""
+    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
+    second, third = 0.0 * u, 0.0 * u
+    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
+        up, down = rate * above * exp(rate * u), rate * below * exp(-rate * u)
+        second, third = second + up - down, third + rate * (up + down)
+    return second, third
+
+
 def increasing(numbers: np.ndarray) -> bool:
     """Whether T increases from −∞ to ∞: finite numbers, c positive, α and β not negative."""
     return bool(np.all(np.isfinite(numbers)) and np.all(numbers[1] > 0) and np.all(numbers[2:] >= 0))

@@ -12,13 +12,13 @@ from scipy import stats
 
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import uniforms
-from fedpdmc.bent_coordinates import log_volume
+from fedpdmc.bent_coordinates import curvatures, log_volume, steepness
 from fedpdmc.clocks import LatentClock
 from fedpdmc.errors import InputError
 from fedpdmc.members import run_coordinates
-from fedpdmc.models import grouped
-from fedpdmc.potentials import RandomEffects
+from fedpdmc.potentials import BentSpreadPrior, RandomEffects
 from fedpdmc.potentials.random_effects_rates import Conditional
+from fedpdmc.sampling import sites_and_prior
 
 CHAINS, LENGTH = 512, 30.0
 # Below the least of these, halfway between nodes of the quadrature, crowded sites have 0.3 % of the log spread.
@@ -148,20 +148,25 @@ def test_joint_moments_of_any_function_with_latents():
     assert worst_deviation(6, function_sites()) < 4
 
 
-class NoVolume(grouped.BentSpreads):
+class NoVolume(BentSpreadPrior):
     """Wrong: the density of the bent log spread without the slope of the bend."""
 
-    def __call__(self, x, data):
+    def value(self, x):
         """The prior alone."""
-        u, numbers = x[jnp.asarray(self.index)], data["numbers"]
-        return super().__call__(x, data) + jnp.sum(log_volume(u, numbers))
+        u = self.center + self.rows @ x
+        return super().value(x) + jnp.sum(log_volume(u, self.numbers))
+
+    def _at(self, u):
+        t1, (t2, t3) = steepness(u, self.numbers), curvatures(u, self.numbers)
+        found = super()._at(u)
+        return found._replace(first=found.first + t2 / t1, second=found.second + t3 / t1 - (t2 / t1) ** 2)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("law", "least", "most"), [(grouped.BentSpreads, 0, 4), (NoVolume, 8, np.inf)])
+@pytest.mark.parametrize(("law", "least", "most"), [(BentSpreadPrior, 0, 4), (NoVolume, 8, np.inf)])
 def test_the_exponential_lower_tail_of_the_log_spread(monkeypatch, law, least, most):
     """Its third moment and low probabilities, which rotations about a Gaussian of the log spread itself do not reach."""
-    monkeypatch.setattr(grouped, "BentSpreads", law)
+    monkeypatch.setattr(sites_and_prior, "BentSpreadPrior", law)
     assert least <= worst_deviation(3, sites(crowded=True), crowded=True, tail=True) < most
 
 

@@ -19,7 +19,7 @@ def dense_choices(usual: Sequence[Choice], dynamics: Dynamics, chains: int) -> l
         return None
     setting = best_setting(pooled(potentials), dynamics)
     units, others = [gradient_price(potential) for potential in potentials], [_cost(x, dynamics) for x in usual]
-    if prices().time + sum(others) <= setting.cost:
+    if len(usual) * prices().time + sum(others) <= setting.cost:
         return None
     made, total = [], sum(units)
     for choice, clock, unit, other in zip(

@@ -60,7 +60,7 @@ class Prices(NamedTuple):
     record, column, gradient : float
         Of a gradient in 64 bits: for each record, for each record and parameter, and the rest.
     time : float
-        Of a unit of process time with any other clock, apart from gradients: plans, bounds, chains that wait.
+        Of a unit of process time of one site with any other clock, apart from gradients: plans, bounds, chains that wait.
     """
 
     piece: float

@@ -22,6 +22,7 @@ from fedpdmc.members.member import Member
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.potentials import (
+    BentSpreadPrior,
     ControlVariate,
     LatentPotential,
     LinearPredictor,
@@ -223,7 +224,7 @@ def _remainder(potential: Potential, control: ControlVariate | None, share: Quad
         return potential
     if isinstance(potential, Quadratic):
         return potential.plus(rest)
-    if isinstance(potential, Program):
+    if isinstance(potential, (Program, BentSpreadPrior)):
         return potential.less(_minus(rest))
     if control is None or isinstance(potential, LinearUnknownScale):
         return Sum((potential, rest))

@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.bent_coordinates import Bend, bent, log_volume
 from fedpdmc.errors import InputError
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.model import Model
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel
 from fedpdmc.models.model_file.source import Source
-from fedpdmc.models.user_function import UserModel
-from fedpdmc.potentials import LinearPredictor, Logistic, Loss, Poisson, Quadratic, RandomEffects
+from fedpdmc.potentials import LinearPredictor, Logistic, Poisson, Quadratic, RandomEffects
 from fedpdmc.potentials.grouped_families import (
     Family,
     GaussianFamily,
@@ -110,9 +109,12 @@ def _spread_names(r: int) -> tuple[str, ...]:
 def _padded(design, slopes, response, shift, index, labels, family, names, variables=None) -> RandomEffects:
     """Records padded to whole vectors."""
     n, groups = len(index), len(labels)
+    design, slopes, response, shift, weight, index, present = jax.tree.map(
+        on_device, (design, slopes, response, shift, np.ones(n), index, np.ones(groups))
+    )
     whole = RandomEffects(
-        jnp.asarray(design), jnp.asarray(slopes), jax.tree.map(jnp.asarray, response), jnp.asarray(shift), jnp.ones(n),
-        jnp.asarray(index), jnp.ones(groups), family, slopes.shape[1] == 2, n, groups, names, labels, variables,
+        design, slopes, response, shift, weight, index, present, family, slopes.shape[1] == 2, n, groups, names, labels,
+        variables,
     )  # fmt: skip
     return whole.padded(whole_vectors(n), groups)
 
@@ -317,26 +319,3 @@ def spread_prior(
     )
     linear = -precision * np.append(center, np.zeros(dim - p))
     return SpreadPrior(Quadratic(jnp.asarray(np.diag(precision)), jnp.asarray(linear)), records)
-
-
-@dataclasses.dataclass(frozen=True)
-class BentSpreads:
-    """Minus the log prior of log spreads ``T(u)``, with the volume of the bend, as a function of u and data."""
-
-    loss: Loss
-    index: tuple[int, ...]
-
-    def __call__(self, x, data):
-        """``Σ ℓ(ξ·T(x) + o; y) − Σ log T'(x)``."""
-        u, numbers = x[jnp.asarray(self.index)], data["numbers"]
-        eta = data["design"] @ bent(u, numbers) + data["offset"]
-        return jnp.sum(self.loss.value(eta, data["response"])) - jnp.sum(log_volume(u, numbers))
-
-
-def bent_spreads(spreads: LinearPredictor, bend: Bend) -> UserModel:
-    """The records of a `SpreadPrior` in bent coordinates."""
-    data = {
-        "design": spreads.design[:, np.asarray(bend.index)], "response": spreads.response, "offset": spreads.offset,
-        "numbers": bend.numbers,
-    }  # fmt: skip
-    return UserModel(BentSpreads(spreads.loss, bend.index), data, spreads.dim)

@@ -287,7 +287,11 @@ def derivatives_of(potential: Potential, x, spread=None):
             1,
             np.zeros((x.shape[0],) * 2),
         )
-    average = _averaged if isinstance(potential, Program) else _averaged_effects
+    if isinstance(potential, RandomEffects):
+        # Straight or bent: compiled once for both.
+        potential, average = potential.bendable(), _averaged_effects
+    else:
+        average = _averaged
     return average(potential, *map(on_device, (x, spread, points, weights, parts)))
 
 

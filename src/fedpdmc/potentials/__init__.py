@@ -8,6 +8,7 @@ from fedpdmc.potentials.ball_polynomial import (
     polynomial_remainder,
 )
 from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
+from fedpdmc.potentials.bent_spread_prior import BentSpreadPrior
 from fedpdmc.potentials.control_variate import ControlVariate, local_quadratic
 from fedpdmc.potentials.cubic_remainder import CubicRemainder, beside_taylor, cubic_remainder
 from fedpdmc.potentials.jax_function import Program
@@ -22,6 +23,7 @@ from fedpdmc.potentials.scale_mixture import ScaleLaw, ScaleMixture
 from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 
 __all__ = [
+    "BentSpreadPrior",
     "ControlVariate",
     "CubicRemainder",
     "Field",

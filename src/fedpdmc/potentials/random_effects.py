@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.by_numpy import once
-from fedpdmc.bent_coordinates import bent, steepness
+from fedpdmc._jax.compilation import on_device
+from fedpdmc.bent_coordinates import bent, steepness, straight
 from fedpdmc.enclosures import check_continuity, smoothed
 from fedpdmc.potentials.grouped_families import AnalyticFamily, Family, gaussian_energy
 from fedpdmc.potentials.grouped_program import GroupedRemainder
@@ -222,10 +223,11 @@ class RandomEffects(LatentPotential):
         n, known = self.records, self.groups
 
         def copied(x):
-            return jnp.asarray(np.concatenate([np.asarray(x)[:n], np.repeat(np.asarray(x[:1]), records - n, 0)]))
+            x = np.asarray(x)
+            return on_device(np.concatenate([x[:n], np.repeat(x[:1], records - n, 0)]))
 
         def filled(x, value, own, size):
-            return jnp.asarray(np.concatenate([np.asarray(x)[:own], np.full(size - own, value, x.dtype)]))
+            return on_device(np.concatenate([np.asarray(x)[:own], np.full(size - own, value, x.dtype)]))
 
         design, effects, response, offset = jax.tree.map(
             copied, (self.design, self.effects, self.response, self.offset)
@@ -235,6 +237,11 @@ class RandomEffects(LatentPotential):
             weight=filled(self.weight, 0, n, records), present=filled(self.present, 0, known, groups),
             index=filled(self.index, groups - 1, n, records),
         )  # fmt: skip
+
+    def bendable(self) -> RandomEffects:
+        """The same with the numbers of a bend, those of straight coordinates where it has none."""
+        numbers = straight(self.effects.shape[1])
+        return self if self.bend is not None else dataclasses.replace(self, bend=on_device(numbers))
 
     def stripped(self):
         """The same potential without names and counts, so that equal shapes share compiled code."""

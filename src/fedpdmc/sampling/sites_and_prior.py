@@ -11,10 +11,10 @@ from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import Member, NotBent
 from fedpdmc.members.site import Site, no_size
-from fedpdmc.models.grouped import SpreadPrior, bent_spreads
+from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import UserModel
-from fedpdmc.potentials import LinearPredictor, Potential, Quadratic, RandomEffects
+from fedpdmc.potentials import BentSpreadPrior, LinearPredictor, Potential, Quadratic, RandomEffects
 from fedpdmc.potentials.padding import bucket, whole_vectors
 from fedpdmc.sampling.prior_shares import Redistributed
 
@@ -39,7 +39,7 @@ class PriorSite(Site):
             return self
         if not isinstance(self.potential, LinearPredictor):
             raise NotBent
-        return PriorSite(bent_spreads(self.potential, bend)).sized(self.dim)
+        return PriorSite(BentSpreadPrior.of(self.potential, bend))
 
 
 def check_sites(sites: Any) -> tuple[Member, ...]:
