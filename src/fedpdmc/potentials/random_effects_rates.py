@@ -189,9 +189,8 @@ class InformedRemainder(PrivateRemainder):
         found = [(form[..., :chains], form[..., chains:]) for form in self._forms(both)]
         return Forms._make([*found, control])
 
-    def _along(self, forms: Forms, t, zeta):
-        """``v·∇_a R`` at the angle ``t`` (C,) of the rotation."""
-        c, s = jnp.cos(t), jnp.sin(t)
+    def _along(self, forms: Forms, c, s, zeta):
+        """``v·∇_a R`` at the angle of the rotation with this cosine and sine (C,)."""
 
         def of(form):
             return form[0] * c + form[1] * s, form[1] * c - form[0] * s
@@ -213,7 +212,8 @@ class InformedRemainder(PrivateRemainder):
 
     def rates(self, a, v, zeta):
         """``v·∇_a R`` of columns ``a``, ``v`` of shape (d, C) and ``zeta`` (G, r, C), complex ones too."""
-        return self._along(self.forms(a, v), jnp.zeros(a.shape[1]), zeta)
+        zero = jnp.zeros(a.shape[1])
+        return self._along(self.forms(a, v), zero + 1, zero, zeta)
 
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``, backward."""
@@ -232,12 +232,13 @@ class InformedRemainder(PrivateRemainder):
         """The rate by interpolation, on a cell as long as the error allows."""
         forms, columns = self.forms(a.T, v.T), self._columns(zeta)
         length, error = self._longest(self.reach(forms), jnp.abs(columns), room)
-        half = 0.5 * length
+        angle = 0.5 * length * (1 + jnp.asarray(chebyshev_nodes(POINTS))[:, None])
 
-        def at(point):
-            return self._along(forms, half * (1 + point), columns)
+        # The compiler would repeat a cosine that is taken within the loop for every record.
+        def at(way):
+            return self._along(forms, *way, columns)
 
-        return RateCell(length, jax.lax.map(at, jnp.asarray(chebyshev_nodes(POINTS))), error)
+        return RateCell(length, jax.lax.map(at, (jnp.cos(angle), jnp.sin(angle))), error)
 
     def reach(self, forms: Forms) -> Reach:
         """Amplitudes along the rotation."""
