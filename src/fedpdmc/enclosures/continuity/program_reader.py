@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.cell_values import Cell
 from fedpdmc.enclosures.continuity.decision_trees import (
     Choice,
@@ -36,7 +37,8 @@ from fedpdmc.enclosures.continuity.formulas import (
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Monomial, Terms, multiplied
 from fedpdmc.enclosures.continuity.not_a_number import lost
 from fedpdmc.enclosures.control_flow import scan_lengths
-from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, is_by_hand, line_of, name_of_call, within_known
+from fedpdmc.enclosures.origins import BRANCHED, is_by_hand, is_of_jax, line_of, name_of_call, place_of, within_known
+from fedpdmc.enclosures.recognised_calls import CALLS
 from fedpdmc.enclosures.shared_rules import MOVES as MOVED
 from fedpdmc.errors import Discontinuous
 
@@ -278,7 +280,7 @@ class Reader(Formulas):
 
     def solve(self, equation, values: list[Value], where: str) -> list[Value]:
         """A linear system, by a solver of JAX: the derivative is that of an exact solution."""
-        if not _is_of_jax(equation.params["jaxprs"].solve.jaxpr):
+        if not is_of_jax(place_of(equation.params["jaxprs"].solve.jaxpr.debug_info)[1]):
             raise Discontinuous("custom_linear_solve", where, HAND)
         shapes = [variable.aval.shape for variable in equation.outvars]
         return [self.opaque("custom_linear_solve", where, values, shape, where, i) for i, shape in enumerate(shapes)]
@@ -322,11 +324,6 @@ def _entry_by_entry(closed: core.ClosedJaxpr, arrays: tuple[Any, ...]) -> np.nda
         for k in range(0, len(flat[0]), size)
     ]
     return np.concatenate([*parts, np.zeros(0)])[: len(flat[0])].reshape(shape)
-
-
-def _is_of_jax(jaxpr) -> bool:
-    """Whether a program is a function of JAX."""
-    return str(jaxpr.debug_info.func_src_info).partition(" at ")[2].startswith(tuple(jax.__path__))
 
 
 def _value(x: Any) -> Value:

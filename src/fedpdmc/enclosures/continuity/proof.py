@@ -19,6 +19,7 @@ from jax.extend import core
 
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces, affine_comparisons, surfaces_of
 from fedpdmc.enclosures.continuity.program_reader import Reader
+from fedpdmc.enclosures.origins import derivatives_by_hand
 from fedpdmc.errors import Discontinuous
 
 
@@ -64,7 +65,7 @@ def _traced(function: Callable, dim: int) -> core.ClosedJaxpr:
 
 def _show(closed: core.ClosedJaxpr, lenient: bool, fixed: frozenset[int] = frozenset()) -> None:
     """Continuity with the results of some comparisons held fixed, for all data if that can be shown, else for these."""
-    text = str(closed.jaxpr)
+    text = str(closed.jaxpr), derivatives_by_hand(closed.jaxpr)
     for small in (1, math.inf):
         consts = [np.asarray(const) for const in closed.consts]
         known = [const.tobytes() if const.size <= small else b"" for const in consts]
