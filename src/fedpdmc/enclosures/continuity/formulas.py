@@ -59,6 +59,8 @@ class Formulas:
         self.surfaces: dict[Any, Surface] = {}
         self.numbers = itertools.count()
         self.trusted = self.knows_data = False
+        # Whether there are data that are read as anything, though they are known.
+        self.knows_less = False
         # Atoms of what an equation's operands were computed from that are not in their formulas.
         self.lost: frozenset[Atom] = frozenset()
 
@@ -253,7 +255,7 @@ class Formulas:
                 return self.rebuilt(old, tuple(map(as_terms, args)))
             return self.atom("move", own, (of_atom(old),), shape, old.bounds, True)
 
-        total = Terms({}, shape, noisy=x.noisy)
+        total = Terms({}, shape, noisy=x.noisy, gone=x.gone)
         for monomial, c in x.terms.items():
             c, size = (
                 y if np.ndim(y) == 0 else np.asarray(move(np.broadcast_to(y, x.shape))) for y in (c, x.sizes[monomial])

@@ -35,7 +35,7 @@ from fedpdmc.enclosures.continuity.formulas import (
     stopped_factors,
 )
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Monomial, Terms, multiplied
-from fedpdmc.enclosures.continuity.not_a_number import lost
+from fedpdmc.enclosures.continuity.not_a_number import lost, tame, wild
 from fedpdmc.enclosures.control_flow import scan_lengths
 from fedpdmc.enclosures.origins import BRANCHED, is_by_hand, is_of_jax, line_of, name_of_call, place_of, within_known
 from fedpdmc.enclosures.recognised_calls import CALLS
@@ -140,10 +140,10 @@ class Reader(Formulas):
             numbers = [leaf if isinstance(leaf, np.ndarray) else leaf.constant for leaf in leaves]
             if all(x is not None for x in numbers):
                 return self._computed(equation, list(map(np.asarray, numbers, dtypes)))[0]
-            if name in ("div", "and", "or", "xor", "not", "integer_pow"):
-                return self.atom(name, str(equation.params), tuple(map(as_terms, leaves)), leaves[0].shape)
-            found = RULED[name](self, equation.params, where, *leaves)
-            return found
+            if name in WRAPPING:
+                own = str(equation.params), str(dtypes[0])
+                return self.atom(f"whole {name}", own, tuple(map(as_terms, leaves)), leaves[0].shape)
+            return RULED[name](self, equation.params, where, *leaves)
 
         return apply(one, *values)
 
@@ -190,7 +190,10 @@ class Reader(Formulas):
         """Functions of whole arrays: linear maps, extremes, and what a user has registered."""
         name, params = equation.primitive.name, equation.params
         shapes = [variable.aval.shape for variable in equation.outvars]
-        own = str(sorted((k, v) for k, v in params.items() if not hasattr(v, "eqns")))
+        own = (
+            str(sorted((k, v) for k, v in params.items() if not hasattr(v, "eqns"))),
+            str(equation.outvars[0].aval.dtype),
+        )
         if not any(map(depends, values)):
             own = own, tuple(map(key, values))
             return [self.atom(name, (own, i), (), shape) for i, shape in enumerate(shapes)]
@@ -242,9 +245,16 @@ class Reader(Formulas):
         n_consts, n_carry = scan_lengths(params)
         consts, carry, xs = values[:n_consts], values[n_consts : n_consts + n_carry], values[n_consts + n_carry :]
         needs = [depends(value) for value in carry]
-        slices = [self.fresh("scanned", x.shape[1:], depends(x)) for x in xs]
+        kinds = [variable.aval.dtype.kind for variable in inner.jaxpr.invars[n_consts:]]
+        slices = [
+            self.fresh(_name_of_part("scanned", x, kind), x.shape[1:], depends(x))
+            for x, kind in zip(xs, kinds[n_carry:], strict=True)
+        ]
         while True:
-            state = [self.fresh("carried", x.shape, need) for x, need in zip(carry, needs, strict=True)]
+            state = [
+                self.fresh("whole" if kind != "f" and not need else "carried", x.shape, need)
+                for x, need, kind in zip(carry, needs, kinds, strict=False)
+            ]
             found = self.run(inner.jaxpr, inner.consts, [*consts, *state, *slices], where)
             after = [old or depends(new) for old, new in zip(needs, found[:n_carry], strict=True)]
             if after == needs:
@@ -299,6 +309,8 @@ def _check_power(base: Value, power: Value, where: str) -> None:
 # Operations with rules of their own for whole numbers.
 WHOLE = {"add", "sub", "neg", "mul", "div", "integer_pow", "square", "max", "min", "clamp", "abs", "sign", "gt", "ge", "lt",
          "le", "eq", "ne", "and", "or", "xor", "not"}  # fmt: skip
+# Those whose results wrap around, or depend on bits.
+WRAPPING = {"add", "sub", "neg", "mul", "div", "integer_pow", "square", "abs", "and", "or", "xor", "not"}
 # Continuous functions of their arguments.
 MEETING = {"add", "add_any", "sub", "neg", "mul", "div", "integer_pow", "square", "one_minus_square", "max", "min", "clamp",
            "abs"}  # fmt: skip
@@ -310,6 +322,15 @@ CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "co
 
 
 HAND = "a derivative given by hand, which need not be that of the function"
+
+
+def _name_of_part(name: str, x: Value, kind: str) -> str:
+    """The name of a part of an array: one of data that are finite is known to be so."""
+    if depends(x):
+        return name
+    if kind != "f":
+        return "whole"
+    return "data" if (tame(x) if isinstance(x, np.ndarray) else not wild(x)) else name
 
 
 def _entry_by_entry(closed: core.ClosedJaxpr, arrays: tuple[Any, ...]) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend import core
 
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces, affine_comparisons, surfaces_of
+from fedpdmc.enclosures.continuity.not_a_number import tame
 from fedpdmc.enclosures.continuity.program_reader import Reader
 from fedpdmc.enclosures.origins import derivatives_by_hand
 from fedpdmc.errors import Discontinuous
@@ -73,6 +74,9 @@ def _show(closed: core.ClosedJaxpr, lenient: bool, fixed: frozenset[int] = froze
         digest = hashlib.sha256(repr((text, shapes, known, lenient, bool(fixed))).encode()).hexdigest()
         if digest in _SHOWN:
             return
+        if small == 1 and not all(map(tame, consts)):
+            # What holds for all data holds for those that are finite.
+            continue
         try:
             _read(closed.jaxpr, consts, small, lenient, fixed)
         except Discontinuous:
@@ -90,8 +94,14 @@ _SHOWN: set[str] = set()
 def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool, fixed: frozenset[int]) -> None:
     """Read a program, with arrays above this size as anything."""
     reader = Reader(lenient, fixed)
+    reader.knows_less = any(const.size > small for const in consts)
     reader.knows_data = any(1 < const.size <= small for const in consts)
-    values = [const if const.size <= small else reader.fresh("data", const.shape, False) for const in consts]
+    values = [
+        const
+        if const.size <= small
+        else reader.fresh("data" if const.dtype.kind == "f" else "whole", const.shape, False)
+        for const in consts
+    ]
     with jax.ensure_compile_time_eval():
         inputs = [reader.fresh("parameters", variable.aval.shape, polynomial=True) for variable in jaxpr.invars]
         for value in reader.run(jaxpr, values, inputs, "the function"):
