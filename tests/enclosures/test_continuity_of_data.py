@@ -52,6 +52,14 @@ JUMPS = {
     "whole numbers in 32 bits": meets(
         lambda: jnp.asarray(123456789 * Y.astype(int)).astype(jnp.float32), lambda: jnp.asarray(123456789 * Y.astype(int))
     ),
+    "NaN in place of entries that are not there": lambda x: jnp.sum(
+        jnp.where(jnp.isnan(x.at[np.array([0, 5])].get(mode="fill")), step(x[0]), 0.0)
+    ),
+    "zero times an overflow": lambda x: jnp.where(0 * jnp.exp(300 * x[0] ** 2) == 0, x[1], 3.0),
+    "sums in another order": lambda x: jnp.where((x[0] + x[1]) + 0.1 == x[0] + (x[1] + 0.1), 3.0, 0.0),
+    "a product in parts": lambda x: jnp.where(x[0] * (x[1] + 0.1) >= x[0] * x[1] + 0.1 * x[0], 3.0, 0.0),
+    "a tenth times ten": lambda x: jnp.where(0.1 * x[0] * 10 == x[0], 3.0, 0.0),
+    "a sum of squares": lambda x: jnp.where(jnp.dot(x, x) == jnp.sum(x * x), 3.0, 0.0),
     "beside one": lambda x: jnp.where(1 + 1e-20 * x[0] == 1, step(x[0]), 0.0),
     "beside another parameter": lambda x: jnp.where(x[0] + 1e-20 * x[1] == x[0], step(x[1]), 0.0),
 }  # fmt: skip
@@ -63,6 +71,8 @@ CONTINUOUS = {
     "kinks at logarithms of data": lambda x: jnp.sum(
         jnp.where(jnp.log(Y) > x[0] ** 3, jnp.log(Y) - x[0] ** 3, 0.0)
     ),
+    "entries that are there": lambda x: jnp.sum(jnp.where(x[np.array([0, 1])] > 0, x[np.array([0, 1])], 0.0)),
+    "a value less itself": lambda x: jnp.where(jnp.isnan(x[0] * 0.1 + x[1]), 3.0, x[0]),
     "whole numbers": meets(lambda: 2 * jnp.asarray([1, 2, 3]), lambda: jnp.asarray([2.0, 4.0, 6.0])),
     "beside a limit": lambda x: jnp.clip(x[0], -1e300, 1e300),
     "no records": lambda x: jnp.sum(jnp.where(np.zeros(0) < x[0], x[0], step(x[0]))),
@@ -88,3 +98,20 @@ def test_a_loop_over_no_records_has_bounds():
     assert program.jump_surfaces() is None
     for flips in (False, True):
         program.check(False, flips)
+
+
+def lower_triangle(x):
+    """A matrix that depends on a parameter above its diagonal alone."""
+    return jnp.array([[2.0, 0.0], [0.5, 3.0]]) + jnp.array([[0.0, 1.0], [0.0, 0.0]]) * jnp.tanh(x[0])
+
+
+@pytest.mark.usefixtures("double")
+def test_factors_of_matrices_that_are_not_symmetric_are_refused():
+    """JAX's derivative of a Cholesky factor, which is made of one triangle, contains the other."""
+    with pytest.raises(Discontinuous, match="symmetric"):
+        check_continuity(lambda x: jnp.sum(jax.lax.linalg.cholesky(lower_triangle(x), symmetrize_input=False)), 1)
+    with pytest.raises(Discontinuous, match="symmetric"):
+        check_continuity(lambda x: jnp.sum(jax.scipy.linalg.cholesky(lower_triangle(x), lower=True)), 1)
+    check_continuity(lambda x: jnp.sum(jnp.linalg.cholesky(lower_triangle(x))), 1)
+    kernel = np.exp(-np.abs(Y[:, None] - Y))
+    check_continuity(lambda x: jnp.sum(jax.scipy.linalg.cholesky(jnp.exp(x[0]) * kernel + np.eye(3))), 1)

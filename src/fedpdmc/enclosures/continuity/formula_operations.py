@@ -27,11 +27,12 @@ from fedpdmc.enclosures.continuity.normal_form import (
     Terms,
     added,
     chosen,
+    equal,
     number,
     of_atom,
     scaled,
 )
-from fedpdmc.enclosures.continuity.not_a_number import assumed, by_data, guarded, may_cancel, undefined, wild
+from fedpdmc.enclosures.continuity.not_a_number import assumed, by_data, guarded, is_wild, may_cancel, undefined, wild
 from fedpdmc.errors import Discontinuous
 
 
@@ -119,6 +120,9 @@ def _check_noise(name: str, where: str, *leaves: np.ndarray | Terms) -> None:
         )
         if (constant := difference.constant) is not None and np.any(np.abs(constant) < NOISE):
             raise Discontinuous(name, where, CANCELLED)
+    elif len(leaves) == 2 and depends(leaves[0]) and np.any(equal(as_terms(leaves[0]), as_terms(leaves[1]))):
+        # Equal but for rounding.
+        raise Discontinuous(name, where, CANCELLED)
 
 
 def _sign(formulas: Formulas, params, where, x: Value) -> Value:
@@ -132,7 +136,7 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
 
     def found(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
         x, y = _plain(x), _plain(y)
-        if x is not y:
+        if not formulas.alike:
             apply(lambda p, q: _check_noise("gt", where, p, q) or np.zeros(p.shape), x, y)
         order = formulas.held(apply(lambda p, q: _order(formulas, where, as_terms(p), as_terms(q)), x, y), where)
         if any(isinstance(leaf, Terms) for leaf in leaves_of(order)):
@@ -147,7 +151,7 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
         atoms = undefined(x, asked) | undefined(y, asked) | formulas.lost
         otherwise = apply(lambda a: np.asarray(~a), answer) if asked or itself else np.asarray(differ)
         found = guarded(formulas, answer, otherwise, atoms, where, "number" if asked or itself else "compared")
-        unsure = wild(x, y) | frozenset(atom for atom in formulas.lost if not atom.depends)
+        unsure = wild(x, y) | frozenset(filter(is_wild, formulas.lost))
         if unsure and formulas.knows_less and (depends(x) or depends(y)) and not formulas.trusted:
             raise Discontinuous("gt", where, "a comparison with data that may not be finite")
         if not unsure and not itself and not (depends(x) or depends(y)):
@@ -237,7 +241,7 @@ def _is_finite(formulas: Formulas, params, where, x: Value) -> Value:
         return np.asarray(np.all([np.isfinite(c) for c in (np.zeros(p.shape), *coefficients)], axis=0))
 
     found = guarded(formulas, apply(one, x), np.asarray(False), undefined(x, True) | formulas.lost, where)
-    return by_data(formulas, found, np.asarray(False), wild(x) | formulas.lost)
+    return by_data(formulas, found, np.asarray(False), wild(x) | frozenset(filter(is_wild, formulas.lost)))
 
 
 def _convert(formulas: Formulas, params, where, x: Value) -> Value:

@@ -34,13 +34,20 @@ TAME = {"parameters", "log", "log1p", "asinh", "atan", "cbrt", "sqrt", "reduce_s
 # Functions of data that are finite where those are, if these are not huge.
 FINITE = {"data", "move", "mul", "reduce_sum", "dot_general", "cumsum", "reduce_max", "reduce_min", "cummax", "cummin",
           "sort", "concatenate", "stack", "choice", "truths", "asinh", "atan", "cbrt"}  # fmt: skip
+# Entries of an array at places that may be outside of it, where there is a NaN.
+FILLED = "filled"
 # Above this data are huge: their powers may overflow.
 HUGE = 1e60
 
 
 def wild(*values: Value) -> frozenset[Atom]:
-    """The atoms of data in values that may be NaN or infinite."""
-    return frozenset(atom for x in values for atom in _within_value(x) if not _is_finite(atom))
+    """The atoms in values of which data decide whether they are finite, and may say no."""
+    return frozenset(atom for x in values for atom in _within_value(x) if is_wild(atom))
+
+
+def is_wild(atom: Atom) -> bool:
+    """Whether data decide that an atom is finite, and may say no."""
+    return atom.name == FILLED or not _is_finite(atom)
 
 
 def _is_finite(atom: Atom) -> bool:
@@ -92,7 +99,7 @@ def guarded(
     formulas: Formulas, answer: Value, otherwise: Value, atoms: frozenset[Atom], where: str, name: str = "number"
 ) -> Value:  # fmt: skip
     """``answer`` where all atoms are numbers; ``name`` says whether that is the question, or they are "compared"."""
-    atoms = frozenset(atom for atom in atoms if atom.depends)
+    atoms = frozenset(atom for atom in atoms if not is_wild(atom))
     if not atoms or formulas.trusted:
         return answer
     sign = formulas.sign(formulas.fresh(name, answer.shape), where, guards=atoms)
@@ -101,7 +108,7 @@ def guarded(
 
 def by_data(formulas: Formulas, answer: Value, otherwise: Value, atoms: Iterable[Atom]) -> Value:
     """``answer`` where all atoms of data are finite numbers, and what else it may be elsewhere."""
-    numbers = tuple(sorted(atom.number for atom in atoms if not atom.depends))
+    numbers = tuple(sorted(atom.number for atom in atoms))
     if not numbers or formulas.trusted:
         return answer
     asked = formulas.atom("finite data", numbers, (), answer.shape)

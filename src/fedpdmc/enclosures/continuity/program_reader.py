@@ -14,6 +14,7 @@ from jax.extend import core
 
 from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.cell_values import Cell
+from fedpdmc.enclosures.continuity.computations import Computations
 from fedpdmc.enclosures.continuity.decision_trees import (
     Choice,
     Value,
@@ -35,7 +36,7 @@ from fedpdmc.enclosures.continuity.formulas import (
     stopped_factors,
 )
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Monomial, Terms, multiplied
-from fedpdmc.enclosures.continuity.not_a_number import lost, tame, wild
+from fedpdmc.enclosures.continuity.not_a_number import FILLED, lost, tame, undefined, wild
 from fedpdmc.enclosures.control_flow import scan_lengths
 from fedpdmc.enclosures.origins import BRANCHED, is_by_hand, is_of_jax, line_of, name_of_call, place_of, within_known
 from fedpdmc.enclosures.recognised_calls import CALLS
@@ -63,6 +64,7 @@ class Reader(Formulas):
         self.lenient, self.fixed = lenient, fixed
         # Values, by identity, with the atoms that they have lost.
         self.hidden: dict[int, tuple[Value, frozenset[Atom]]] = {}
+        self.computations = Computations()
 
     def run(self, jaxpr, consts, args, where: str) -> list[Value]:
         """Read a program equation by equation."""
@@ -91,14 +93,25 @@ class Reader(Formulas):
             return FLOW[name](self, equation, values, where)
         self.lost = self._lost_by(values)
         if name in MOVES and (found := self._moves(equation, values)) is not None:
+            self.computations.remember(equation, values, found)
             return self._remembered(found, self.lost)
+        given = values
+        numbers = {self.computations.number(value) for value in values}
+        self.alike = len(values) == 2 and len(numbers) == 1
         before = self._lost_by(values[name == "select_n" :])
         if name in RULED or name in ENTRYWISE:
             values = self._alike(values)
         found = self._ruled(equation, values, where)
+        self.computations.remember(equation, given, found)
         if equation.outvars[0].aval.dtype.kind != "f":
             # Whether all of it was a number has been asked for.
             return found
+        if name == "mul":
+            # Zero times infinity.
+            zero = [isinstance(value, np.ndarray) and value.size and not np.any(value) for value in values]
+            before = before.union(
+                *(undefined(y, True) for y, other in zip(values, reversed(zero), strict=True) if other)
+            )
         return self._remembered(found, lost(before, values[name == "select_n" :], found))
 
     def _ruled(self, equation, values: list[Value], where: str) -> list[Value]:
@@ -172,10 +185,13 @@ class Reader(Formulas):
         name, params, (x, *rest) = equation.primitive.name, equation.params, values
         if name == "optimization_barrier":
             return values
-        fills = name == "gather" and params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-        if fills or not all(isinstance(value, np.ndarray) for value in rest):
+        if not all(isinstance(value, np.ndarray) for value in rest):
             return None
         arrays = [jnp.asarray(value) for value in rest]
+        if _fills(equation):
+            there = equation.primitive.bind(jnp.ones(x.shape), *arrays, **{**params, "fill_value": np.nan})
+            if np.any(np.isnan(there)):
+                return None
 
         def move(i: int, part):
             found = equation.primitive.bind(jnp.asarray(part), *arrays, **params)
@@ -208,7 +224,20 @@ class Reader(Formulas):
             if factors and all(steady_along(atom, params["axes"]) for atom, _ in factors):
                 rest = apply(lambda leaf: stopped_factors(as_terms(leaf))[1], values[0])
                 return [self._summed(own, rest, factors, params["axes"], shapes[0], where)]
+        if name == "cholesky" and not self._is_symmetric(values[0], equation):
+            raise Discontinuous(name, where, ONE_SIDED)
+        name = FILLED if _fills(equation) else name
         return [self.opaque(name, own, values, shape, where, i) for i, shape in enumerate(shapes)]
+
+    def _is_symmetric(self, x: Value, equation) -> bool:
+        """Whether a matrix is shown to be symmetric; JAX differentiates its factor as if it were."""
+        if self.computations.is_sum_with_transposed(x):
+            return True
+        n = len(x.shape)
+        places = (*range(n - 2), n - 1, n - 2)
+        own = ("transpose", str([("permutation", places)]), places, 0)
+        mirrored = self.moved(lambda part: np.swapaxes(part, -1, -2), own, self.settled(x, line_of(equation)), x.shape)
+        return key(mirrored) == key(self.settled(x, line_of(equation)))
 
     def _summed(self, own: Any, rest: Value, factors: Monomial, axes, shape, where: str) -> Terms:
         """A sum with its common factor taken out."""
@@ -321,7 +350,16 @@ FLOW: dict[str, Callable[..., list[Value]]] = {
 CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "conv_general_dilated"}
 
 
+ONE_SIDED = "of a matrix that is not shown to be symmetric, which its derivative needs; jnp.linalg.cholesky makes it so"
 HAND = "a derivative given by hand, which need not be that of the function"
+
+
+def _fills(equation) -> bool:
+    """Whether an equation puts NaN in place of entries that are not there."""
+    params = equation.params
+    if equation.primitive.name != "gather" or params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return False
+    return params["fill_value"] is None or bool(np.isnan(params["fill_value"]))
 
 
 def _name_of_part(name: str, x: Value, kind: str) -> str:
