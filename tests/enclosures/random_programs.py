@@ -130,8 +130,8 @@ LEAVES = {
 # Operations that may jump.
 JUMPING = {"step", "sign", "counted", "ordered", "floor", "change point", "threshold", "order", "three cases", "no number",
            "no root", "both", "either", "indicator", "select", "where y is zero", "one group", "signed root", "upper end",
-           "running", "saturated", "first", "gap", "heaviside", "no logarithm", "no entry", "wrapped number", "another order",
-           "missing"}  # fmt: skip
+           "running", "saturated", "first", "gap", "heaviside", "no logarithm", "no entry", "wrapped number",
+           "another order", "missing"}  # fmt: skip
 
 
 def records(seed: int) -> dict[str, np.ndarray]:
