@@ -100,6 +100,16 @@ def test_a_loop_over_no_records_has_bounds():
         program.check(False, flips)
 
 
+@pytest.mark.usefixtures("double")
+def test_what_is_shown_of_finite_data_is_not_taken_for_others():
+    def potential(y):
+        return lambda x: jnp.sum(jnp.where(jnp.isnan(y), step(x[0]), x[0] * y))
+
+    check_continuity(potential(jnp.asarray(Y)), 1)
+    with pytest.raises(Discontinuous):
+        check_continuity(potential(jnp.asarray(MISSING)), 1)
+
+
 def lower_triangle(x):
     """A matrix that depends on a parameter above its diagonal alone."""
     return jnp.array([[2.0, 0.0], [0.5, 3.0]]) + jnp.array([[0.0, 1.0], [0.0, 0.0]]) * jnp.tanh(x[0])

@@ -67,16 +67,14 @@ def _traced(function: Callable, dim: int) -> core.ClosedJaxpr:
 def _show(closed: core.ClosedJaxpr, lenient: bool, fixed: frozenset[int] = frozenset()) -> None:
     """Continuity with the results of some comparisons held fixed, for all data if that can be shown, else for these."""
     text = str(closed.jaxpr), derivatives_by_hand(closed.jaxpr)
-    for small in (1, math.inf):
-        consts = [np.asarray(const) for const in closed.consts]
+    consts = [np.asarray(const) for const in closed.consts]
+    # What is shown for all data is shown for those that are finite.
+    for small in (1, math.inf) if all(map(tame, consts)) else (math.inf,):
         known = [const.tobytes() if const.size <= small else b"" for const in consts]
         shapes = [(const.shape, str(const.dtype)) for const in consts]
         digest = hashlib.sha256(repr((text, shapes, known, lenient, bool(fixed))).encode()).hexdigest()
         if digest in _SHOWN:
             return
-        if small == 1 and not all(map(tame, consts)):
-            # What holds for all data holds for those that are finite.
-            continue
         try:
             _read(closed.jaxpr, consts, small, lenient, fixed)
         except Discontinuous:
