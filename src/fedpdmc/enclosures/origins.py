@@ -8,7 +8,6 @@ functions that the rule can call are.
 from __future__ import annotations
 
 import functools
-import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +31,7 @@ THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatri
                                         "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip
 CONSTRAINTS = "/numpyro/distributions/constraints.py"
 # With the separator: other packages have names that begin alike.
-_FOLDERS = tuple(os.path.join(folder, "") for folder in jax.__path__)
+_FOLDERS = tuple(folder.rstrip("/\\") + separator for folder in jax.__path__ for separator in "/\\")
 
 
 def is_of_jax(place: str) -> bool:

@@ -276,7 +276,8 @@ class Formulas:
 
     def _moved_atom(self, old: Atom, own: Any, shape) -> Terms:
         """An atom with its entries moved: there and back again is itself, and one number is the same everywhere."""
-        inner, before = (old.args[0], old.key[0]) if old.name == "move" else (of_atom(old), ())
+        before: tuple[Any, ...] = old.key[0] if old.name == "move" else ()
+        inner = old.args[0] if before else of_atom(old)
         if math.prod(inner.shape) == 1:
             return self.atom("move", ("everywhere",), (inner,), shape, old.bounds, True)
         if (

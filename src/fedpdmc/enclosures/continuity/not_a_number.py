@@ -10,6 +10,7 @@ for granted only if what it chooses for a number contains the value, and the gra
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
