@@ -37,6 +37,10 @@ def gaussian_process(z, d):
     return jnp.append(white, jnp.sum(jnp.log(jnp.diagonal(factor))))
 
 
+def cubic_step(z):
+    return jnp.where(z**3 > 0.2, 1.0, 0.0)
+
+
 def counted(z, d):
     """A level for each number of values that are below 0.2."""
     return jnp.where(jnp.arange(4) < jnp.sum(z < 0.2), z, 0.5 * z + 1.0)
@@ -61,6 +65,7 @@ UNARY = {
     "guard": lambda z, d: jnp.log(jnp.where(z > 0, 1 + z, 1.0)), "mask": lambda z, d: jnp.where(d["y"] > 0, z, 1.0),
     "leaky": lambda z, d: jax.nn.leaky_relu(z), "elu": lambda z, d: jax.nn.elu(z),
     "hinge": lambda z, d: jax.nn.relu(1 - z) ** 2,
+    "level": lambda z, d: jnp.where(z > jnp.log(1 + jnp.abs(d["y"])), z, jnp.log(1 + jnp.abs(d["y"]))),
     "sinc": lambda z, d: jnp.where(z == 0, 1.0, jnp.sin(z) / jnp.where(z == 0, 1.0, z)),
     # rounding
     "offset": lambda z, d: (1e3 + z) - 1e3, "phase": lambda z, d: jnp.cos(1e5 + z),
@@ -102,6 +107,11 @@ UNARY = {
     "saturated": lambda z, d: jnp.where(jnp.tanh(3 * z) < 1, 0.3, z), "first": lambda z, d: 1.0 * (z >= jnp.max(z)),
     "gap": lambda z, d: jnp.where(jnp.diff(jnp.sort(z), prepend=0.0) > 0.3, z, 0.0),
     "heaviside": lambda z, d: jnp.heaviside(z - 0.1, 0.5),
+    "no logarithm": lambda z, d: jnp.where(jnp.isnan(jnp.log(d["y"])), cubic_step(z), z),
+    "no entry": lambda z, d: jnp.where(jnp.isnan(z.at[d["g"] + 2].get(mode="fill")), cubic_step(z), z),
+    "wrapped number": lambda z, d: jnp.where(z**3 > 0.2, z + (d["g"].astype(jnp.uint8) - jnp.uint8(1)), z + d["g"] - 1.0),
+    "another order": lambda z, d: jnp.where((z + 0.1) + d["y"] == z + (0.1 + d["y"]), 1.0, z),
+    "missing": lambda z, d: jnp.where(d["y"] / d["y"] == 1, z, cubic_step(z)),
 }  # fmt: skip
 BINARY = {
     "add": lambda z, w: z + w, "sub": lambda z, w: z - w, "mul": lambda z, w: z * w, "max": jnp.maximum, "min": jnp.minimum,
@@ -120,7 +130,8 @@ LEAVES = {
 # Operations that may jump.
 JUMPING = {"step", "sign", "counted", "ordered", "floor", "change point", "threshold", "order", "three cases", "no number",
            "no root", "both", "either", "indicator", "select", "where y is zero", "one group", "signed root", "upper end",
-           "running", "saturated", "first", "gap", "heaviside"}  # fmt: skip
+           "running", "saturated", "first", "gap", "heaviside", "no logarithm", "no entry", "wrapped number",
+           "another order", "missing"}  # fmt: skip
 
 
 def records(seed: int) -> dict[str, np.ndarray]:

@@ -45,6 +45,11 @@ def _scan(domain: Domain, run: Run, equation, forms) -> list[Form]:
         out = [settled(domain, form) for form in run(domain, inner.jaxpr, inner.consts, [*consts, *carry, *x])]
         return out[:n_carry], out[n_carry:]
 
+    if length == 0:
+        return [
+            *carry,
+            *(np.zeros(variable.aval.shape, variable.aval.dtype) for variable in equation.outvars[n_carry:]),
+        ]
     if domain.eager:
         return _unrolled(domain, body, carry, xs, length, reverse)
     first = [_entry(domain, x, 0) for x in xs]

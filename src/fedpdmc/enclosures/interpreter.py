@@ -12,12 +12,14 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.cancelling_shifts import Shifted, settled, shifted, shifted_rule
 from fedpdmc.enclosures.cell_values import Cell, Series
 from fedpdmc.enclosures.control_flow import CONTROL
 from fedpdmc.enclosures.domain import Domain, Enclosure, Form, is_point, is_static, shape_of
 from fedpdmc.enclosures.jets import jet_linear, jet_rules
-from fedpdmc.enclosures.recognised_calls import CALLS, INNER, largest_of, line_of, name_of_call, order_of, sigmoid_of
+from fedpdmc.enclosures.origins import line_of, name_of_call
+from fedpdmc.enclosures.recognised_calls import CALLS, largest_of, order_of, sigmoid_of
 from fedpdmc.enclosures.series import arithmetic, linear
 from fedpdmc.enclosures.shared_rules import MOVES, move
 from fedpdmc.enclosures.taylor_models import taylor_rules

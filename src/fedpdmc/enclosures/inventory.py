@@ -8,7 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedpdmc.enclosures.recognised_calls import CALLS, INNER, name_of_call
+from fedpdmc._jax.by_numpy import INNER
+from fedpdmc.enclosures.origins import name_of_call
+from fedpdmc.enclosures.recognised_calls import CALLS
 from fedpdmc.enclosures.registry import TAUGHT
 
 

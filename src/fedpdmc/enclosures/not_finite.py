@@ -16,9 +16,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import core
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.domain import Enclosure, Form, is_point
 from fedpdmc.enclosures.interpreter import enclose
-from fedpdmc.enclosures.recognised_calls import INNER, line_of
+from fedpdmc.enclosures.origins import line_of
 from fedpdmc.enclosures.taylor_models.taylor_model import Curve, TimeInterval
 from fedpdmc.errors import NoEnclosure
 

@@ -11,66 +11,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.clamped_indices import clamped
-
-
-def line_of(equation) -> str:
-    """The line of the user's function that an equation comes from."""
-    from jax._src import source_info_util
-
-    return source_info_util.summarize(equation.source_info)
-
+from fedpdmc.enclosures.origins import is_of_jax, name_of_call
 
 # Functions of JAX that have a rule as a whole.
 CALLS = {"log_ndtr", "logaddexp", "ndtr"}
-# Functions of JAX that are smooth although their formulas have branches.
-BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
-
-
-# Null sets for which NumPyro checks membership: values are in them by construction, up to rounding.
-THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatrix", "_PositiveDefinite",
-                                        "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip
-CONSTRAINTS = "/numpyro/distributions/constraints.py"
-
-
-def within_known(equation) -> bool:
-    """Whether an equation belongs to a function that is known to be continuous, whatever its formula."""
-    trace = equation.source_info.traceback
-    own = tuple(jax.__path__)
-    return any(
-        (frame.function_name in BRANCHED and frame.file_name.startswith(own))
-        or (frame.function_name in THIN and frame.file_name.replace("\\", "/").endswith(CONSTRAINTS))
-        for frame in (() if trace is None else trace.frames)
-    )
-
-
-def name_of_call(equation) -> str:
-    """The name of the function of JAX that was called; None for a user's function, even one of the same name."""
-    inner = equation.params[INNER[equation.primitive.name]]
-    jaxpr = inner.jaxpr if hasattr(inner, "jaxpr") else inner
-    name, _, place = str(jaxpr.debug_info.func_src_info).partition(" at ")
-    # A series of another length than usual is another function.
-    other = name == "log_ndtr" and sum(inside.primitive.name == "div" for inside in jaxpr.eqns) != 3
-    return name if place.startswith(tuple(jax.__path__)) and not other else ""
-
-
-# Functions of JAX whose derivative is that of the user, or of a solution which the user's own solver finds.
-BY_USER = {"_custom_root", "wrapped_fun"}
-# Functions of JAX with a derivative for each argument, of which the place is not known.
-FOR_EACH = {"relu", "relu6", "log1mexp", "_wofz", "_erfcx", "_dawsn", "logit", "poch", "hyp1f1", "hyp2f1"}
-
-
-def is_by_hand(equation) -> bool:
-    """Whether the derivative that a call has been given may be a user's."""
-    called = name_of_call(equation)
-    if not called or called in BY_USER:
-        return True
-    rules = [rule for name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd") if (rule := equation.params.get(name))]
-    places = [str(rule.debug_info.func_src_info).partition(" at ")[2] for rule in rules]
-    if not places or not all(place.startswith(tuple(jax.__path__)) for place in places):
-        return True
-    return any("custom_derivatives.py" in place for place in places) and called not in FOR_EACH
 
 
 def sigmoid_of(producers: dict[Any, Any], equation) -> tuple[Any, Any] | None:
@@ -267,10 +212,10 @@ def _log_beta(nodes: list[_Node]) -> tuple[_Node, ...] | None:
     which, near = nodes[0], nodes[-1]
     if which.name != "lt" or near.name != "add" or [part.name for part in near.inputs] != ["lgamma", "sub"]:
         return None
-    trace, own = which.equation.source_info.traceback, tuple(jax.__path__)
+    trace = which.equation.source_info.traceback
     frames = () if trace is None else trace.frames
     smaller = near.inputs[0].inputs[0]
-    if not any(frame.function_name == "betaln" and frame.file_name.startswith(own) for frame in frames):
+    if not any(frame.function_name == "betaln" and is_of_jax(frame.file_name) for frame in frames):
         return None
     return smaller.inputs if smaller.name == "min" else None
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jax.extend import core
 
-from fedpdmc.enclosures.recognised_calls import INNER
+from fedpdmc._jax.by_numpy import INNER
 
 
 class Unpaddable(Exception):

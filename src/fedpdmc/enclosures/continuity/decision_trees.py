@@ -43,8 +43,21 @@ class Surface:
         self.place, self.terms, self.where, self.free = place, terms, where, free or not terms.depends
         self.moving, constant = terms.split()
         self.kind, self.level = self.moving.key, -constant
-        # Whether it can be zero on more than a null set but not everywhere: it has kinks, or it may be rounded to zero.
-        self.thick = not terms.polynomial or terms.sign != 0
+        # Whether it can be zero on more than a null set but not everywhere: it has kinks, or it may be rounded to zero, also
+        # from zero where two ways to compute one polynomial are compared.
+        self.thick = not terms.polynomial or terms.sign != 0 or _may_vanish(terms)
+
+
+def _may_vanish(terms: Terms) -> bool:
+    """Whether a polynomial that is written with sums and products of arrays may be zero everywhere."""
+    moving = [monomial for monomial in terms.terms if any(atom.depends for atom, _ in monomial)]
+    return len(moving) > 1 and any(_is_composed(atom) for monomial in moving for atom, _ in monomial)
+
+
+def _is_composed(atom: Atom) -> bool:
+    if atom.name == "move":
+        return any(map(_is_composed, atom.args[0].atoms))
+    return atom.depends and bool(atom.args)
 
 
 class Choice:

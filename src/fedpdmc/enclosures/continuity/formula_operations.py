@@ -27,11 +27,12 @@ from fedpdmc.enclosures.continuity.normal_form import (
     Terms,
     added,
     chosen,
+    equal,
     number,
     of_atom,
     scaled,
 )
-from fedpdmc.enclosures.continuity.not_a_number import assumed, guarded, may_cancel, undefined
+from fedpdmc.enclosures.continuity.not_a_number import assumed, by_data, guarded, is_wild, may_cancel, undefined, wild
 from fedpdmc.errors import Discontinuous
 
 
@@ -119,6 +120,9 @@ def _check_noise(name: str, where: str, *leaves: np.ndarray | Terms) -> None:
         )
         if (constant := difference.constant) is not None and np.any(np.abs(constant) < NOISE):
             raise Discontinuous(name, where, CANCELLED)
+    elif len(leaves) == 2 and depends(leaves[0]) and np.any(equal(as_terms(leaves[0]), as_terms(leaves[1]))):
+        # Equal but for rounding.
+        raise Discontinuous(name, where, CANCELLED)
 
 
 def _sign(formulas: Formulas, params, where, x: Value) -> Value:
@@ -132,12 +136,13 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
 
     def found(formulas: Formulas, params, where, x: Value, y: Value) -> Value:
         x, y = _plain(x), _plain(y)
-        if x is not y:
+        if not formulas.alike:
             apply(lambda p, q: _check_noise("gt", where, p, q) or np.zeros(p.shape), x, y)
         order = formulas.held(apply(lambda p, q: _order(formulas, where, as_terms(p), as_terms(q)), x, y), where)
         if any(isinstance(leaf, Terms) for leaf in leaves_of(order)):
             raise Discontinuous("gt", where, TOO_MANY)
         answer = formulas.by_sign(order, *answers, otherwise=differ)
+        apply(lambda p, q: _check_rounding(where, p, q), x, y)
         # A value is compared with itself to see whether it is a number, and with infinity.
         itself = key(_sub(formulas, params, where, x, y)) == key(number(np.zeros(x.shape)))
         leaves = [as_terms(leaf) for w in (x, y) for leaf in leaves_of(w)]
@@ -145,9 +150,30 @@ def _compare(plus: bool, zero: bool, minus: bool) -> Callable[..., Value]:
         asked = infinite or (itself and any(map(may_cancel, leaves)))
         atoms = undefined(x, asked) | undefined(y, asked) | formulas.lost
         otherwise = apply(lambda a: np.asarray(~a), answer) if asked or itself else np.asarray(differ)
-        return guarded(formulas, answer, otherwise, atoms, where, "number" if asked or itself else "compared")
+        found = guarded(formulas, answer, otherwise, atoms, where, "number" if asked or itself else "compared")
+        unsure = wild(x, y) | frozenset(filter(is_wild, formulas.lost))
+        if unsure and formulas.knows_less and (depends(x) or depends(y)) and not formulas.trusted:
+            raise Discontinuous("gt", where, "a comparison with data that may not be finite")
+        if not unsure and not itself and not (depends(x) or depends(y)):
+            # Of data that differ by a number, rounding may leave nothing.
+            unsure = frozenset(atom for w in leaves for atom in w.atoms if _differ_by_a_number(x, y))
+        return by_data(formulas, found, otherwise, unsure)
 
     return found
+
+
+def _check_rounding(where: str, p: np.ndarray | Terms, q: np.ndarray | Terms) -> np.ndarray:
+    """Refuse a comparison of values of which rounding leaves nothing."""
+    if isinstance(p, Terms) or isinstance(q, Terms):
+        difference = added(as_terms(p), scaled(as_terms(q), -1.0))
+        if difference.decided_by_rounding:
+            raise Discontinuous("gt", where, "a comparison that rounding decides")
+    return np.zeros(p.shape)
+
+
+def _differ_by_a_number(x: Value, y: Value) -> bool:
+    pairs = [(as_terms(p), as_terms(q)) for p in leaves_of(x) for q in leaves_of(y)]
+    return any(added(p, scaled(q, -1.0)).constant is not None for p, q in pairs if p.atoms)
 
 
 def _order(formulas: Formulas, where: str, p: Terms, q: Terms) -> Value:
@@ -214,14 +240,15 @@ def _is_finite(formulas: Formulas, params, where, x: Value) -> Value:
         coefficients = (np.broadcast_to(c, p.shape) for c in as_terms(p).terms.values())
         return np.asarray(np.all([np.isfinite(c) for c in (np.zeros(p.shape), *coefficients)], axis=0))
 
-    return guarded(formulas, apply(one, x), np.asarray(False), undefined(x, True) | formulas.lost, where)
+    found = guarded(formulas, apply(one, x), np.asarray(False), undefined(x, True) | formulas.lost, where)
+    return by_data(formulas, found, np.asarray(False), wild(x) | frozenset(filter(is_wild, formulas.lost)))
 
 
 def _convert(formulas: Formulas, params, where, x: Value) -> Value:
     dtype, old = np.dtype(params["new_dtype"]), np.dtype(params["old_dtype"])
     whole = not jnp.issubdtype(dtype, jnp.floating)
     # Whether every number of the one type is a number of the other.
-    exact = np.can_cast(old, dtype) or (old.kind in "iub" and not whole)
+    exact = np.can_cast(old, dtype)
 
     def evaluate(value):
         return jax.lax.convert_element_type(jnp.asarray(value, old), dtype)
@@ -233,7 +260,7 @@ def _convert(formulas: Formulas, params, where, x: Value) -> Value:
         if exact:
             return p
         if whole:
-            return formulas.atom("convert_element_type", str(dtype), (p,), p.shape)
+            return formulas.atom("whole convert_element_type", str(dtype), (p,), p.shape)
         return formulas.function("convert_element_type", str(dtype), evaluate, p)
 
     if whole and any(isinstance(leaf, Terms) and leaf.depends for leaf in leaves_of(x)):

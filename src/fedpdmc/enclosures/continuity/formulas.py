@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,10 @@ class Formulas:
         self.surfaces: dict[Any, Surface] = {}
         self.numbers = itertools.count()
         self.trusted = self.knows_data = False
+        # Whether the two operands of an equation were computed in the same way.
+        self.alike = False
+        # Whether there are data that are read as anything, though they are known.
+        self.knows_less = False
         # Atoms of what an equation's operands were computed from that are not in their formulas.
         self.lost: frozenset[Atom] = frozenset()
 
@@ -251,9 +256,9 @@ class Formulas:
             if old.entrywise:
                 args = (self.moved(move, own, self.wide(arg, old.shape), shape) for arg in old.args)
                 return self.rebuilt(old, tuple(map(as_terms, args)))
-            return self.atom("move", own, (of_atom(old),), shape, old.bounds, True)
+            return self._moved_atom(old, own, shape)
 
-        total = Terms({}, shape, noisy=x.noisy)
+        total = Terms({}, shape, noisy=x.noisy, gone=x.gone)
         for monomial, c in x.terms.items():
             c, size = (
                 y if np.ndim(y) == 0 else np.asarray(move(np.broadcast_to(y, x.shape))) for y in (c, x.sizes[monomial])
@@ -268,6 +273,20 @@ class Formulas:
                     term = self.product(term, new)
             total = added(total, as_terms(term))
         return total
+
+    def _moved_atom(self, old: Atom, own: Any, shape) -> Terms:
+        """An atom with its entries moved: there and back again is itself, and one number is the same everywhere."""
+        before: tuple[Any, ...] = old.key[0] if old.name == "move" else ()
+        inner = old.args[0] if before else of_atom(old)
+        if math.prod(inner.shape) == 1:
+            return self.atom("move", ("everywhere",), (inner,), shape, old.bounds, True)
+        if (
+            own[0] == "transpose"
+            and before[:1] == ("transpose",)
+            and [before[2][i] for i in own[2]] == [*range(len(shape))]
+        ):
+            return inner
+        return self.atom("move", own, (of_atom(old),), shape, old.bounds, True)
 
     def _stopped_moved(self, old: Atom, own: Any, shape) -> Terms:
         """A value that is not differentiated keeps its name where only axes come, go or change places."""

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.continuity.normal_form import NOISE, SAME
-from fedpdmc.enclosures.recognised_calls import INNER, line_of, within_known
+from fedpdmc.enclosures.origins import line_of, within_known
 from fedpdmc.errors import Discontinuous
 
 # How a value depends on the parameters.

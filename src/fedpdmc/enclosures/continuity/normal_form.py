@@ -20,6 +20,8 @@ MOST_TERMS = 24
 SAME = 2.0**-47
 # What is left of numbers that cancel but for their rounding is below this, where paths go.
 NOISE = 1e-6
+# A coefficient this small beside what was added up in it has cancelled.
+GONE = 2.0**-30
 # Numbers below this are nothing: a probability just before it is rounded to zero.
 TINY = 1e-290
 
@@ -73,19 +75,22 @@ class Terms:
 
     ``sizes`` holds for each monomial the sum of the absolute values that were added up in its coefficient, to which the
     rounding of that is relative. Without them a coefficient counts as exact but for its own last places. ``noisy`` says
-    whether something that depends on the parameters has cancelled: what is computed has its rounding.
+    whether something that depends on the parameters has cancelled: what is computed has its rounding. ``gone`` is the
+    largest coefficient that has cancelled, of numbers too.
     """
 
     def __init__(
-        self, terms: dict[Monomial, Any], shape, sizes: dict[Monomial, Any] | None = None, noisy: bool = False
+        self, terms: dict[Monomial, Any], shape, sizes: dict[Monomial, Any] | None = None, noisy: bool = False,
+        gone: float = 0.0,
     ):  # fmt: skip
+        self.gone = gone
         self.terms = {m: c for m, value in terms.items() if np.any((c := np.asarray(value)) != 0)}
         self.shape, self.noisy = tuple(shape), noisy
         self.sizes = {m: np.abs(c) if sizes is None else sizes[m] for m, c in self.terms.items()}
 
     def part(self, keep: Callable[[Monomial], bool]) -> Terms:
         """The terms whose monomials are to be kept."""
-        return Terms({m: c for m, c in self.terms.items() if keep(m)}, self.shape, self.sizes, self.noisy)
+        return Terms({m: c for m, c in self.terms.items() if keep(m)}, self.shape, self.sizes, self.noisy, self.gone)
 
     @property
     def atoms(self) -> set[Atom]:
@@ -144,6 +149,12 @@ class Terms:
                 return side * (2 if np.all(worst > 0) else 1)
         return 0
 
+    @property
+    def decided_by_rounding(self) -> bool:
+        """Whether the rounding of what has cancelled hides what is left of it, where parameters are of usual size."""
+        left = max([_largest(c) for m, c in self.terms.items() if any(atom.depends for atom, _ in m)], default=0.0)
+        return left > 0 and self.gone * 2.0**-52 > NOISE * left
+
     def split(self) -> tuple[Terms, np.ndarray]:
         """What varies, and the constant."""
         return self.part(bool), np.asarray(self.terms.get((), np.zeros(())))
@@ -184,22 +195,34 @@ def added(x: Terms, y: Terms) -> Terms:
             for total, own in ((terms, c), (sizes, y.sizes[monomial])):
                 total[monomial] = total[monomial] + own if monomial in total else own
     # Numbers that cancel are data, whose rounding is always the same.
-    gone = any(np.any(terms[m] == 0) and any(atom.depends for atom, _ in m) for m in x.terms.keys() & y.terms.keys())
-    return Terms(terms, x.shape, sizes, x.noisy or y.noisy or gone)
+    both = x.terms.keys() & y.terms.keys()
+    noisy = any(np.any(terms[m] == 0) and any(atom.depends for atom, _ in m) for m in both)
+    gone = max([x.gone, y.gone, *(_largest(sizes[m], np.abs(terms[m]) <= GONE * sizes[m]) for m in both)])
+    return Terms(terms, x.shape, sizes, x.noisy or y.noisy or noisy, gone)
+
+
+def _largest(c: Any, where: Any = True) -> float:
+    """The largest absolute value of those that are finite."""
+    sizes = np.abs(np.asarray(c, float))
+    return float(np.max(np.where(where & np.isfinite(sizes), sizes, 0.0), initial=0.0))
 
 
 def scaled(x: Terms, factor: Any) -> Terms:
     """Times numbers."""
     with np.errstate(invalid="ignore"):
         sizes = {m: size * np.abs(factor) for m, size in x.sizes.items()}
-        return Terms({m: c * factor for m, c in x.terms.items()}, x.shape, sizes, x.noisy)
+        terms = {m: c * factor for m, c in x.terms.items()}
+        return Terms(terms, x.shape, sizes, x.noisy, x.gone * _largest(factor) if x.gone else 0.0)
 
 
 def multiplied(x: Terms, y: Terms) -> Terms | None:
     """``x y`` of one shape; None if it has too many terms."""
     if len(x.terms) * len(y.terms) > MOST_TERMS:
         return None
-    found = Terms({}, x.shape, noisy=x.noisy or y.noisy)
+    gone = max(
+        w.gone * max(map(_largest, v.terms.values()), default=0.0) if w.gone else 0.0 for w, v in ((x, y), (y, x))
+    )
+    found = Terms({}, x.shape, noisy=x.noisy or y.noisy, gone=gone)
     for (m, c), (n, d) in itertools.product(x.terms.items(), y.terms.items()):
         with np.errstate(invalid="ignore"):
             size = {(both := joined(m, n)): x.sizes[m] * y.sizes[n]}
@@ -224,7 +247,13 @@ def chosen(mask: np.ndarray, yes: Terms, no: Terms) -> Terms:
     def merged(one: dict[Monomial, Any], other: dict[Monomial, Any]) -> dict[Monomial, Any]:
         return {m: np.where(mask, one.get(m, 0.0), other.get(m, 0.0)) for m in {**one, **other}}
 
-    return Terms(merged(yes.terms, no.terms), yes.shape, merged(yes.sizes, no.sizes), yes.noisy or no.noisy)
+    return Terms(
+        merged(yes.terms, no.terms),
+        yes.shape,
+        merged(yes.sizes, no.sizes),
+        yes.noisy or no.noisy,
+        max(yes.gone, no.gone),
+    )
 
 
 def equal(x: Terms, y: Terms) -> np.ndarray:

@@ -9,6 +9,9 @@ for granted only if what it chooses for a number contains the value, and the gra
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from fedpdmc.enclosures.continuity.decision_trees import Value, apply, as_terms, key, leaves_of, restricted, surfaces_of
@@ -27,6 +30,43 @@ UNKNOWN = {"scanned", "carried", "scan", "cond", "cholesky", "triangular_solve",
 # Functions without bounds that are finite for finite arguments, but for those beyond any that a path visits.
 TAME = {"parameters", "log", "log1p", "asinh", "atan", "cbrt", "sqrt", "reduce_sum", "dot_general", "cumsum", "move", "mul",
         "reduce_max", "reduce_min", "choice", "sort", "cummax", "cummin", "convert_element_type"}  # fmt: skip
+
+
+# Functions of data that are finite where those are, if these are not huge.
+FINITE = {"data", "move", "mul", "reduce_sum", "dot_general", "cumsum", "reduce_max", "reduce_min", "cummax", "cummin",
+          "sort", "concatenate", "stack", "choice", "truths", "asinh", "atan", "cbrt"}  # fmt: skip
+# Entries of an array at places that may be outside of it, where there is a NaN.
+FILLED = "filled"
+# Above this data are huge: their powers may overflow.
+HUGE = 1e60
+
+
+def wild(*values: Value) -> frozenset[Atom]:
+    """The atoms in values of which data decide whether they are finite, and may say no."""
+    return frozenset(atom for x in values for atom in _within_value(x) if is_wild(atom))
+
+
+def is_wild(atom: Atom) -> bool:
+    """Whether data decide that an atom is finite, and may say no."""
+    return atom.name == FILLED or not _is_finite(atom)
+
+
+def _is_finite(atom: Atom) -> bool:
+    """Whether an atom of data is known to be finite; what depends on the parameters is not asked here."""
+    if atom.depends or atom.name.startswith("whole"):
+        return True
+    known = atom.name in FINITE or bool(np.all(np.isfinite(atom.bounds)))
+    if atom.name in ("sqrt", "log1p"):
+        known = atom.args[0].sign > 0
+    elif atom.name in ("log", "reciprocal", "rsqrt"):
+        known = atom.args[0].sign == 2
+    return known and all(_is_finite(inner) for arg in atom.args for inner in arg.atoms)
+
+
+def tame(x: Any) -> bool:
+    """Whether data are finite, and not huge."""
+    array = np.asarray(x)
+    return array.dtype.kind != "f" or bool(np.all(np.abs(array) < HUGE))
 
 
 def undefined(x: Value, overflows: bool = False) -> frozenset[Atom]:
@@ -52,7 +92,7 @@ def lost(sources: frozenset[Atom], operands: list[Value], found: list[Value]) ->
 
     ``sources`` are those that the operands have lost before.
     """
-    before = sources.union(*map(undefined, operands))
+    before = sources.union(wild(*operands), *map(undefined, operands))
     return before.difference(*map(_within_value, found)) if before else before
 
 
@@ -60,10 +100,20 @@ def guarded(
     formulas: Formulas, answer: Value, otherwise: Value, atoms: frozenset[Atom], where: str, name: str = "number"
 ) -> Value:  # fmt: skip
     """``answer`` where all atoms are numbers; ``name`` says whether that is the question, or they are "compared"."""
+    atoms = frozenset(atom for atom in atoms if not is_wild(atom))
     if not atoms or formulas.trusted:
         return answer
     sign = formulas.sign(formulas.fresh(name, answer.shape), where, guards=atoms)
     return formulas.by_sign(sign, answer, otherwise, otherwise)
+
+
+def by_data(formulas: Formulas, answer: Value, otherwise: Value, atoms: Iterable[Atom]) -> Value:
+    """``answer`` where all atoms of data are finite numbers, and what else it may be elsewhere."""
+    numbers = tuple(sorted(atom.number for atom in atoms))
+    if not numbers or formulas.trusted:
+        return answer
+    asked = formulas.atom("finite data", numbers, (), answer.shape)
+    return formulas.by_sign(formulas.sign(asked, ""), answer, otherwise, otherwise)
 
 
 def assumed(found: Value, which: Value, cases: tuple[Value, ...]) -> Value:

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.cell_values import Cell
+from fedpdmc.enclosures.continuity.computations import Computations
 from fedpdmc.enclosures.continuity.decision_trees import (
     Choice,
     Value,
@@ -34,9 +36,10 @@ from fedpdmc.enclosures.continuity.formulas import (
     stopped_factors,
 )
 from fedpdmc.enclosures.continuity.normal_form import STOPPED, Atom, Monomial, Terms, multiplied
-from fedpdmc.enclosures.continuity.not_a_number import lost
+from fedpdmc.enclosures.continuity.not_a_number import FILLED, lost, tame, undefined, wild
 from fedpdmc.enclosures.control_flow import scan_lengths
-from fedpdmc.enclosures.recognised_calls import BRANCHED, CALLS, INNER, is_by_hand, line_of, name_of_call, within_known
+from fedpdmc.enclosures.origins import BRANCHED, is_by_hand, is_of_jax, line_of, name_of_call, place_of, within_known
+from fedpdmc.enclosures.recognised_calls import CALLS
 from fedpdmc.enclosures.shared_rules import MOVES as MOVED
 from fedpdmc.errors import Discontinuous
 
@@ -61,6 +64,7 @@ class Reader(Formulas):
         self.lenient, self.fixed = lenient, fixed
         # Values, by identity, with the atoms that they have lost.
         self.hidden: dict[int, tuple[Value, frozenset[Atom]]] = {}
+        self.computations = Computations()
 
     def run(self, jaxpr, consts, args, where: str) -> list[Value]:
         """Read a program equation by equation."""
@@ -89,14 +93,25 @@ class Reader(Formulas):
             return FLOW[name](self, equation, values, where)
         self.lost = self._lost_by(values)
         if name in MOVES and (found := self._moves(equation, values)) is not None:
+            self.computations.remember(equation, values, found)
             return self._remembered(found, self.lost)
+        given = values
+        numbers = {self.computations.number(value) for value in values}
+        self.alike = len(values) == 2 and len(numbers) == 1
         before = self._lost_by(values[name == "select_n" :])
         if name in RULED or name in ENTRYWISE:
             values = self._alike(values)
         found = self._ruled(equation, values, where)
+        self.computations.remember(equation, given, found)
         if equation.outvars[0].aval.dtype.kind != "f":
             # Whether all of it was a number has been asked for.
             return found
+        if name == "mul":
+            # Zero times infinity.
+            zero = [isinstance(value, np.ndarray) and value.size and not np.any(value) for value in values]
+            before = before.union(
+                *(undefined(y, True) for y, other in zip(values, reversed(zero), strict=True) if other)
+            )
         return self._remembered(found, lost(before, values[name == "select_n" :], found))
 
     def _ruled(self, equation, values: list[Value], where: str) -> list[Value]:
@@ -138,10 +153,10 @@ class Reader(Formulas):
             numbers = [leaf if isinstance(leaf, np.ndarray) else leaf.constant for leaf in leaves]
             if all(x is not None for x in numbers):
                 return self._computed(equation, list(map(np.asarray, numbers, dtypes)))[0]
-            if name in ("div", "and", "or", "xor", "not", "integer_pow"):
-                return self.atom(name, str(equation.params), tuple(map(as_terms, leaves)), leaves[0].shape)
-            found = RULED[name](self, equation.params, where, *leaves)
-            return found
+            if name in WRAPPING:
+                own = str(equation.params), str(dtypes[0])
+                return self.atom(f"whole {name}", own, tuple(map(as_terms, leaves)), leaves[0].shape)
+            return RULED[name](self, equation.params, where, *leaves)
 
         return apply(one, *values)
 
@@ -170,10 +185,13 @@ class Reader(Formulas):
         name, params, (x, *rest) = equation.primitive.name, equation.params, values
         if name == "optimization_barrier":
             return values
-        fills = name == "gather" and params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
-        if fills or not all(isinstance(value, np.ndarray) for value in rest):
+        if not all(isinstance(value, np.ndarray) for value in rest):
             return None
         arrays = [jnp.asarray(value) for value in rest]
+        if _fills(equation):
+            there = equation.primitive.bind(jnp.ones(x.shape), *arrays, **{**params, "fill_value": np.nan})
+            if np.any(np.isnan(there)):
+                return None
 
         def move(i: int, part):
             found = equation.primitive.bind(jnp.asarray(part), *arrays, **params)
@@ -188,7 +206,10 @@ class Reader(Formulas):
         """Functions of whole arrays: linear maps, extremes, and what a user has registered."""
         name, params = equation.primitive.name, equation.params
         shapes = [variable.aval.shape for variable in equation.outvars]
-        own = str(sorted((k, v) for k, v in params.items() if not hasattr(v, "eqns")))
+        own = (
+            str(sorted((k, v) for k, v in params.items() if not hasattr(v, "eqns"))),
+            str(equation.outvars[0].aval.dtype),
+        )
         if not any(map(depends, values)):
             own = own, tuple(map(key, values))
             return [self.atom(name, (own, i), (), shape) for i, shape in enumerate(shapes)]
@@ -203,7 +224,20 @@ class Reader(Formulas):
             if factors and all(steady_along(atom, params["axes"]) for atom, _ in factors):
                 rest = apply(lambda leaf: stopped_factors(as_terms(leaf))[1], values[0])
                 return [self._summed(own, rest, factors, params["axes"], shapes[0], where)]
+        if name == "cholesky" and not self._is_symmetric(values[0], equation):
+            raise Discontinuous(name, where, ONE_SIDED)
+        name = FILLED if _fills(equation) else name
         return [self.opaque(name, own, values, shape, where, i) for i, shape in enumerate(shapes)]
+
+    def _is_symmetric(self, x: Value, equation) -> bool:
+        """Whether a matrix is shown to be symmetric; JAX differentiates its factor as if it were."""
+        if self.computations.is_sum_with_transposed(x):
+            return True
+        n = len(x.shape)
+        places = (*range(n - 2), n - 1, n - 2)
+        own = ("transpose", str([("permutation", places)]), places, 0)
+        mirrored = self.moved(lambda part: np.swapaxes(part, -1, -2), own, self.settled(x, line_of(equation)), x.shape)
+        return key(mirrored) == key(self.settled(x, line_of(equation)))
 
     def _summed(self, own: Any, rest: Value, factors: Monomial, axes, shape, where: str) -> Terms:
         """A sum with its common factor taken out."""
@@ -240,9 +274,16 @@ class Reader(Formulas):
         n_consts, n_carry = scan_lengths(params)
         consts, carry, xs = values[:n_consts], values[n_consts : n_consts + n_carry], values[n_consts + n_carry :]
         needs = [depends(value) for value in carry]
-        slices = [self.fresh("scanned", x.shape[1:], depends(x)) for x in xs]
+        kinds = [variable.aval.dtype.kind for variable in inner.jaxpr.invars[n_consts:]]
+        slices = [
+            self.fresh(_name_of_part("scanned", x, kind), x.shape[1:], depends(x))
+            for x, kind in zip(xs, kinds[n_carry:], strict=True)
+        ]
         while True:
-            state = [self.fresh("carried", x.shape, need) for x, need in zip(carry, needs, strict=True)]
+            state = [
+                self.fresh("whole" if kind != "f" and not need else "carried", x.shape, need)
+                for x, need, kind in zip(carry, needs, kinds, strict=False)
+            ]
             found = self.run(inner.jaxpr, inner.consts, [*consts, *state, *slices], where)
             after = [old or depends(new) for old, new in zip(needs, found[:n_carry], strict=True)]
             if after == needs:
@@ -278,7 +319,7 @@ class Reader(Formulas):
 
     def solve(self, equation, values: list[Value], where: str) -> list[Value]:
         """A linear system, by a solver of JAX: the derivative is that of an exact solution."""
-        if not _is_of_jax(equation.params["jaxprs"].solve.jaxpr):
+        if not is_of_jax(place_of(equation.params["jaxprs"].solve.jaxpr.debug_info)[1]):
             raise Discontinuous("custom_linear_solve", where, HAND)
         shapes = [variable.aval.shape for variable in equation.outvars]
         return [self.opaque("custom_linear_solve", where, values, shape, where, i) for i, shape in enumerate(shapes)]
@@ -297,6 +338,8 @@ def _check_power(base: Value, power: Value, where: str) -> None:
 # Operations with rules of their own for whole numbers.
 WHOLE = {"add", "sub", "neg", "mul", "div", "integer_pow", "square", "max", "min", "clamp", "abs", "sign", "gt", "ge", "lt",
          "le", "eq", "ne", "and", "or", "xor", "not"}  # fmt: skip
+# Those whose results wrap around, or depend on bits.
+WRAPPING = {"add", "sub", "neg", "mul", "div", "integer_pow", "square", "abs", "and", "or", "xor", "not"}
 # Continuous functions of their arguments.
 MEETING = {"add", "add_any", "sub", "neg", "mul", "div", "integer_pow", "square", "one_minus_square", "max", "min", "clamp",
            "abs"}  # fmt: skip
@@ -307,7 +350,25 @@ FLOW: dict[str, Callable[..., list[Value]]] = {
 CONTINUOUS = {"cholesky", "triangular_solve", "custom_linear_solve", "sort", "conv_general_dilated"}
 
 
+ONE_SIDED = "of a matrix that is not shown to be symmetric, which its derivative needs; jnp.linalg.cholesky makes it so"
 HAND = "a derivative given by hand, which need not be that of the function"
+
+
+def _fills(equation) -> bool:
+    """Whether an equation puts NaN in place of entries that are not there."""
+    params = equation.params
+    if equation.primitive.name != "gather" or params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return False
+    return params["fill_value"] is None or bool(np.isnan(params["fill_value"]))
+
+
+def _name_of_part(name: str, x: Value, kind: str) -> str:
+    """The name of a part of an array: one of data that are finite is known to be so."""
+    if depends(x):
+        return name
+    if kind != "f":
+        return "whole"
+    return "data" if (tame(x) if isinstance(x, np.ndarray) else not wild(x)) else name
 
 
 def _entry_by_entry(closed: core.ClosedJaxpr, arrays: tuple[Any, ...]) -> np.ndarray:
@@ -322,11 +383,6 @@ def _entry_by_entry(closed: core.ClosedJaxpr, arrays: tuple[Any, ...]) -> np.nda
         for k in range(0, len(flat[0]), size)
     ]
     return np.concatenate([*parts, np.zeros(0)])[: len(flat[0])].reshape(shape)
-
-
-def _is_of_jax(jaxpr) -> bool:
-    """Whether a program is a function of JAX."""
-    return str(jaxpr.debug_info.func_src_info).partition(" at ")[2].startswith(tuple(jax.__path__))
 
 
 def _value(x: Any) -> Value:

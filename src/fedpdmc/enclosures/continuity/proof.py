@@ -18,7 +18,9 @@ import numpy as np
 from jax.extend import core
 
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces, affine_comparisons, surfaces_of
+from fedpdmc.enclosures.continuity.not_a_number import tame
 from fedpdmc.enclosures.continuity.program_reader import Reader
+from fedpdmc.enclosures.origins import derivatives_by_hand
 from fedpdmc.errors import Discontinuous
 
 
@@ -64,9 +66,10 @@ def _traced(function: Callable, dim: int) -> core.ClosedJaxpr:
 
 def _show(closed: core.ClosedJaxpr, lenient: bool, fixed: frozenset[int] = frozenset()) -> None:
     """Continuity with the results of some comparisons held fixed, for all data if that can be shown, else for these."""
-    text = str(closed.jaxpr)
-    for small in (1, math.inf):
-        consts = [np.asarray(const) for const in closed.consts]
+    text = str(closed.jaxpr), derivatives_by_hand(closed.jaxpr)
+    consts = [np.asarray(const) for const in closed.consts]
+    # What is shown for all data is shown for those that are finite.
+    for small in (1, math.inf) if all(map(tame, consts)) else (math.inf,):
         known = [const.tobytes() if const.size <= small else b"" for const in consts]
         shapes = [(const.shape, str(const.dtype)) for const in consts]
         digest = hashlib.sha256(repr((text, shapes, known, lenient, bool(fixed))).encode()).hexdigest()
@@ -89,8 +92,14 @@ _SHOWN: set[str] = set()
 def _read(jaxpr, consts: list[np.ndarray], small: float, lenient: bool, fixed: frozenset[int]) -> None:
     """Read a program, with arrays above this size as anything."""
     reader = Reader(lenient, fixed)
+    reader.knows_less = any(const.size > small for const in consts)
     reader.knows_data = any(1 < const.size <= small for const in consts)
-    values = [const if const.size <= small else reader.fresh("data", const.shape, False) for const in consts]
+    values = [
+        const
+        if const.size <= small
+        else reader.fresh("data" if const.dtype.kind == "f" else "whole", const.shape, False)
+        for const in consts
+    ]
     with jax.ensure_compile_time_eval():
         inputs = [reader.fresh("parameters", variable.aval.shape, polynomial=True) for variable in jaxpr.invars]
         for value in reader.run(jaxpr, values, inputs, "the function"):

@@ -12,8 +12,9 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures.control_flow import scan_lengths
-from fedpdmc.enclosures.recognised_calls import INNER, line_of, name_of_call
+from fedpdmc.enclosures.origins import line_of, name_of_call
 from fedpdmc.errors import InputError
 from fedpdmc.models.model_file.operations import BINARY, OPERATIONS, RENAMED, UNARY, WHOLE_CALLS, NotAllowed
 from fedpdmc.models.model_file.program import Equation, Literal, Name, Operand, Program, Type
