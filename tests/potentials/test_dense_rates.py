@@ -18,12 +18,12 @@ from fedpdmc.potentials.dense_rates import (
     LEBESGUE,
     ROOM,
     _product,
-    blocking,
     cosine_and_sine,
     interpolated_curves,
     summands,
 )
 from fedpdmc.potentials.losses import Logistic
+from fedpdmc.potentials.record_blocks import blocking
 
 pytestmark = pytest.mark.usefixtures("double")
 QUARTER = math.pi / 2

@@ -7,8 +7,9 @@ import pytest
 
 from fedpdmc.potentials import dense_rates_kernel
 from fedpdmc.potentials.dense_logistic_rates import LogisticCurves
-from fedpdmc.potentials.dense_rates import TILE, TILE_OF_PRODUCTS, UNROLLED, InterpolatedCurves, _products
+from fedpdmc.potentials.dense_rates import InterpolatedCurves, _products
 from fedpdmc.potentials.dense_rates_kernel import summed
+from fedpdmc.potentials.record_blocks import TILE, TILE_OF_PRODUCTS, UNROLLED
 
 DIM, NODES, BLOCKS, RECORDS, CHAINS = 3, 4, 2, 5 * UNROLLED, TILE[1] + 7
 

@@ -24,18 +24,16 @@ from fedpdmc.dynamics import QUARTER, Dynamics
 from fedpdmc.potentials import LinearPredictor, Logistic, Potential
 from fedpdmc.potentials.dense_logistic_rates import LogisticCurves, ellipses, logistic_curves, logistic_terms
 from fedpdmc.potentials.dense_rates import (
-    BLOCK,
     DEGREES,
     ROOM,
     ROUNDOFF,
     InterpolatedCurves,
     RecordCurves,
-    blocking,
-    count_records,
     interpolated_curves,
     local_terms,
     summands,
 )  # fmt: skip
+from fedpdmc.potentials.record_blocks import BLOCK, blocking, count_records
 
 NODES, PARTS = (4, 5, 6, 7, 8, 9, 10, 12), (1, 2, 3, 4)
 # By how much the nodes of a piece may differ from the degree.

@@ -94,8 +94,10 @@ class BentSpreadPrior(Potential):
         own = dataclasses.replace(
             self, linear=on_device(np.asarray(self.linear) + g), curvature=on_device(np.asarray(self.curvature) + h)
         )
-        left = precision - (rows.T * h) @ rows, linear - g @ rows
-        return Sum((own, Quadratic(*(on_device(-x) for x in left)))) if any(map(np.any, left)) else own
+        bend, slope = precision - (rows.T * h) @ rows, linear - g @ rows
+        if not (np.any(bend) or np.any(slope)):
+            return own
+        return Sum((own, Quadratic(on_device(-bend), on_device(-slope))))
 
     def value(self, x):
         """``Σ_j G_j``."""

@@ -35,10 +35,9 @@ from fedpdmc.potentials.dense_rates import (
     ROUNDOFF,
     RecordCurves,
     exact_rounding,
-    filled_blocks,
-    packed,
 )  # fmt: skip
 from fedpdmc.potentials.linear_predictor import LinearPredictor
+from fedpdmc.potentials.record_blocks import filled_blocks, packed
 
 KAPPA = 1 / (6 * math.sqrt(3))
 # The exponential of 32 bits: the largest argument, log 2 in two parts of which the first has few digits, and its error.

@@ -40,6 +40,7 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Loss
+from fedpdmc.potentials.record_blocks import TILE, TILE_OF_PRODUCTS, UNROLLED, filled_blocks, packed
 
 # Reach of a record's polynomial in units of |ξ|: ``r²/(2|ξ|²)`` is exponential in the reference, so e^{−4.5} of all r are
 # beyond. The error is proportional to its n-th power, and beyond it grows like ``T_n(r/ϱ)``.
@@ -50,17 +51,11 @@ LEBESGUE = 2.6
 ROUNDOFF, ROOM = 2.0**-24, 1.01
 # The error of sums over records in units in the last place of 64 bits, relative to their terms.
 ULPS = 64 * 2.0**-52
-# Records that one turn of the loop takes on a processor, and those summed in 32 bits.
-UNROLLED, BLOCK = 8, 256
 # Chains of one pass on a processor: of more, sums and sines are beyond its first cache.
 CHAINS = 512
 # Columns of a design up to which the kernel of a GPU makes the predictors itself. With 20 it takes half the time that it
 # takes with a matrix product, with 28 nearly the same, with 40 a little more; but compiling that takes twenty seconds.
 FEW_COLUMNS = 20
-# Records that the kernel takes at a time and chains of a program, where it makes the predictors and where it does not.
-TILE, TILE_OF_PRODUCTS = (4, 128), (4, 64)
-# On a GPU: records of a block, at least and at most, and programs that keep it busy.
-LEAST_WIDE, MOST_WIDE, PROGRAMS = 64, 4096, 2048
 # Columns whose products are added up at a time.
 MOST_COLUMNS = 32
 DEGREES = (4, 5, 6, 7, 8, 10, 12)
@@ -347,18 +342,6 @@ def interpolated_curves(
     )  # fmt: skip
 
 
-def packed(x: np.ndarray, shape: tuple[int, int]) -> Float32[Array, "B b m"]:
-    """Rows in blocks, padded with zeros: a record of zeros adds nothing to rate and error."""
-    padded = np.zeros((math.prod(shape), x.shape[1]), np.float32)
-    padded[: x.shape[0]] = x
-    return on_device(padded.reshape(*shape, -1))
-
-
-def filled_blocks(x: np.ndarray, shape: tuple[int, int]) -> Int[Array, ""]:
-    """How many blocks `packed` rows fill."""
-    return on_device(np.asarray(-(-x.shape[0] // shape[1])))
-
-
 def exact_rounding(potential: LinearPredictor) -> Float[Array, ""]:
     """Some units in the last place of all terms of ``Σ ρ' ξ·v`` in 64 bits, before they cancel."""
     size = np.linalg.norm(np.asarray(potential.design), axis=1)
@@ -391,19 +374,3 @@ def slopes(loss: Loss, z: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
 @once
 def _slopes(loss: Loss, z, y):
     return loss.first(z, y), loss.second(z, y)
-
-
-def count_records(potential: LinearPredictor) -> int:
-    """Records that see a parameter: the others add nothing."""
-    return int(np.count_nonzero(np.any(np.asarray(potential.design), axis=1)))
-
-
-def blocking(count: int, wide: bool = False, chains: int = 1024) -> tuple[int, int]:
-    """How many blocks of how many records."""
-    most = BLOCK
-    if wide:
-        most = min(max(count * -(-chains // TILE[1]) // PROGRAMS, LEAST_WIDE), MOST_WIDE)
-    step = max(UNROLLED, 2 ** (max(count, 1).bit_length() - 1) // 32)
-    padded = -(-max(count, 1) // step) * step
-    blocks = -(-padded // most)
-    return blocks, -(-padded // (blocks * UNROLLED)) * UNROLLED

@@ -235,8 +235,8 @@ class InformedRemainder(PrivateRemainder):
         angle = 0.5 * length * (1 + jnp.asarray(chebyshev_nodes(POINTS))[:, None])
 
         # The compiler would repeat a cosine that is taken within the loop for every record.
-        def at(way):
-            return self._along(forms, *way, columns)
+        def at(turn):
+            return self._along(forms, turn[0], turn[1], columns)
 
         return RateCell(length, jax.lax.map(at, (jnp.cos(angle), jnp.sin(angle))), error)
 

@@ -392,9 +392,8 @@ class Posterior:
         ----------
         path : path
         state : bool
-            Whether the run can be continued from the folder (`extend`). The folder then has a hash of each site's
-            records and, with control variates, each site's gradient and Hessian at the centre of the reference. False
-            leaves these out.
+            Whether the run can be continued from the folder (`extend`). Only then does it have a hash of each site's
+            records and, with control variates, each site's gradient and Hessian at the centre of the reference.
         """
         from fedpdmc.results.archive import save
 
