@@ -122,7 +122,7 @@ def jumps_at_surfaces_alone(function, surfaces: JumpSurfaces | None, rng, seen: 
     """Fail where values jump along a line at a time at which it meets no surface.
 
     The part of the line on which the value changes the most is divided again and again. Continuous values get nearer, by
-    their slope; a jump stays.
+    their slope; a jump stays, and so does a slope that begins and ends within the last part.
     """
     a, v = rng.normal(size=(2, DIM)) * rng.choice(SIZES[:3])
     low, high = -1.0, 1.0
@@ -143,7 +143,35 @@ def jumps_at_surfaces_alone(function, surfaces: JumpSurfaces | None, rng, seen: 
     seen["lines without other jumps"] += 1
     # Where a value is steep, or noise, all parts of the last line change alike.
     if change[k] > max(JUMP * (1 + np.abs(values[k])), STEEP * np.partition(change, -2)[-2]):
+        if is_steep(function, a + low * v, a + high * v, v):
+            seen["steep instead of jumps"] += 1
+            return
         raise Violation(f"the value jumps by {change[k]!r} at {(a + low * v).tolist()}, where no surface is")
+
+
+def is_steep(function, one, other, v) -> bool:
+    """Whether a change of the value between two points is no jump: it is lost between nearer ones, or the slope overflows.
+
+    Points are halved until no number is between them: near zero that is finer than a time can be. Where the slope that the
+    program computes is finite on neither side a process stops, and nothing is promised.
+    """
+
+    def slope(x, v):
+        return jax.jvp(function, (x,), (v,))[1]
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        if not np.any(np.isfinite(mapped_by_numpy(slope, np.stack([one, other]), np.stack([v, v])))):
+            return True
+        first, last = mapped_by_numpy(function, np.stack([one, other]))
+        while True:
+            middle = one + 0.5 * (other - one)
+            if np.array_equal(middle, one) or np.array_equal(middle, other):
+                return bool(abs(last - first) <= JUMP * (1 + abs(first)))
+            (value,) = mapped_by_numpy(function, middle[None])
+            if abs(value - first) > abs(last - value):
+                other, last = middle, value
+            else:
+                one, first = middle, value
 
 
 def mapped(compiled: bool, function, *args):

@@ -18,6 +18,7 @@ from tests.enclosures.adversary import (
     computed,
     exact_rates,
     held_exactly,
+    is_steep,
     jumps_at_surfaces_alone,
     paths,
     shrunk,
@@ -30,6 +31,9 @@ from fedpdmc.errors import Discontinuous
 
 pytestmark = pytest.mark.usefixtures("double")
 
+# Steep, or not finite, where a parameter is zero; each jumps elsewhere.
+STEEP_PRODUCT = ("mix", ("effect",), ("mul", ("scale",), ("exp", ("order",))))
+OVERFLOW = ("erfc", ("scaled", ("change point",), ("quadratic", ("eta",))))
 TREES = st.recursive(
     st.tuples(st.sampled_from(sorted(LEAVES))),
     lambda inner: (
@@ -106,11 +110,24 @@ def test_the_adversary_notices_a_bound_that_is_too_small_and_shrinks_the_program
     [
         (("phase", ("scaled", ("eta",), ("residual",))), 196687333),
         (("inverse square", ("scaled", ("scale",), ("residual",))), 422123121),
+        (STEEP_PRODUCT, 550859833),
+        (OVERFLOW, 465636488),
     ],
 )
 def test_a_steep_value_is_no_jump(tree, seed):
-    """With slopes of 1e9 and of 1e12."""
+    """With slopes of 1e9, of 1e12 and of 1e20, and with one of 1e397, which overflows."""
     attack(tree, seed)
+
+
+@pytest.mark.parametrize(
+    ("tree", "seed", "point"),
+    [(STEEP_PRODUCT, 550859833, [0.3, 0.3, 1.0]), (OVERFLOW, 465636488, [0.5, -0.5, -0.47889540359976457])],
+)
+def test_a_jump_of_a_program_that_is_steep_elsewhere_is_a_jump(tree, seed, point):
+    function, v, length = program_of(tree, records(seed))._likelihood, np.array([1.0, 0.2, 0.5]), 1e-13
+    one, other = (np.array(point) + side * 0.5 * length * v for side in (-1.0, 1.0))
+    assert abs(function(other) - function(one)) > 1e-3
+    assert not is_steep(function, one, other, v)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +147,15 @@ def test_programs_whose_jumps_are_hard_to_see(tree, seed):
 def test_a_jump_elsewhere_than_at_surfaces_is_noticed():
     def function(x):
         return jnp.where(x @ x > 1.0, 1.0, 0.0) + 0.1 * jnp.sum(x)
+
+    with pytest.raises(Violation, match="where no surface is"):
+        for seed in range(4):
+            jumps_at_surfaces_alone(function, None, np.random.default_rng(seed), Counter())
+
+
+def test_a_jump_at_the_foot_of_a_steep_slope_is_noticed():
+    def function(x):
+        return jnp.where(x @ x > 1.0, jnp.tanh(1e6 * (x @ x - 1.0)), -1.0)
 
     with pytest.raises(Violation, match="where no surface is"):
         for seed in range(4):
