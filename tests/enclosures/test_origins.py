@@ -6,10 +6,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.scipy.special import ndtr
+from jax.scipy.special import log_ndtr, ndtr
 
+from fedpdmc._jax.by_numpy import INNER
 from fedpdmc.enclosures import check_continuity, jump_surfaces
-from fedpdmc.enclosures.origins import is_of_jax
+from fedpdmc.enclosures.origins import _inner, is_of_jax, name_of_call
 from fedpdmc.errors import Discontinuous
 
 
@@ -61,3 +62,42 @@ def test_packages_whose_names_begin_with_that_of_jax_are_not_jax():
     (folder,) = jax.__path__
     assert is_of_jax(folder + "/_src/lax/lax.py:1")
     assert not is_of_jax(folder + "opt/_src/implicit_diff.py:1")
+
+
+def called(function):
+    """Names of JAX's functions that a function of three numbers calls, as far as they are known."""
+    found, left = set(), [jax.make_jaxpr(function)(jnp.ones(3)).jaxpr]
+    while left:
+        for equation in left.pop().eqns:
+            if equation.primitive.name in INNER:
+                found.add(name_of_call(equation))
+                left.append(_inner(equation))
+    return found
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("log_ndtr", log_ndtr), ("log_ndtr", jax.vmap(log_ndtr)),
+        ("logaddexp", jax.nn.softplus), ("logaddexp", lambda x: jax.vmap(jnp.logaddexp)(x, 2 * x)),
+        ("logaddexp", lambda x: jnp.logaddexp(x[:1], x)),
+    ],
+)  # fmt: skip
+def test_functions_of_jax_are_known_however_they_are_called(name, function):
+    """Tight bounds depend on it: also within other functions, mapped, and in derivatives."""
+    assert name in called(function)
+    assert name in called(lambda x: jax.jvp(function, (x,), (x,)))
+    assert name in called(jax.grad(lambda x: jnp.sum(function(x))))
+
+
+@pytest.mark.usefixtures("double")
+def test_another_text_under_a_known_name_is_another_function():
+    @jax.custom_jvp
+    @functools.wraps(log_ndtr)
+    def fake(t, series_order=3):
+        return jnp.where(t > 0.2, 1.0, 0.0)
+
+    fake.defjvps(lambda g, value, t: 0.0 * g, None)
+    for function in (lambda x: fake(x, 3), jax.vmap(lambda x: fake(x, 3))):
+        assert "log_ndtr" not in called(function)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.scipy import special
 
 from fedpdmc._jax.by_numpy import INNER
 
@@ -26,6 +28,8 @@ def line_of(equation) -> str:
 
 # Functions of JAX that are smooth although their formulas have branches.
 BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
+# Functions of JAX that are compiled on their own and call others: of those only they are left among the frames.
+CALLERS = {"softplus", "log_sigmoid", "ndtr", "log_ndtr", "ndtri", "betaln"}
 # Null sets for which NumPyro checks membership: values are in them by construction, up to rounding.
 THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatrix", "_PositiveDefinite",
                                         "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip
@@ -65,11 +69,12 @@ def _frames(equation) -> tuple[Any, ...]:
 
 def name_of_call(equation) -> str:
     """The name of the function of JAX that was called; empty for a user's function, even one of the same name."""
-    jaxpr = _inner(equation)
+    jaxpr, by_text = _inner(equation), equation.primitive.name == "custom_jvp_call"
     name, place = place_of(jaxpr.debug_info)
     # A series of another length than usual is another function.
     other = name == "log_ndtr" and sum(inside.primitive.name == "div" for inside in jaxpr.eqns) != 3
-    return name if is_of_jax(place) and not other and _made_by(jaxpr, name) else ""
+    known = is_of_jax(place) and not other and (_made_by(jaxpr, name) or by_text and _is_text_of(jaxpr, name))
+    return name if known else ""
 
 
 def _inner(equation) -> Any:
@@ -79,18 +84,57 @@ def _inner(equation) -> Any:
 
 
 def _made_by(jaxpr, name: str) -> bool:
-    """Whether all equations of a program were made by a function of JAX of this name, with none of a user's between."""
+    """Whether all equations of a program were made by a function of JAX of this name, with none of a user's between.
+
+    Or by one of `CALLERS`: these call nothing of a user's, so that what they call has its own name.
+    """
 
     def own(equation) -> bool:
         for frame in _frames(equation):
             if not is_of_jax(frame.file_name):
                 break
-            if frame.function_name.rpartition(".")[2] == name:
+            made = frame.function_name.rpartition(".")[2]
+            if made == name or made in CALLERS:
                 return True
         # A function that is compiled calls itself under its name.
         return equation.primitive.name in INNER and _made_by(_inner(equation), name)
 
     return bool(jaxpr.eqns) and all(map(own, jaxpr.eqns))
+
+
+# Functions with a derivative of their own that may be called without a frame of their name. Their text says what they are.
+WHOLE = {
+    ("log_ndtr", 1): special.log_ndtr, ("logaddexp", 2): jnp.logaddexp, ("xlogy", 2): special.xlogy,
+    ("xlog1py", 2): special.xlog1py,
+}  # fmt: skip
+
+
+def _is_text_of(jaxpr, name: str) -> bool:
+    """Whether a program is, equation by equation, that of the function of JAX of this name, mapped over axes or not."""
+    if (name, len(jaxpr.invars)) not in WHOLE:
+        return False
+    kinds = tuple((x.aval.shape, str(x.aval.dtype)) for x in jaxpr.invars if hasattr(x.aval, "dtype"))
+    return len(kinds) == len(jaxpr.invars) and str(jaxpr) in _texts_of(name, kinds)
+
+
+@functools.lru_cache(maxsize=256)
+def _texts_of(name: str, kinds: tuple[tuple[tuple[int, ...], str], ...]) -> set[str]:
+    """The texts of a function of JAX for arguments of these shapes and types."""
+    function, found = WHOLE[name, len(kinds)], set()
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+    # Mapped over the axes that all arguments have.
+    shapes = [shape for shape, _ in kinds]
+    alike = next(
+        (k for k, sizes in enumerate(zip(*shapes, strict=False)) if len(set(sizes)) > 1), min(map(len, shapes))
+    )
+    for _ in range(1 + alike):
+        left = [jax.make_jaxpr(function)(*arguments).jaxpr]
+        while left:
+            inside = [equation for equation in left.pop().eqns if equation.primitive.name in INNER]
+            found |= {str(_inner(x)) for x in inside if place_of(_inner(x).debug_info)[0] == name}
+            left += map(_inner, inside)
+        function = jax.vmap(function)
+    return found
 
 
 # Functions of JAX whose derivative is that of the user, or of a solution which the user's own solver finds.
