@@ -29,7 +29,9 @@ def curves_of(clocks):
     return stacked.along(a, v, jnp.full(CHAINS, np.pi / 2))
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "poisson" else pytest.mark.long) for n in LOSS_NAMES]
+)
 def test_stacked_sites_have_the_curves_that_each_has_alone(name):
     potentials = sites(name)
     together = dense_clocks(potentials, fp.Boomerang(), SETTING, 1024)

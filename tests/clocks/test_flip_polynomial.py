@@ -105,9 +105,9 @@ def plan(offset, dim, length=0.7):
     ("name", "offset"),
     [
         pytest.param("skewed", [1.2, 0.4], marks=pytest.mark.long),
-        ("skewed", [-4.5, -7.5]),
+        pytest.param("skewed", [-4.5, -7.5], marks=pytest.mark.long),
         ("counts", [0.4, -0.8, 0.3, 0.9]),
-        ("bent", [-1.5, 1.9]),
+        pytest.param("bent", [-1.5, 1.9], marks=pytest.mark.long),
         ("walled", [-0.95, 1.6]),
     ],
     ids=["covered", "beyond", "many", "polynomial", "walled"],

@@ -79,8 +79,15 @@ def compensators(dynamics, path, time, steps=801):
     return total
 
 
-@pytest.mark.parametrize("dynamics", [fp.ZigZag(), fp.FactorisedBoomerang()], ids=["lines", "rotations"])
-@pytest.mark.parametrize("far", [1.0, 10.0], ids=["near", "far"])
+@pytest.mark.parametrize(
+    ("far", "dynamics"),
+    [
+        pytest.param(1.0, fp.ZigZag(), id="near-lines"),
+        pytest.param(10.0, fp.FactorisedBoomerang(), id="far-rotations"),
+        pytest.param(10.0, fp.ZigZag(), id="far-lines", marks=pytest.mark.long),
+        pytest.param(1.0, fp.FactorisedBoomerang(), id="near-rotations", marks=pytest.mark.long),
+    ],
+)
 def test_arrivals_ring_at_their_rates_and_with_the_right_index(double, dynamics, far):
     """The compensator is exponential at the arrival, near and far: far away many layers of levels are looked at."""
     path, time, mark = walked(dynamics, 3, far)

@@ -56,8 +56,21 @@ def test_constants_dominate_the_tensor_which_dominates_the_rate(name, sharing, k
         assert np.all(rates <= tensor)
 
 
-@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "beside a share of the prior"])
-@pytest.mark.parametrize("kind", KINDS)
+# Every day lines alone, and rotations beside a share.
+DAILY = [("zigzag", False), ("boomerang", True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharing"),
+    [
+        pytest.param(
+            kind, sharing, id=f"{kind}-{'beside a share of the prior' if sharing else 'alone'}",
+            marks=() if (kind, sharing) in DAILY else pytest.mark.long,
+        )
+        for kind in DYNAMICS
+        for sharing in (False, True)
+    ],
+)  # fmt: skip
 def test_arrivals_have_the_law_of_thinning_on_cells(kind, sharing):
     dynamics = DYNAMICS[kind]
     staged = clock("logistic", dynamics, sharing)

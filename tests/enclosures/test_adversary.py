@@ -136,7 +136,9 @@ def test_a_jump_of_a_program_that_is_steep_elsewhere_is_a_jump(tree, seed, point
         (("no root", ("sign", ("eta",))), 2097689225),
         (("hypot", ("large", ("eta",)), ("change point",)), 1416461091),
         (("signed root", ("sub", ("residual",), ("offset", ("residual",)))), 1114047106),
-        (("hinge", ("pairs", ("log ndtr", ("either", ("reference",))))), 1408399065),
+        pytest.param(
+            ("hinge", ("pairs", ("log ndtr", ("either", ("reference",))))), 1408399065, marks=pytest.mark.long
+        ),
         (("first", ("softplus", ("largest", ("heaviside", ("scale",))))), 1187633200),
     ],
 )

@@ -120,8 +120,20 @@ def on_curve(f):
     return (jnp.broadcast_to(end, shape)[..., 0] for end in (found.range.lo, found.range.hi)), values, None
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("domain", [on_interval, on_series, on_curve])
+def pairs(everyday):
+    """Domains and tables; every day some of the table in these domains."""
+    return [
+        pytest.param(
+            domain, table, id=f"{domain.__name__}-{name}",
+            marks=() if table is SOME and domain in everyday else pytest.mark.long,
+        )
+        for domain in (on_interval, on_series, on_curve)
+        for name, table in (("some", SOME), ("all", CASES))
+    ]  # fmt: skip
+
+
+# Along paths the gradients, below, are checked every day.
+@pytest.mark.parametrize(("domain", "table"), pairs([on_interval]))
 def test_values_are_held(domain, table):
     refused = []
     for name, f in table.items():
@@ -164,8 +176,7 @@ def test_gradients_are_those_of_the_values(table):
             np.testing.assert_allclose(mapped_by_numpy(gradient, at), slopes, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("domain", [on_interval, on_series, on_curve])
+@pytest.mark.parametrize(("domain", "table"), pairs([on_series, on_curve]))
 def test_gradients_are_held(domain, table):
     for name, f in table.items():
         lo, values, hi = domain(jax.grad(squared(f)))

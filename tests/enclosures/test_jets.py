@@ -119,7 +119,7 @@ def taylor_tensors(f, order):
     return f
 
 
-MODELS = [pytest.param(name, marks=() if name in ("log-sum-exp", "counts") else pytest.mark.long) for name in models()]
+MODELS = [pytest.param(name, marks=() if name == "counts" else pytest.mark.long) for name in models()]
 
 
 @pytest.mark.parametrize("name", MODELS)

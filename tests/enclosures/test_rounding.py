@@ -73,7 +73,7 @@ def test_a_run_whose_rates_are_lost_in_rounding_is_refused():
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("condition", [1e2, 1e4])
+@pytest.mark.parametrize("condition", [pytest.param(1e2, marks=pytest.mark.long), 1e4])
 def test_factors_of_large_matrices_are_held_as_the_library_computes_them(condition):
     rows = triangular.MOST_ROWS
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(rows, rows)))

@@ -74,7 +74,7 @@ def on_paths(function, least, most, rotating, order, seed):
     ("table", "rotating", "order"),
     [
         ("gradients", False, 3),
-        pytest.param("elementwise", False, 3),
+        pytest.param("elementwise", False, 3, marks=pytest.mark.long),
         pytest.param("elementwise", True, 3, marks=pytest.mark.long),
         pytest.param("arrays", False, 2, marks=pytest.mark.long),
         pytest.param("arrays", True, 3, marks=pytest.mark.long),
@@ -95,7 +95,7 @@ def test_curves_hold_the_values_along_a_path(table, rotating, order, seed):
         assert np.mean(finite[length < 0.01]) > 0.8, name
 
 
-@pytest.mark.parametrize("order", [2, 3, 5])
+@pytest.mark.parametrize("order", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 5))])
 def test_the_error_shrinks_with_the_power_that_the_order_says(order):
     function, a, v = jax.grad(grouped), jnp.full((4, 2), 0.3), jnp.ones((4, 2))
     h = jnp.asarray([0.1, 0.05])

@@ -98,6 +98,7 @@ def test_logistic(out):
     assert np.mean([row["ess"] for row in five]) < np.mean([row["ess"] for row in one])
 
 
+@pytest.mark.long
 def test_non_identical(out):
     run("non-identical", out)
     figures(out, "non-identical")
@@ -160,6 +161,7 @@ def test_dynamics(out):
     assert "| Boomerang | quadratic | round |" in (out / "dynamics.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_time_series(out):
     run("time-series", out)
     figures(out, "time-series")
@@ -167,6 +169,7 @@ def test_time_series(out):
     assert set(groups) == {(df, m) for df in (1.0, 2.0, 4.0) for m in (4.0,)}
 
 
+@pytest.mark.long
 def test_cox(out):
     run("cox", out)
     figures(out, "cox-graph", "cox-marginals", "cox-large")

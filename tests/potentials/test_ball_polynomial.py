@@ -85,7 +85,10 @@ def program_of(function):
     return Program(function, data, 3, scale=jnp.full(3, 0.1), center=jnp.full(3, 0.1), records=20)
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long if n in ("log_softmax", "weighted log-sum-exp") else ()) for n in FOLLOWED],
+)
 def test_ordinary_ways_to_write_a_model_are_followed_on_balls(name):
     program = program_of(FOLLOWED[name])
     remainder = polynomial_remainder(program, np.zeros(3), NOISE)

@@ -68,7 +68,7 @@ def test_the_remainder_is_the_joint_potential_through_the_map():
     np.testing.assert_allclose(eqx.filter_jit(part.gradients)(a, zeta), exact, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("function", [counts, bent])
+@pytest.mark.parametrize("function", [counts, pytest.param(bent, marks=pytest.mark.long)])
 @double_precision
 def test_rates_are_within_the_error_of_their_polynomial(function):
     *_, part = opened(function)

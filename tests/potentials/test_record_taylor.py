@@ -1,5 +1,6 @@
 """Records as a polynomial: its error and that of its slope are bounded, near the site's own mode and far from it."""
 
+import itertools
 import math
 
 import jax
@@ -38,9 +39,17 @@ def potential_of(name, with_prior):
     return Sum((records, prior)) if with_prior else records
 
 
-@pytest.mark.parametrize("name", ["logistic", "student_t"])
-@pytest.mark.parametrize("with_prior", [False, True])
-@pytest.mark.parametrize("spread", [0.1, 3.0, 100.0])
+# Every day each loss once near its mode, with the prior or without, and once far from it.
+DAILY = [("logistic", True, 0.1), ("student_t", False, 0.1), ("logistic", False, 3.0), ("student_t", True, 100.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "with_prior", "spread"),
+    [
+        pytest.param(*case, marks=() if case in DAILY else pytest.mark.long)
+        for case in itertools.product(("logistic", "student_t"), (False, True), (0.1, 3.0, 100.0))
+    ],
+)
 def test_errors_are_bounded(name, with_prior, spread):
     potential, rng = potential_of(name, with_prior), np.random.default_rng(4)
     known = expanded(potential)

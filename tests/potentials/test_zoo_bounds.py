@@ -79,6 +79,7 @@ def check(name, kind, batches):
     assert bent > 0.02 * batches * ANCHORS * TIMES
 
 
+@pytest.mark.long
 def test_bounds_lie_above_rates_at_ten_thousand_points(double):
     check("banana", "boomerang", 1)
 

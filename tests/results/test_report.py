@@ -109,7 +109,11 @@ def test_a_site_that_is_named_prior_is_a_site(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "scale", "ratio"),
-    [("logistic", "log odds", "odds ratio"), ("poisson", "log rates", "rate ratio"), ("linear", None, None)],
+    [
+        ("logistic", "log odds", "odds ratio"),
+        pytest.param("poisson", "log rates", "rate ratio", marks=pytest.mark.long),
+        ("linear", None, None),
+    ],
 )
 def test_ratios_prior_and_dropped_records_are_told(family, scale, ratio, tmp_path):
     rng = np.random.default_rng(0)

@@ -23,7 +23,7 @@ LONG = pytest.param("boomerang", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(
-    "kind", ["default", "zigzag", "factorised", pytest.param("bouncy", marks=pytest.mark.long), LONG]
+    "kind", ["default", "zigzag", *(pytest.param(k, marks=pytest.mark.long) for k in ("factorised", "bouncy")), LONG]
 )
 def test_the_compiled_loop_does_what_plain_rounds_do(kind, monkeypatch):
     chosen, passes = method(KINDS[kind]), []
@@ -109,7 +109,8 @@ def kinked(x, data):
     return jnp.sum(jnp.abs(data - x[0] - 0.5 * x[1])) + 0.2 * jnp.sum(jnp.exp(0.3 * x) + jnp.exp(-0.4 * x))
 
 
-@pytest.mark.parametrize("kind", ["zigzag", pytest.param("boomerang", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["zigzag", "boomerang"])
 def test_curves_of_programs_do_what_plain_rounds_do(kind):
     """Intervals are cut, and the program is asked, in the same places whoever walks."""
     sites = [fp.Site(kinked, data=np.linspace(-1.5, 0.8, n), name=str(n)) for n in (8, 5)]

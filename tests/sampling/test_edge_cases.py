@@ -34,16 +34,24 @@ def assert_plausible(post, center, sd):
     assert np.all(np.sqrt(np.diag(post.cov())) > 0.5 * sd)
 
 
+RECORDS = {
+    "no records": (NONE, np.zeros(0)),
+    "one record": (X[:1], MIXED[:1]),
+    "separable": (X, SEPARATED),
+    "not separable": (X, MIXED),
+}
+# What the default does with separable records is in `test_reference_warning` too.
+RARE = {("default", "separable"), ("default", "not separable"), ("zigzag", "not separable"), ("zigzag", "one record")}
+
+
 @pytest.mark.parametrize(
-    "design, y",
+    ("dynamics", "design", "y"),
     [
-        pytest.param(NONE, np.zeros(0), id="no records"),
-        pytest.param(X[:1], MIXED[:1], id="one record"),
-        pytest.param(X, SEPARATED, id="separable"),
-        pytest.param(X, MIXED, id="not separable", marks=pytest.mark.long),
+        pytest.param(dynamics, *records, id=f"{name}-{case}", marks=pytest.mark.long if (name, case) in RARE else ())
+        for name, dynamics in (("default", None), ("zigzag", ZIGZAG))
+        for case, records in RECORDS.items()
     ],
 )
-@pytest.mark.parametrize("dynamics", [None, ZIGZAG], ids=["default", "zigzag"])
 def test_few_or_separable_records_under_a_proper_prior(design, y, dynamics):
     post = short_run(two(fp.models.logistic(design, y)), UNIT, dynamics=dynamics, duration=60.0)
     assert_plausible(post, *on_grid(logistic_energy(design, y)))

@@ -54,7 +54,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if k < 4 else pytest.param(kind, marks=pytest.mark.long) for k, kind in enumerate(RUNS)]
+    "kind", [kind if k < 3 else pytest.param(kind, marks=pytest.mark.long) for k, kind in enumerate(RUNS)]
 )
 def test_a_loaded_posterior_goes_on_with_the_same_bits(kind, tmp_path):
     post = RUNS[kind]()

@@ -90,7 +90,14 @@ def test_arrivals_in_dense_coordinates(dynamics):
     check(federation.sites()[0], Opening(reference, dynamics), federation.members[0].records.gradient, journey)
 
 
-@SOME_DYNAMICS
+# Every day on rotations with the averaged control variates of `test_vb`.
+@pytest.mark.parametrize(
+    "dynamics",
+    [
+        pytest.param(dynamics, id=name, marks=() if name == "zigzag" else pytest.mark.long)
+        for name, dynamics in DYNAMICS.items()
+    ],
+)
 def test_arrivals_of_the_remainder_after_quadratic_control(dynamics):
     federation = target("poisson", 3)
     sites, member = federation.sites(), federation.members[0]

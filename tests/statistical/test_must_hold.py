@@ -92,7 +92,7 @@ def switching_rates(y, sites, seed):
     return flips / (CHAINS * post.duration)
 
 
-@pytest.mark.parametrize("sites", [1, 5, 10, 25, 50])
+@pytest.mark.parametrize("sites", [1, 10, *(pytest.param(m, marks=pytest.mark.long) for m in (5, 25, 50))])
 def test_switching_rate_is_that_of_the_paper_corrected(sites):
     """``d √(NM/(2π))`` on average over data sets; every coordinate is an independent data set of its own."""
     n, dim, datasets = 50, 10, 10

@@ -19,7 +19,7 @@ from fedpdmc.sampling import factory
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
 
-EVERYDAY = ("zigzag", "boomerang")
+EVERYDAY = ("zigzag",)
 
 
 def redistributed(dynamics, duration, rate, model="logistic", **settings):

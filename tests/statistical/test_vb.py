@@ -24,7 +24,7 @@ def some(everyday):
     return [pytest.param(*pair, marks=() if pair in everyday else pytest.mark.long) for pair in pairs]
 
 
-@pytest.mark.parametrize(("model", "name"), some({("logistic", "boomerang"), ("poisson", "boomerang")}))
+@pytest.mark.parametrize(("model", "name"), some({("poisson", "boomerang")}))
 def test_arrivals_have_the_rate_of_what_is_left(model, name):
     """The records are held less the averaged polynomial of each, which is not the Taylor polynomial."""
     federation, dynamics = target(model, SITES), DYNAMICS[name]
@@ -37,17 +37,24 @@ def test_arrivals_have_the_rate_of_what_is_left(model, name):
     def gradient(x):
         return member.records.gradient(x) - x @ precision - linear
 
-    if model == "logistic":
-        clock = double_precision(choose_clock)(sites[0], Opening(reference, dynamics, control)).clock
-        assert isinstance(clock.potential, LinearPredictor)
-        point, slope, _ = np.asarray(clock.potential.control)
-        taylor = 1 / (1 + np.exp(-point)) - np.asarray(clock.potential.response)
-        assert np.max(np.abs(taylor - slope)) > 1e-3
     if model in ("gaussian_mean", "linear"):
         return
     # Rates of counts grow exponentially: far out there are too many candidates.
     journey = outing(truth(model, SITES), reference, dynamics, seed=23, spread=2.8 if model == "poisson" else 4.0)
     check(sites[0], Opening(reference, dynamics, control), gradient, journey)
+
+
+def test_what_the_records_hold_is_not_less_their_taylor_polynomial():
+    federation = target("logistic", SITES)
+    sites = federation.sites()
+    reference = vb(sites, federation.prior())
+    assert reference.control is not None
+    opening = Opening(reference, DYNAMICS["boomerang"], reference.control["site0"])
+    clock = double_precision(choose_clock)(sites[0], opening).clock
+    assert isinstance(clock.potential, LinearPredictor)
+    point, slope, _ = np.asarray(clock.potential.control)
+    taylor = 1 / (1 + np.exp(-point)) - np.asarray(clock.potential.response)
+    assert np.max(np.abs(taylor - slope)) > 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:The posterior is far")
