@@ -1,12 +1,11 @@
-"""Noisy derivatives released by private sites, and the Laplace reference computed from them."""
+"""Noisy derivatives released by private sites."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
@@ -15,7 +14,6 @@ from fedpdmc.members.clipping import fingerprint, model_of
 from fedpdmc.members.record_derivatives import file_derivatives, file_sensitivity
 from fedpdmc.members.site import Site, derivatives, own_part
 from fedpdmc.models.model_file.records import RecordModel
-from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import Sensitivity, up
 from fedpdmc.privacy.bounds import Bounds
@@ -25,15 +23,10 @@ from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
 from fedpdmc.privacy.schedule import REFERENCE, Schedule
 from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
-from fedpdmc.whitening import LAPLACE, VB, Reference
 
 logger = logging.getLogger("fedpdmc.site")
 # A share counts as spent if less than this fraction of it is left.
 LEAST_LEFT = 1e-6
-# Under a flat prior: lower limit on the eigenvalues of the summed noisy Hessian, relative to the largest.
-LEAST_CURVATURE = 1e-3
-# The mode is searched for within this many prior standard deviations, times the root of the dimension.
-REACH = 3.0
 # The last quadrature node of averages over predictors is nearer than this many standard deviations.
 LAST_NODE = 8.0
 # Parameters beyond which numbers might overflow.
@@ -286,62 +279,3 @@ def release_point(own: np.ndarray, bounds: Bounds) -> np.ndarray:
     """The point at which a site evaluates derivatives requested at ``own``: clipped to the declared region."""
     region = bounds.sizes("region", len(own))
     return own if region is None else np.clip(own, -region, region)
-
-
-def noisy_laplace(sites: tuple[Any, ...], prior: Quadratic | None, x: np.ndarray, averaged: bool = False) -> Reference:
-    """The Laplace reference by a few Newton steps on noisy sums; all of it comes from charged releases.
-
-    With ``averaged``, the last step uses averages over the reference found by the others.
-    """
-    traffic, start, last = {site.name: 0 for site in sites}, x, len(REFERENCE.steps) - 1
-    spread, precision = None, np.zeros((0, 0))
-    for step in range(len(REFERENCE.steps)):
-        if averaged and step == last:
-            spread = _root(precision)
-        hessian, gradient = np.zeros((len(x), len(x))), np.zeros(len(x))
-        parts = {}
-        for site in sites:
-            index = np.arange(len(x)) if site.coordinates is None else site.coordinates
-            if site.budget is not None:
-                g, h, point, *_ = noisy_derivatives(site, x, step, spread=spread)
-            else:
-                (_, g, h), point = site.derivatives(x, spread), x[index]
-                # A remote site evaluates noisy derivatives within the region that the contract declares.
-                point = release_point(point, site.bounds) if site.noisy else point
-            gradient[index] += g
-            hessian[np.ix_(index, index)] += h
-            about = own_part(x, spread, site.coordinates)[1]
-            parts[site.name] = (g, h, point, None if about is None else jnp.asarray(about))
-            traffic[site.name] += 8 * (2 * g.size + h.size + (0 if spread is None else spread.size))
-        precision = _believed(hessian, prior)
-        if prior is not None:
-            gradient = gradient + np.asarray(prior.precision) @ x + np.asarray(prior.linear)
-        x = _within_reach(x - np.linalg.solve(precision, gradient), start, prior)
-    control = {
-        name: ControlVariate(Quadratic(jnp.asarray(h), jnp.asarray(g - h @ point)), jnp.asarray(point), 2, about)
-        for name, (g, h, point, about) in parts.items()
-    }
-    name, why = (VB, "its last step is an average") if averaged else (LAPLACE, "")
-    return Reference(jnp.asarray(x), jnp.asarray(_root(precision)), control, len(REFERENCE.steps), traffic, name, why)
-
-
-def _root(precision: np.ndarray) -> np.ndarray:
-    covariance = np.linalg.inv(precision)
-    return np.linalg.cholesky((covariance + covariance.T) / 2)
-
-
-def _believed(hessian: np.ndarray, prior: Quadratic | None) -> np.ndarray:
-    """The prior's precision plus the positive part of the noisy Hessian: noise can make the Hessian indefinite."""
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    floor = 0.0 if prior is not None else LEAST_CURVATURE * max(float(values.max()), 1e-300)
-    curvature = (vectors * np.maximum(values, floor)) @ vectors.T
-    return curvature if prior is None else curvature + np.asarray(prior.precision)
-
-
-def _within_reach(x: np.ndarray, mean: np.ndarray, prior: Quadratic | None) -> np.ndarray:
-    """Clip a step to the range of the prior, so that a step due to noise cannot lead far away."""
-    if prior is None:
-        return x
-    off = x - mean
-    length = float(np.sqrt(off @ np.asarray(prior.precision) @ off))
-    return mean + off * min(1.0, REACH * np.sqrt(len(x)) / max(length, 1e-300))

@@ -13,7 +13,6 @@ from fedpdmc.bent_coordinates import Bend
 from fedpdmc.console.progress import report
 from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
 from fedpdmc.members.member import Member
-from fedpdmc.members.noisy_derivatives import noisy_laplace
 from fedpdmc.members.site import Site, own_part
 from fedpdmc.models.variables import coordinate_names
 from fedpdmc.potentials import ControlVariate, Quadratic
@@ -29,6 +28,7 @@ from fedpdmc.sampling.mode_search import (
     root_of_inverse,
     singular,
 )
+from fedpdmc.sampling.noisy_reference import noisy_laplace
 from fedpdmc.sampling.sign_check import check_signs
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, resolve_members
 from fedpdmc.whitening import LAPLACE, Reference

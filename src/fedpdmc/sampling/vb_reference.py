@@ -12,10 +12,10 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.bent_coordinates import Bend
 from fedpdmc.console.warnings import warn
 from fedpdmc.members.member import Member
-from fedpdmc.members.noisy_derivatives import noisy_laplace
 from fedpdmc.sampling.bent_spreads import Bending, bendable, bending, profile_points
 from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
+from fedpdmc.sampling.noisy_reference import noisy_laplace
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
 # Averages replace the search for the mode when its next step is shorter than this many standard deviations. An averaged

@@ -10,7 +10,7 @@ from formulaic import Formula
 from formulaic.parser.types import Factor
 
 from fedpdmc.errors import InputError
-from fedpdmc.study.design_size import WHERE, check_size
+from fedpdmc.study.formula_syntax import WHERE, check_size
 
 if TYPE_CHECKING:
     from fedpdmc.study.column import Column

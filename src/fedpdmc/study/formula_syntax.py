@@ -1,4 +1,4 @@
-"""The number of columns of a formula's design matrix, bounded before the formula is expanded."""
+"""Which formulas a contract takes: names and operators, without functions, and a design that is not too large."""
 
 from __future__ import annotations
 
