@@ -6,6 +6,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import pytest
+from jax._src.lax.other import logaddexp
 from jax.scipy.special import log_ndtr, ndtr
 
 from fedpdmc._jax.by_numpy import INNER
@@ -101,3 +102,19 @@ def test_another_text_under_a_known_name_is_another_function():
     fake.defjvps(lambda g, value, t: 0.0 * g, None)
     for function in (lambda x: fake(x, 3), jax.vmap(lambda x: fake(x, 3))):
         assert "log_ndtr" not in called(function)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("name", "fake"),
+    [
+        ("logaddexp", jax.jit(functools.wraps(logaddexp.fun)(lambda t: jax.nn.softplus(t)))),
+        ("ndtr", jax.jit(functools.wraps(ndtr)(lambda t: jax.nn.softplus(t)))),
+        ("ndtr", jax.jit(functools.wraps(ndtr)(lambda t: ndtr(ndtr(t))))),
+    ],
+)
+def test_compositions_of_known_functions_have_no_known_name(name, fake):
+    """A rule for the name would enclose another function."""
+    for function in (fake, jax.vmap(fake), lambda x: jax.jvp(fake, (x,), (x,)), jax.grad(lambda x: jnp.sum(fake(x)))):
+        calls = [x for x in jax.make_jaxpr(function)(jnp.ones(3)).jaxpr.eqns if x.primitive.name in INNER]
+        assert name not in map(name_of_call, calls)

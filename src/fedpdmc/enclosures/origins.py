@@ -28,8 +28,6 @@ def line_of(equation) -> str:
 
 # Functions of JAX that are smooth although their formulas have branches.
 BRANCHED = {"betaln", "algdiv", "log_ndtr", "_ndtr", "ndtr", "_ndtri", "ndtri", "logaddexp", "sinc"}
-# Functions of JAX that are compiled on their own and call others: of those only they are left among the frames.
-CALLERS = {"softplus", "log_sigmoid", "ndtr", "log_ndtr", "ndtri", "betaln"}
 # Null sets for which NumPyro checks membership: values are in them by construction, up to rounding.
 THIN = {f"{name}.__call__" for name in ("_Simplex", "_CorrCholesky", "_CorrMatrix", "_PositiveDefinite",
                                         "_PositiveSemiDefinite", "_Sphere", "_ZeroSum")}  # fmt: skip
@@ -68,13 +66,15 @@ def _frames(equation) -> tuple[Any, ...]:
 
 
 def name_of_call(equation) -> str:
-    """The name of the function of JAX that was called; empty for a user's function, even one of the same name."""
-    jaxpr, by_text = _inner(equation), equation.primitive.name == "custom_jvp_call"
+    """The name of the function of JAX that was called; empty for a user's function, even one of the same name.
+
+    A function of `WHOLE` has rules as a whole: only its own text is it, since others may be composed of functions of JAX.
+    """
+    jaxpr = _inner(equation)
     name, place = place_of(jaxpr.debug_info)
-    # A series of another length than usual is another function.
-    other = name == "log_ndtr" and sum(inside.primitive.name == "div" for inside in jaxpr.eqns) != 3
-    known = is_of_jax(place) and not other and (_made_by(jaxpr, name) or by_text and _is_text_of(jaxpr, name))
-    return name if known else ""
+    if not is_of_jax(place):
+        return ""
+    return name if (_is_text_of(jaxpr, name) if name in WHOLE else _made_by(jaxpr, name)) else ""
 
 
 def _inner(equation) -> Any:
@@ -84,17 +84,13 @@ def _inner(equation) -> Any:
 
 
 def _made_by(jaxpr, name: str) -> bool:
-    """Whether all equations of a program were made by a function of JAX of this name, with none of a user's between.
-
-    Or by one of `CALLERS`: these call nothing of a user's, so that what they call has its own name.
-    """
+    """Whether all equations of a program were made by a function of JAX of this name, with none of a user's between."""
 
     def own(equation) -> bool:
         for frame in _frames(equation):
             if not is_of_jax(frame.file_name):
                 break
-            made = frame.function_name.rpartition(".")[2]
-            if made == name or made in CALLERS:
+            if frame.function_name.rpartition(".")[2] == name:
                 return True
         # A function that is compiled calls itself under its name.
         return equation.primitive.name in INNER and _made_by(_inner(equation), name)
@@ -102,25 +98,44 @@ def _made_by(jaxpr, name: str) -> bool:
     return bool(jaxpr.eqns) and all(map(own, jaxpr.eqns))
 
 
-# Functions with a derivative of their own that may be called without a frame of their name. Their text says what they are.
+# Functions that have rules as a whole. They may be called without a frame of their name.
 WHOLE = {
-    ("log_ndtr", 1): special.log_ndtr, ("logaddexp", 2): jnp.logaddexp, ("xlogy", 2): special.xlogy,
-    ("xlog1py", 2): special.xlog1py,
+    "log_ndtr": special.log_ndtr, "ndtr": special.ndtr, "logaddexp": jnp.logaddexp, "xlogy": special.xlogy,
+    "xlog1py": special.xlog1py, "betaln": special.betaln,
 }  # fmt: skip
+ONE_ARGUMENT = {"log_ndtr", "ndtr"}
 
 
 def _is_text_of(jaxpr, name: str) -> bool:
-    """Whether a program is, equation by equation, that of the function of JAX of this name, mapped over axes or not."""
-    if (name, len(jaxpr.invars)) not in WHOLE:
-        return False
+    """Whether a program is, equation by equation, that of the function of JAX of this name, mapped over axes or not.
+
+    A text has all numbers but those of constant arrays: a program with these is none of them.
+    """
     kinds = tuple((x.aval.shape, str(x.aval.dtype)) for x in jaxpr.invars if hasattr(x.aval, "dtype"))
-    return len(kinds) == len(jaxpr.invars) and str(jaxpr) in _texts_of(name, kinds)
+    if len(kinds) != len(jaxpr.invars) or len(kinds) != (1 if name in ONE_ARGUMENT else 2) or _has_constants(jaxpr):
+        return False
+    return _text(jaxpr) in _texts_of(name, kinds)
+
+
+def _text(jaxpr) -> str:
+    """The text of a program without equations that nothing uses, which some transformations leave out."""
+    used, kept = set(map(id, jaxpr.outvars)), []
+    for equation in reversed(jaxpr.eqns):
+        if any(id(x) in used for x in equation.outvars):
+            kept.append(equation)
+            used |= set(map(id, equation.invars))
+    return str(jaxpr.replace(eqns=kept[::-1]))
+
+
+def _has_constants(jaxpr) -> bool:
+    inside = [_inner(equation) for equation in jaxpr.eqns if equation.primitive.name in INNER]
+    return bool(jaxpr.constvars) or any(map(_has_constants, inside))
 
 
 @functools.lru_cache(maxsize=256)
 def _texts_of(name: str, kinds: tuple[tuple[tuple[int, ...], str], ...]) -> set[str]:
     """The texts of a function of JAX for arguments of these shapes and types."""
-    function, found = WHOLE[name, len(kinds)], set()
+    function, found = WHOLE[name], set()
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
     # Mapped over the axes that all arguments have.
     shapes = [shape for shape, _ in kinds]
@@ -128,10 +143,12 @@ def _texts_of(name: str, kinds: tuple[tuple[tuple[int, ...], str], ...]) -> set[
         (k for k, sizes in enumerate(zip(*shapes, strict=False)) if len(set(sizes)) > 1), min(map(len, shapes))
     )
     for _ in range(1 + alike):
-        left = [jax.make_jaxpr(function)(*arguments).jaxpr]
+        whole = jax.make_jaxpr(function)(*arguments).jaxpr
+        found.add(_text(whole))
+        left = [whole]
         while left:
             inside = [equation for equation in left.pop().eqns if equation.primitive.name in INNER]
-            found |= {str(_inner(x)) for x in inside if place_of(_inner(x).debug_info)[0] == name}
+            found |= {_text(_inner(x)) for x in inside if place_of(_inner(x).debug_info)[0] == name}
             left += map(_inner, inside)
         function = jax.vmap(function)
     return found
