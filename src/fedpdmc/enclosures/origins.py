@@ -1,8 +1,8 @@
 """Whose code an equation comes from: what is known of functions of JAX must not be taken for known of a user's.
 
 Names say little. A user's function may have any, and `functools.wraps` gives it the name, the file and the line of another
-one. So a function is one of JAX only if the frames in which its equations were made are, and its derivative only if all
-functions that the rule can call are.
+one. So a function is one of JAX only if the frames in which its equations were made are; one that has rules as a whole only
+if its equations are those of the function itself; and a derivative only if all functions that its rule can call are.
 """
 
 from __future__ import annotations

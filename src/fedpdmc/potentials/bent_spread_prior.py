@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fedpdmc._jax.compilation import on_device
-from fedpdmc.bent_coordinates import Bend, bent, curvatures, enclosed, steepness, straight
+from fedpdmc.bent_coordinates import Bend, bent, curvatures, enclosed, log_volume, steepness, straight
 from fedpdmc.errors import InputError
 from fedpdmc.potentials.base import Field, Potential, Sum
 from fedpdmc.potentials.latent import NEEDS_ROTATION
@@ -18,9 +18,9 @@ from fedpdmc.potentials.linear_predictor import LinearPredictor
 from fedpdmc.potentials.losses import Logistic, Loss
 from fedpdmc.potentials.quadratic import Quadratic
 
-# The longest piece of a path, and the most that ``log T'`` and the predictors may change on it together, as far as their
-# slopes at its start tell.
-LONGEST, MOST_CHANGE = 1.5, 1.5
+# The longest piece of a path; the most that ``log T'`` and the predictors may change on it together, as far as their slopes
+# at its start tell; and its length relative to the best cell, if the bound were that at its start.
+LONGEST, MOST_CHANGE, ROOM = 1.5, 1.5, 1.5
 # The largest third cumulant of a variable on [−1, 1] is below this: ``E|X − EX|³ ≤ 2 var X ≤ 2``.
 THIRD_CUMULANT = 2.0
 # Rounding error of a gradient, relative to its largest terms.
@@ -103,7 +103,7 @@ class BentSpreadPrior(Potential):
         """``Σ_j G_j``."""
         u = self.center + self.rows @ x
         own = self.loss.value(self.factor * bent(u, self.numbers) + self.offset, self.response)
-        return jnp.sum(own - jnp.log(steepness(u, self.numbers)) - self.linear * u - 0.5 * self.curvature * u * u)
+        return jnp.sum(own - log_volume(u, self.numbers) - self.linear * u - 0.5 * self.curvature * u * u)
 
     def gradient(self, x):
         """``rowsᵀ G'``."""
@@ -145,7 +145,7 @@ class BentSpreadPrior(Potential):
         pace = amplitude * (1 + jnp.abs(self.factor) * here.steepness)
         first = self._curve(here, u, speed, amplitude, jnp.zeros_like(u))
         reach = jnp.minimum(LONGEST, MOST_CHANGE / jnp.maximum(jnp.max(pace, -1), 1e-300))
-        reach = jnp.minimum(reach, 1.5 * jnp.cbrt(2 / jnp.maximum(jnp.sum(first, -1), 1e-300)))
+        reach = jnp.minimum(reach, ROOM * jnp.cbrt(2 / jnp.maximum(jnp.sum(first, -1), 1e-300)))
         curve = jnp.sum(self._curve(here, u, speed, amplitude, reach[:, None]), -1, keepdims=True)
         return Field(here.first @ self.rows, slope, curve, reach, self._slack(here, u))
 
@@ -175,9 +175,8 @@ class BentSpreadPrior(Potential):
         """Room for the rounding of ``rowsᵀ G'``, in units of velocity one."""
         k = jnp.abs(self.factor) * here.steepness
         push = jnp.abs(self.loss.first(here.eta, self.response)) + jnp.abs(self.response)
-        size = push * k * (1 + jnp.abs(here.eta) + k * (1 + jnp.abs(u))) + (1 + jnp.abs(u)) * (
-            1 + jnp.abs(self.curvature)
-        )
+        far = 1 + jnp.abs(u)
+        size = push * k * (1 + jnp.abs(here.eta) + k * far) + far * (1 + jnp.abs(self.curvature))
         size = size + 1 + jnp.abs(self.linear)
         return ROUNDING * jnp.sum(size * jnp.max(jnp.abs(self.rows), 1), -1)
 
