@@ -161,8 +161,10 @@ RULES = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
 
 def is_by_hand(equation) -> bool:
     """Whether the derivative that a call has been given may be a user's."""
-    called = name_of_call(equation)
-    if not called or called in BY_USER:
+    jaxpr = _inner(equation)
+    called, place = place_of(jaxpr.debug_info)
+    of_jax = is_of_jax(place) and (_made_by(jaxpr, called) or called in WHOLE and _is_text_of(jaxpr, called))
+    if not of_jax or called in BY_USER:
         return True
     rules = [rule for name in RULES if (rule := equation.params.get(name))]
     return not rules or not all(is_of_jax(code.co_filename) for rule in rules for code in _codes(rule))
