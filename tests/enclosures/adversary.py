@@ -6,6 +6,7 @@ its bound, a rate that is not a number under a finite bound, and a jump of the v
 """
 
 import contextlib
+import functools
 import math
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from tests.enclosures import exact
 from tests.enclosures.random_programs import DIM, JUMPING, names, program_of, random_tree, records, smaller
 
 from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
+from fedpdmc.clocks.envelopes.time_polynomial import HIGH_ORDER, ORDER
 from fedpdmc.enclosures import TimeInterval, enclose
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
@@ -24,8 +26,8 @@ from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, NoEnclosure
 from fedpdmc.potentials.jax_function import _rates, curved_path
 
-# Cells for each kind of path, times on each, and the order of Taylor models.
-CELLS, TIMES, ORDER = 10, 8, 3
+# Cells for each kind of path, times on each, and the orders of Taylor models, one of them for each program.
+CELLS, TIMES, ORDERS = 10, 8, (ORDER, HIGH_ORDER)
 LENGTHS, SIZES = (1e-4, 1e-2, 0.1, 0.6), (0.3, 1.0, 4.0, 40.0)
 KINDS = ((False, False), (False, True), (True, False), (True, True))  # rotating, flips
 # A line is divided so often into so many parts; what changes by this on the last of them, and so many times more than on
@@ -90,19 +92,21 @@ def attack(tree, seed: int, seen: Counter | None = None, compiled: bool = False)
     rates = computed(compiled, rate, rotating, a, v, times)
     exactly = {} if names(tree) & INEXACT else exact_rates(rate, rotating, a, v, times)
     seen["rates in exact arithmetic"] += sum(map(len, exactly.values()))
-    for domain in (on_cells, on_curves):
+    order = ORDERS[seed % len(ORDERS)]
+    for domain in (on_cells, functools.partial(on_curves, order=order)):
+        name = getattr(domain, "__name__", f"on_curves of order {order}")
         try:
             with np.errstate(invalid="ignore", over="ignore"):
                 low, high = domain(compiled, rate, rotating, a, v, h, times)
         except NoEnclosure as error:
-            seen[f"refused by {domain.__name__}: {error.primitive}"] += 1
+            seen[f"refused by {name}: {error.primitive}"] += 1
             continue
-        place = (domain.__name__, "rotation" if rotating else "line", "flips" if flips else "reflections")
+        place = (name, "rotation" if rotating else "line", "flips" if flips else "reflections")
         inside(low, rates, high, place, a, v, h, times)
         held_exactly(low, exactly, high, place, times)
         bounded = np.isfinite(high)
-        seen[domain.__name__] += int(bounded.sum())
-        seen["not finite " + domain.__name__] += int((~bounded).sum())
+        seen[name] += int(bounded.sum())
+        seen["not finite " + name] += int((~bounded).sum())
     if surfaces is None:
         on_balls(program, rng, tree, seen)
     seen["programs"] += 1
@@ -218,11 +222,11 @@ def on_cells(compiled: bool, rate, rotating: bool, a, v, h, times):
     return middle - error + low * s * s, middle + error + high * s * s
 
 
-def on_curves(compiled: bool, rate, rotating: bool, a, v, h, times):
+def on_curves(compiled: bool, rate, rotating: bool, a, v, h, times, order: int):
     """Ends of the polynomial on each interval, at the times."""
 
     def curve(a, v, h):
-        return enclose(rate, TimeInterval(ORDER))(*curved_path(rotating, a.T, v.T, h, ORDER))
+        return enclose(rate, TimeInterval(order))(*curved_path(rotating, a.T, v.T, h, order))
 
     found = jax.jit(curve)(a, v, h) if compiled else by_numpy(curve, a, v, h)
     tau = (2 * times / h[:, None] - 1)[..., None]

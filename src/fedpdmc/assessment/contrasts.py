@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.at_site import DRAWS
 from fedpdmc.errors import InputError
@@ -68,7 +68,7 @@ def contrasts(
     functions = {name: _function(name, one, list(values)) for name, one in what.items()}
     tail, rows = 50 * (1 - level), {}
     for name, f in functions.items():
-        drawn = np.asarray(jax.vmap(f)(values), float)
+        drawn = np.asarray(mapped(f)(values), float)
         if drawn.ndim != 1:
             raise InputError(f"what[{name!r}]", f"an array of shape {drawn.shape[1:]}", "Return one number.")
         mean, square = _average(post, f, drawn)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance
@@ -229,7 +230,7 @@ class JumpClock(Clock[JumpWalk]):
         def along(x, n):
             return jax.jvp(self.potential.value, (x,), (n,))
 
-        (before, slope), (after, other) = (jax.vmap(along)(x, normal) for x in (a, a + 2 * gap[:, None] * normal))
+        (before, slope), (after, other) = (mapped(along)(x, normal) for x in (a, a + 2 * gap[:, None] * normal))
         tilt = gap * (slope + other)
         rise = after - before - jnp.where(jnp.isfinite(tilt), tilt, 0.0)
         return rise, ~jnp.isnan(rise)

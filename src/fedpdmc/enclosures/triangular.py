@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 
 # Rows of a matrix. Libraries invert blocks of larger ones, with other rounding errors.
 MOST_ROWS = 32
@@ -58,11 +57,11 @@ def inverses(name: str, params: dict[str, Any], middle: Any) -> tuple[tuple[Any,
     def found(a):
         rows = a.shape[0]
         if name == "cholesky":
-            factor, lower = jnp.linalg.cholesky(_symmetric(a), symmetrize_input=False), True
+            factor, lower = _cholesky(_symmetric(a)), True
         else:
             factor, lower = _triangle(params, a)
         cut = jnp.tril if lower else jnp.triu
-        inverse = cut(solve_triangular(factor, jnp.eye(rows, dtype=a.dtype), lower=lower))
+        inverse = cut(_solved(lower, factor, jnp.eye(rows, dtype=a.dtype)))
         still = (inverse, jnp.zeros_like(inverse))
         if name != "cholesky":
             return (still,)

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import not_finite_at
 from fedpdmc.errors import GUARD, InputError
@@ -312,7 +313,7 @@ def _average(potential: Program | RandomEffects, x, spread, points, weights, cou
     """Means over the first parts of the points."""
 
     def add(i, total):
-        found = jax.vmap(potential.derivatives)(x + points[i] @ spread.T)
+        found = mapped(potential.derivatives, getattr(potential, "calls_library", False))(x + points[i] @ spread.T)
         return jax.tree.map(lambda one, other: one + jnp.tensordot(weights[i], other, 1), total, found)
 
     return jax.lax.fori_loop(0, count, add, (jnp.zeros(()), jnp.zeros_like(x), jnp.zeros_like(spread)))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 
@@ -40,7 +41,7 @@ class Variables:
                 names[:] = list(named)
                 return tuple(named.values())
 
-            arrays = jax.jit(jax.vmap(jax.vmap(values)))(jnp.asarray(draws[..., index]))
+            arrays = jax.jit(mapped(mapped(values)))(jnp.asarray(draws[..., index]))
             found |= {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
         return found | {name: draws[..., i] for name, i in self.others.items()}
 

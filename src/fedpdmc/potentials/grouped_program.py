@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.enclosures import smoothed
 from fedpdmc.potentials.enclosed_rates import rate_cell
@@ -99,7 +100,7 @@ class GroupedRemainder(PrivateRemainder):
 
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``, backward."""
-        return jax.vmap(jax.grad(self.energy))(a, zeta)
+        return mapped(jax.grad(self.energy))(a, zeta)
 
     def cell(self, a, v, zeta, room):
         """The rate on a cell, from enclosures of the losses."""
@@ -124,7 +125,7 @@ class GroupedRemainder(PrivateRemainder):
             change = self._weights(a, new, shift, wide) - self._weights(a, old, shift, wide)
             return jnp.where((logarithm(1 - decided) < change)[:, None], new, old).reshape(-1)
 
-        return jax.vmap(one)(a, zeta, u.T)
+        return mapped(one)(a, zeta, u.T)
 
     def _weights(self, a, zeta, shift, wide) -> Float[Array, " G"]:
         """Log of target over proposal, by group."""

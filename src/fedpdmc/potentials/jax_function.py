@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.mapped import calls_library, mapped
 from fedpdmc.enclosures import (
     Cell,
     Curve,
@@ -96,6 +97,12 @@ class Program(Potential):
         """Number of parameters."""
         return self.size
 
+    @property
+    def calls_library(self) -> bool:
+        """Whether the function factorises matrices or solves with them."""
+        arguments = self.size if self.center is None else self.center.shape[0]
+        return calls_library(self.function, jax.ShapeDtypeStruct((arguments,), jnp.result_type(float)), self.data)
+
     def _argument(self, a):
         if self.center is None or self.scale is None:
             return a
@@ -147,11 +154,11 @@ class Program(Potential):
 
     def gradients(self, a: Float[Array, "C d"]) -> Float[Array, "C d"]:
         """``∇U`` at many points."""
-        return jax.vmap(self._gradient)(a)
+        return mapped(self._gradient, self.calls_library)(a)
 
     def speeds(self, a: Float[Array, "C d"], v: Float[Array, "C d"]) -> Float[Array, "C 1"]:
         """``v·∇U`` at many points, forward through the program as `bound` has it."""
-        return jax.vmap(self._forward)(a, v)[:, None]
+        return mapped(self._forward, self.calls_library)(a, v)[:, None]
 
     def _program(self, flips: bool) -> Callable:
         """The signed rates as a function of position and velocity."""

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.potentials.enclosed_rates import rate_cell
 from fedpdmc.potentials.jax_function import Program
@@ -180,7 +181,7 @@ class ProgramRemainder(PrivateRemainder):
 
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``."""
-        return jax.vmap(lambda one, held: self._at(held).gradient(one))(a, zeta)
+        return mapped(lambda one, held: self._at(held).gradient(one))(a, zeta)
 
     def cell(self, a, v, zeta, room):
         """The rate on a cell, from enclosures of the program."""
@@ -213,7 +214,7 @@ class ProgramRemainder(PrivateRemainder):
             accepted = jnp.isfinite(change) & (logarithm(1 - u[1]) < change)
             return jnp.where(accepted, at, zeta)
 
-        return jax.vmap(one)(a, zeta, u.T)
+        return mapped(one)(a, zeta, u.T)
 
     def to_z(self, a, zeta):
         """The latents."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedpdmc._jax.mapped import mapped
 from fedpdmc.dynamics.flows import Flow
 from fedpdmc.results.path_store import Store
 from fedpdmc.results.skeleton import Skeleton
@@ -21,7 +22,7 @@ NODES, LONGEST_PIECE, BATCH = 4, 0.5, 2**14
 def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, reference: Reference) -> np.ndarray:
     """``(1/T) ∫ f(x(t)) dt`` over all chains, with Gauss–Legendre nodes on every segment."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    average = jax.jit(lambda x, w: jnp.tensordot(w, jax.vmap(f)(reference.to_x(x)), 1))
+    average = jax.jit(lambda x, w: jnp.tensordot(w, mapped(f)(reference.to_x(x)), 1))
     total, durations = None, skeleton.durations
     pieces = np.ones(len(durations), int)
     if flow.rotating:
@@ -41,7 +42,7 @@ def expectation(f: Callable[[Any], Any], skeleton: Skeleton, flow: Flow, referen
 
 def average(f: Callable[[Any], Any], draws: np.ndarray) -> np.ndarray:
     """The mean of ``f`` over draws (n, d)."""
-    total = jax.jit(lambda x: jnp.sum(jax.vmap(f)(x), 0))
+    total = jax.jit(lambda x: jnp.sum(mapped(f)(x), 0))
     parts = np.array_split(draws, max(1, len(draws) // BATCH))
     return np.asarray(sum(np.asarray(total(jnp.asarray(part))) for part in parts)) / len(draws)
 

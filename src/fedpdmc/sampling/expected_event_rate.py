@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import report
 from fedpdmc.members.site import Site
@@ -177,6 +178,6 @@ def _along(potential, quadratic, points, rows, count):
 
     def ray(i, found):
         put = jax.lax.dynamic_update_index_in_dim
-        return jax.tree.map(lambda old, new: put(old, new, i, 0), found, jax.vmap(at)(points[i]))
+        return jax.tree.map(lambda old, new: put(old, new, i, 0), found, mapped(at)(points[i]))
 
     return jax.lax.fori_loop(0, count, ray, (jnp.zeros(points.shape[:2]),) * 2)

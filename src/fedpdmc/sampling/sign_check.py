@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.by_numpy import once
+from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.members.site import Site
@@ -96,7 +96,7 @@ def _falls(sites: list[Site], x: np.ndarray, scale: np.ndarray) -> bool:
 
 @once
 def _values(potential, points):
-    return jax.vmap(potential.value)(points)
+    return mapped(potential.value)(points)
 
 
 def _wrong_sign(names: list[str], minus: bool) -> InputError:
