@@ -14,7 +14,7 @@ from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.enclosures import TimeInterval, enclose, not_finite_along, not_finite_at
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
-from fedpdmc.errors import InputError, NotFinite
+from fedpdmc.errors import Discontinuous, InputError, NotFinite
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program
 from fedpdmc.potentials.jax_function import _rates, curved_path
@@ -187,3 +187,38 @@ def test_no_bound_is_made_across_an_edge(name, flips):
         ends = np.sum(cells.value + cells.error + cells.slope + cells.high, 1), np.sum(curves.error, 0)
     for high in ends:
         assert not np.any(np.isfinite(high[:3])) and np.isfinite(high[3])
+
+
+def within_scan(step):
+    """A sum over records within `scan`; the parameter is moved, so that nothing special is at the start."""
+
+    def function(x, data):
+        return jax.lax.scan(lambda total, y: (total + step(y, x[0] - 0.37), None), 0.0, data)[0]
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda y, x: jnp.clip(x / jnp.abs(y), -1.0, 1.0),
+        lambda y, x: jnp.tanh(x / jnp.abs(y)),
+        lambda y, x: jnp.minimum(jnp.exp(1 / jnp.abs(y)) * x, 1.0),
+        lambda y, x: jnp.where(x / jnp.abs(y) > 3, 1.0, 0.0),
+    ],
+    ids=["clipped", "saturated", "overflown", "compared"],
+)
+def test_infinite_coefficients_from_data_within_a_scan_are_refused(step):
+    """The parameter is multiplied by one over a record that is zero: a jump, whatever limits the product."""
+    site = fp.Site(within_scan(step), data=np.array([0.5, 0.0, -1.0, 2.0]), name="a")
+    with pytest.raises((InputError, Discontinuous)):
+        fp.sample(site, fp.models.normal_prior(1), duration=1.0, progress=False)
+
+
+@pytest.mark.long
+def test_a_run_stops_at_a_quotient_that_jumps_within_a_scan():
+    """``x / (|x| + |y|)`` is the sign of x where y is zero, and its gradient is finite on both sides."""
+    site = fp.Site(within_scan(lambda y, x: x / (jnp.abs(x) + jnp.abs(y))), data=np.array([0.5, 0.0]), name="a")
+    settings = {"reference": fp.Reference([0.3], [1.0]), "chains": 16, "duration": 10.0, "seed": 1, "progress": False}
+    with pytest.raises(NotFinite):
+        fp.sample(site, fp.models.normal_prior(1), dynamics=fp.ZigZag(), **settings)

@@ -9,7 +9,7 @@ from fedpdmc.console.warnings import warn
 from fedpdmc.sampling.defaults import Method
 
 # Rounds above which a warning is given, and the factor by which an estimate must have grown for another warning.
-MANY_ROUNDS, GROWN = 500.0, 4.0
+MANY_ROUNDS, GROWN = 100.0, 4.0
 # In the reason for which Zig-Zag is chosen where a density has a flat tail.
 FLAT_TAIL = "per standard deviation in its tail"
 HORSESHOE = (
