@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,23 +45,9 @@ def mapped(function: Callable, library: bool | None = None) -> Callable:
 
 
 def calls_library(function: Callable, *args: Any) -> bool:
-    """Whether a function of such arguments calls LAPACK. Remembered for functions that can be hashed."""
-    leaves, structure = jax.tree.flatten(args)
-    shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    try:
-        return _remembered(function, structure, shapes)
-    except TypeError:
-        return _calls_library(function, structure, shapes)
-
-
-def _calls_library(function: Callable, structure: Any, shapes: tuple) -> bool:
-    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-    return any(
-        name in LIBRARY for name in _names(jax.make_jaxpr(function)(*jax.tree.unflatten(structure, leaves)).jaxpr)
-    )
-
-
-_remembered = functools.lru_cache(maxsize=64)(_calls_library)
+    """Whether a function of such arguments calls LAPACK."""
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), args)
+    return any(name in LIBRARY for name in _names(jax.make_jaxpr(function)(*like).jaxpr))
 
 
 def _names(jaxpr: core.Jaxpr) -> Iterator[str]:

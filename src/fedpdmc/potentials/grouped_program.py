@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedpdmc._jax.mapped import mapped
+from fedpdmc._jax.mapped import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.enclosures import smoothed
 from fedpdmc.potentials.enclosed_rates import rate_cell
@@ -98,9 +98,12 @@ class GroupedRemainder(PrivateRemainder):
         """``R(a, ζ)`` of one chain."""
         return smoothed(self._own)(a, zeta) - self.control.value(a)
 
+    def _calls_library(self, a, zeta) -> bool:
+        return calls_library(self._own, a[0], zeta[0])
+
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``, backward."""
-        return mapped(jax.grad(self.energy))(a, zeta)
+        return mapped(jax.grad(self.energy), self._calls_library(a, zeta))(a, zeta)
 
     def cell(self, a, v, zeta, room):
         """The rate on a cell, from enclosures of the losses."""
@@ -125,7 +128,7 @@ class GroupedRemainder(PrivateRemainder):
             change = self._weights(a, new, shift, wide) - self._weights(a, old, shift, wide)
             return jnp.where((logarithm(1 - decided) < change)[:, None], new, old).reshape(-1)
 
-        return mapped(one)(a, zeta, u.T)
+        return mapped(one, self._calls_library(a, zeta))(a, zeta, u.T)
 
     def _weights(self, a, zeta, shift, wide) -> Float[Array, " G"]:
         """Log of target over proposal, by group."""

@@ -181,7 +181,7 @@ class ProgramRemainder(PrivateRemainder):
 
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``."""
-        return mapped(lambda one, held: self._at(held).gradient(one))(a, zeta)
+        return mapped(lambda one, held: self._at(held).gradient(one), self.program.calls_library)(a, zeta)
 
     def cell(self, a, v, zeta, room):
         """The rate on a cell, from enclosures of the program."""
@@ -214,7 +214,7 @@ class ProgramRemainder(PrivateRemainder):
             accepted = jnp.isfinite(change) & (logarithm(1 - u[1]) < change)
             return jnp.where(accepted, at, zeta)
 
-        return mapped(one)(a, zeta, u.T)
+        return mapped(one, self.program.calls_library)(a, zeta, u.T)
 
     def to_z(self, a, zeta):
         """The latents."""
