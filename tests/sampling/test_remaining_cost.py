@@ -39,7 +39,10 @@ def test_much_is_warned_of_once_and_again_when_it_has_grown():
     estimate = CostEstimate("Do this.")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert estimate.tell(99.0, None, "an ESS of 10") == "about 99 rounds to an ESS of 10"
+        assert estimate.tell(499.0, None, "an ESS of 10") == "about 499 rounds to an ESS of 10"
+        CostEstimate("Do this.", usual_chains=True).tell(99.0, None, "an ESS of 10")
+    with pytest.warns(UserWarning, match="about 101 rounds"):
+        CostEstimate("Do this.", usual_chains=True).tell(101.0, None, "an ESS of 10")
     with pytest.warns(
         UserWarning, match=r"will take about 600 rounds and 1:10 more, to an ESS of 10\. .* Do this\."
     ) as told:

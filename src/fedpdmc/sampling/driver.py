@@ -82,7 +82,7 @@ class Sampler:
         watched = method.few_rounds and self.pace is None and method.mixture is None
         remedy = LATENT_REMEDY if any(site.latents for site in method.sites) else REMEDY
         self.distance = Distance(method.chains, method.dim, remedy) if watched else None
-        self.estimate = CostEstimate(remedies(method))
+        self.estimate = CostEstimate(remedies(method), method.open_chains)
         flow = method.dynamics.flow
         origin = -burn_in if method.dynamics.turns else None
         self.store: Store = SkeletonStore(flow, origin=origin) if keep == "skeleton" else DrawStore(flow)

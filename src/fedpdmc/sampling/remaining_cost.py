@@ -8,8 +8,9 @@ from fedpdmc.console.screens import clock
 from fedpdmc.console.warnings import warn
 from fedpdmc.sampling.defaults import Method
 
-# Rounds above which a warning is given, and the factor by which an estimate must have grown for another warning.
-MANY_ROUNDS, GROWN = 100.0, 4.0
+# Rounds above which a warning is given, those where the package chose the number of chains so that rounds are few, and the
+# factor by which an estimate must have grown for another warning.
+MANY_ROUNDS, MANY_WITH_USUAL_CHAINS, GROWN = 500.0, 100.0, 4.0
 # In the reason for which Zig-Zag is chosen where a density has a flat tail.
 FLAT_TAIL = "per standard deviation in its tail"
 HORSESHOE = (
@@ -62,10 +63,13 @@ class CostEstimate:
     ----------
     remedies : str or None
         What to do about many rounds; None: no warning.
+    usual_chains : bool
+        Whether the package chose the number of chains.
     """
 
-    def __init__(self, remedies: str | None):
+    def __init__(self, remedies: str | None, usual_chains: bool = False):
         self.remedies, self._told = remedies, 0.0
+        self._many = MANY_WITH_USUAL_CHAINS if usual_chains else MANY_ROUNDS
 
     def tell(self, rounds: float, seconds: float | None, goal: str, far: bool = False) -> str:
         """The text for the progress display; gives a warning first if the cost is high.
@@ -75,7 +79,7 @@ class CostEstimate:
         takes = f"about {rounds:,.0f} rounds" + ("" if seconds is None else f" and {clock(seconds)}")
         if far:
             takes = f"at least {takes}"
-        if self.remedies is not None and rounds > GROWN * self._told and (far or rounds > MANY_ROUNDS):
+        if self.remedies is not None and rounds > GROWN * self._told and (far or rounds > self._many):
             self._told = rounds
             warn(f"This will take {takes} more, to {goal}. Its draws are exact all the same. {self.remedies}")
         return f"{takes} to {goal}"
