@@ -40,9 +40,9 @@ def test_much_is_warned_of_once_and_again_when_it_has_grown():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert estimate.tell(499.0, None, "an ESS of 10") == "about 499 rounds to an ESS of 10"
-        CostEstimate("Do this.", usual_chains=True).tell(99.0, None, "an ESS of 10")
-    with pytest.warns(UserWarning, match="about 101 rounds"):
-        CostEstimate("Do this.", usual_chains=True).tell(101.0, None, "an ESS of 10")
+        CostEstimate("Do this.", usual_chains=True).tell(59.0, None, "an ESS of 10")
+    with pytest.warns(UserWarning, match="about 61 rounds"):
+        CostEstimate("Do this.", usual_chains=True).tell(61.0, None, "an ESS of 10")
     with pytest.warns(
         UserWarning, match=r"will take about 600 rounds and 1:10 more, to an ESS of 10\. .* Do this\."
     ) as told:
@@ -51,6 +51,10 @@ def test_much_is_warned_of_once_and_again_when_it_has_grown():
     assert len(told) == 1
     with pytest.warns(UserWarning, match="about 3,000 rounds"):
         estimate.tell(3000.0, None, "an ESS of 10")
+    slow = CostEstimate("Do this.", usual_chains=True)
+    slow.burn_in = 50
+    with pytest.warns(UserWarning, match=r"about 20 rounds more, to an ESS of 10, after 50 for the burn-in\."):
+        slow.tell(20.0, None, "an ESS of 10")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         CostEstimate(None).tell(1e6, 1e6, "an ESS of 10")

@@ -140,6 +140,7 @@ class Sampler:
                 self.distance.deciding = False
         except Unsuitable as found:
             return self._instead(str(found)).burn_in(progress, duration, ess)
+        self.estimate.burn_in = self.engine.rounds
         return self
 
     def to_length(self, duration: float | None, ess: float | None, progress: bool) -> Posterior:

@@ -10,7 +10,7 @@ from fedpdmc.sampling.defaults import Method
 
 # Rounds above which a warning is given, those where the package chose the number of chains so that rounds are few, and the
 # factor by which an estimate must have grown for another warning.
-MANY_ROUNDS, MANY_WITH_USUAL_CHAINS, GROWN = 500.0, 100.0, 4.0
+MANY_ROUNDS, MANY_WITH_USUAL_CHAINS, GROWN = 500.0, 60.0, 4.0
 # In the reason for which Zig-Zag is chosen where a density has a flat tail.
 FLAT_TAIL = "per standard deviation in its tail"
 HORSESHOE = (
@@ -65,10 +65,16 @@ class CostEstimate:
         What to do about many rounds; None: no warning.
     usual_chains : bool
         Whether the package chose the number of chains.
+
+    Attributes
+    ----------
+    burn_in : int
+        Rounds of the burn-in, which count as cost too.
     """
 
     def __init__(self, remedies: str | None, usual_chains: bool = False):
         self.remedies, self._told = remedies, 0.0
+        self.burn_in = 0
         self._many = MANY_WITH_USUAL_CHAINS if usual_chains else MANY_ROUNDS
 
     def tell(self, rounds: float, seconds: float | None, goal: str, far: bool = False) -> str:
@@ -79,7 +85,9 @@ class CostEstimate:
         takes = f"about {rounds:,.0f} rounds" + ("" if seconds is None else f" and {clock(seconds)}")
         if far:
             takes = f"at least {takes}"
-        if self.remedies is not None and rounds > GROWN * self._told and (far or rounds > self._many):
-            self._told = rounds
-            warn(f"This will take {takes} more, to {goal}. Its draws are exact all the same. {self.remedies}")
+        whole = rounds + self.burn_in
+        if self.remedies is not None and whole > GROWN * self._told and (far or whole > self._many):
+            self._told = whole
+            after = f", after {self.burn_in} for the burn-in" if self.burn_in > rounds else ""
+            warn(f"This will take {takes} more, to {goal}{after}. Its draws are exact all the same. {self.remedies}")
         return f"{takes} to {goal}"
