@@ -280,7 +280,7 @@ class Program(Potential):
             slack = jnp.max(found.error) / jnp.maximum(jnp.max(jnp.abs(velocity)), 1e-300)
             return Field(self._gradient(at), found.slope, 2 * worst, reach, slack)
 
-        return jax.vmap(one)(a, v)
+        return mapped(one, self.calls_library)(a, v)
 
 
 def path(rotating: bool, a: Float[Array, " d"], v: Float[Array, " d"]) -> tuple[Series, Series]:
