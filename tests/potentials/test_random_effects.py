@@ -131,6 +131,35 @@ def test_polynomials_of_cells_hold_the_rate(family, effects, bend):
         assert float(jnp.max(jnp.abs(rate - cell.polynomial(s)) - cell.error)) <= 0
 
 
+@pytest.mark.parametrize(("family", "effects", "bend"), CASES)
+@double_precision
+def test_a_site_padded_to_the_size_of_another_has_its_own_rates_and_moves(family, effects, bend):
+    """Records that fill several blocks, some of them padding alone, and groups that are padding."""
+    model, x = grouped(family, effects, bend, sizes=(20, 1, 16))
+    wider = model.padded(128, 5)
+    (part, *_), (other, *_) = remainder(model, x), remainder(wider, x)
+    a, v, zeta = states(part, chains=16)
+    own, more, used = model.present.shape[0], wider.present.shape[0], model.groups
+    assert more > own
+
+    def placed(values, width, fill):
+        """Of some groups, groups first."""
+        grown = jnp.full((more * width, *values.shape[1:]), fill)
+        return grown.at[: used * width].set(values[: used * width])
+
+    latents = placed(zeta.T, effects, 0.3).T
+    cell, wide = (one.cell(a, v, at, jnp.full(16, 0.5)) for one, at in ((part, zeta), (other, latents)))
+    np.testing.assert_allclose(cell.length, wide.length, rtol=1e-9)
+    np.testing.assert_allclose(cell.values, wide.values, atol=1e-9)
+    np.testing.assert_allclose(part.gradients(a, zeta), other.gradients(a, latents), atol=1e-9)
+    u = jnp.asarray(np.random.default_rng(4).random((part.chances, 16)))
+    chosen, decided, drawn = u[:own], u[own : 2 * own], u[2 * own :]
+    again = jnp.concatenate([placed(chosen, 1, 0.5), placed(decided, 1, 0.5), placed(drawn, effects, 0.5)])
+    moved, grown = part.kernel(a, zeta, u), other.kernel(a, latents, again)
+    assert np.any(np.asarray(moved != zeta)[:, : used * effects])
+    np.testing.assert_allclose(moved[:, : used * effects], grown[:, : used * effects], atol=1e-9)
+
+
 @pytest.mark.parametrize("effects", [1, pytest.param(2, marks=pytest.mark.long)])
 @double_precision
 def test_the_kernel_leaves_the_conditional_invariant(effects):

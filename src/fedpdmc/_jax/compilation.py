@@ -16,6 +16,9 @@ T = TypeVar("T")
 # Wide vectors pay in long loops over chains and records; processors without them ignore it.
 OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 
+# A third less to compile: each loop is made as it is, not by way of a language of loops. Vectors of exponentials are slower.
+QUICK = {"xla_cpu_use_fusion_emitters": False}
+
 # Whole loops are handed to a GPU as graphs, so that they go on without the host. Where they cannot be, they run as usual.
 GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
@@ -26,12 +29,12 @@ GRAPHS = {
 FEW_CHAINS = 8
 
 
-def compiled(function: Callable[..., T], graphs: bool = False) -> Callable[..., T]:
+def compiled(function: Callable[..., T], graphs: bool = False, quickly: bool = False) -> Callable[..., T]:
     """Compile with the package's options: the same for all that walks or plans, so that the bits are the same too.
 
-    ``graphs``: loops are graphs of a GPU.
+    ``graphs``: loops are graphs of a GPU. ``quickly``: for large programs that run for seconds.
     """
-    options = OPTIONS | GRAPHS if graphs else OPTIONS
+    options = OPTIONS | (GRAPHS if graphs else {}) | (QUICK if quickly else {})
     return eqx.filter_jit(function, compiler_options=options)  # type: ignore[call-overload]
 
 

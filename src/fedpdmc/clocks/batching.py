@@ -38,10 +38,19 @@ def in_lanes(step: Callable[[Any, Any, Any], Any], state: Any, path: Any, keys: 
         _, index = jax.lax.top_k(jnp.where(walk.done, jnp.iinfo(walk.passes.dtype).min, -walk.passes), lanes)
         index = jnp.where(walk.done[index], chains, index)
     else:
-        index = jnp.nonzero(~walk.done, size=lanes, fill_value=chains)[0]
+        index = first_of(~walk.done)[:lanes]
     some = gathered(index, (state, path, keys))
     some = eqx.tree_at(lambda s: s[0].walk.done, some, some[0].walk.done | (index >= chains))
     return scattered(index, state, some[0], step(*some))
+
+
+def first_of(which: Bool[Array, " C"]) -> Int[Array, " C"]:
+    """The places of these chains, in order; the number of chains in place of all others.
+
+    By a sort: the sums of ``jnp.nonzero`` are twenty kernels to compile.
+    """
+    chains = which.shape[0]
+    return jnp.sort(jnp.where(which, jnp.arange(chains), chains))
 
 
 def gathered(index: Int[Array, " L"], rows: S) -> S:
@@ -78,7 +87,7 @@ def in_turns(
     chains, count = which.shape[0], jnp.sum(which)
     lanes = lane_count(chains)
     # These chains first; all others are beyond the last row.
-    order = jnp.nonzero(which, size=chains + lanes, fill_value=chains)[0]
+    order = jnp.pad(first_of(which), (0, lanes), constant_values=chains)
 
     def some(carry):
         turn, out = carry

@@ -263,7 +263,7 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]):
 
     def propose(carry, chance):
         since, level, threshold, ceiling, hit, going = carry
-        target = level + exponentials(chance[0])
+        target = level + chance[0]
         inside = target < hazard[-1]
         place = jnp.clip(jnp.sum(hazard[1:] <= target, 0), 0, PARTS - 1)
         top = jnp.take_along_axis(ceilings, place[None], 0)[0]
@@ -276,7 +276,8 @@ def _candidate(cell: RateCell, u: Float[Array, "n C"]):
         return tuple(jnp.where(going, new, old) for new, old in zip(found, carry, strict=True)), None
 
     zeros, yes = jnp.zeros_like(part), jnp.ones(part.shape, bool)
-    chances = u.reshape(CANDIDATES, 2, -1)
+    waits, heights = jnp.moveaxis(u.reshape(CANDIDATES, 2, -1), 1, 0)
+    chances = jnp.stack([exponentials(waits), heights], 1)
     (since, _, threshold, ceiling, hit, going), _ = jax.lax.scan(
         propose, (zeros, zeros, zeros, zeros, ~yes, yes), chances
     )

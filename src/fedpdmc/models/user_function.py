@@ -8,13 +8,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc._jax.by_numpy import once
-from fedpdmc._jax.compilation import on_device
+from fedpdmc._jax.compilation import compiled, on_device
 from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.enclosures import not_finite_at
@@ -320,7 +319,7 @@ def _average(potential: Program | RandomEffects, x, spread, points, weights, cou
 
 
 # Effects are integrated out by many small steps, which NumPy is slow at.
-_averaged, _averaged_effects = once(_average), eqx.filter_jit(_average)
+_averaged, _averaged_effects = once(_average), compiled(_average, quickly=True)
 
 
 @double_precision

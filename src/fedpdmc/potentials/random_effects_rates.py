@@ -33,12 +33,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedpdmc._jax.compilation import computed_first
+from fedpdmc._jax.compilation import apart, computed_first
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.bent_coordinates import bent, enclosed, steepness, straight
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.forms_on_rotations import Forms, Reach
 from fedpdmc.potentials.grouped_families import STRIP, AnalyticFamily, softplus
+from fedpdmc.potentials.grouped_records import by_group, in_blocks, of_records
 from fedpdmc.potentials.informed_effects import FROM_PRIOR, Conditional, informed
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
@@ -167,17 +168,6 @@ class InformedRemainder(PrivateRemainder):
             energy = energy + 0.5 * s * s * jnp.sum(e * e, 1) - s * c * e[:, 0] * e[:, 1] - jnp.log(c)
         return z, jnp.sum(self.present[:, None] * energy, 0)
 
-    def _of_records(self, z):
-        """``w_i·z_g(i)``."""
-        return jnp.sum(self.effects[..., None] * z[self.index], 1)
-
-    def _by_group(self, values):
-        return jax.ops.segment_sum(values, self.index, self.present.shape[0], indices_are_sorted=True)
-
-    def _summed(self, values):
-        """Over records, in one loop with what computes them: a product of matrices takes three times as long."""
-        return jnp.sum(self.weight[:, None] * values, 0)
-
     def forms(self, a, v) -> Forms:
         """The linear forms of columns ``a``, ``v`` of shape (d, C)."""
         both, chains = jnp.concatenate([a, v], 1), a.shape[1]
@@ -190,30 +180,50 @@ class InformedRemainder(PrivateRemainder):
         return Forms._make([*found, control])
 
     def _along(self, forms: Forms, c, s, zeta):
-        """``v·∇_a R`` at the angle of the rotation with this cosine and sine (C,)."""
+        """``v·∇_a R`` at the angles of the rotation with these cosines and sines, of shape (P, C)."""
+        points, cosine, sine = c.shape[0], c.reshape(-1), s.reshape(-1)
 
         def of(form):
-            return form[0] * c + form[1] * s, form[1] * c - form[0] * s
+            one, other = (jnp.tile(part, points) for part in form)
+            return one * cosine + other * sine, other * cosine - one * sine
 
-        (eta, speed), (spread, moving), (m, dm) = of(forms.design), of(forms.spread), of(forms.slope)
+        (spread, moving), (m, dm) = of(forms.spread), of(forms.slope)
         (scale, dscale), (phi, dphi) = of(forms.scale), of(forms.turn)
         spread, bend = self.spread[:, None] + spread, self.bend[..., None]
         at = bent(spread, bend), self.center[..., None] + m, self.turn + phi
-        drho = steepness(spread, bend) * moving
+        drho, zeta = steepness(spread, bend) * moving, jnp.tile(zeta, points)
         (z, _), (dz, energy) = jax.jvp(lambda rho, m, phi: self._effects(rho, m, phi, zeta), at, (drho, dm, dphi))
-        z, dz = computed_first((z, dz), self.index)
-        log_scale, y = self.log_scale + scale, self.response[:, None]
-        eta = self.offset[:, None] + eta + self._of_records(z)
-        total = self._summed(self.family.slope(eta, y, log_scale) * (speed + self._of_records(dz)))
+        z, dz = (x.reshape(*x.shape[:2], *c.shape) for x in computed_first((z, dz), self.index))
+        slopes = self._of_blocks(forms.design, (c, s), (z, dz), (self.log_scale + scale).reshape(c.shape))
+        total = slopes[0] + energy.reshape(c.shape)
         if self.family.scaled:
-            total = total + self._summed(self.family.scale_slope(eta, y, log_scale)) * dscale
+            total = total + slopes[1] * dscale.reshape(c.shape)
         cross, half, la, lv = forms.control
-        return total + energy - ((c * c - s * s) * cross + 2 * c * s * half + lv * c - la * s)
+        return total - ((c * c - s * s) * cross + 2 * c * s * half + lv * c - la * s)
+
+    def _of_blocks(self, design, turn, effects, log_scale):
+        """``Σ_i ∂ℓ/∂η_i η_i'``, and ``Σ_i ∂ℓ_i/∂log σ`` where the family has a scale."""
+
+        def block(cut, sums):
+            index, weights = cut(self.index), cut(self.effects)
+            offset, weight, y = (cut(x)[:, None, None] for x in (self.offset, self.weight, self.response))
+
+            def parts(p, q, c, s, z, dz, log_scale):
+                eta = offset + p * c + q * s + of_records(z, weights, index)
+                first = self.family.slope(eta, y, log_scale) * (q * c - p * s + of_records(dz, weights, index))
+                second = (self.family.scale_slope(eta, y, log_scale),) if self.family.scaled else ()
+                return tuple(weight * part for part in (first, *second))
+
+            form = (cut(part)[:, None] for part in design)
+            made = apart(parts, *form, *turn, *effects, log_scale, number=self.index)
+            return tuple(total + jnp.sum(part, 0) for total, part in zip(sums, made, strict=True))
+
+        return in_blocks(block, self.weight, (jnp.zeros_like(log_scale),) * (1 + self.family.scaled))
 
     def rates(self, a, v, zeta):
         """``v·∇_a R`` of columns ``a``, ``v`` of shape (d, C) and ``zeta`` (G, r, C), complex ones too."""
-        zero = jnp.zeros(a.shape[1])
-        return self._along(self.forms(a, v), zero + 1, zero, zeta)
+        zero = jnp.zeros((1, a.shape[1]))
+        return self._along(self.forms(a, v), zero + 1, zero, zeta)[0]
 
     def gradients(self, a, zeta):  # type: ignore[override]
         """``∇_a R``, backward."""
@@ -221,11 +231,14 @@ class InformedRemainder(PrivateRemainder):
         fixed, rho, m, s, phi = self._linear(a)
         steep = steepness(self.spread[:, None] + self._forms(a)[1], self.bend[..., None])
         (z, _), back = jax.vjp(lambda rho, m, phi: self._effects(rho, m, phi, columns), rho, m, phi)
-        eta, y = fixed + self._of_records(z), self.response[:, None]
+        eta, y = fixed + of_records(z, self.effects, self.index), self.response[:, None]
         slope = self.weight[:, None] * self.family.slope(eta, y, s)
-        drho, dm, dphi = back((self._by_group(slope[:, None] * self.effects[..., None]), jnp.ones(a.shape[1])))
-        ds = self._summed(self.family.scale_slope(eta, y, s)) if self.family.scaled else jnp.zeros_like(dphi)
-        every = jnp.concatenate([slope, steep * drho, dm.reshape(-1, dm.shape[-1]), ds[None], dphi[None]])
+        by_effect = by_group(slope[:, None] * self.effects[..., None], self.index, self.present.shape[0])
+        drho, dm, dphi = back((by_effect, jnp.ones(a.shape[1])))
+        scale = self.weight[:, None] * self.family.scale_slope(eta, y, s) if self.family.scaled else jnp.zeros_like(eta)
+        every = jnp.concatenate(
+            [slope, steep * drho, dm.reshape(-1, dm.shape[-1]), jnp.sum(scale, 0)[None], dphi[None]]
+        )
         return (self.rows.T @ every - self.control.precision @ a - self.control.linear[:, None]).T
 
     def cell(self, a, v, zeta, room):
@@ -234,11 +247,9 @@ class InformedRemainder(PrivateRemainder):
         length, error = self._longest(self.reach(forms), jnp.abs(columns), room)
         angle = 0.5 * length * (1 + jnp.asarray(chebyshev_nodes(POINTS))[:, None])
 
-        # The compiler would repeat a cosine that is taken within the loop for every record.
-        def at(turn):
-            return self._along(forms, turn[0], turn[1], columns)
-
-        return RateCell(length, jax.lax.map(at, (jnp.cos(angle), jnp.sin(angle))), error)
+        # The compiler would repeat a cosine that is not computed first for every record.
+        turn = computed_first((jnp.cos(angle), jnp.sin(angle)), self.index)
+        return RateCell(length, self._along(forms, *turn, columns), error)
 
     def reach(self, forms: Forms) -> Reach:
         """Amplitudes along the rotation."""
@@ -358,9 +369,15 @@ class InformedRemainder(PrivateRemainder):
         new = jnp.where((chosen < FROM_PRIOR)[:, None], wide * standard - shift, standard)
         # One program for both.
         z, own = jax.vmap(lambda zeta: self._proposed(rho, m, phi, zeta, shift, wide))(jnp.stack([new, old]))
-        eta, before = (fixed + self._of_records(one) for one in z)
-        loss = self.weight[:, None] * self.family.change(eta, before, self.response[:, None], s)
-        accepted = logarithm(1 - decided) < own[1] - own[0] - self._by_group(loss)
+
+        def block(cut, loss):
+            index, weights = cut(self.index), cut(self.effects)
+            eta, before = (cut(fixed) + of_records(one, weights, index) for one in z)
+            change = self.family.change(eta, before, cut(self.response)[:, None], s)
+            return loss + by_group(cut(self.weight)[:, None] * change, index, groups)
+
+        loss = in_blocks(block, self.weight, jnp.zeros_like(chosen))
+        accepted = logarithm(1 - decided) < own[1] - own[0] - loss
         return jnp.where(accepted[:, None], new, old).reshape(groups * r, -1).T
 
     def _proposed(self, rho, m, phi, zeta, shift, wide):

@@ -30,6 +30,8 @@ KNOT_BYTES, WIDE_KNOT_BYTES = 2**24, 2**28
 MOST_ITERATIONS = 1e9
 
 _run_chunk = compiled(run_chunk)
+# Programs with private latents are large, and in them the records' exponentials are a small part of the work.
+_run_chunk_of_latents = compiled(run_chunk, quickly=True)
 
 
 @once
@@ -65,7 +67,8 @@ class CompiledEngine(Engine):
         row_bytes = chains * self._knots_per_row * (9 + 8 * dim + velocities)
         room = KNOT_BYTES if jax.default_backend() == "cpu" else WIDE_KNOT_BYTES
         self.rows = int(np.clip(room // row_bytes, 4, 2**15))
-        self.limit, self._compiled = min(16, self.rows), False
+        # The first chunk is one iteration, so that progress is shown as soon as the chains move.
+        self.limit, self._compiled = 1, False
         # Serial exchanges: in a round every chain that has not reached the end of the block sends one plan.
         self.rounds = 0
         # Of each site: exchanges that it took part in, and plans of single chains that it was sent.
@@ -92,7 +95,8 @@ class CompiledEngine(Engine):
 
     def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:
         """Some iterations."""
-        self.progress, record, used = _run_chunk(
+        run = _run_chunk_of_latents if self.federation.has_latents else _run_chunk
+        self.progress, record, used = run(
             self.federation.groups, self.coordinator, self.keys, self.progress, until, limit, self.rows
         )
         return record, used
