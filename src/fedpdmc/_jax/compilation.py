@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,7 +17,7 @@ T = TypeVar("T")
 # Wide vectors pay in long loops over chains and records; processors without them ignore it.
 OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 
-# A third less to compile: each loop is made as it is, not by way of a language of loops. Vectors of exponentials are slower.
+# A third less to compile, where the compiler has this option; vectors of exponentials are slower.
 QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 # Whole loops are handed to a GPU as graphs, so that they go on without the host. Where they cannot be, they run as usual.
@@ -34,8 +35,25 @@ def compiled(function: Callable[..., T], graphs: bool = False, quickly: bool = F
 
     ``graphs``: loops are graphs of a GPU. ``quickly``: for large programs that run for seconds.
     """
-    options = OPTIONS | (GRAPHS if graphs else {}) | (QUICK if quickly else {})
-    return eqx.filter_jit(function, compiler_options=options)  # type: ignore[call-overload]
+    options = OPTIONS | (GRAPHS if graphs else {})
+    if not quickly:
+        return eqx.filter_jit(function, compiler_options=options)  # type: ignore[call-overload]
+
+    @functools.cache
+    def made() -> Callable[..., T]:
+        quick = QUICK if _has(*QUICK.items()) else {}
+        return eqx.filter_jit(function, compiler_options=options | quick)  # type: ignore[call-overload]
+
+    return functools.wraps(function)(lambda *args: made()(*args))
+
+
+def _has(*options: tuple[str, Any]) -> bool:
+    """Whether this version of the compiler has these options."""
+    try:
+        jax.jit(lambda x: x, compiler_options=dict(options)).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"]) -> T:
