@@ -71,7 +71,7 @@ def test_how_chunks_are_cut_changes_no_bit(monkeypatch):
 def test_chunks_that_run_ahead_change_no_bit(monkeypatch, filled):
     whole = run()
     monkeypatch.setattr(LockstepEngine, "_runs_ahead", True)
-    monkeypatch.setattr("fedpdmc.sampling.engines.lockstep_blocks._filled_share", lambda: filled)
+    monkeypatch.setattr("fedpdmc.sampling.engines.accelerator_memory.filled_share", lambda: filled)
     monkeypatch.setattr(CompiledEngine, "_pace", lambda self, seconds, used: setattr(self, "limit", 3))
     ahead = run()
     assert ahead._run.engine._ahead is not None

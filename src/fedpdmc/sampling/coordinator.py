@@ -23,13 +23,11 @@ from fedpdmc.dynamics.walls import Walls
 from fedpdmc.plan import Arrival, Plan, TurnSchedule
 from fedpdmc.potentials import Potential, ScaleMixture
 from fedpdmc.sampling.by_chain import scan_segments, where_chains
+from fedpdmc.sampling.plan_horizon import plan_horizon
 from fedpdmc.sampling.prior_shares import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 
-# A plan is this many times as long as the mean time between site events so far: e⁻⁴ of plans end without one. It
-# starts from the pace of the paper's logistic regression: one event in twenty units of time.
-MARGIN, USUAL_EVENTS, USUAL_TIME = 4.0, 1.0, 20.0
 # How often the scales of a prior are renewed by dynamics that have no refreshment.
 RENEWAL_RATE = 1.0
 
@@ -172,14 +170,8 @@ class Coordinator(eqx.Module):
         return potential if isinstance(potential, ScaleMixture) else None
 
     def reach(self, state: State) -> Float[Array, " C"]:
-        """The horizon of a plan of several segments: long enough that most plans end in an event of a site.
-
-        ``H = 4 (t + 20)/(n + 1)`` after n events in t units of the chain's own time: beyond that a site walks, and is
-        sent, what will hardly be used. It depends on the chain's own past alone, so it is exact, and it does not depend on
-        the other chains of the run.
-        """
-        ran = state.t - self.begin + USUAL_TIME
-        return MARGIN * ran / (state.site_events + USUAL_EVENTS)
+        """The horizon of a plan of several segments."""
+        return plan_horizon(state.t - self.begin, state.site_events)
 
     def plan_ahead(self, state: State, keys: PublicKeys, until: Float[Array, "*C"]) -> Itinerary:
         """Simulate the public events from the present state, up to ``until`` or to the last segment that fits.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.enclosures.continuity.branches_meet import jump_of
 from fedpdmc.enclosures.continuity.decision_trees import (
     MOST_LEAVES,
     Choice,
@@ -16,7 +17,6 @@ from fedpdmc.enclosures.continuity.decision_trees import (
     Value,
     apply,
     as_terms,
-    jump_of,
     key,
     leaves_of,
     pruned,

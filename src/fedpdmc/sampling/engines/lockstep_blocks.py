@@ -15,12 +15,10 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.results.skeleton import Chunk
 from fedpdmc.sampling.coordinator import State
 from fedpdmc.sampling.engines import lockstep
+from fedpdmc.sampling.engines.accelerator_memory import knots_in_memory
 from fedpdmc.sampling.engines.chunked import CompiledEngine
 from fedpdmc.sampling.engines.event_buffer import Record
 from fedpdmc.sampling.engines.faults import raise_faults
-
-# The share of an accelerator's memory above which knots go to the host at once.
-MOST_FILLED = 0.5
 
 _begin_block = compiled(lockstep.begin_block)
 
@@ -91,8 +89,7 @@ class LockstepEngine(CompiledEngine):
     def _knots(self, record: Record, used: int) -> Chunk:
         if not self._runs_ahead:
             return record.chunk(used)
-        knots = record.on_device(used)
-        return knots.on_host() if _filled_share() > MOST_FILLED else knots
+        return knots_in_memory(record.on_device(used))
 
     def _dispatched(self, until, limit):
         return _run_chunk(
@@ -135,9 +132,3 @@ class LockstepEngine(CompiledEngine):
     def violations(self) -> np.ndarray:
         """None: every bound is proved."""
         return self._before[1]
-
-
-def _filled_share() -> float:
-    """The share of the accelerator's memory that is in use."""
-    found = jax.local_devices()[0].memory_stats()
-    return found["bytes_in_use"] / found["bytes_limit"] if found else 1.0
