@@ -9,11 +9,11 @@ from jaxtyping import Array, Bool, Float
 
 from fedpdmc._jax.random_streams import uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
-from fedpdmc.clocks.batching import served
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes.base import MOST_ADDED, IntervalEnvelope, IntervalRates
 from fedpdmc.clocks.envelopes.second_order import signed_rates
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance, judged
+from fedpdmc.clocks.unfinished_chains import served
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Program
 

@@ -28,8 +28,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import ChainKeys, exponentials, normals, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, unit
-from fedpdmc.clocks.batching import enough, in_turns
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged
+from fedpdmc.clocks.unfinished_chains import enough, in_turns
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials.chebyshev import to_bernstein
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell

@@ -8,11 +8,11 @@ from jaxtyping import Array, Bool, Float
 
 from fedpdmc._jax.random_streams import uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
-from fedpdmc.clocks.batching import in_lanes, served
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes.base import PointEnvelope, cell_length
 from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, RateBound, evaluate
 from fedpdmc.clocks.path import FINE, VIOLATED, Path, Walk, advance, judged
+from fedpdmc.clocks.unfinished_chains import in_lanes, served
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import normals
+from fedpdmc.dynamics.flips_and_reflections import flipped, reflected
 from fedpdmc.dynamics.flows import Flow
 from fedpdmc.dynamics.turns import QUARTER_TURNS
 from fedpdmc.errors import InputError
@@ -54,9 +55,7 @@ class Dynamics(eqx.Module):
 
     def jump(self, v: Float[Array, "C d"], mark: Int[Array, " C"] | Float[Array, "C d"]) -> Float[Array, "C d"]:
         """The velocity after a jump with this mark: an involution that keeps the velocity's law."""
-        if self.flips:
-            return jnp.where(jnp.arange(v.shape[-1]) == mark[:, None], -v, v)
-        return v - 2 * jnp.sum(v * mark, -1, keepdims=True) * mark
+        return flipped(v, mark) if self.flips else reflected(v, mark)
 
 
 def rate(name: str, value: Any) -> float:

@@ -21,10 +21,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import exponentials, normals, uniforms
-from fedpdmc.clocks.batching import gathered
 from fedpdmc.clocks.dense import DenseClock, decide, is_poor, second_order_candidate
 from fedpdmc.clocks.dense_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.path import FINE
+from fedpdmc.clocks.unfinished_chains import gathered
 from fedpdmc.dynamics import QUARTER, Turn
 from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
 from fedpdmc.potentials.dense_rates import Curves, cosine_and_sine

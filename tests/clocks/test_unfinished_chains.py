@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.support import DYNAMICS
 
-from fedpdmc.clocks.batching import in_lanes, lane_count
 from fedpdmc.clocks.path import Walk
+from fedpdmc.clocks.unfinished_chains import in_lanes, lane_count
 
 CHAINS = 40
 
