@@ -11,8 +11,9 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import PublicDraws, assess_site
+from fedpdmc.assessment.average_effects import effects
 from fedpdmc.assessment.outcome import Outcome
-from fedpdmc.assessment.predict import effects, predict
+from fedpdmc.assessment.predict import predict
 from fedpdmc.assessment.predictive_checks import censoring_times
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites

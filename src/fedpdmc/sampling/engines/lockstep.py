@@ -2,9 +2,9 @@
 
 A piece ends at a refreshment, at the end of the block, at its longest length or at a candidate. One product with the
 records of all sites gives their rates along the pieces of all chains (`fedpdmc.potentials.dense_rates`), and one stream
-of candidates serves the superposed clocks (`fedpdmc.clocks.dense_candidates`). The few chains whose candidates the curves
-do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the end of
-the block.
+of candidates serves the superposed clocks (`fedpdmc.clocks.superposed_candidates`). The few chains whose candidates the
+curves do not reject are gathered, and the records of their sites decide in 64 bits. No chain waits for another before the
+end of the block.
 
 Plans are not made here, since sites and coordinator are one program, but they are counted as `Coordinator.plan_ahead` would
 cut them: a plan ends with the event of a site, after its last segment, or where it reaches.
@@ -22,8 +22,8 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import exponentials, normals, uniforms
 from fedpdmc.clocks.dense import DenseClock, decide, is_poor, second_order_candidate
-from fedpdmc.clocks.dense_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.path import FINE
+from fedpdmc.clocks.superposed_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.unfinished_chains import gathered
 from fedpdmc.dynamics import QUARTER, Turn
 from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
