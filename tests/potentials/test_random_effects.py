@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,14 +149,14 @@ def test_a_site_padded_to_the_size_of_another_has_its_own_rates_and_moves(family
         return grown.at[: used * width].set(values[: used * width])
 
     latents = placed(zeta.T, effects, 0.3).T
-    cell, wide = (one.cell(a, v, at, jnp.full(16, 0.5)) for one, at in ((part, zeta), (other, latents)))
-    np.testing.assert_allclose(cell.length, wide.length, rtol=1e-9)
-    np.testing.assert_allclose(cell.values, wide.values, atol=1e-9)
-    np.testing.assert_allclose(part.gradients(a, zeta), other.gradients(a, latents), atol=1e-9)
-    u = jnp.asarray(np.random.default_rng(4).random((part.chances, 16)))
+    compiled = eqx.filter_jit(lambda one, at, u: (one.cell(a, v, at, room), one.gradients(a, at), one.kernel(a, at, u)))
+    room, u = jnp.full(16, 0.5), jnp.asarray(np.random.default_rng(4).random((part.chances, 16)))
     chosen, decided, drawn = u[:own], u[own : 2 * own], u[2 * own :]
     again = jnp.concatenate([placed(chosen, 1, 0.5), placed(decided, 1, 0.5), placed(drawn, effects, 0.5)])
-    moved, grown = part.kernel(a, zeta, u), other.kernel(a, latents, again)
+    (cell, gradients, moved), (wide, others, grown) = compiled(part, zeta, u), compiled(other, latents, again)
+    np.testing.assert_allclose(cell.length, wide.length, rtol=1e-9)
+    np.testing.assert_allclose(cell.values, wide.values, atol=1e-9)
+    np.testing.assert_allclose(gradients, others, atol=1e-9)
     assert np.any(np.asarray(moved != zeta)[:, : used * effects])
     np.testing.assert_allclose(moved[:, : used * effects], grown[:, : used * effects], atol=1e-9)
 
