@@ -30,7 +30,7 @@ KNOT_BYTES, WIDE_KNOT_BYTES = 2**24, 2**28
 MOST_ITERATIONS = 1e9
 
 _run_chunk = compiled(run_chunk)
-# Programs with private latents are large, and in them the records' exponentials are a small part of the work.
+# Programs with private latents are large, and sample as fast if they are compiled quickly.
 _run_chunk_of_latents = compiled(run_chunk, quickly=True)
 
 
