@@ -11,9 +11,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 from jax.core import Tracer
 from jax.extend import core
+
+from fedpdmc._jax.numpy_rules import PLAIN, ROWS, WITH_PARAMETERS
 
 T = TypeVar("T")
 
@@ -125,55 +126,85 @@ def _called(closed, args) -> list[np.ndarray]:
         return _run(closed.jaxpr, closed.consts, args)
 
 
-class _Steps(NamedTuple):
-    """Equations that are needed for the results, and after each the variables that no later one reads."""
+class _Step(NamedTuple):
+    """An operation, the slots that it reads and writes, and those that no later one reads."""
 
-    equations: list[Any]
-    over: list[list[Any]]
+    operation: Callable[[list[Any]], Any]
+    read: list[int]
+    written: list[int]
+    over: list[int]
+
+
+class _Steps(NamedTuple):
+    """The equations that the results need, on numbered slots: first constants and arguments, literals in place."""
+
+    slots: list[Any]
+    steps: list[_Step]
+    results: list[int]
 
 
 @functools.lru_cache(maxsize=4096)
 def _steps(jaxpr) -> _Steps:
     needed = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
-    equations, over = [], []
+    kept = []
     for equation in reversed(jaxpr.eqns):
         if not any(out in needed for out in equation.outvars):
             continue
         inputs = {atom for atom in equation.invars if not isinstance(atom, core.Literal)}
-        equations.append(equation)
-        over.append([*(inputs - needed), *(out for out in equation.outvars if out not in needed)])
+        kept.append((equation, [*(inputs - needed), *(out for out in equation.outvars if out not in needed)]))
         needed |= inputs
-    return _Steps(equations[::-1], over[::-1])
+    place = {atom: i for i, atom in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+    slots: list[Any] = [None] * len(place)
+
+    def slot(atom) -> int:
+        if isinstance(atom, core.Literal):
+            slots.append(np.asarray(atom.val))
+            return len(slots) - 1
+        if atom not in place:
+            place[atom] = len(slots)
+            slots.append(None)
+        return place[atom]
+
+    steps = [
+        _Step(_operation(e), [slot(x) for x in e.invars], [slot(x) for x in e.outvars], [slot(x) for x in over])
+        for e, over in reversed(kept)
+    ]
+    return _Steps(slots, steps, [slot(atom) for atom in jaxpr.outvars])
 
 
 def _run(jaxpr, consts, args) -> list[np.ndarray]:
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), map(np.asarray, (*consts, *args)), strict=True))
-
-    def read(atom):
-        return np.asarray(atom.val) if isinstance(atom, core.Literal) else known[atom]
-
-    for equation, over in zip(*_steps(jaxpr), strict=True):
-        found = _one(equation, [read(atom) for atom in equation.invars])
-        known.update(zip(equation.outvars, found, strict=True))
-        for atom in over:
-            known.pop(atom, None)
-    return [read(atom) for atom in jaxpr.outvars]
+    slots, steps, results = _steps(jaxpr)
+    known = [*map(np.asarray, (*consts, *args))]
+    known += slots[len(known) :]
+    for operation, read, written, over in steps:
+        for i, value in zip(written, operation([known[i] for i in read]), strict=True):
+            known[i] = value
+        for i in over:
+            known[i] = None
+    return [known[i] for i in results]
 
 
-def _one(equation, values):
-    name, params = equation.primitive.name, equation.params
+def _operation(equation) -> Callable[[list[Any]], Any]:
+    """The function of a list of arrays that an equation stands for, whose results are in a sequence."""
+    primitive, params = equation.primitive, equation.params
+    name = primitive.name
     if name in INNER:
-        return _inner(params[INNER[name]], values)
-    if name in PLAIN:
-        aval = equation.outvars[0].aval
-        return [np.asarray(PLAIN[name](*values), aval.dtype)]
-    if name in WITH_PARAMETERS:
-        return [np.asarray(WITH_PARAMETERS[name](*values, **params), equation.outvars[0].aval.dtype)]
+        return functools.partial(_inner, params[INNER[name]])
     if name in CONTROL:
-        return CONTROL[name](values, params)
-    if name in ROWS and (found := ROWS[name](*values, **params)) is not None:
-        return [np.asarray(found, equation.outvars[0].aval.dtype)]
-    return _by_jax(equation.primitive, values, params)
+        return lambda values: CONTROL[name](values, params)
+    dtype = getattr(equation.outvars[0].aval, "dtype", None) if equation.outvars else None
+    if name in PLAIN:
+        plain = PLAIN[name]
+        return lambda values: (np.asarray(plain(*values), dtype),)
+    if name in WITH_PARAMETERS:
+        function = functools.partial(WITH_PARAMETERS[name], **params)
+        return lambda values: (np.asarray(function(*values), dtype),)
+
+    def by_rows(values):
+        found = ROWS[name](*values, **params) if name in ROWS else None
+        return _by_jax(primitive, values, params) if found is None else (np.asarray(found, dtype),)
+
+    return by_rows
 
 
 def _inner(closed, values):
@@ -222,159 +253,4 @@ def _split(values, params):
     return np.split(values[0], np.cumsum(params["sizes"])[:-1], params["axis"])
 
 
-def _broadcast_in_dim(x, *, shape, broadcast_dimensions, **_):
-    whole = [1] * len(shape)
-    for axis, n in zip(broadcast_dimensions, x.shape, strict=True):
-        whole[axis] = n
-    return np.broadcast_to(x.reshape(whole), shape)
-
-
-def _dot_general(x, y, *, dimension_numbers, **_):
-    (left, right), (left_batch, right_batch) = dimension_numbers
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    one, other = [""] * x.ndim, [""] * y.ndim
-    for i, j in [*zip(left_batch, right_batch, strict=True), *zip(left, right, strict=True)]:
-        one[i] = other[j] = next(letters)
-    one, other = ([name or next(letters) for name in names] for names in (one, other))
-    kept = [one[i] for i in left_batch]
-    kept += [name for i, name in enumerate(one) if i not in (*left, *left_batch)]
-    kept += [name for j, name in enumerate(other) if j not in (*right, *right_batch)]
-    return np.einsum(f"{''.join(one)},{''.join(other)}->{''.join(kept)}", x, y, optimize=True)
-
-
-def _reduced(function, x, *, axes, **_):
-    return function(x, axis=tuple(axes))
-
-
-def _cumulated(function, x, *, axis, reverse):
-    return np.flip(function(np.flip(x, axis), axis), axis) if reverse else function(x, axis)
-
-
-def _select(which, *cases):
-    return np.where(which, cases[1], cases[0]) if which.dtype == bool else np.choose(which, cases)
-
-
-def _slice(x, *, start_indices, limit_indices, strides):
-    strides = strides or (1,) * x.ndim
-    return x[tuple(map(slice, start_indices, limit_indices, strides))]
-
-
-def _pad(x, filling, *, padding_config):
-    """``lax.pad``; negative padding removes entries."""
-    spread = [n + gap * max(n - 1, 0) for n, (_, _, gap) in zip(x.shape, padding_config, strict=True)]
-    found = np.full(
-        [max(low, 0) + n + max(high, 0) for n, (low, high, _) in zip(spread, padding_config, strict=True)], filling
-    )
-    own = [
-        slice(max(low, 0), max(low, 0) + n, gap + 1) for n, (low, _, gap) in zip(spread, padding_config, strict=True)
-    ]
-    found[tuple(own)] = x
-    kept = [
-        slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(found.shape, padding_config, strict=True)
-    ]
-    return found[tuple(kept)]
-
-
-def _dynamic_slice(x, *starts, slice_sizes):
-    corner = [int(np.clip(start, 0, n - size)) for start, n, size in zip(starts, x.shape, slice_sizes, strict=True)]
-    return x[tuple(slice(first, first + size) for first, size in zip(corner, slice_sizes, strict=True))]
-
-
-def _dynamic_update_slice(x, new, *starts):
-    corner = [int(np.clip(start, 0, n - size)) for start, n, size in zip(starts, x.shape, new.shape, strict=True)]
-    found = x.copy()
-    found[tuple(slice(first, first + size) for first, size in zip(corner, new.shape, strict=True))] = new
-    return found
-
-
-def _rows(index, count: int) -> np.ndarray | None:
-    """Numbers of rows from the indices of a gather or a scatter; None if one is outside."""
-    rows = index[..., 0]
-    return rows if rows.size == 0 or (rows.min() >= 0 and rows.max() < count) else None
-
-
-def _gather(x, index, *, dimension_numbers, slice_sizes, **_):
-    """``x[index]`` of whole rows; None for any other gather."""
-    numbers, first = dimension_numbers, index.ndim - 1
-    if (numbers.collapsed_slice_dims, numbers.start_index_map, numbers.operand_batching_dims) != ((0,), (0,), ()):
-        return None
-    if numbers.offset_dims != tuple(range(first, first + x.ndim - 1)) or slice_sizes != (1, *x.shape[1:]):
-        return None
-    rows = _rows(index, x.shape[0])
-    return None if rows is None else x[rows]
-
-
-def _scatter(function, x, index, new, *, dimension_numbers, **_):
-    """``function.at(x, index, new)`` of whole rows; None for any other scatter."""
-    numbers, first = dimension_numbers, index.ndim - 1
-    places = (numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims)
-    if places != ((0,), (0,), ()) or numbers.update_window_dims != tuple(range(first, new.ndim)):
-        return None
-    rows = _rows(index, x.shape[0])
-    if rows is None or new.shape[first:] != x.shape[1:]:
-        return None
-    found = x.copy()
-    function.at(found, rows, new)
-    return found
-
-
-def _polygamma(n, x):
-    return np.where(
-        n == 0, scipy.special.psi(x), (-1) ** (n + 1) * scipy.special.gamma(n + 1) * scipy.special.zeta(n + 1, x)
-    )
-
-
-def _logistic(x):
-    return np.where(x < 0, np.exp(np.minimum(x, 0)), 1.0) / (1 + np.exp(-np.abs(x)))
-
-
-PLAIN = {
-    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative,
-    "max": np.maximum, "min": np.minimum, "abs": np.abs, "sign": np.sign, "exp": np.exp, "log": np.log, "log1p": np.log1p,
-    "expm1": np.expm1, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
-    "logistic": _logistic, "erf": scipy.special.erf, "erfc": scipy.special.erfc, "square": np.square,
-    "is_finite": np.isfinite, "floor": np.floor, "ceil": np.ceil, "pow": np.power, "lt": np.less, "le": np.less_equal,
-    "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "copy": lambda x: x,
-    "stop_gradient": lambda x: x, "nextafter": np.nextafter, "select_n": _select,
-    "dynamic_update_slice": _dynamic_update_slice, "clamp": lambda lo, x, hi: np.clip(x, lo, hi),
-    "one_minus_square": lambda x: 1 - x * x, "lgamma": scipy.special.gammaln, "digamma": scipy.special.psi,
-    "polygamma": _polygamma, "zeta": scipy.special.zeta, "erf_inv": scipy.special.erfinv, "cbrt": np.cbrt, "tan": np.tan,
-    "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "exp2": np.exp2, "shift_left": np.left_shift,
-    "shift_right_logical": lambda x, y: (x.view(f"u{x.itemsize}") >> y.view(f"u{y.itemsize}")).view(x.dtype),
-    "shift_right_arithmetic": np.right_shift,
-}  # fmt: skip
-WITH_PARAMETERS = {
-    "broadcast_in_dim": _broadcast_in_dim, "dot_general": _dot_general, "slice": _slice, "dynamic_slice": _dynamic_slice,
-    "pad": _pad, "reshape": lambda x, *, new_sizes, **_: x.reshape(new_sizes),
-    "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
-    "transpose": lambda x, *, permutation: np.transpose(x, permutation),
-    "rev": lambda x, *, dimensions: np.flip(x, dimensions),
-    "stack": lambda *xs, axis, **_: np.stack(xs, axis),
-    "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension), "convert_element_type": lambda x, **_: x,
-    "integer_pow": lambda x, *, y: 1 / x**-y if y < 0 else x**y,
-    "reduce_sum": functools.partial(_reduced, np.sum), "reduce_max": functools.partial(_reduced, np.max),
-    "reduce_min": functools.partial(_reduced, np.min), "reduce_prod": functools.partial(_reduced, np.prod),
-    "reduce_and": functools.partial(_reduced, np.all), "reduce_or": functools.partial(_reduced, np.any),
-    "cumsum": functools.partial(_cumulated, np.cumsum), "cumprod": functools.partial(_cumulated, np.cumprod),
-    "iota": lambda *, shape, dimension, **_: np.indices(shape)[dimension],
-    "bitcast_convert_type": lambda x, *, new_dtype: x.view(new_dtype),
-    "argmax": lambda x, *, axes, **_: np.argmax(x, *axes), "argmin": lambda x, *, axes, **_: np.argmin(x, *axes),
-    "cummax": functools.partial(_cumulated, np.maximum.accumulate),
-}  # fmt: skip
-ROWS = {
-    "gather": _gather, "scatter-add": functools.partial(_scatter, np.add),
-    "scatter-max": functools.partial(_scatter, np.maximum), "scatter-min": functools.partial(_scatter, np.minimum),
-}  # fmt: skip
 CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "split": _split}
-
-
-def _logic(whole, single):
-    return lambda x, y: single(x, y) if x.dtype == bool else whole(x, y)
-
-
-PLAIN |= {
-    "div": lambda x, y: np.divide(x, y) if x.dtype.kind == "f" else (np.trunc(np.divide(x, y))),
-    "and": _logic(np.bitwise_and, np.logical_and), "or": _logic(np.bitwise_or, np.logical_or),
-    "xor": _logic(np.bitwise_xor, np.logical_xor), "not": lambda x: ~x,
-}  # fmt: skip

@@ -6,6 +6,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
 from fedpdmc.console.progress import showing
@@ -158,8 +159,9 @@ def sample(
         names=names, constraints=constraints,
     )  # fmt: skip
     with showing(progress):
-        chosen = suited(choose(wanted))
-        sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
+        with Uncollected():
+            chosen = suited(choose(wanted))
+            sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
         sampler.check_budget(0.0 if duration is None else float(duration))
         if sampler.burn_in_time > 0:
             sampler = sampler.burn_in(progress, duration, ess)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.progress import Tick
 from fedpdmc.errors import RunTooLong
@@ -93,6 +94,7 @@ class CompiledEngine(Engine):
         """No state of the sites is kept from one block to the next, so that a run can be continued between two blocks."""
         self.progress = dataclasses.replace(self.progress, requests=self._first_requests)
 
+    @Uncollected()
     def _run_chunk(self, until: Float[Array, ""], limit: Int[Array, ""]) -> tuple[Record, Int[Array, ""]]:
         """Some iterations."""
         run = _run_chunk_of_latents if self.federation.has_latents else _run_chunk

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import compiled
+from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.results.skeleton import Chunk
 from fedpdmc.sampling.coordinator import State
@@ -79,6 +80,7 @@ class LockstepEngine(CompiledEngine):
         self.progress = _begin_block(self.coordinator, self.keys, self.progress, jnp.asarray(float(until)))
         self._first = self.progress.number
 
+    @Uncollected()
     def _run_chunk(self, until, limit):
         self.progress, record, reached = self._ahead or self._dispatched(until, limit)
         if self._runs_ahead:
