@@ -42,6 +42,14 @@ def _branches(x):
     return lax.while_loop(lambda z: jnp.sum(z) < 9, lambda z: 1.5 * jnp.abs(z) + 0.1, low)
 
 
+def _along_axes(x):
+    """Gathers and scatters along the last, a middle and several axes, with places that repeat."""
+    cube, place = jnp.outer(x, x).reshape(3, 4, 3), jnp.asarray([2, 0, 2])
+    sums = jax.vmap(lambda rows: jax.ops.segment_sum(rows, jnp.asarray([1, 0, 1, 1]), 2))(cube)
+    both = cube.at[place, :, jnp.asarray([0, 1, 0])].add(cube[:, :, 0])
+    return cube[:, :, place], cube[place, :, place], sums, both, cube.at[:, 1, 2].set(0.1), jnp.diagonal(cube[:, :3])
+
+
 def _bits(x):
     bits = lax.bitcast_convert_type(x, jnp.uint64)
     return bits >> 12, (bits << 3) ^ bits, lax.bitcast_convert_type(bits | np.uint64(1), jnp.float64)
@@ -59,7 +67,7 @@ def _grouped(x):
     return *sums, sums[1][inside], table[index], jnp.take(table, index, axis=1, mode="clip"), table[:, inside % 2]
 
 
-@pytest.mark.parametrize("function", [_arithmetic, _indexed, _padded, _branches, _bits, _grouped])
+@pytest.mark.parametrize("function", [_arithmetic, _indexed, _padded, _branches, _bits, _grouped, _along_axes])
 def test_values_are_those_of_the_compiled_program(function):
     x = jnp.asarray(np.random.default_rng(1).normal(size=6))
     for found, right in zip(jax.tree.leaves(once(function)(x)), jax.tree.leaves(jax.jit(function)(x)), strict=True):

@@ -81,7 +81,7 @@ def on_device(x: ArrayLike) -> Array:
 
     ``jnp.asarray`` compiles a program for every shape, ten milliseconds each.
     """
-    return jax.device_put(np.asarray(x))
+    return x if isinstance(x, jax.Array) else jax.device_put(np.asarray(x))
 
 
 def computed_first(tree: T, number: Shaped[Array, " C"]) -> T:

@@ -7,6 +7,7 @@ for anything else.
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import scipy.special
@@ -77,35 +78,51 @@ def _dynamic_update_slice(x, new, *starts):
     return found
 
 
-def _rows(index, count: int) -> np.ndarray | None:
-    """Numbers of rows from the indices of a gather or a scatter; None if one is outside."""
-    rows = index[..., 0]
-    return rows if rows.size == 0 or (rows.min() >= 0 and rows.max() < count) else None
+def _places(index, axes, shape) -> tuple[np.ndarray, ...] | None:
+    """The indices along some axes of an array, of a gather or a scatter; None if one is outside."""
+    places = tuple(index[..., k] for k in range(len(axes)))
+    inside = all(p.size == 0 or (p.min() >= 0 and p.max() < shape[axis]) for p, axis in zip(places, axes, strict=True))
+    return places if inside else None
 
 
 def _gather(x, index, *, dimension_numbers, slice_sizes, **_):
-    """``x[index]`` of whole rows; None for any other gather."""
-    numbers, first = dimension_numbers, index.ndim - 1
-    if (numbers.collapsed_slice_dims, numbers.start_index_map, numbers.operand_batching_dims) != ((0,), (0,), ()):
+    """Entries of an array along some axes, whole along the others; None for any other gather."""
+    numbers, axes = dimension_numbers, dimension_numbers.start_index_map
+    whole = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
+    if numbers.operand_batching_dims or sorted(axes) != list(numbers.collapsed_slice_dims) or slice_sizes != whole:
         return None
-    if numbers.offset_dims != tuple(range(first, first + x.ndim - 1)) or slice_sizes != (1, *x.shape[1:]):
+    places = _places(index, axes, x.shape)
+    if places is None:
         return None
-    rows = _rows(index, x.shape[0])
-    return None if rows is None else x[rows]
+    found = np.moveaxis(x, axes, range(len(axes)))[places]
+    first = index.ndim - 1
+    return np.moveaxis(found, range(first, found.ndim), numbers.offset_dims)
 
 
 def _scatter(function, x, index, new, *, dimension_numbers, **_):
-    """``function.at(x, index, new)`` of whole rows; None for any other scatter."""
-    numbers, first = dimension_numbers, index.ndim - 1
-    places = (numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims)
-    if places != ((0,), (0,), ()) or numbers.update_window_dims != tuple(range(first, new.ndim)):
+    """``function.at`` along some axes of an array, whole along the others; None for any other scatter."""
+    numbers, axes = dimension_numbers, dimension_numbers.scatter_dims_to_operand_dims
+    rest = [n for axis, n in enumerate(x.shape) if axis not in axes]
+    if numbers.operand_batching_dims or sorted(axes) != list(numbers.inserted_window_dims):
         return None
-    rows = _rows(index, x.shape[0])
-    if rows is None or new.shape[first:] != x.shape[1:]:
+    places = _places(index, axes, x.shape)
+    if places is None or [new.shape[axis] for axis in numbers.update_window_dims] != rest:
         return None
-    found = x.copy()
-    function.at(found, rows, new)
+    first, found = index.ndim - 1, x.copy()
+    new = np.moveaxis(new, numbers.update_window_dims, range(first, new.ndim))
+    function.at(np.moveaxis(found, axes, range(len(axes))), places, new)
     return found
+
+
+class _Put:
+    """In place of a ufunc: replaces entries."""
+
+    at = staticmethod(np.ndarray.__setitem__)
+
+
+def _put(x, index, new, **params):
+    """Replace entries at one place; None for more, which may coincide."""
+    return _scatter(_Put, x, index, new, **params) if math.prod(index.shape[:-1]) == 1 else None
 
 
 def _polygamma(n, x):
@@ -153,7 +170,7 @@ WITH_PARAMETERS = {
     "cummax": functools.partial(_cumulated, np.maximum.accumulate),
 }  # fmt: skip
 ROWS = {
-    "gather": _gather, "scatter-add": functools.partial(_scatter, np.add),
+    "gather": _gather, "scatter": _put, "scatter-add": functools.partial(_scatter, np.add),
     "scatter-max": functools.partial(_scatter, np.maximum), "scatter-min": functools.partial(_scatter, np.minimum),
 }  # fmt: skip
 

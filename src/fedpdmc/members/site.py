@@ -124,6 +124,7 @@ class Site(Member):
         self.log = log
         self.model = None if isinstance(potential, Potential) else _model(potential, data, latent, budget)
         self._potential: Potential | None = None
+        self._bare: tuple[Potential, Potential] | None = None
         # At most one; copies of the site share it.
         self.drawn: list[LatentPosterior] = []
         if isinstance(potential, Potential):
@@ -181,6 +182,14 @@ class Site(Member):
         site = copy.copy(self)
         site._potential = site.raw = potential
         return site
+
+    @property
+    def bare_potential(self) -> Potential:
+        """The potential as its derivatives are computed: reduced to its numbers, those of a bend included; made once."""
+        if self._bare is None or self._bare[0] is not self.potential:
+            own = bare(self.potential)
+            self._bare = self.potential, own.bendable() if isinstance(own, RandomEffects) else own
+        return self._bare[1]
 
     def bent(self, bend: Bend | None) -> Site:
         """The same site as a function of coordinates in which its log spreads are bent."""
@@ -291,7 +300,7 @@ def own_part(
 def derivatives(site: Site, own: np.ndarray, spread: np.ndarray | None = None) -> tuple[float, np.ndarray, np.ndarray]:
     """``U_m``, ``∇U_m`` and ``∇²U_m`` in the site's own parameters, or their averages, for its own use."""
     about = None if spread is None else on_device(spread)
-    value, gradient, hessian = derivatives_of(bare(site.potential), on_device(own), about)
+    value, gradient, hessian = derivatives_of(site.bare_potential, on_device(own), about)
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -274,25 +275,31 @@ def derivatives_of(potential: Potential, x, spread=None):
         )
     if not isinstance(potential, (Program, RandomEffects)):
         return _derivatives_of(potential, x, spread)
-    points, weights = public_points(x.shape[0])
     together = TOGETHER if isinstance(potential, Program) and potential.records <= FEW_RECORDS else 1
-    parts = -(-len(weights) // together)
-    points = np.resize(np.concatenate([points, 0 * points]), (parts, together, x.shape[0]))
-    weights = np.pad(weights, (0, parts * together - len(weights))).reshape(parts, together)
-    if spread is None:
-        # As an average over one point: a program is read or compiled once for both.
-        points, weights, parts, spread = (
-            0 * points,
-            np.eye(1, together).repeat(parts, 0),
-            1,
-            np.zeros((x.shape[0],) * 2),
-        )
+    points, weights, parts, still = _rule(x.shape[0], together, spread is None, jax.dtypes.canonicalize_dtype(float))
+    spread = still if spread is None else spread
     if isinstance(potential, RandomEffects):
         # Straight or bent: compiled once for both.
         potential, average = potential.bendable(), _averaged_effects
     else:
         average = _averaged
-    return average(potential, *map(on_device, (x, spread, points, weights, parts)))
+    return average(potential, on_device(x), on_device(spread), points, weights, parts)
+
+
+@functools.lru_cache(64)
+def _rule(dim: int, together: int, one: bool, dtype: np.dtype) -> tuple[jax.Array, ...]:
+    """Points, weights, how many parts of them are used, and a spread of zero: for an average, or for one point.
+
+    The latter is an average over one point: a program is read or compiled once for both.
+    """
+    points, weights = public_points(dim)
+    parts = -(-len(weights) // together)
+    points = np.resize(np.concatenate([points, 0 * points]), (parts, together, dim))
+    weights = np.pad(weights, (0, parts * together - len(weights))).reshape(parts, together)
+    if one:
+        points, weights, parts = 0 * points, np.eye(1, together).repeat(parts, 0), 1
+    points, weights, still = (on_device(np.asarray(part, dtype)) for part in (points, weights, np.zeros((dim, dim))))
+    return points, weights, on_device(parts), still
 
 
 @once

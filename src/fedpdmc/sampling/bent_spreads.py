@@ -16,6 +16,7 @@ from fedpdmc.members.member import Member, NotBent
 from fedpdmc.potentials import Quadratic
 from fedpdmc.sampling.laplace_reference import Search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite
+from fedpdmc.whitening import Reference
 
 # Distances of the profile's points from the mode, in standard deviations: six more, from −12 to 6, made no better maps. And
 # the least slope there, relative to a Gaussian's, of a coordinate that stays straight: with 0.75 one in a thousand of a
@@ -161,6 +162,17 @@ def check_bend(sites: Sequence[Member], prior: Quadratic | None, bend: Bend | No
         raise InputError(
             "reference", "one with bent log spreads, made for other sites or another prior", "Leave it out."
         )
+
+
+def spread_width(sites: Sequence[Member], reference: Reference) -> float:
+    """The largest standard deviation of a log spread in the reference; infinite where it is not known."""
+    index = list(next((site.spreads for site in sites if site.spreads), ()))
+    if not index or reference.control is None:
+        return np.inf
+    width = np.linalg.norm(np.asarray(reference.matrix)[index], axis=1)
+    if reference.bend is not None:
+        width = width * steepness(np.asarray(reference.center)[index], np.asarray(reference.bend.numbers))
+    return float(width.max())
 
 
 def profile_points(index: tuple[int, ...]) -> int:

@@ -14,8 +14,10 @@ from fedpdmc.sampling.engines.base import BlockMemory
 from fedpdmc.sampling.reference_warning import USUAL_YIELD
 
 DEFAULT_ESS, FIRST_BLOCK = 1000.0, 10.0
-# Effective samples of a turn: on a good reference, at least, and with private latents; the least turns of the first block.
-TURN_YIELD, LATENT_YIELD, LEAST_TURNS = 0.82, 0.55, 6
+# Effective samples of a turn on a good reference, at least; and the least turns of the first block.
+TURN_YIELD, LEAST_TURNS = 0.82, 6
+# With private latents, by the largest standard deviation of a log spread.
+LATENT_YIELD = ((0.2, 0.66), (np.inf, 0.55))
 MOST_GROWTH = 4.0
 # The most process time that is run together with the burn-in.
 MOST_JOINED = 500.0
@@ -70,11 +72,11 @@ def pieces(plans_per_time: float, length: float) -> int:
     return int(np.clip(plans_per_time * length / PLANS_PER_BLOCK, 1, MOST_PIECES))
 
 
-def fewest(method: Method, length: float) -> int:
-    """The least number of blocks: not too few if sites record private latents at their ends."""
+def fewest(method: Method, length: float, before: float = 0.0) -> int:
+    """The least number of blocks: not too few if sites record private latents at their ends, given the time before."""
     if not any(site.latents for site in method.own_sites):
         return 1
-    return int(np.clip(length / LATENT_BLOCK, 1, LATENT_BLOCKS))
+    return int(np.clip(length / max(LATENT_BLOCK, before / LATENT_BLOCKS), 1, LATENT_BLOCKS))
 
 
 def first_length(
@@ -92,7 +94,7 @@ def first_block(method: Method, duration: float | None, ess: float | None) -> fl
     """Process time of the first block: as requested, or as probably needed; with turns not too long."""
     if duration is None:
         latents = any(site.latents for site in method.sites)
-        own = LATENT_YIELD if latents else TURN_YIELD
+        own = next(own for width, own in LATENT_YIELD if method.spread_width <= width) if latents else TURN_YIELD
         length = first_length(ess or DEFAULT_ESS, method.chains, method.whitened, method.dynamics.turns, own)
     else:
         length = float(duration)

@@ -22,6 +22,7 @@ from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects
 from fedpdmc.sampling.arguments import Settings, check_init, check_names
+from fedpdmc.sampling.bent_spreads import spread_width
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
@@ -47,9 +48,12 @@ SECOND_RUN = 2**30
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 # Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
-# not settle has long tails, which chains reach slowly, and so has the spread of few groups with private latents. With the 15
-# herds of `cbpp` chains have the standard deviation and the tail probabilities of the log spread after six turns.
-SLOW_BURN_IN, LATENT_BURN_IN, FEW_GROUPS = 16 * QUARTER, 6 * QUARTER, 12
+# not settle has long tails, which chains reach slowly.
+SLOW_BURN_IN = 16 * QUARTER
+# With private latents, by the largest standard deviation of a log spread: one that is hardly known has a long tail too. With
+# 0.27, the 15 herds of `cbpp`, chains have the standard deviation and the tail probabilities of the log spread after six
+# turns; up to 0.19, with 40 groups and more, they have them from the start, and their latents after one turn.
+LATENT_BURN_IN = ((0.2, 3 * QUARTER), (0.4, 6 * QUARTER), (np.inf, SLOW_BURN_IN))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,6 +149,11 @@ class Method:
         return tuple(site for site in self.sites if isinstance(site, Site))
 
     @property
+    def spread_width(self) -> float:
+        """The largest standard deviation of a log spread in the reference; infinite where it is not known."""
+        return spread_width(self.sites, self.reference)
+
+    @property
     def certified(self) -> bool:
         """Whether every event time is drawn under a proved bound: adaptive bounds serve the user's own functions only."""
         return self.bounds == "certified" or all(site.model is None for site in self.sites)
@@ -161,7 +170,7 @@ class Method:
         if slow or self.mixture is not None:
             return SLOW_BURN_IN
         if any(site.latents for site in self.sites):
-            return LATENT_BURN_IN if known_groups(self.sites) >= FEW_GROUPS else SLOW_BURN_IN
+            return next(time for widest, time in LATENT_BURN_IN if self.spread_width <= widest)
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)
@@ -347,12 +356,6 @@ def usual_chains(few_rounds: bool, ess: float | None, private: bool = False, lat
         return CHAINS
     wanted = 2 ** np.ceil(np.log2(ess / SAMPLES_PER_CHAIN)) * (2 if latents else 1) / (2 if private else 1)
     return int(np.clip(wanted, LEAST_CHAINS, MOST_CHAINS))
-
-
-def known_groups(members: Sequence[Member]) -> int:
-    """Groups with private effects at the sites in this process."""
-    models = [site.potential for site in members if isinstance(site, Site) and site.latents]
-    return sum(model.groups for model in models if isinstance(model, RandomEffects))
 
 
 def _check_functions(

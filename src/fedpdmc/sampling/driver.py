@@ -293,7 +293,7 @@ class Sampler:
         plans = self.engine.plans.mean() - self.method.first_plan
         rate = plans / max(self.burn_in_time + self.engine.time, 1e-9)
         length = until - self.engine.time
-        self._set_goal(until, max(block_length.fewest(self.method, length), pieces(rate, length)))
+        self._set_goal(until, max(block_length.fewest(self.method, length, self.engine.time), pieces(rate, length)))
         self._reach_goal(display)
 
     def _set_goal(self, until: float, count: int) -> None:
