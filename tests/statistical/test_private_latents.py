@@ -171,9 +171,10 @@ def test_the_exponential_lower_tail_of_the_log_spread(monkeypatch, law, least, m
 
 
 class RightWay(LatentClock):
-    """With another rate of silent events."""
+    """With another rate of silent events, which are repeated, as on a network."""
 
     silent_rate: float = eqx.field(default=SILENT, static=True)
+    history = 0
 
 
 class BackToTheStart(RightWay):
@@ -196,6 +197,7 @@ class Rarely(LatentClock):
     """Right, with few silent events."""
 
     silent_rate: float = eqx.field(default=RARE, static=True)
+    history = 0
 
 
 class KernelAtEveryPlan(Rarely):

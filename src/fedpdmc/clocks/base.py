@@ -15,7 +15,7 @@ from equinox import AbstractVar
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from fedpdmc._jax.random_streams import ChainKeys
-from fedpdmc.clocks.path import Path, Walk
+from fedpdmc.clocks.path import Path, Walk, reached
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential
 
@@ -65,6 +65,10 @@ class Clock(eqx.Module, Generic[W]):
     def walk(self, state: W) -> Walk:
         """The walk within the state."""
         return state.walk  # type: ignore[attr-defined]
+
+    def reached(self, state: W, path: Path) -> Float[Array, " C"]:
+        """The time of a plan before which there is no event: that of the event, once it is known; infinite if none is."""
+        return reached(path, self.walk(state))
 
     def violations(self, state: W) -> Int[Array, "*sites C"]:
         """How often a rate was above a bound that is not certified. A rate above a certified bound is a fault."""

@@ -25,7 +25,7 @@ from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done
-from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance
+from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, reached, time_of
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.enclosures import Cell, Series, enclose
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
@@ -114,7 +114,7 @@ class JumpClock(Clock[JumpWalk]):
         """
         crossing, last = self._crossed(state, _capped(path, self.between.walk(state.between)), keys)
         walk = self.between.walk(state.between)
-        ahead = _time(path, walk) > _time(path, crossing)
+        ahead = time_of(path, walk) > time_of(path, crossing)
         done = walk.done | (ahead & crossing.done & crossing.rang)
         waits = ahead & ~crossing.done & ~done
         held = self._with_done(state.between, done | waits)
@@ -144,6 +144,10 @@ class JumpClock(Clock[JumpWalk]):
                 jnp.maximum(one.fault, other.fault),
             ),
         )
+
+    def reached(self, state, path):
+        """The earlier of both."""
+        return jnp.minimum(self.between.reached(state.between, path), reached(path, state.crossing))
 
     def violations(self, state):
         """Violations seen by the clock between the jumps."""
@@ -234,11 +238,6 @@ class JumpClock(Clock[JumpWalk]):
         tilt = gap * (slope + other)
         rise = after - before - jnp.where(jnp.isfinite(tilt), tilt, 0.0)
         return rise, ~jnp.isnan(rise)
-
-
-def _time(path: Path, walk: Walk) -> Float[Array, " C"]:
-    """The time that a walk has reached in its plan."""
-    return path.at(path.begin, walk.segment) + walk.offset
 
 
 def _capped(path: Path, walk: Walk) -> Path:

@@ -23,7 +23,8 @@ def pick(table: Shaped[Array, "C S ..."], index: Int[Array, " C"]) -> Shaped[Arr
 class Path(eqx.Module):
     """A plan with the position at the start of every segment and the times at which segments begin.
 
-    ``cap`` is a time at which a walk may stop, because another site is known to have had an event by then.
+    ``cap`` is a time at which a walk may stop, because another site is known to have had an event by then; ``floor`` one
+    before which no site can have an event that is not known yet.
     """
 
     number: Int[Array, " C"]
@@ -33,6 +34,7 @@ class Path(eqx.Module):
     duration: Float[Array, "C S"]
     share: Float[Array, "C M"] | Float[Array, " C"] | None = None
     cap: Float[Array, " C"] | None = None
+    floor: Float[Array, " C"] | None = None
 
     @property
     def horizon(self) -> Float[Array, " C"]:
@@ -153,6 +155,16 @@ class Walk(eqx.Module):
         """The answer; where there was no event there is no mark either."""
         mark = jnp.where(self.rang, self.mark, 0) if dynamics.flips else jnp.where(self.rang[:, None], self.normal, 0.0)
         return Arrival(self.time, self.rang, mark)
+
+
+def time_of(path: Path, walk: Walk) -> Float[Array, " C"]:
+    """The time that a walk has reached in its plan."""
+    return path.at(path.begin, walk.segment) + walk.offset
+
+
+def reached(path: Path, walk: Walk) -> Float[Array, " C"]:
+    """The time before which a walk has no event: that of its event, if it is known; infinite if it has none."""
+    return jnp.where(walk.done, jnp.where(walk.rang, walk.time, jnp.inf), time_of(path, walk))
 
 
 def judged(

@@ -12,10 +12,17 @@ constant. So the sum of the generators leaves it invariant.
 
 **Going back.** Given the plan, a site's clocks are independent of all others, so that it walks to its own first arrival,
 silent events included. If another site's arrival cuts the plan at τ, what was walked beyond τ did not happen. τ is a
-stopping time: the site goes on from its own state at τ with fresh randomness. `LatentClock.settle` does this: it repeats the
-silent events of the plan up to τ, whose times and chances are functions of (chain, plan number, event); nothing else of the
-walk is kept. A kernel at the start of every plan, or a state taken from the plan's start or from the walk's end, would be
-wrong: where plans begin depends on arrivals.
+stopping time: the site goes on from its own state at τ with fresh randomness. A kernel at the start of every plan, or a
+state taken from the plan's start or from the walk's end, would be wrong: where plans begin depends on arrivals. There are
+two ways to the state at τ:
+
+- On a network a site knows nothing of other walks. `LatentClock.settle` repeats the silent events of the plan up to τ,
+  whose times and chances are functions of (chain, plan number, event); nothing else of the walk is kept.
+- In one process the engine knows how far every site has come: no arrival is before that, so neither is τ (`Path.floor`). A
+  walk remembers its last few silent events, and waits with the next one until the oldest of them is at most the floor, and
+  need not be undone. `LatentClock.cut` takes the latents before the first event that is not before τ. Waiting changes
+  when an event is computed, not its time or its chances. The site that is farthest behind never waits: its own events are
+  before where it is. This saves a second kernel to compile. Many latents take too much memory: they are repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import ChainKeys, exponentials, normals, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, unit
-from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged
+from fedpdmc.clocks.path import FINE, NOT_FINITE, Path, Walk, advance, judged, pick, time_of
 from fedpdmc.clocks.unfinished_chains import enough, in_turns
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials.chebyshev import to_bernstein
@@ -39,6 +46,8 @@ from fedpdmc.potentials.random_effects_rates import POINTS
 SILENT = 1.0
 # Parts of a cell, each with its own bound, and candidates that a step examines.
 PARTS, CANDIDATES = 8, 6
+# Silent events that a walk remembers, and the most latents of a site that does.
+HISTORY, MOST_REMEMBERED = 4, 32
 # Apart from the keys of arrivals: those of silent events, of the first one's time, and of the first latents.
 SILENT_KEY, WAIT_KEY, FIRST_KEY = np.uint32(0x9E3779B9), np.uint32(0x6A09E667), np.uint32(0x7F4A7C15)
 
@@ -50,7 +59,7 @@ class LatentWalk(eqx.Module):
     ----------
     walk : Walk
     settled : (C, k)
-        The latents at the start of the plan: all that is kept of the past. NaN before the first plan.
+        The latents at the start of the plan. NaN before the first one.
     zeta : (C, k)
         The latents at the present position of the walk.
     silent : (C,)
@@ -63,6 +72,10 @@ class LatentWalk(eqx.Module):
         Whether the walk is at a candidate that the exact rate has to decide, or at a silent event.
     candidate : (C, 4)
         The level that the rate must exceed, its bound, and the least and the most that the polynomial allows.
+    times : (C, h)
+        Of the last silent events, newest first; negative where there was none.
+    before : (C, h, k)
+        The latents before each of them.
     """
 
     walk: Walk
@@ -74,6 +87,8 @@ class LatentWalk(eqx.Module):
     waiting: Bool[Array, " C"]
     due: Bool[Array, " C"]
     candidate: Float[Array, "C 4"]
+    times: Float[Array, "C h"]
+    before: Float[Array, "C h k"]
 
 
 class LatentClock(Clock[LatentWalk]):
@@ -102,12 +117,20 @@ class LatentClock(Clock[LatentWalk]):
         """How event times are drawn, in words."""
         return "polynomials of time, bounded through complex times; private latents"
 
+    @property
+    def history(self) -> int:
+        """How many silent events a walk remembers where others' walks are known; zero if it repeats them."""
+        return HISTORY if self.potential.latents <= MOST_REMEMBERED else 0
+
     def idle(self, chains):
         """A walk that waits; its latents are drawn at the first plan."""
         zeta = jnp.full((chains, self.potential.latents), jnp.nan)
         walk = Walk.idle(self.dynamics, chains, self.dim)
         zeros, no = jnp.zeros(chains), jnp.zeros(chains, bool)
-        return LatentWalk(walk, zeta, zeta, zeros, jnp.zeros(chains, int), no, no, no, jnp.zeros((chains, 4)))
+        times, before = jnp.zeros((chains, self.history)), jnp.zeros((chains, self.history, zeta.shape[1]))
+        return LatentWalk(
+            walk, zeta, zeta, zeros, jnp.zeros(chains, int), no, no, no, jnp.zeros((chains, 4)), times, before
+        )  # fmt: skip
 
     def restart(self, state, new, path):
         """Start on new plans, from the settled latents."""
@@ -123,12 +146,13 @@ class LatentClock(Clock[LatentWalk]):
         wait = self._first_wait(path, keys)
         new, no = state.new, jnp.zeros_like(state.new)
         return eqx.tree_at(
-            lambda s: (s.settled, s.zeta, s.silent, s.count, s.new, s.waiting, s.due),
+            lambda s: (s.settled, s.zeta, s.silent, s.times, s.count, s.new, s.waiting, s.due),
             state,
             (
                 settled,
                 jnp.where(new[:, None], settled, state.zeta),
                 jnp.where(new, wait, state.silent),
+                jnp.where(new[:, None], -1.0, state.times),
                 jnp.where(new, 0, state.count),
                 no,
                 state.waiting & ~new,
@@ -181,10 +205,16 @@ class LatentClock(Clock[LatentWalk]):
         zeta, _, _ = jax.lax.while_loop(due, event, start)
         return eqx.tree_at(lambda s: s.settled, state, jnp.where(which[:, None], zeta, state.settled))
 
+    def cut(self, state: LatentWalk, elapsed: Float[Array, " C"], which: Bool[Array, " C"]) -> Float[Array, "C k"]:
+        """The latents at time ``elapsed`` of a plan that was walked with a floor, on some chains; else the settled ones."""
+        ever = jnp.concatenate([state.zeta[:, None], state.before], 1)
+        undone = jnp.sum(state.times >= elapsed[:, None], 1)
+        return jnp.where(which[:, None], pick(ever, undone), state.settled)
+
     def step(self, state, path, keys):
         """One cell of the path on every chain; arrivals and silent events are worked out where enough chains wait."""
         begun = jax.lax.cond(jnp.any(state.new), lambda: self._begun(state, path, keys), lambda: state)
-        state = self._cell(begun, path, keys)
+        state = self._cell(_passed(begun, path), path, keys)
         a, v = path.state(self.dynamics, state.walk.segment, state.walk.offset)
         return self._silenced(self._decided(state, path, a, v), path, keys, a)
 
@@ -234,12 +264,32 @@ class LatentClock(Clock[LatentWalk]):
 
     def _silenced(self, state: LatentWalk, path: Path, keys: ChainKeys, a) -> LatentWalk:
         """Apply silent events, where enough chains have one."""
-        which = enough(state.due, _moving(state))
+        due, remembers = state.due, path.floor is not None and self.history > 0
+        if remembers:
+            due = due & (state.times[:, -1] <= path.floor)
+        which = enough(due, _moving(state))
         zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
         silent = jnp.where(which, state.silent + wait, state.silent)
-        return eqx.tree_at(
+        moved = eqx.tree_at(
             lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, state.count + which, state.due & ~which)
         )
+        if not remembers:
+            return moved
+        times = jnp.concatenate([state.silent[:, None], state.times[:, :-1]], 1)
+        before = jnp.concatenate([state.zeta[:, None], state.before[:, :-1]], 1)
+        return eqx.tree_at(
+            lambda s: (s.times, s.before), moved, keep_done(~which, (state.times, state.before), (times, before))
+        )
+
+
+def _passed(state: LatentWalk, path: Path) -> LatentWalk:
+    """The walk ended where it waits beyond an arrival of another site."""
+    if path.cap is None:
+        return state
+    walk = state.walk
+    over = ~walk.done & (time_of(path, walk) > path.cap)
+    done, time = walk.done | over, jnp.where(over, path.horizon, walk.time)
+    return eqx.tree_at(lambda s: (s.walk.done, s.walk.time), state, (done, time))
 
 
 def _moving(state: LatentWalk) -> Bool[Array, " C"]:

@@ -357,6 +357,9 @@ def _steps(groups: tuple[Group, ...], walks, path: Path, new) -> tuple:
     """One step of every site."""
     if sum(group.size for group in groups) > 1:
         path = eqx.tree_at(lambda p: p.cap, path, _earliest(groups, walks, new), is_leaf=lambda x: x is None)
+    if any(isinstance(group.clock, LatentClock) for group in groups):
+        floor = in_process_latents.floor_of(groups, walks, path, new)
+        path = eqx.tree_at(lambda p: p.floor, path, floor, is_leaf=lambda x: x is None)
     return tuple(_step(group, walk, path, new) for group, walk in zip(groups, walks, strict=True))
 
 

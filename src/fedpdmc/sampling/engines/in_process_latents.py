@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks import LatentClock, Path
@@ -39,14 +41,24 @@ def placed(groups: Sequence[Group], names: Sequence[str], walks, settled: Mappin
 def gone_back(groups: Sequence[Group], walks, path: Path, elapsed, ready) -> tuple:
     """Latents go back to where their site was when the plan was cut."""
 
-    def one(clock: LatentClock, keys, walk):
+    def settled(group: Group, walk):
+        if walk.times.shape[-1]:
+            return jax.vmap(lambda clock, walk: clock.cut(walk, elapsed, ready))(group.clock, walk)
         # What has not changed is not written back.
-        return clock.settle(walk, path, elapsed, ready, keys).settled
+        return group.each(lambda clock, keys, walk: clock.settle(walk, path, elapsed, ready, keys).settled, walk)
 
     return tuple(
-        eqx.tree_at(lambda w: w.settled, walk, group.each(one, walk)) if isinstance(group.clock, LatentClock) else walk
+        eqx.tree_at(lambda w: w.settled, walk, settled(group, walk)) if isinstance(group.clock, LatentClock) else walk
         for group, walk in zip(groups, walks, strict=True)
     )
+
+
+def floor_of(groups: Sequence[Group], walks, path: Path, new) -> Array:
+    """The time before which no site has an event that is not known, on each chain; zero where a plan is new."""
+    times = [
+        jax.vmap(lambda c, w: c.reached(w, path))(group.clock, walk) for group, walk in zip(groups, walks, strict=True)
+    ]
+    return jnp.where(new, 0.0, jnp.min(jnp.concatenate(times), 0))
 
 
 def _by_site(groups, names, walks, of_group: Callable[[Any, Any], Any]) -> dict[str, np.ndarray]:
