@@ -39,8 +39,10 @@ def test_the_compiled_loop_does_what_plain_rounds_do(kind, monkeypatch):
     other, rounds = plain(chosen, ENDS)
     # A site stops once it is past another's arrival: less work, and no other bit.
     assert run.passes.sum() < sum(passes) + (kind == "default")
+    # Whole reflections on lines are rounded differently by the compiler in different programs.
+    error = {"rtol": 1e-13, "atol": 1e-13} if kind == "bouncy" else {"rtol": 0, "atol": 0}
     for one, two in zip(skeleton, other, strict=True):
-        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, two, **error)
     np.testing.assert_array_equal(run.events, rounds.events)
     np.testing.assert_array_equal(run.plans, rounds.plans)
     assert run.rounds == rounds.rounds

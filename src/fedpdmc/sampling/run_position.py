@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from fedpdmc.sampling.defaults import Method
 
 # Choices of a method that are plain values.
-CHOICES = ("prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan")
+CHOICES = (
+    "prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan", "chain_time",
+)  # fmt: skip
 # What is kept of every chain; the shares of a prior only where it is redistributed, its scales where it has them, and the
 # next turn where there are turns.
 STATE, TURN = ("a", "v", "t", "number", "events", "site_events", "planned"), ("wait", "number")
