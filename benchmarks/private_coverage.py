@@ -67,7 +67,7 @@ def noise(dim: int, epsilon: float, share: float, colluding: int | None) -> tupl
     """Standard deviations of the noise of the summed gradient and Hessian in a step of this share of the budget."""
     from fedpdmc.privacy.accountant import best_order
     from fedpdmc.privacy.bounds import Bounds
-    from fedpdmc.privacy.gaussian_account import gaussian_limit
+    from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_limit
     from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale
     from fedpdmc.privacy.schedule import ONE_SHOT
     from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity

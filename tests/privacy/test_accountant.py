@@ -20,7 +20,7 @@ from fedpdmc.privacy.accountant import (
     to_epsilon,
 )
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.gaussian_account import gaussian_delta, gaussian_epsilon, gaussian_limit
+from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_delta, gaussian_epsilon, gaussian_limit
 from fedpdmc.privacy.ledger_entries import added
 
 ALPHAS = (1.5, 2.0, 4.0, 8.0)

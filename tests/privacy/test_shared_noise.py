@@ -17,7 +17,7 @@ from fedpdmc.federation.site_agent.audit_replay import KEYS, replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.members.shared_noise import run_name
 from fedpdmc.members.site import derivatives
-from fedpdmc.privacy.gaussian_account import gaussian_delta, gaussian_epsilon
+from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_delta, gaussian_epsilon
 from fedpdmc.privacy.gaussian_mechanism import triangle
 from fedpdmc.privacy.ledger_entries import read
 from fedpdmc.privacy.noise_shares import MODULUS, ShareTerms, from_sum, noisy_share, share, shared_words

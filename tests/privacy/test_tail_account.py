@@ -18,7 +18,7 @@ from fedpdmc.privacy.account_bounds import (
     usual_ratio,
 )
 from fedpdmc.privacy.accountant import Sensitivity, best_order, renyi_limit
-from fedpdmc.privacy.gaussian_account import gaussian_delta, gaussian_limit
+from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_delta, gaussian_limit
 from fedpdmc.privacy.ledger_entries import BOUNDS, Account, read
 from fedpdmc.privacy.tail_account import tail_delta, tail_exposure
 

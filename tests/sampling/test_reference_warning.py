@@ -34,9 +34,7 @@ def test_rotations_say_when_the_reference_is_far_off():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match=FAR):
-            fp.sample(
-                [cauchy()], WIDE, dynamics=fp.Boomerang(refresh=1.2), reference="laplace", seed=1, progress=False
-            )
+            fp.sample([cauchy()], WIDE, dynamics=fp.Boomerang(refresh=1.2), reference="laplace", seed=1, progress=False)
 
 
 def truth_of_separable(scale=100.0):

@@ -24,7 +24,7 @@ from fedpdmc.members.noisy_derivatives import (
 )
 from fedpdmc.members.site import Site
 from fedpdmc.privacy.accountant import up
-from fedpdmc.privacy.gaussian_account import gaussian_limit
+from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_limit
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
 from fedpdmc.privacy.noise_shares import MODULUS, ShareTerms, check_honest, from_sum, noisy_share, share
 from fedpdmc.privacy.schedule import ONE_SHOT

@@ -1,7 +1,7 @@
 """The private map of grouped effects whose records have any loss, with enclosed rates.
 
 The map, ``z = σ(u) m(θ) + √(σ(u)/h) ζ``, and the kernel are those of `fedpdmc.potentials.random_effects_rates`. Nothing is
-known of the loss but its program: the rate of arrivals along a path is enclosed (`fedpdmc.potentials.enclosed_rates`).
+known of the loss but its program: the rate of arrivals along a path is enclosed (`fedpdmc.potentials.latent_program_rates`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 from fedpdmc._jax.mapped import calls_library, mapped
 from fedpdmc._jax.random_streams import logarithm, normals
 from fedpdmc.enclosures import smoothed
-from fedpdmc.potentials.enclosed_rates import rate_cell
 from fedpdmc.potentials.grouped_families import gaussian_energy
 from fedpdmc.potentials.informed_effects import FROM_PRIOR, Conditional, informed
 from fedpdmc.potentials.latent import PrivateRemainder
+from fedpdmc.potentials.latent_program_rates import rate_cell
 from fedpdmc.potentials.quadratic import Quadratic
 
 if TYPE_CHECKING:

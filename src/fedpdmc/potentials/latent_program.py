@@ -7,7 +7,7 @@ mode, which is held, makes ``dẑ/dθ`` right; since ``∇_z U = 0`` there, so i
 centre c, and the rows of D the slopes of the latents' log standard deviations there: standard normal in ζ to first order.
 ``log|∂z/∂ζ| = Σ_j D_j(θ − c)`` up to a constant. The sampler is exact for any such map.
 
-**Bounds.** With ζ at rest, ``R(a(s), ζ)`` is a program of time as any other (`fedpdmc.potentials.enclosed_rates`).
+**Bounds.** With ζ at rest, ``R(a(s), ζ)`` is a program of time as any other (`fedpdmc.potentials.latent_program_rates`).
 
 **Kernel.** Hamiltonian steps in ζ with a Metropolis decision: reversible, so that ``π(ζ | θ)`` is invariant.
 """
@@ -25,9 +25,9 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.mapped import mapped
 from fedpdmc._jax.random_streams import logarithm, normals
-from fedpdmc.potentials.enclosed_rates import rate_cell
 from fedpdmc.potentials.jax_function import Program
 from fedpdmc.potentials.latent import LatentPotential, PrivateRemainder
+from fedpdmc.potentials.latent_program_rates import rate_cell
 from fedpdmc.potentials.quadratic import Quadratic
 
 # Newton steps to the mode, the longest move of a latent, and the parts of a step that are tried.

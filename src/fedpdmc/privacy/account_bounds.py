@@ -6,7 +6,7 @@ that depends on what was revealed.
 
 - ``tail`` (`tail_account`): arrivals and releases in any order, if arrivals have a ratio ``K/ρ`` of at most 1/(2α).
 - ``renyi`` (`accountant`): the same for any ratio.
-- ``gaussian`` (`gaussian_account`): releases alone, exactly.
+- ``gaussian`` (`gaussian_epsilon_delta`): releases alone, exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpdmc.privacy.accountant import (
     running_epsilon,
     up,
 )
-from fedpdmc.privacy.gaussian_account import gaussian_epsilon, gaussian_limit
+from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_epsilon, gaussian_limit
 from fedpdmc.privacy.tail_account import tail_exposure
 
 # The usual excess rate in units of α K.

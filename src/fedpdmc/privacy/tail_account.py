@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from fedpdmc.privacy.gaussian_account import gaussian_limit
+from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_limit
 
 # Part of ε reserved for discrete noise, and part of δ for rounding of the sums.
 DISCRETE, ROUNDING = 1e-9, 1e-9
