@@ -174,7 +174,7 @@ def _steps(jaxpr) -> _Steps:
 
 def _run(jaxpr, consts, args) -> list[np.ndarray]:
     slots, steps, results = _steps(jaxpr)
-    known = [*map(np.asarray, (*consts, *args))]
+    known: list[Any] = [*map(np.asarray, (*consts, *args))]
     known += slots[len(known) :]
     for operation, read, written, over in steps:
         for i, value in zip(written, operation([known[i] for i in read]), strict=True):

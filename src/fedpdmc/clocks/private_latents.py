@@ -264,16 +264,16 @@ class LatentClock(Clock[LatentWalk]):
 
     def _silenced(self, state: LatentWalk, path: Path, keys: ChainKeys, a) -> LatentWalk:
         """Apply silent events, where enough chains have one."""
-        due, remembers = state.due, path.floor is not None and self.history > 0
-        if remembers:
-            due = due & (state.times[:, -1] <= path.floor)
+        due, floor = state.due, path.floor if self.history else None
+        if floor is not None:
+            due = due & (state.times[:, -1] <= floor)
         which = enough(due, _moving(state))
         zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
         silent = jnp.where(which, state.silent + wait, state.silent)
         moved = eqx.tree_at(
             lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, state.count + which, state.due & ~which)
         )
-        if not remembers:
+        if floor is None:
             return moved
         times = jnp.concatenate([state.silent[:, None], state.times[:, :-1]], 1)
         before = jnp.concatenate([state.zeta[:, None], state.before[:, :-1]], 1)
