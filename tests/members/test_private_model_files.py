@@ -13,9 +13,9 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.members import record_derivatives
+from fedpdmc.members import clipped_record_derivatives
+from fedpdmc.members.clipped_record_derivatives import file_derivatives, file_sensitivity, grid, held_sum
 from fedpdmc.members.noisy_derivatives import prepared
-from fedpdmc.members.record_derivatives import file_derivatives, file_sensitivity, grid, held_sum
 from fedpdmc.members.record_sensitivity import RecordBounds, record_bounds
 from fedpdmc.members.site import derivatives
 from fedpdmc.models.families import family
@@ -128,7 +128,7 @@ def test_a_release_has_the_derivatives_and_noise_of_the_built_in_model(tmp_path)
 def test_a_record_counts_for_no_more_than_its_bound_whatever_the_program_does(tmp_path, monkeypatch):
     """If the enclosures were wrong, one record would still change sums by no more than was said."""
     small = RecordBounds(0.01, 0.002)
-    monkeypatch.setattr(record_derivatives, "record_bounds", lambda *terms: small)
+    monkeypatch.setattr(clipped_record_derivatives, "record_bounds", lambda *terms: small)
     X, y = records(n=1100)
     sums = []
     for value in (0.0, 1.0):

@@ -22,8 +22,8 @@ from fedpdmc.clocks.dense_settings import best_setting, dense_clocks, fits, grad
 from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolynomial
 from fedpdmc.clocks.envelopes.base import CELL_PRICE, PROGRAM_CELL_PRICE, cell_length, reach_of, usual_states
 from fedpdmc.clocks.envelopes.flip_polynomial import flip_polynomial
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate
 from fedpdmc.clocks.envelopes.record_polynomial import record_polynomial
-from fedpdmc.clocks.envelopes.second_order import evaluate
 from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
 from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
 from fedpdmc.clocks.interval_thinning import IntervalClock

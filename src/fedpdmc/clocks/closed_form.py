@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
-from fedpdmc.clocks.envelopes.second_order import taylor
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import taylor
 from fedpdmc.clocks.path import NOT_FINITE, Path, Walk, advance
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import LinearPredictor, Poisson, Potential

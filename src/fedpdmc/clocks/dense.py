@@ -11,7 +11,7 @@ from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, unit
 from fedpdmc.clocks.closed_form import affine_clock
 from fedpdmc.clocks.envelopes.base import cell_length
-from fedpdmc.clocks.envelopes.second_order import evaluate
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate
 from fedpdmc.clocks.path import Path, Walk, advance, judged
 from fedpdmc.clocks.superposed_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.unfinished_chains import served

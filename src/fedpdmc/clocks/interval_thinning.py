@@ -11,7 +11,7 @@ from fedpdmc._jax.random_streams import uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes.base import MOST_ADDED, IntervalEnvelope, IntervalRates
-from fedpdmc.clocks.envelopes.second_order import signed_rates
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import signed_rates
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance, judged
 from fedpdmc.clocks.unfinished_chains import served
 from fedpdmc.dynamics import Dynamics

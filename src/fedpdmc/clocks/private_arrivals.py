@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedpdmc._jax.random_streams import CHACHA_WORDS, ChainKeys, chacha20
-from fedpdmc.clocks.envelopes.second_order import RateBound, evaluate
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import RateBound, evaluate
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, pick
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential

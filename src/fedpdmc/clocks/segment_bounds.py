@@ -13,7 +13,7 @@ from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
 from fedpdmc.clocks.closed_form import affine_clock
 from fedpdmc.clocks.envelopes.base import SegmentEnvelope, cell_length
-from fedpdmc.clocks.envelopes.second_order import signed_rates
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import signed_rates
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, advance, judged, pick
 from fedpdmc.clocks.unfinished_chains import in_lanes, lane_count
 from fedpdmc.dynamics import Dynamics

@@ -10,7 +10,7 @@ from fedpdmc._jax.random_streams import uniforms
 from fedpdmc.clocks.base import Clock, keep_done, pick_mark, unit
 from fedpdmc.clocks.closed_form import affine_clocks, earliest
 from fedpdmc.clocks.envelopes.base import PointEnvelope, cell_length
-from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, RateBound, evaluate
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import RELATIVE_SLACK, RateBound, evaluate
 from fedpdmc.clocks.path import FINE, VIOLATED, Path, Walk, advance, judged
 from fedpdmc.clocks.unfinished_chains import in_lanes, served
 from fedpdmc.dynamics import Dynamics

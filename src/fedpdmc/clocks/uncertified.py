@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import exponentials, uniforms
 from fedpdmc.clocks.base import Clock, keep_done, unit
-from fedpdmc.clocks.envelopes.second_order import signed_rates
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import signed_rates
 from fedpdmc.clocks.path import FINE, NOT_FINITE, Walk, advance
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential

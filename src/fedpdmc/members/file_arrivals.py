@@ -3,7 +3,7 @@
 A flip's rate is ``(v_i ∂_i(U − q))_+ + ρ|v_i|``. The site computes ``∇U = Sᵀ G``, where G is a sum over records of gradients
 in the model's own parameters. Each is computed by itself, scaled down if it is longer than the certified bound b of
 `fedpdmc.members.record_sensitivity`, set to zero if it is not finite, and rounded to multiples of a power of two
-(`fedpdmc.members.record_derivatives`), so that G is exact in every order of summation.
+(`fedpdmc.members.clipped_record_derivatives`), so that G is exact in every order of summation.
 
 **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
 computed point x for both of two neighbours. All shapes are public, since records are padded to the declared maximum
@@ -34,7 +34,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
-from fedpdmc.members.record_derivatives import SCALED, file_bounds, grid, held_sum, record_gradients
+from fedpdmc.members.clipped_record_derivatives import SCALED, file_bounds, grid, held_sum, record_gradients
 from fedpdmc.models.model_file.records import CONSTANTS, WEIGHTS, RecordModel
 from fedpdmc.potentials.clipped_records import ClippedRecords
 from fedpdmc.privacy.accountant import Sensitivity, up

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
+from fedpdmc.members.clipped_record_derivatives import file_derivatives, file_sensitivity
 from fedpdmc.members.clipping import fingerprint, model_of
-from fedpdmc.members.record_derivatives import file_derivatives, file_sensitivity
 from fedpdmc.members.site import Site, derivatives, own_part
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.privacy.account_status import AccountStatus

@@ -18,10 +18,10 @@ from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.compilation_cache import use_compilation_cache
 from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError, PrivacyError
+from fedpdmc.members.clipped_record_derivatives import hold_file_to_bounds
 from fedpdmc.members.clipping import hold_to_bounds
 from fedpdmc.members.latent_posterior import LatentPosterior
 from fedpdmc.members.member import Member, NotBent
-from fedpdmc.members.record_derivatives import hold_file_to_bounds
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.models.user_function import UserModel, derivatives_of, user_model
 from fedpdmc.plan import Arrival, Plan

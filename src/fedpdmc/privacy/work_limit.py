@@ -41,7 +41,7 @@ MOST_CELLS = 2.0**18
 STEEP_PASSES = 1 << 14
 # Coordinates slower than this do not flip.
 SLOWEST = 2.0**-20
-# Relative error of a position in `fedpdmc.clocks.envelopes.second_order`.
+# Relative error of a position in `fedpdmc.clocks.envelopes.quadratic_rate_bound`.
 POSITION_SLACK = 1e-13
 
 

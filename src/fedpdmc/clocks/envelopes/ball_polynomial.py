@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedpdmc.clocks.envelopes.base import POINT_PRICE, PROGRAM_CELLS, SegmentEnvelope, usual_states
-from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import RELATIVE_SLACK
 from fedpdmc.potentials import PolynomialRemainder
 
 # Candidates per unit of time above which a segment is walked in cells.

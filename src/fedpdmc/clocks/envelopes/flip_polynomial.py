@@ -19,7 +19,7 @@ from fedpdmc.clocks.envelopes.base import (
     reach_of,
     usual_states,
 )
-from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import RELATIVE_SLACK
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program, RateBound
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.envelopes.base import CELL_PRICE, Known, PointEnvelope, cell_length, gradient_work, reach_of
-from fedpdmc.clocks.envelopes.second_order import certified
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import certified
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, RateBound, records_of
 from fedpdmc.potentials.base import Field

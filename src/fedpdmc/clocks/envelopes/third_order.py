@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.envelopes.base import DRAW_WORK, SegmentEnvelope, gradient_work, usual_states
-from fedpdmc.clocks.envelopes.second_order import RELATIVE_SLACK, signed_rates
+from fedpdmc.clocks.envelopes.quadratic_rate_bound import RELATIVE_SLACK, signed_rates
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import CubicRemainder, Quadratic
 from fedpdmc.potentials.cubic_remainder import ROOM, ULPS
