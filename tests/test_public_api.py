@@ -52,3 +52,16 @@ assert "jax" in sys.modules
 import fedpdmc.experiments.redistribution, fedpdmc.experiments.cox, fedpdmc.experiments.dynamics
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_import_starts_no_device():
+    """A program may set JAX up, or fork, after its imports. Other packages' samplers do as they like."""
+    code = """
+import importlib, pkgutil, fedpdmc
+from jax._src import xla_bridge
+for module in pkgutil.walk_packages(fedpdmc.__path__, "fedpdmc."):
+    if not any(word in module.name for word in ("__main__", "pooled_nuts", ".experiments", ".flower")):
+        importlib.import_module(module.name)
+        assert not xla_bridge._backends, module.name
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

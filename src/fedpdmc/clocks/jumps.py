@@ -45,7 +45,7 @@ POINTS = 16
 # Unit normals that agree to this accuracy are the same direction.
 SAME = 1e-11
 # The key of a random stream that is separate from that of the clock between the jumps.
-STREAM = jnp.uint32(0x6A756D70)
+STREAM = np.uint32(0x6A756D70)
 
 
 class JumpWalk(eqx.Module):
