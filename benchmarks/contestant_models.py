@@ -36,10 +36,10 @@ def methods() -> dict:
 
 def disable_jets() -> None:
     """No order of a polynomial on balls is tried."""
-    from fedpdmc.potentials import ball_polynomial
+    from fedpdmc.potentials import program_taylor
 
-    ball_polynomial.ORDERS.clear()
-    ball_polynomial.ORDERS_ON_LINES.clear()
+    program_taylor.ORDERS.clear()
+    program_taylor.ORDERS_ON_LINES.clear()
 
 
 def problem(name: str):

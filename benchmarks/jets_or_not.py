@@ -49,7 +49,7 @@ def is_tried(model: str, method: str) -> bool:
     """Whether jets are tried for so many parameters."""
     from tests.zoo import CASES
 
-    from fedpdmc.potentials.ball_polynomial import known_orders
+    from fedpdmc.potentials.program_taylor import known_orders
 
     return bool(known_orders(CASES[model].dim, method == "default"))
 

@@ -66,7 +66,7 @@ def without_privacy(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def noise(dim: int, epsilon: float, share: float, colluding: int | None) -> tuple[float, float]:
     """Standard deviations of the noise of the summed gradient and Hessian in a step of this share of the budget."""
     from fedpdmc.privacy.accountant import best_order
-    from fedpdmc.privacy.bounds import Bounds
+    from fedpdmc.privacy.declared_bounds import Bounds
     from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_limit
     from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale
     from fedpdmc.privacy.schedule import ONE_SHOT

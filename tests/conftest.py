@@ -15,7 +15,7 @@ CHECKED = [
     "fedpdmc.dynamics.base",
     "fedpdmc.dynamics.boomerang",
     "fedpdmc.dynamics.flows",
-    "fedpdmc.dynamics.turns",
+    "fedpdmc.dynamics.quarter_turns",
     "fedpdmc.potentials",
     "fedpdmc.sampling.coordinator",
     "fedpdmc.sampling.engines",

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from fedpdmc.federation.session import connect as connect
     from fedpdmc.members.site import Site as Site
     from fedpdmc.models.model_file.model import Model as Model
-    from fedpdmc.privacy.bounds import Bounds as Bounds
     from fedpdmc.privacy.budget import Budget as Budget
+    from fedpdmc.privacy.declared_bounds import Bounds as Bounds
     from fedpdmc.privacy.ledger_identity import create_ledger as create_ledger
     from fedpdmc.results.posterior import Posterior as Posterior
     from fedpdmc.sampling.api import sample as sample
-    from fedpdmc.sampling.extension import load as load
+    from fedpdmc.sampling.continue_saved_run import load as load
     from fedpdmc.sampling.laplace_reference import laplace as laplace
-    from fedpdmc.sampling.prior_shares import Redistributed as Redistributed
+    from fedpdmc.sampling.prior_redistribution import Redistributed as Redistributed
     from fedpdmc.study.sites_from_table import sites as sites
     from fedpdmc.whitening import Reference as Reference
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "Boomerang": "fedpdmc.dynamics",
     "BouncyParticle": "fedpdmc.dynamics",
-    "Bounds": "fedpdmc.privacy.bounds",
+    "Bounds": "fedpdmc.privacy.declared_bounds",
     "Budget": "fedpdmc.privacy.budget",
     "FactorisedBoomerang": "fedpdmc.dynamics",
     "Model": "fedpdmc.models.model_file.model",
     "Posterior": "fedpdmc.results.posterior",
-    "Redistributed": "fedpdmc.sampling.prior_shares",
+    "Redistributed": "fedpdmc.sampling.prior_redistribution",
     "Reference": "fedpdmc.whitening",
     "Site": "fedpdmc.members.site",
     "ZigZag": "fedpdmc.dynamics",
@@ -45,7 +45,7 @@ _HOMES = {
     "connect": "fedpdmc.federation.session",
     "create_ledger": "fedpdmc.privacy.ledger_identity",
     "laplace": "fedpdmc.sampling.laplace_reference",
-    "load": "fedpdmc.sampling.extension",
+    "load": "fedpdmc.sampling.continue_saved_run",
     "models": "fedpdmc.models",
     "sample": "fedpdmc.sampling.api",
     "sites": "fedpdmc.study.sites_from_table",

@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 import fedpdmc as fp
 from fedpdmc.assessment.all_sites import Assessment, prior_pull
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
-from fedpdmc.assessment.outcome import Outcome
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites
 

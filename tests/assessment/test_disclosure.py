@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedpdmc as fp
 from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import PublicDraws, SiteAssessment, assess_site
-from fedpdmc.assessment.outcome import Outcome
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.cli import app
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites

@@ -3,9 +3,9 @@ from typer.testing import CliRunner
 
 from fedpdmc.cli import app
 from fedpdmc.privacy.accountant import Sensitivity, run_cap
+from fedpdmc.privacy.budget_planning import usual_sensitivity
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account, Reply, Request
-from fedpdmc.privacy.planning import usual_sensitivity
 from fedpdmc.privacy.single_arrival import one_arrival_delta, one_arrival_excess
 
 

@@ -18,7 +18,7 @@ from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.members.site import derivatives
 from fedpdmc.potentials import Logistic, Poisson
-from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
 from fedpdmc.sampling import vb_reference
 

@@ -15,8 +15,8 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.members import clipped_record_derivatives
 from fedpdmc.members.clipped_record_derivatives import file_derivatives, file_sensitivity, grid, held_sum
+from fedpdmc.members.model_file_sensitivity import RecordBounds, record_bounds
 from fedpdmc.members.noisy_derivatives import prepared
-from fedpdmc.members.record_sensitivity import RecordBounds, record_bounds
 from fedpdmc.members.site import derivatives
 from fedpdmc.models.families import family
 from fedpdmc.privacy.branch_and_bound import supremum

@@ -7,8 +7,8 @@ import fedpdmc as fp
 from fedpdmc._jax.random_streams import chacha20
 from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import BoundViolation, BudgetSpent, InputError, NotFinite, PlanRefused, PrivacyError
-from fedpdmc.members.exposure import Exposure, usual_speed
 from fedpdmc.members.noisy_derivatives import noisy_derivatives
+from fedpdmc.members.observed_time import Exposure, usual_speed
 from fedpdmc.members.private_site import SLACK, _arrays
 from fedpdmc.privacy.ledger_entries import FAULT, read
 

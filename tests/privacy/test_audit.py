@@ -19,7 +19,7 @@ from tests.privacy.support import a_plan
 
 import fedpdmc as fp
 from fedpdmc.clocks.private_arrivals import time_grid
-from fedpdmc.members.exposure import Exposure
+from fedpdmc.members.observed_time import Exposure
 from fedpdmc.members.private_site import _pack, _unpack
 from fedpdmc.privacy.accountant import run_epsilon
 from fedpdmc.privacy.ledger_entries import read

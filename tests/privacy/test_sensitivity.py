@@ -7,7 +7,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.private_arrivals import SLOWEST, time_grid
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import model_of
-from fedpdmc.privacy.rounding import limits
+from fedpdmc.privacy.rounding_error_bound import limits
 from fedpdmc.privacy.sensitivity import Model, derivative_sensitivity, sensitivity
 
 D, BOX, RANGE, REGION = 3, np.array([1.0, 0.5, 2.0]), (-1.0, 3.0), np.array([2.0, 1.0, 1.5])

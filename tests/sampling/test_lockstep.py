@@ -12,7 +12,7 @@ import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import dense_settings
 from fedpdmc.clocks.dense import DenseClock
-from fedpdmc.dynamics.turns import turn_velocities
+from fedpdmc.dynamics.quarter_turns import turn_velocities
 from fedpdmc.dynamics.walls import Walls
 from fedpdmc.sampling.coordinator import Coordinator
 from fedpdmc.sampling.engines import lockstep

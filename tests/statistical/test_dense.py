@@ -15,7 +15,7 @@ import fedpdmc as fp
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.precision import double_precision
 from fedpdmc._jax.random_streams import chain_keys
-from fedpdmc.clocks import answer, choose_dense, dense_settings
+from fedpdmc.clocks import answer, choose_lockstep, dense_settings
 from fedpdmc.clocks.dense_settings import Setting, dense_clocks
 from fedpdmc.errors import BoundViolation
 from fedpdmc.plan import Plan
@@ -86,14 +86,16 @@ def scaled(clocks, value=1.0, error=1.0):
 
 
 def test_curves_that_are_too_low_are_found_out(dense, monkeypatch):
-    monkeypatch.setattr(choose_dense, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.5))
+    monkeypatch.setattr(choose_lockstep, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.5))
     with pytest.raises(BoundViolation):
         sampled("logistic", 3)
 
 
 @pytest.mark.long
 def test_without_the_error_the_posterior_is_wrong_or_the_run_stops(dense, monkeypatch):
-    monkeypatch.setattr(choose_dense, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.97, error=0.0))
+    monkeypatch.setattr(
+        choose_lockstep, "dense_clocks", lambda *args: scaled(dense_clocks(*args), value=0.97, error=0.0)
+    )
     with pytest.raises(BoundViolation):
         sampled("logistic", 3)
 

@@ -23,7 +23,7 @@ from fedpdmc.assessment.at_site import (
 )
 from fedpdmc.assessment.influence import pull
 from fedpdmc.assessment.loo import HIGH_K, joined, pointwise, standard_error
-from fedpdmc.assessment.outcome import Outcome
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 from fedpdmc.models.mixture_prior import MixturePrior
 

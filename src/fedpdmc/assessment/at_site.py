@@ -17,8 +17,8 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.disclosure import ReleaseControl
 from fedpdmc.assessment.influence import pull, without
 from fedpdmc.assessment.loo import LOO, joined, pointwise, totals
-from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.predictive_checks import check_statistics, predictive_checks
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 from fedpdmc.models.variables import scalars
 from fedpdmc.study.contract_keys import ASSESSMENTS

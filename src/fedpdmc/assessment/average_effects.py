@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fedpdmc.assessment.at_site import DRAWS, public_draws
-from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.predict import described, own_units
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:

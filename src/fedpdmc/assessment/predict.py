@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedpdmc.assessment.at_site import DRAWS, public_draws
-from fedpdmc.assessment.outcome import Outcome
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import checked_table
 from fedpdmc.validation import one_of, probability

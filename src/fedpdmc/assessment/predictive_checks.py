@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpdmc.assessment.outcome import Outcome
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:

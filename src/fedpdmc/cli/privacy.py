@@ -121,18 +121,18 @@ def _plan(
     ] = None,
 ) -> None:
     """What a budget buys: one shot, one shot on a secure sum and the exact chain, compared, with a recommendation."""
-    from fedpdmc.privacy import comparison, planning
+    from fedpdmc.privacy import budget_planning, comparison
 
-    usual = planning.usual_sensitivity(records, sites, dim, neighbours)
+    usual = budget_planning.usual_sensitivity(records, sites, dim, neighbours)
     known = usual if sensitivity is None else sensitivity
-    question = planning.Question(records, sites, dim, epsilon, delta, known, ess)
+    question = budget_planning.Question(records, sites, dim, epsilon, delta, known, ess)
     print(comparison.text(question, neighbours, colluding))
-    print(fill(f"The exact chain, in other shapes. {planning.advice(question)}", 79, initial_indent="\n"))
-    print(f"\n{planning.table(question)}")
+    print(fill(f"The exact chain, in other shapes. {budget_planning.advice(question)}", 79, initial_indent="\n"))
+    print(f"\n{budget_planning.table(question)}")
     if plot is None:
         return
     others = [question._replace(epsilon=factor * epsilon) for factor in (1.0, 2.0, 4.0, 8.0)]
-    planning.plot(others, plot)
+    budget_planning.plot(others, plot)
     methods = plot.with_stem(f"{plot.stem}-ways")
     comparison.plot(question, methods, colluding)
     print(f"\nFrontiers for epsilon up to {others[-1].epsilon:g}: {plot}; all methods: {methods}")

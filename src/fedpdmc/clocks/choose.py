@@ -27,7 +27,7 @@ from fedpdmc.clocks.envelopes.record_polynomial import record_polynomial
 from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
 from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
 from fedpdmc.clocks.interval_thinning import IntervalClock
-from fedpdmc.clocks.segment_bounds import SegmentClock
+from fedpdmc.clocks.segment_thinning import SegmentClock
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from fedpdmc.console.compilations import Compilations
+from fedpdmc.console.compiler_progress import Compilations
 from fedpdmc.console.interrupts import check
 from fedpdmc.console.screens import View, clock, open_screen
 from fedpdmc.console.warnings import quiet_compiler

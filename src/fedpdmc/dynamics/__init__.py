@@ -4,7 +4,7 @@ from fedpdmc.dynamics.base import Dynamics
 from fedpdmc.dynamics.boomerang import Boomerang, FactorisedBoomerang
 from fedpdmc.dynamics.bouncy import BouncyParticle
 from fedpdmc.dynamics.flows import Flow, Line, Rotation, SegmentIntegrals
-from fedpdmc.dynamics.turns import QUARTER, QUARTER_TURNS, Turn
+from fedpdmc.dynamics.quarter_turns import QUARTER, QUARTER_TURNS, Turn
 from fedpdmc.dynamics.zigzag import ZigZag
 
 __all__ = [

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from fedpdmc._jax.random_streams import normals
 from fedpdmc.dynamics.flips_and_reflections import flipped, reflected
 from fedpdmc.dynamics.flows import Flow
-from fedpdmc.dynamics.turns import QUARTER_TURNS
+from fedpdmc.dynamics.quarter_turns import QUARTER_TURNS
 from fedpdmc.errors import InputError
 from fedpdmc.validation import non_negative
 

@@ -4,7 +4,7 @@ import equinox as eqx
 
 from fedpdmc.dynamics.base import Dynamics, rate, rate_or_turns
 from fedpdmc.dynamics.flows import Rotation
-from fedpdmc.dynamics.turns import QUARTER_TURNS
+from fedpdmc.dynamics.quarter_turns import QUARTER_TURNS
 
 
 class Boomerang(Dynamics):

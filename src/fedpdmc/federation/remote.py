@@ -21,7 +21,7 @@ from fedpdmc.members.noisy_derivatives import Noisy, release_point
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.account_status import AccountStatus
-from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.noise_shares import ShareTerms, from_sum
 from fedpdmc.sampling.engines.base import Federation
 from fedpdmc.whitening import Reference

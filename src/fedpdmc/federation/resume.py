@@ -30,7 +30,7 @@ from fedpdmc.sampling.engines import selective_requests
 from fedpdmc.sampling.factory import coordinator, coordinator_key, opening
 from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
-from fedpdmc.sampling.run_position import pack_position, pack_reference, unpack_position, unpack_reference
+from fedpdmc.sampling.run_state_arrays import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
 from fedpdmc.whitening import VB, Reference
 

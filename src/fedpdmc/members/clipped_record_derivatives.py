@@ -21,13 +21,13 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipping import check_inside, check_number
-from fedpdmc.members.record_sensitivity import RecordBounds, record_bounds
+from fedpdmc.members.model_file_sensitivity import RecordBounds, record_bounds
 from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.records import CONSTANTS, DESIGN, WEIGHTS, Layout, RecordModel, RecordSum
 from fedpdmc.potentials import Program
 from fedpdmc.privacy.accountant import up
-from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.declared_bounds import Bounds
 
 # Records per block.
 BLOCK = 1024

@@ -23,8 +23,8 @@ from fedpdmc.potentials import (
     Quadratic,
     StudentT,
 )
-from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model
 
 LARGEST = 1e100

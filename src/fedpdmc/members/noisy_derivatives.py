@@ -16,11 +16,11 @@ from fedpdmc.members.site import Site, derivatives, own_part
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.privacy.accountant import Sensitivity, up
-from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier, noise_scale, release, release_symmetric
 from fedpdmc.privacy.ledger_entries import FAULT, Reply, Request
-from fedpdmc.privacy.rounding import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
+from fedpdmc.privacy.rounding_error_bound import COX_REGION, LARGEST_SHARE, gradient_rounding, hessian_rounding
 from fedpdmc.privacy.schedule import REFERENCE, Schedule
 from fedpdmc.privacy.sensitivity import Model, averaged_sensitivity, derivative_sensitivity
 

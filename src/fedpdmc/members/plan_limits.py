@@ -8,12 +8,12 @@ import numpy as np
 
 from fedpdmc.errors import PlanRefused
 from fedpdmc.members.clipping import model_of
-from fedpdmc.members.file_arrivals import file_ceiling, file_change, file_limits
+from fedpdmc.members.model_file_arrivals import file_ceiling, file_change, file_limits
 from fedpdmc.members.run_coordinates import Opening, local_columns, whitened_control
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.rounding import COX_REGION, Limits, limits
+from fedpdmc.privacy.rounding_error_bound import COX_REGION, Limits, limits
 from fedpdmc.privacy.sensitivity import Model, sensitivity
 from fedpdmc.privacy.work_limit import MOST_CELLS, cells, most_passes, steepness
 

@@ -21,7 +21,7 @@ from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent, InputError, NotFinite, PlanRefused
 from fedpdmc.members.account_report import account_report
 from fedpdmc.members.clipping import fingerprint
-from fedpdmc.members.exposure import Exposure
+from fedpdmc.members.observed_time import Exposure
 from fedpdmc.members.plan_limits import LARGEST, PlanArrays, PlanLimits
 from fedpdmc.members.run_coordinates import Opening, less_public, local_columns
 from fedpdmc.members.site import Site

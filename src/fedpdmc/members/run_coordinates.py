@@ -12,13 +12,13 @@ import numpy as np
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks import AdaptiveClock, Choice, Clock, LatentClock
 from fedpdmc.clocks.choose import choose
-from fedpdmc.clocks.jumps import with_jumps
+from fedpdmc.clocks.discontinuous_potentials import with_jumps
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import Discontinuous, InputError
-from fedpdmc.members.file_arrivals import clipped_records
 from fedpdmc.members.member import Member
+from fedpdmc.members.model_file_arrivals import clipped_records
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.potentials import (

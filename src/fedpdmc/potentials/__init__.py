@@ -1,12 +1,5 @@
 """Potentials: what is sampled."""
 
-from fedpdmc.potentials.ball_polynomial import (
-    PolynomialCover,
-    PolynomialRemainder,
-    known_orders,
-    polynomial_on_lines,
-    polynomial_remainder,
-)
 from fedpdmc.potentials.base import Field, Potential, RateBound, Sum
 from fedpdmc.potentials.bent_spread_prior import BentSpreadPrior
 from fedpdmc.potentials.control_variate import ControlVariate, local_quadratic
@@ -16,9 +9,16 @@ from fedpdmc.potentials.latent import LatentPotential
 from fedpdmc.potentials.latent_program import LatentProgram
 from fedpdmc.potentials.linear_predictor import LinearPredictor, records_of
 from fedpdmc.potentials.losses import Logistic, Loss, Poisson, StudentT
+from fedpdmc.potentials.program_taylor import (
+    PolynomialCover,
+    PolynomialRemainder,
+    known_orders,
+    polynomial_on_lines,
+    polynomial_remainder,
+)
 from fedpdmc.potentials.quadratic import GaussianRecords, Quadratic, bare
 from fedpdmc.potentials.random_effects import RandomEffects
-from fedpdmc.potentials.redistributed_prior import Shared
+from fedpdmc.potentials.records_with_prior_share import Shared
 from fedpdmc.potentials.scale_mixture import ScaleLaw, ScaleMixture
 from fedpdmc.potentials.unknown_scale import LinearUnknownScale
 

@@ -29,8 +29,8 @@ from fedpdmc.enclosures import (
 )
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import NoEnclosure
+from fedpdmc.potentials.affine_rate_cells import LONGEST, best_lines, fitted_line, speed
 from fedpdmc.potentials.base import Field, Potential, RateBound
-from fedpdmc.potentials.cells import LONGEST, best_lines, fitted_line, speed
 from fedpdmc.potentials.quadratic import Quadratic
 
 # Rounding error of positions and velocities along a plan, relative to the largest entry.

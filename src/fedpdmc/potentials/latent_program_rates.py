@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc.enclosures import Curve, TimeInterval, enclose
 from fedpdmc.errors import NoEnclosure
-from fedpdmc.potentials.cells import LONGEST
+from fedpdmc.potentials.affine_rate_cells import LONGEST
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.jax_function import curved_path, reflection_rate
 from fedpdmc.potentials.latent import RateCell

@@ -10,7 +10,7 @@ from typing import Any
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.account_bounds import USUAL_EXCESS, account_limit, best_bound
 from fedpdmc.privacy.accountant import Sensitivity, best_order
-from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.ledger import Ledger
 from fedpdmc.privacy.ledger_entries import Account
 from fedpdmc.privacy.sensitivity import NEIGHBOURS

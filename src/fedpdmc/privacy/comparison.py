@@ -16,10 +16,10 @@ from typing import NamedTuple
 from fedpdmc.privacy.account_bounds import account_limit, arrival_cost, best_bound
 from fedpdmc.privacy.accountant import Sensitivity, best_order
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.budget_planning import FACTORS, HONEST, MIXING, Question, waste
 from fedpdmc.privacy.gaussian_epsilon_delta import gaussian_limit
 from fedpdmc.privacy.gaussian_mechanism import noise_multiplier
 from fedpdmc.privacy.noise_shares import LEAST_HONEST
-from fedpdmc.privacy.planning import FACTORS, HONEST, MIXING, Question, waste
 from fedpdmc.privacy.schedule import ONE_SHOT
 
 # Default number of colluding sites if the noise is shared.

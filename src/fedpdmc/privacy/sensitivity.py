@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import Sensitivity, up
-from fedpdmc.privacy.bounds import ROUNDING, Bounds
+from fedpdmc.privacy.declared_bounds import ROUNDING, Bounds
 
 NEIGHBOURS = {
     "replace": "one record is replaced by any other",

@@ -32,7 +32,7 @@ import math
 
 import numpy as np
 
-from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, largest_row, predictor_reach, row_bounds, slopes
 
 # The largest number of cells of a plan, by their public bound.

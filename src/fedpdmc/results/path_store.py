@@ -8,7 +8,7 @@ import copy
 import numpy as np
 
 from fedpdmc.dynamics import QUARTER, Flow
-from fedpdmc.dynamics.turns import first_waits
+from fedpdmc.dynamics.quarter_turns import first_waits
 from fedpdmc.errors import InputError
 from fedpdmc.results.skeleton import Block, Moments, Skeleton, join
 

@@ -13,8 +13,8 @@ from fedpdmc.console.interrupts import deferred
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.models.variables import StoredVariables, Variables
-from fedpdmc.results.certificate import Certificate
 from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
+from fedpdmc.results.exactness_certificate import Certificate
 from fedpdmc.results.function_averages import average, expectation, moments_of
 from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState, cannot_go_on

@@ -12,7 +12,7 @@ from fedpdmc.errors import InputError
 class RunState(NamedTuple):
     """Facts that JSON can hold, and arrays by name.
 
-    An archive and the store of a network study both hold one. `fedpdmc.sampling.run_position` says what the arrays are.
+    An archive and the store of a network study both hold one. `fedpdmc.sampling.run_state_arrays` says what the arrays are.
     """
 
     facts: dict[str, Any]

@@ -25,7 +25,7 @@ from fedpdmc.sampling.defaults import choose
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.expected_event_rate import suited
 from fedpdmc.sampling.one_shot import private_laplace
-from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.prior_redistribution import Redistributed
 from fedpdmc.whitening import Reference
 
 ANEW = (

@@ -15,7 +15,7 @@ from fedpdmc.members.member import Member
 from fedpdmc.models.grouped import SpreadPrior
 from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
-from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.prior_redistribution import Redistributed
 from fedpdmc.validation import integer, non_negative, one_of, optional_seed, positive
 from fedpdmc.whitening import Reference
 

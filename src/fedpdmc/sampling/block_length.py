@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpdmc.dynamics import QUARTER, Flow
-from fedpdmc.dynamics.turns import first_waits
+from fedpdmc.dynamics.quarter_turns import first_waits
 from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines.base import BlockMemory

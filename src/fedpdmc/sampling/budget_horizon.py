@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import BudgetSpent
-from fedpdmc.members.exposure import usual_speed
+from fedpdmc.members.observed_time import usual_speed
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.sampling.coordinator import State
 

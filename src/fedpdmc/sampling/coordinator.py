@@ -18,13 +18,13 @@ from fedpdmc._jax.compilation import apart
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, exponentials, uniforms
 from fedpdmc.clocks import Clock, Path, clock_for, follow, pick
 from fedpdmc.dynamics import QUARTER, Dynamics, Turn
-from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
+from fedpdmc.dynamics.quarter_turns import LEAST_WAIT, turn_velocities
 from fedpdmc.dynamics.walls import Walls
 from fedpdmc.plan import Arrival, Plan, TurnSchedule
 from fedpdmc.potentials import Potential, ScaleMixture
 from fedpdmc.sampling.by_chain import scan_segments, where_chains
 from fedpdmc.sampling.plan_horizon import plan_horizon
-from fedpdmc.sampling.prior_shares import shares
+from fedpdmc.sampling.prior_redistribution import shares
 
 NOTHING, REFRESHED, JUMPED, REJECTED = 0, 1, 2, 3
 

@@ -26,7 +26,7 @@ from fedpdmc.sampling.bent_spreads import spread_width
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
 from fedpdmc.sampling.laplace_reference import linear_control, prior_mean
 from fedpdmc.sampling.latent_checks import check_latents
-from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.prior_redistribution import Redistributed
 from fedpdmc.sampling.public_potential import public_potential
 from fedpdmc.sampling.reference_choice import make_controls, make_reference, usual_control, usual_reference
 from fedpdmc.sampling.sign_check import check_rays

@@ -13,7 +13,7 @@ from fedpdmc.console.progress import Display, Tick
 from fedpdmc.console.warnings import warn
 from fedpdmc.errors import BudgetSpent, InputError, LimitReached
 from fedpdmc.members.latent_handover import hand_over
-from fedpdmc.results.certificate import certificate
+from fedpdmc.results.exactness_certificate import certificate
 from fedpdmc.results.path_store import LEAST_DRAWS, MOST_DRAWS, DrawStore, SkeletonStore, Store
 from fedpdmc.results.posterior import Posterior
 from fedpdmc.results.run_state import RunState
@@ -28,7 +28,7 @@ from fedpdmc.sampling.factory import open_engine
 from fedpdmc.sampling.provenance import describe, versions
 from fedpdmc.sampling.reference_warning import LATENT_REMEDY, REMEDY, Distance, Unsuitable
 from fedpdmc.sampling.remaining_cost import CostEstimate, remedies, rounds_ahead
-from fedpdmc.sampling.run_position import Position, pack_choices, pack_position
+from fedpdmc.sampling.run_state_arrays import Position, pack_choices, pack_position
 from fedpdmc.sampling.same_sites import identify, members_of
 
 # Errors that end a run; the blocks so far are kept.

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float, Int
 from fedpdmc._jax.by_numpy import once
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.random_streams import ChainKeys, chain_keys, normals, uniforms
-from fedpdmc.clocks.choose_dense import LEAST_CHAINS, dense_choices
+from fedpdmc.clocks.choose_lockstep import LEAST_CHAINS, dense_choices
 from fedpdmc.console.progress import report
 from fedpdmc.dynamics import Dynamics, Turn
-from fedpdmc.dynamics.turns import first_waits
+from fedpdmc.dynamics.quarter_turns import first_waits
 from fedpdmc.members.member import Member
 from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.members.run_coordinates import USUAL_CHAIN_TIME, Opening, choose_clock, local_columns
@@ -35,7 +35,7 @@ from fedpdmc.sampling.engines.lockstep_blocks import LockstepEngine
 from fedpdmc.sampling.engines.network_and_prior import JoinedFederation
 from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
-from fedpdmc.sampling.prior_shares import shares
+from fedpdmc.sampling.prior_redistribution import shares
 
 # How much wider than the reference the starts of chains are if sites are remote.
 WIDE = 1.5

@@ -27,10 +27,10 @@ from fedpdmc.models.variables import coordinate_names, variables
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy import noise_aware
 from fedpdmc.privacy.budget import Budget
+from fedpdmc.privacy.budget_planning import Question
 from fedpdmc.privacy.comparison import exact_samples
 from fedpdmc.privacy.noise_aware import Gaussian, Release
 from fedpdmc.privacy.noise_shares import shared_words
-from fedpdmc.privacy.planning import Question
 from fedpdmc.privacy.schedule import ONE_SHOT, PRIVATE_LAPLACE
 from fedpdmc.privacy.sensitivity import Model, sensitivity
 from fedpdmc.results.path_store import DrawStore

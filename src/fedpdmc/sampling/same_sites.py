@@ -24,7 +24,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.potentials import Quadratic
 from fedpdmc.privacy.ledger_entries import Request
 from fedpdmc.results.run_state import RunState
-from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.prior_redistribution import Redistributed
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, PriorSite, resolve_members
 
 AS_BEFORE = "Give the sites that sample() was given"

@@ -16,7 +16,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import UserModel
 from fedpdmc.potentials import BentSpreadPrior, LinearPredictor, Potential, Quadratic, RandomEffects
 from fedpdmc.potentials.padding import bucket, whole_vectors
-from fedpdmc.sampling.prior_shares import Redistributed
+from fedpdmc.sampling.prior_redistribution import Redistributed
 
 # Number of records that cost little compared with a compilation, and the largest padding factor beyond that.
 CHEAP, BURDEN = 256, 8

@@ -15,9 +15,9 @@ from fedpdmc.errors import InputError
 from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study import contract_keys as tables
-from fedpdmc.study.bound_model import BoundModel
 from fedpdmc.study.column import Column
 from fedpdmc.study.consistency import check_together
+from fedpdmc.study.contract_model import BoundModel
 from fedpdmc.study.formula import Design
 from fedpdmc.study.mixed_formula import Effects
 from fedpdmc.study.strict_toml import Table, naming_file, read_bytes
@@ -274,8 +274,8 @@ class Study:
 
         ``terms`` are the site's own arguments of `Budget`: the data set, and its budget for all studies together.
         """
-        from fedpdmc.privacy.bounds import Bounds
         from fedpdmc.privacy.budget import Budget
+        from fedpdmc.privacy.declared_bounds import Bounds
 
         if self.epsilon is None:
             return None

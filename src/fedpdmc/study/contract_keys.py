@@ -14,8 +14,8 @@ from fedpdmc.models.grouped import FAMILIES as GROUPED_FAMILIES
 from fedpdmc.models.grouped import SPREADS
 from fedpdmc.models.mixture_prior import MOST_DF
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
-from fedpdmc.study.bound_model import FILE, read_model
 from fedpdmc.study.column import Column
+from fedpdmc.study.contract_model import FILE, read_model
 from fedpdmc.study.mixed_formula import SITE, Effects, is_mixed, parse_mixed
 from fedpdmc.study.strict_toml import Table
 from fedpdmc.validation import one_script

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
 if TYPE_CHECKING:
-    from fedpdmc.study.bound_model import BoundModel
     from fedpdmc.study.column import Column
     from fedpdmc.study.contract import Study
+    from fedpdmc.study.contract_model import BoundModel
 
 DERIVATIVES = {
     "none": [],

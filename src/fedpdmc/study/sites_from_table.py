@@ -17,10 +17,10 @@ from fedpdmc.members.site import Site
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.families import family as record_family
 from fedpdmc.models.model_file.model import Model
-from fedpdmc.study.bound_model import FILE
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
+from fedpdmc.study.contract_model import FILE
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
 from fedpdmc.study.description import modelled, ratios, released, spread_words
 from fedpdmc.study.formula import Design, columns_of

@@ -10,7 +10,7 @@ on the rate alone, as long as the bound holds; so an envelope changes only the w
     Gives the rates on an interval of the path as polynomials of time up to a proved error, again a squeeze
     (`fedpdmc.clocks.interval_thinning`).
 `SegmentEnvelope`
-    Gives a constant that holds on a segment and a sharper bound at a point (`fedpdmc.clocks.segment_bounds`).
+    Gives a constant that holds on a segment and a sharper bound at a point (`fedpdmc.clocks.segment_thinning`).
 
 All costs are in one unit, gradients of the site's potential per unit of process time on one chain, so that
 `fedpdmc.clocks.choose` can compare them.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials import Potential, Program, Shared, Sum
 from fedpdmc.potentials.base import ROTATION_REACH, Field, RateBound
-from fedpdmc.potentials.clipped_records import ClippedRecords
+from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 
 RELATIVE_SLACK = 1e-9
 POSITION_SLACK = 1e-13

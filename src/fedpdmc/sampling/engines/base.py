@@ -15,7 +15,7 @@ from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
 from fedpdmc.results.skeleton import Block
 from fedpdmc.sampling.coordinator import Coordinator, State
-from fedpdmc.sampling.run_position import Position
+from fedpdmc.sampling.run_state_arrays import Position
 
 
 class Federation(abc.ABC):

@@ -23,7 +23,7 @@ from fedpdmc.sampling.coordinator import Coordinator, PublicKeys, State
 from fedpdmc.sampling.engines.base import BlockMemory, Engine
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation, Progress, begin, run_chunk
 from fedpdmc.sampling.engines.event_buffer import Record
-from fedpdmc.sampling.run_position import Position
+from fedpdmc.sampling.run_state_arrays import Position
 
 CHUNK_SECONDS = 0.25
 # Largest size of the knots of a chunk, on a processor and on an accelerator.

@@ -26,7 +26,7 @@ from fedpdmc.clocks.path import FINE
 from fedpdmc.clocks.superposed_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.unfinished_chains import gathered
 from fedpdmc.dynamics import QUARTER, Turn
-from fedpdmc.dynamics.turns import LEAST_WAIT, turn_velocities
+from fedpdmc.dynamics.quarter_turns import LEAST_WAIT, turn_velocities
 from fedpdmc.potentials.dense_rates import Curves, cosine_and_sine
 from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
 from fedpdmc.sampling.engines.event_buffer import Record

@@ -21,7 +21,7 @@ from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, Sta
 from fedpdmc.sampling.engines import pending_arrivals, selective_requests
 from fedpdmc.sampling.engines.base import BlockMemory, Engine, Federation
 from fedpdmc.sampling.engines.pending_arrivals import Kept
-from fedpdmc.sampling.run_position import Position
+from fedpdmc.sampling.run_state_arrays import Position
 
 # How far each chain may be planned from its present state, given the end of the block.
 Reach = Callable[[State, float], Float[Array, " C"]]

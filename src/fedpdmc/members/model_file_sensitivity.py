@@ -28,8 +28,8 @@ from fedpdmc.models.model_file.evaluation import evaluate
 from fedpdmc.models.model_file.model import Model
 from fedpdmc.models.model_file.source import Column
 from fedpdmc.privacy.accountant import up
-from fedpdmc.privacy.bounds import ROUNDING, Bounds
 from fedpdmc.privacy.branch_and_bound import PATIENCE, supremum
+from fedpdmc.privacy.declared_bounds import ROUNDING, Bounds
 from fedpdmc.privacy.sensitivity import largest_row
 
 # Maximum number of combinations of levels.

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from fedpdmc.privacy.accountant import Sensitivity, best_order, renyi_limit, run_epsilon
-from fedpdmc.privacy.comparison import exact_samples, one_shot_error, plot, text, ways
-from fedpdmc.privacy.planning import (
+from fedpdmc.privacy.budget_planning import (
     HONEST,
     MIXING,
     Question,
@@ -15,6 +14,7 @@ from fedpdmc.privacy.planning import (
     usual_sensitivity,
     waste,
 )
+from fedpdmc.privacy.comparison import exact_samples, one_shot_error, plot, text, ways
 
 QUESTION = Question(100_000, 5, 6, 1.0, 1e-6, usual_sensitivity(100_000, 5, 6), 2.0)
 

@@ -11,8 +11,8 @@ from tests.potentials.test_zoo_bounds import whitened
 from tests.zoo import CASES
 
 from fedpdmc.enclosures.multi_index import monomials, powers, products
-from fedpdmc.potentials import Program, ball_polynomial, polynomial_remainder
-from fedpdmc.potentials.ball_polynomial import form_norm
+from fedpdmc.potentials import Program, polynomial_remainder, program_taylor
+from fedpdmc.potentials.program_taylor import form_norm
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -106,7 +106,7 @@ def test_an_error_in_a_rule_is_not_taken_for_a_missing_enclosure(monkeypatch):
     def broken(function, balls):
         raise ValueError("a rule is wrong")
 
-    monkeypatch.setattr(ball_polynomial, "enclose", broken)
+    monkeypatch.setattr(program_taylor, "enclose", broken)
     with pytest.raises(ValueError, match="a rule is wrong"):
         polynomial_remainder(program_of(FOLLOWED["normal with a scale"]), np.zeros(3), NOISE)
 

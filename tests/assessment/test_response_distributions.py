@@ -12,9 +12,9 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.assessment.all_sites import Assessment
 from fedpdmc.assessment.at_site import PublicDraws, assess_site
 from fedpdmc.assessment.average_effects import effects
-from fedpdmc.assessment.outcome import Outcome
 from fedpdmc.assessment.predict import predict
 from fedpdmc.assessment.predictive_checks import censoring_times
+from fedpdmc.assessment.study_response import Outcome
 from fedpdmc.errors import InputError
 from fedpdmc.study.sites_from_table import sites
 

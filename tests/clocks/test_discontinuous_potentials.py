@@ -13,7 +13,7 @@ from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import answer
 from fedpdmc.clocks.choose import choose
-from fedpdmc.clocks.jumps import with_jumps
+from fedpdmc.clocks.discontinuous_potentials import with_jumps
 from fedpdmc.errors import InputError
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program

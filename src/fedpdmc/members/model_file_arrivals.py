@@ -2,7 +2,7 @@
 
 A flip's rate is ``(v_i ∂_i(U − q))_+ + ρ|v_i|``. The site computes ``∇U = Sᵀ G``, where G is a sum over records of gradients
 in the model's own parameters. Each is computed by itself, scaled down if it is longer than the certified bound b of
-`fedpdmc.members.record_sensitivity`, set to zero if it is not finite, and rounded to multiples of a power of two
+`fedpdmc.members.model_file_sensitivity`, set to zero if it is not finite, and rounded to multiples of a power of two
 (`fedpdmc.members.clipped_record_derivatives`), so that G is exact in every order of summation.
 
 **Sensitivity.** A record's part g has ``|g| ≤ b' = b(1 + 10⁻¹²) + √k q/2``, whatever its program computes, at the same
@@ -36,11 +36,20 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import InputError
 from fedpdmc.members.clipped_record_derivatives import SCALED, file_bounds, grid, held_sum, record_gradients
 from fedpdmc.models.model_file.records import CONSTANTS, WEIGHTS, RecordModel
-from fedpdmc.potentials.clipped_records import ClippedRecords
+from fedpdmc.potentials.clipped_gradient_potential import ClippedRecords
 from fedpdmc.privacy.accountant import Sensitivity, up
-from fedpdmc.privacy.bounds import Bounds
 from fedpdmc.privacy.budget import Budget
-from fedpdmc.privacy.rounding import FARTHEST, LARGEST_SHARE, LEVELS, MOST_SLOPE, STEEPEST, UNIT, Limits, gamma
+from fedpdmc.privacy.declared_bounds import Bounds
+from fedpdmc.privacy.rounding_error_bound import (
+    FARTHEST,
+    LARGEST_SHARE,
+    LEVELS,
+    MOST_SLOPE,
+    STEEPEST,
+    UNIT,
+    Limits,
+    gamma,
+)
 from fedpdmc.privacy.sensitivity import largest_row
 
 # Number of records whose gradients are computed at a time.

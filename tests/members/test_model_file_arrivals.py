@@ -12,7 +12,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.clocks.private_arrivals import time_grid
 from fedpdmc.errors import Discontinuous, InputError, PlanRefused
 from fedpdmc.federation.site_agent.start import open_agent
-from fedpdmc.members.file_arrivals import ClippedSum, clipped_records, file_change
+from fedpdmc.members.model_file_arrivals import ClippedSum, clipped_records, file_change
 from fedpdmc.members.private_site import PrivateSite, _arrays, _first, chain_secrets
 from fedpdmc.members.run_coordinates import Opening, less_public
 from fedpdmc.plan import Plan

@@ -208,7 +208,7 @@ def test_a_function_is_known_by_its_program_and_its_data():
 ELSEWHERE = """
 import sys
 import fedpdmc as fp
-from tests.sampling.test_extension import hospitals, of_function, prior
+from tests.sampling.test_continue_saved_run import hospitals, of_function, prior
 post = fp.load(sys.argv[1]).extend(duration=3.0, sites=hospitals(), prior=prior(), progress=False)
 print(post.draws(50).tobytes().hex(), of_function())
 """

@@ -17,7 +17,7 @@ from fedpdmc.clocks import VIOLATED, SegmentClock, answer
 from fedpdmc.clocks.choose import third_order
 from fedpdmc.clocks.envelopes.quadratic_rate_bound import signed_rates
 from fedpdmc.clocks.envelopes.third_order import ThirdOrder
-from fedpdmc.clocks.segment_bounds import Hazard
+from fedpdmc.clocks.segment_thinning import Hazard
 from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 from fedpdmc.privacy.accountant import Sensitivity, up
-from fedpdmc.privacy.bounds import Bounds
+from fedpdmc.privacy.declared_bounds import Bounds
 from fedpdmc.privacy.sensitivity import Model, largest_row, row_bounds, slopes
 
 UNIT = 2.0**-53

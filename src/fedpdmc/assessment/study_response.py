@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpdmc.assessment.laws import LAWS, Law, law_of
+from fedpdmc.assessment.response_distributions import LAWS, Law, law_of
 from fedpdmc.errors import InputError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from fedpdmc.sampling.communication_cost import GivenUp
 from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.driver import Sampler
 from fedpdmc.sampling.public_potential import public_potential
-from fedpdmc.sampling.run_position import unpack_choices, unpack_position, unpack_reference
+from fedpdmc.sampling.run_state_arrays import unpack_choices, unpack_position, unpack_reference
 from fedpdmc.sampling.same_sites import check_ledger, members_of
 
 

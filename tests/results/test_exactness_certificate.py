@@ -8,7 +8,7 @@ import numpy as np
 
 import fedpdmc as fp
 from fedpdmc.enclosures.registry import TAUGHT
-from fedpdmc.results.certificate import Certificate, certificate
+from fedpdmc.results.exactness_certificate import Certificate, certificate
 
 DATA = np.random.default_rng(0).normal(size=12)
 
