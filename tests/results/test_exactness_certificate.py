@@ -65,5 +65,5 @@ def test_jumps_and_walls_are_told_with_their_rules_and_saved(tmp_path):
     again = fp.load(tmp_path / "post").certificate
     assert list(again) == list(post.certificate) and str(again) == str(post.certificate)
     (entry,) = again
-    assert "at 12 surfaces" in entry["jumps"] and "test_certificate.py:" in entry["jumps"]
+    assert "at 12 surfaces" in entry["jumps"] and "test_exactness_certificate.py:" in entry["jumps"]
     assert "exp(-D)" in str(again) and "constraints: 1 walls" in str(again)
