@@ -13,8 +13,8 @@ from tests.support import DYNAMICS
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED
+from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.clocks.envelopes.flip_polynomial import flip_polynomial
-from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import PolynomialCover, PolynomialRemainder, Program, polynomial_on_lines
 

@@ -12,8 +12,8 @@ from tests.support import DYNAMICS, predictor
 
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import VIOLATED, clock_for
+from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.clocks.envelopes.record_polynomial import RecordPolynomial
-from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Quadratic, Sum
 

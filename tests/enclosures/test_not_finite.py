@@ -10,7 +10,7 @@ import fedpdmc as fp
 from fedpdmc._jax.by_numpy import by_numpy, mapped_by_numpy
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
-from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.enclosures import TimeInterval, enclose, not_finite_along, not_finite_at
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials

@@ -5,7 +5,7 @@ import pytest
 from tests.support import DYNAMICS
 
 from fedpdmc.clocks import Choice
-from fedpdmc.clocks.thinning import ThinnedClock
+from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.errors import InputError
 from fedpdmc.members.run_coordinates import _check_cost
 from fedpdmc.potentials import Program

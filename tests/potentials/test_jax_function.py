@@ -12,8 +12,8 @@ from tests.support import DYNAMICS, predictor, states
 import fedpdmc as fp
 from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, answer
+from fedpdmc.clocks.cell_thinning import cell_length
 from fedpdmc.clocks.envelopes.quadratic_rate_bound import evaluate
-from fedpdmc.clocks.thinning import cell_length
 from fedpdmc.enclosures.taylor_models.compositions import LOCAL
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan

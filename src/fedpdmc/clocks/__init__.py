@@ -1,6 +1,7 @@
 """Clocks: when the next event of a potential happens along a path."""
 
 from fedpdmc.clocks.base import Clock
+from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.clocks.choose import Choice, clock_for
 from fedpdmc.clocks.closed_form import AffineClock
 from fedpdmc.clocks.discontinuous_potentials import JumpClock
@@ -8,7 +9,6 @@ from fedpdmc.clocks.interval_thinning import IntervalClock
 from fedpdmc.clocks.path import FINE, NOT_FINITE, VIOLATED, Path, Walk, follow, pick
 from fedpdmc.clocks.private_latents import LatentClock
 from fedpdmc.clocks.segment_thinning import SegmentClock
-from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.clocks.uncertified import AdaptiveClock
 from fedpdmc.clocks.walking import answer, begin_walk, holding, walk_on
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks.base import Clock
+from fedpdmc.clocks.cell_thinning import ThinnedClock
 from fedpdmc.clocks.closed_form import AffineClock, ExponentialClock, is_exponential
 from fedpdmc.clocks.dense_settings import best_setting, dense_clocks, fits, gradient_price
 from fedpdmc.clocks.envelopes.ball_polynomial import MOST_CANDIDATES, BallPolynomial
@@ -28,7 +29,6 @@ from fedpdmc.clocks.envelopes.third_order import QuadraticPart, ThirdOrder
 from fedpdmc.clocks.envelopes.time_polynomial import time_polynomial
 from fedpdmc.clocks.interval_thinning import IntervalClock
 from fedpdmc.clocks.segment_thinning import SegmentClock
-from fedpdmc.clocks.thinning import ThinnedClock
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.potentials import (

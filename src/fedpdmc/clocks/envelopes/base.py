@@ -5,7 +5,7 @@ on the rate alone, as long as the bound holds; so an envelope changes only the w
 
 `PointEnvelope`
     Gives the rates at a point up to a proved error, a squeeze that decides most candidates, and bounds them by an
-    affine function from there on (`fedpdmc.clocks.thinning`).
+    affine function from there on (`fedpdmc.clocks.cell_thinning`).
 `IntervalEnvelope`
     Gives the rates on an interval of the path as polynomials of time up to a proved error, again a squeeze
     (`fedpdmc.clocks.interval_thinning`).
