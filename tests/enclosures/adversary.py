@@ -24,7 +24,8 @@ from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.enclosures.jets.jet import Balls, Jet, identity
 from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, NoEnclosure
-from fedpdmc.potentials.jax_function import _rates, curved_path
+from fedpdmc.potentials.jax_function import curved_path
+from fedpdmc.potentials.quadratic_rate_cells import series_rates
 
 # Cells for each kind of path, times on each, and the orders of Taylor models, one of them for each program.
 CELLS, TIMES, ORDERS = 10, 8, (ORDER, HIGH_ORDER)
@@ -214,7 +215,7 @@ def computed(compiled: bool, rate, rotating: bool, a, v, times) -> np.ndarray:
 
 def on_cells(compiled: bool, rate, rotating: bool, a, v, h, times):
     """Ends of the series on each cell, at the times."""
-    found = mapped(compiled, lambda one, other, length: _rates(rate, rotating, one, other, length), a, v, h)
+    found = mapped(compiled, lambda one, other, length: series_rates(rate, rotating, one, other, length), a, v, h)
     parts = (found.value, found.error, found.slope, found.low, found.high)
     value, error, slope, low, high = (np.asarray(part)[:, None] for part in parts)
     s = times[..., None]

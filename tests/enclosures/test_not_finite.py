@@ -17,7 +17,8 @@ from fedpdmc.enclosures.multi_index import monomials
 from fedpdmc.errors import Discontinuous, InputError, NotFinite
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program
-from fedpdmc.potentials.jax_function import _rates, curved_path
+from fedpdmc.potentials.jax_function import curved_path
+from fedpdmc.potentials.quadratic_rate_cells import series_rates
 
 COUNT = np.array([1.0, 0.0, 2.0])
 START = np.array([0.0, 0.4])
@@ -62,7 +63,7 @@ def whole(function):
 def bounds(program, flips):
     """The largest numbers of the bounds on a short interval through the start, in cells and as a Taylor model."""
     a, v = START - np.array([0.005, 0.0]), np.ones(2)
-    cell = by_numpy(lambda a, v, h: _rates(program._program(flips), False, a, v, h), a, v, 0.01)
+    cell = by_numpy(lambda a, v, h: series_rates(program._program(flips), False, a, v, h), a, v, 0.01)
     parts, error = by_numpy(
         lambda a, v, h: program.curves(False, flips, a, v, h, 2), a[:, None], v[:, None], np.array([0.01])
     )
@@ -182,7 +183,7 @@ def test_no_bound_is_made_across_an_edge(name, flips):
         np.array([[-1.0, 1], [1, 1], [-1, -1], [1, 1]]),
     )
     with np.errstate(all="ignore"):
-        cells = mapped_by_numpy(lambda *cell: _rates(rate, False, *cell), a, v, h)
+        cells = mapped_by_numpy(lambda *cell: series_rates(rate, False, *cell), a, v, h)
         curves = by_numpy(lambda *cell: enclose(rate, TimeInterval(2))(*curved_path(False, *cell, 2)), a.T, v.T, h)
         ends = np.sum(cells.value + cells.error + cells.slope + cells.high, 1), np.sum(curves.error, 0)
     for high in ends:

@@ -18,7 +18,7 @@ from fedpdmc.enclosures.taylor_models.compositions import LOCAL
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import Program, Shared, Sum, local_quadratic
-from fedpdmc.potentials.jax_function import _attempt
+from fedpdmc.potentials.quadratic_rate_cells import attempt
 from fedpdmc.whitening import Reference
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -80,7 +80,7 @@ def _bounds(program, built, dynamics, a, v):
     rates = speed * gradient if dynamics.flips else program.speeds(there, speed)
     top = chord(own.bound, cell(own.bound), FRACTIONS)
     rates_of, both = program._program(dynamics.flips), cell(other.bound)
-    *_, same = jax.vmap(lambda x, y, h: _attempt(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
+    *_, same = jax.vmap(lambda x, y, h: attempt(rates_of, dynamics.flow.rotating, x, y, h))(a, v, both)
     evenly = jnp.linspace(0.0, 1.0, 21)
     loads = [jnp.sum(jnp.maximum(chord(bound, both, evenly), 0.0)) for bound in (same, other.bound)]
     return top, rates.reshape(top.shape), own.gradient, other.gradient, loads

@@ -31,7 +31,7 @@ from fedpdmc.enclosures import Cell, Series, enclose
 from fedpdmc.enclosures.continuity.jump_surfaces import JumpSurfaces
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.potentials import Potential
-from fedpdmc.potentials.jax_function import path as path_of_program
+from fedpdmc.potentials.quadratic_rate_cells import path as path_of_program
 
 # How far before a surface the crossing is decided, and how far beyond it the potential is evaluated: relative to the
 # position, and to the terms of the comparison, whose rounding error is below the second.

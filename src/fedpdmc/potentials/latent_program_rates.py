@@ -12,8 +12,9 @@ from fedpdmc.enclosures import Curve, TimeInterval, enclose
 from fedpdmc.errors import NoEnclosure
 from fedpdmc.potentials.affine_rate_cells import LONGEST
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
-from fedpdmc.potentials.jax_function import curved_path, reflection_rate
+from fedpdmc.potentials.jax_function import curved_path
 from fedpdmc.potentials.latent import RateCell
+from fedpdmc.potentials.quadratic_rate_cells import reflection_rate
 from fedpdmc.potentials.random_effects_rates import POINTS
 
 # The order of the polynomials; the number of candidates that the error of a cell should add, and the largest number.

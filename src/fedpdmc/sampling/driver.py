@@ -127,9 +127,9 @@ class Sampler:
         burn-in, and no chain waits at its end for the slowest. The decision does not depend on what is kept.
         """
         joined = self.method.few_rounds and self.method.dynamics.turns and self.pace is None and self.keep == "skeleton"
+        if self.distance is not None:
+            self.distance.deciding = self._may_switch
         try:
-            if self.distance is not None:
-                self.distance.deciding = self._may_switch
             with self._display(progress, "burn-in") as display:
                 first = block_length.first_block(self.method, duration, ess) if joined else 0.0
                 whole = first + self.burn_in_time
@@ -187,7 +187,7 @@ class Sampler:
         )
 
     def _display(self, wanted: bool, title: str) -> Display:
-        return Display(wanted, title, None if self.watch is None else self.watch.status)
+        return Display(wanted, title, self.watch and self.watch.status)
 
     def position(self) -> Position:
         """Where the run is."""
@@ -321,8 +321,7 @@ class Sampler:
                 so_far = self.posterior()
                 display.quality(min(so_far.ess().values()), max(so_far.rhat().values()))
 
-    def _forget(self, block: Block) -> None:
-        pass
+    def _forget(self, block: Block) -> None: ...
 
     def _keep_since_zero(self, block: Block) -> None:
         """Keep what comes after the burn-in."""
