@@ -174,7 +174,7 @@ def test_rounding_neither_hides_a_surface_nor_asks_twice(center, scale, start):
 
 def test_a_surface_that_rounding_hides_is_refused():
     program = Program(lambda x, t: jnp.where(x[0] + 1e12 > t, 1.0, 0.0), jnp.asarray(1e12), 1)
-    with pytest.raises(InputError, match="rounding hides.*test_jumps.py"):
+    with pytest.raises(InputError, match="rounding hides.*test_discontinuous_potentials.py"):
         jumping(program, fp.ZigZag())
 
 

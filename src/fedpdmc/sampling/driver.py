@@ -187,7 +187,7 @@ class Sampler:
         )
 
     def _display(self, wanted: bool, title: str) -> Display:
-        return Display(wanted, title, self.watch and self.watch.status)
+        return Display(wanted, title, None if self.watch is None else self.watch.status)
 
     def position(self) -> Position:
         """Where the run is."""
