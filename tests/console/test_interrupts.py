@@ -85,7 +85,7 @@ def test_parties_that_wait_for_each_other(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sign", ["finding the mode", "compiling (site", "burn-in (compiling)", "ESS", "done in"])
+@pytest.mark.parametrize("sign", ["checking the tails", "compiling (site", "burn-in (compiling)", "ESS", "done in"])
 @pytest.mark.parametrize("presses", [1, 2])
 def test_the_demonstration_at_any_moment(tmp_path, sign, presses):
     # Without what earlier runs have compiled.
