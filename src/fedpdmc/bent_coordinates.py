@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 # In maps that sites accept: the least straight part of ``T'(0)``, so that ``T'(0) / 20 ≤ T'(u) ≤ T'(0) e^{|u|}``, and the
 # largest ``T'(0)``, to which a posterior has about one standard deviation of a log spread. Priors of spreads have up to π/2.
 LEAST_STRAIGHT, STEEPEST = 0.05, 4.5
-# κ of the exponentials, and how many numbers a bend has: b, c, α and β.
+# κ of the exponentials, multiples of the first, and how many numbers a bend has: b, c, α and β.
 RATES = (0.5, 1.0)
 NUMBERS = 2 + 2 * len(RATES)
 
@@ -35,31 +35,35 @@ def straight(count: int) -> np.ndarray:
     return numbers
 
 
+def _terms(u: Any, numbers: Any) -> list[tuple[float, Any, Any, Any, Any]]:
+    """Of each κ: κ, α and β, ``e^{−κu}`` and ``e^{κu}``. They are powers of one exponential of each sign."""
+    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
+    down, up = exp(-RATES[0] * u), exp(RATES[0] * u)
+    return [(RATES[i], numbers[2 + i], numbers[2 + k + i], down ** (i + 1), up ** (i + 1)) for i in range(k)]
+
+
 def bent(u: Any, numbers: Any) -> Any:
     """``T(u)``, with the numbers along their first axis."""
-    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
     total = numbers[0] + numbers[1] * u
-    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
-        total = total + (above * exp(rate * u) - below * exp(-rate * u)) / rate
+    for rate, below, above, down, up in _terms(u, numbers):
+        total = total + (above * up - below * down) / rate
     return total
 
 
 def steepness(u: Any, numbers: Any) -> Any:
     """``T'(u)``."""
-    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
     total = numbers[1] + 0.0 * u
-    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
-        total = total + above * exp(rate * u) + below * exp(-rate * u)
+    for _, below, above, down, up in _terms(u, numbers):
+        total = total + above * up + below * down
     return total
 
 
 def curvatures(u: Any, numbers: Any) -> tuple[Any, Any]:
     """``T''(u)`` and ``T'''(u)``."""
-    exp, k = np.exp if isinstance(u, np.ndarray) else jnp.exp, len(RATES)
     second, third = 0.0 * u, 0.0 * u
-    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
-        up, down = rate * above * exp(rate * u), rate * below * exp(-rate * u)
-        second, third = second + up - down, third + rate * (up + down)
+    for rate, below, above, down, up in _terms(u, numbers):
+        rising, falling = rate * above * up, rate * below * down
+        second, third = second + rising - falling, third + rate * (rising + falling)
     return second, third
 
 
@@ -88,21 +92,18 @@ def enclosed(least: Any, most: Any, aside: Any, numbers: Any) -> tuple[Any, Any,
     e^{κ most})``. So ``|Im T| ≤ D |Im u|``; and T at u differs from T at ``Re u`` by at most ``(D − c) |Im u|`` in its real
     part, to which the straight part adds nothing.
     """
-    more, k = 0.0 * least, len(RATES)
-    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
-        # None where the number is zero, also if the exponential overflows.
-        more = more + jnp.where(below > 0, below * jnp.exp(-rate * least), 0.0)
-        more = more + jnp.where(above > 0, above * jnp.exp(rate * most), 0.0)
+    more = 0.0 * least
+    # None where the number is zero, also if the exponential overflows.
+    for (_, below, _, down, _), (_, _, above, _, up) in zip(_terms(least, numbers), _terms(most, numbers), strict=True):
+        more = more + jnp.where(below > 0, below * down, 0.0) + jnp.where(above > 0, above * up, 0.0)
     return numbers[1] + more, _real(least, numbers) - more * aside, _real(most, numbers) + more * aside
 
 
 def _real(u, numbers):
     """``T(u)``, without exponentials of number zero."""
-    k = len(RATES)
     total = numbers[0] + numbers[1] * u
-    for rate, below, above in zip(RATES, numbers[2 : 2 + k], numbers[2 + k :], strict=True):
-        total = total + jnp.where(above > 0, above * jnp.exp(rate * u), 0.0) / rate
-        total = total - jnp.where(below > 0, below * jnp.exp(-rate * u), 0.0) / rate
+    for rate, below, above, down, up in _terms(u, numbers):
+        total = total + jnp.where(above > 0, above * up, 0.0) / rate - jnp.where(below > 0, below * down, 0.0) / rate
     return total
 
 

@@ -14,7 +14,8 @@ from fedpdmc.potentials.grouped_records import block_size, by_group, in_blocks, 
 def test_blocks_cover_the_records_once(records):
     size = block_size(records)
     assert records % size == 0
-    places = in_blocks(lambda cut, total: total + jnp.sum(cut(jnp.arange(records))), jnp.ones(records), jnp.zeros(()))
+    count = jnp.asarray(float(records))
+    places = in_blocks(lambda cut, total: total + jnp.sum(cut(jnp.arange(records))), records, count, jnp.zeros(()))
     assert int(places) == records * (records - 1) // 2
 
 
@@ -29,7 +30,7 @@ def test_blocks_of_padding_alone_are_not_touched(own):
     def block(cut, sums):
         return sums + jnp.sum(cut(jnp.asarray(weight)) * cut(jnp.asarray(values)))
 
-    assert float(in_blocks(block, jnp.asarray(weight), jnp.zeros(()))) == own * (own + 1) / 2
+    assert float(in_blocks(block, total, jnp.asarray(float(own)), jnp.zeros(()))) == own * (own + 1) / 2
 
 
 @pytest.mark.parametrize("groups", [1, 5])
@@ -56,6 +57,6 @@ def test_sums_in_blocks_by_group_are_those_of_all_records():
     def block(cut, sums):
         return sums + by_group(cut(jnp.asarray(weight))[:, None] * cut(jnp.asarray(values)), cut(jnp.asarray(index)), 9)
 
-    found = jax.jit(lambda start: in_blocks(block, jnp.asarray(weight), start))(jnp.zeros((9, 2)))
+    found = jax.jit(lambda start: in_blocks(block, 96, jnp.asarray(70.0), start))(jnp.zeros((9, 2)))
     expected = np.stack([(weight[:, None] * values)[index == g].sum(0) for g in range(9)])
     np.testing.assert_allclose(found, expected, atol=1e-13)

@@ -67,10 +67,12 @@ def apart(function: Callable[..., T], *args: Array, number: Shaped[Array, " C"])
     if number.shape[0] < FEW_CHAINS or jax.default_backend() != "cpu":
         return function(*args)
     turns = jnp.where(number[0] < 0, 2, 1)
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+    # Traced once, for its shapes and for the loop.
+    traced = jax.jit(function, inline=True)
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(traced, *args))
     _, out = jax.lax.while_loop(
         lambda carry: carry[0] < turns,
-        lambda carry: (carry[0] + 1, function(*args)),
+        lambda carry: (carry[0] + 1, traced(*args)),
         (jnp.zeros((), turns.dtype), empty),
     )
     return out

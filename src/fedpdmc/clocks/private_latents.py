@@ -216,7 +216,11 @@ class LatentClock(Clock[LatentWalk]):
         begun = jax.lax.cond(jnp.any(state.new), lambda: self._begun(state, path, keys), lambda: state)
         state = self._cell(_passed(begun, path), path, keys)
         a, v = path.state(self.dynamics, state.walk.segment, state.walk.offset)
-        return self._silenced(self._decided(state, path, a, v), path, keys, a)
+        due, floor = state.due, path.floor if self.history else None
+        if floor is not None:
+            due = due & (state.times[:, -1] <= floor)
+        waiting, due = enough(jnp.stack([state.waiting, due]), _moving(state))
+        return self._silenced(self._decided(state, waiting, path, a, v), due, path, keys, a)
 
     def _cell(self, state: LatentWalk, path: Path, keys: ChainKeys) -> LatentWalk:
         """Bound the rate on a cell and go to the first candidate, to the silent event, or to the cell's end."""
@@ -229,30 +233,27 @@ class LatentClock(Clock[LatentWalk]):
         def search(rows):
             (a, v, zeta, room), (number, draws), keys = rows
             cell = self.potential.cell(a, v, zeta, room)
-            since, threshold, ceiling, hit, whole = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
-            known = cell.polynomial(since)
+            first = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
             finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values), 0) | (room <= 0)
-            found = (threshold, ceiling, known - cell.error, known + cell.error, since, cell.length, hit, whole, finite)
-            return jnp.stack([jnp.asarray(x, float) for x in found], 1)
+            return jnp.concatenate([first, jnp.stack([cell.length, cell.error, finite])]).T
 
         room = jnp.minimum(remaining, before)
         rows = ((a, v, state.zeta, room), (path.number, walk.draws), keys)
-        found = in_turns(search, moving, rows, 9)
-        since, length = found[:, 4], found[:, 5]
-        hit, whole, finite = (found[:, k] > 0 for k in (6, 7, 8))
+        threshold, ceiling, known, since, hit, whole, length, error, finite = in_turns(search, moving, rows, 9).T
+        hit, whole, finite = hit > 0, whole > 0, finite > 0
         ends = whole & (length >= remaining)
         segment, offset, over = advance(path, walk.segment, walk.offset, since, ends)
         moved = walk.moved(path, segment, offset, over, walk.mark, jnp.where(finite, FINE, NOT_FINITE))
         moved = eqx.tree_at(lambda w: w.passes, moved, moved.passes + POINTS)
         due = whole & (length >= before) & ~over
         own = (keep_done(~moving, walk, moved), state.waiting | moving & hit & ~over & finite, state.due | moving & due)
-        candidate = jnp.where(moving[:, None], found[:, :4], state.candidate)
+        squeezed = jnp.stack([threshold, ceiling, known - error, known + error], 1)
+        candidate = jnp.where(moving[:, None], squeezed, state.candidate)
         return eqx.tree_at(lambda s: (s.walk, s.waiting, s.due, s.candidate), state, (*own, candidate))
 
-    def _decided(self, state: LatentWalk, path: Path, a, v) -> LatentWalk:
-        """The exact rate at candidates, where enough chains wait for it."""
-        walk, which = state.walk, enough(state.waiting, _moving(state))
-        rows = (a, state.zeta)
+    def _decided(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, a, v) -> LatentWalk:
+        """The exact rate at the candidates of these chains."""
+        walk, rows = state.walk, (a, state.zeta)
         gradient = in_turns(lambda rows: self.potential.gradients(*rows), which, rows, a.shape[1])
         rate = jnp.sum(gradient * v, -1)
         threshold, ceiling, least, most = state.candidate.T
@@ -262,18 +263,14 @@ class LatentClock(Clock[LatentWalk]):
             lambda s: (s.walk, s.waiting), state, (keep_done(~which, walk, decided), state.waiting & ~which)
         )
 
-    def _silenced(self, state: LatentWalk, path: Path, keys: ChainKeys, a) -> LatentWalk:
-        """Apply silent events, where enough chains have one."""
-        due, floor = state.due, path.floor if self.history else None
-        if floor is not None:
-            due = due & (state.times[:, -1] <= floor)
-        which = enough(due, _moving(state))
+    def _silenced(self, state: LatentWalk, which: Bool[Array, " C"], path: Path, keys: ChainKeys, a) -> LatentWalk:
+        """Apply the silent events of these chains."""
         zeta, wait = self._moved(which, a, state.zeta, path, keys, state.count)
         silent = jnp.where(which, state.silent + wait, state.silent)
         moved = eqx.tree_at(
             lambda s: (s.zeta, s.silent, s.count, s.due), state, (zeta, silent, state.count + which, state.due & ~which)
         )
-        if floor is None:
+        if path.floor is None or not self.history:
             return moved
         times = jnp.concatenate([state.silent[:, None], state.times[:, :-1]], 1)
         before = jnp.concatenate([state.zeta[:, None], state.before[:, :-1]], 1)
@@ -297,38 +294,36 @@ def _moving(state: LatentWalk) -> Bool[Array, " C"]:
     return ~(state.walk.done | state.waiting | state.due)
 
 
-def _candidate(cell: RateCell, u: Float[Array, "n C"]):
-    """The first candidate that the polynomial does not surely reject: time, threshold, ceiling, and whether there is one.
+def _candidate(cell: RateCell, u: Float[Array, "n C"]) -> Float[Array, "6 C"]:
+    """Where a cell is left: at the first candidate that the polynomial does not surely reject, or at its end.
 
-    Last, whether the cell was passed without one.
+    Returns the level that the rate must exceed there, its bound, the polynomial, the time, whether a candidate is there, and
+    whether the cell was passed without one.
 
     On each part of the cell ``p + error`` is at most the largest Bernstein coefficient plus the error. Candidates come at
     that rate, constant on a part. Those with a threshold above ``p + error`` are rejected at once. After `CANDIDATES` of
-    them the cell ends at the last.
+    them the cell ends at the last. All are drawn together: a loop over them would be many small kernels.
     """
     corners = jnp.einsum("pij,jc->pic", jnp.asarray(to_bernstein(POINTS, PARTS)), cell.values)
     ceilings = jnp.maximum(jnp.max(corners, 1) + cell.error, 0.0)
     part = cell.length / PARTS
-    hazard = jnp.concatenate([jnp.zeros((1, part.shape[0])), jnp.cumsum(ceilings * part, 0)])
-
-    def propose(carry, chance):
-        since, level, threshold, ceiling, hit, going = carry
-        target = level + chance[0]
-        inside = target < hazard[-1]
-        place = jnp.clip(jnp.sum(hazard[1:] <= target, 0), 0, PARTS - 1)
-        top = jnp.take_along_axis(ceilings, place[None], 0)[0]
-        begun = jnp.take_along_axis(hazard, place[None], 0)[0]
-        at = place * part + (target - begun) / jnp.where(top > 0, top, 1.0)
-        at = jnp.where(inside, jnp.minimum(at, cell.length), cell.length)
-        bar = chance[1] * top
-        rejected = bar > cell.polynomial(at) + cell.error
-        found = (at, target, bar, top, inside & ~rejected, inside & rejected)
-        return tuple(jnp.where(going, new, old) for new, old in zip(found, carry, strict=True)), None
-
-    zeros, yes = jnp.zeros_like(part), jnp.ones(part.shape, bool)
+    hazard = _running_sums(ceilings * part)
     waits, heights = jnp.moveaxis(u.reshape(CANDIDATES, 2, -1), 1, 0)
-    chances = jnp.stack([exponentials(waits), heights], 1)
-    (since, _, threshold, ceiling, hit, going), _ = jax.lax.scan(
-        propose, (zeros, zeros, zeros, zeros, ~yes, yes), chances
-    )
-    return since, threshold, ceiling, hit, ~going & ~hit
+    target = _running_sums(exponentials(waits))[1:]
+    inside = target < hazard[-1]
+    place = jnp.minimum(jnp.sum(hazard[1:, None] <= target, 0), PARTS - 1)
+    top, begun = (jnp.take_along_axis(table, place, 0) for table in (ceilings, hazard))
+    since = jnp.minimum(place * part + (target - begun) / jnp.where(top > 0, top, 1.0), cell.length)
+    since = jnp.where(inside, since, cell.length)
+    bar, known = heights * top, jax.vmap(cell.polynomial)(since)
+    hit = inside & (bar <= known + cell.error)
+    # The first that is not rejected, or beyond the cell; the last if there is none.
+    first = jnp.argmax((hit | ~inside).at[-1].set(True), 0)
+    chosen = jnp.arange(CANDIDATES)[:, None] == first
+    return jnp.sum(jnp.where(chosen, jnp.stack([bar, top, known, since, hit, ~inside]), 0.0), 1)
+
+
+def _running_sums(x: Float[Array, "n C"]) -> Float[Array, "m C"]:
+    """The sums of the first none, one, two, … rows, in one kernel."""
+    n = x.shape[0]
+    return jnp.sum(jnp.where(np.tri(n + 1, n, -1, dtype=bool)[..., None], x, 0.0), 1)

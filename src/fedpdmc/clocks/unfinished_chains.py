@@ -84,9 +84,9 @@ def in_turns(
 
     It gathers few arrays and writes one back, because each of them adds a kernel to compile.
     """
-    chains, count = which.shape[0], jnp.sum(which)
+    chains = which.shape[0]
     lanes = lane_count(chains)
-    # These chains first; all others are beyond the last row.
+    # These chains first; all others are beyond the last row, which ends the loop: a sum is three kernels to compile.
     order = jnp.pad(first_of(which), (0, lanes), constant_values=chains)
 
     def some(carry):
@@ -94,14 +94,15 @@ def in_turns(
         index = jax.lax.dynamic_slice(order, (turn * lanes,), (lanes,))
         return turn + 1, out.at[index].set(function(gathered(index, rows)), mode="drop")
 
-    start = (jnp.zeros((), count.dtype), jnp.zeros((chains, width)))
-    return jax.lax.while_loop(lambda carry: carry[0] * lanes < count, some, start)[1]
+    start = (jnp.zeros((), order.dtype), jnp.zeros((chains, width)))
+    return jax.lax.while_loop(lambda carry: order[carry[0] * lanes] < chains, some, start)[1]
 
 
-def enough(which: Bool[Array, " C"], moving: Bool[Array, " C"]) -> Bool[Array, " C"]:
-    """These chains if they fill a batch, or if few others are moving that could join them; else none."""
-    lanes = lane_count(which.shape[0])
-    return which & (jnp.sum(which) >= jnp.minimum(lanes, 1 + jnp.sum(moving) // LEAST_LANES))
+def enough(which: Bool[Array, "k C"], moving: Bool[Array, " C"]) -> Bool[Array, "k C"]:
+    """Of several kinds of chains those that fill a batch, or that few others are moving to join; else none of the kind."""
+    counts = jnp.sum(jnp.concatenate([which, moving[None]]), 1)
+    full = counts[:-1] >= jnp.minimum(lane_count(which.shape[1]), 1 + counts[-1] // LEAST_LANES)
+    return which & full[:, None]
 
 
 def served(

@@ -34,7 +34,7 @@ def block_size(records: int) -> int:
 
 
 def in_blocks(
-    block: Callable[[Callable[[Array], Array], S], S], weight: Float[Array, " N"], start: S
+    block: Callable[[Callable[[Array], Array], S], S], size: int, records: Num[Array, ""], start: S
 ) -> S:  # fmt: skip
     """``sums = block(cut, sums)`` for one block of records after the other; blocks of padding alone are left out.
 
@@ -42,15 +42,16 @@ def in_blocks(
     ----------
     block : callable
         ``cut`` takes the block's records of an array.
-    weight : array of shape (N,)
-        Zero for padding, which is at the end.
+    size : int
+        The length of these arrays.
+    records : array of shape ()
+        How many of them are not padding, which is at the end.
     start : pytree of arrays
         The sums before the first block.
     """
-    size = block_size(weight.shape[0])
+    step = block_size(size)
 
     def one(k, sums):
-        return block(lambda x: jax.lax.dynamic_slice_in_dim(x, k * size, size), sums)
+        return block(lambda x: jax.lax.dynamic_slice_in_dim(x, k * step, step), sums)
 
-    last = jnp.max(jnp.where(weight > 0, jnp.arange(1, weight.shape[0] + 1), 0))
-    return jax.lax.fori_loop(0, -(-last // size), one, start)
+    return jax.lax.fori_loop(0, jnp.ceil(records / step).astype(int), one, start)

@@ -49,8 +49,10 @@ if TYPE_CHECKING:
 
 # Points of a cell, the error of its polynomial, strips that are tried in turn as shares of the widest, and the widest.
 POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (0.9, 1.1, 0.7, 0.3, 0.01), 2.5
-# Relative room for rounding in B.
-ROUNDING = 1e-11
+# Groups up to which all of these strips are tried at once.
+FEW_GROUPS = 4
+# Relative room for rounding in B, and in hyperbolic functions.
+ROUNDING, SLACK = 1e-11, 1e-15
 # The least ϱ; the farthest that its ellipse reaches from the cell's beginning, in units of b; and that of a first guess.
 LEAST_ELLIPSE, FARTHEST, GUESSED = 2.0, math.sqrt(10.0), 0.3
 
@@ -60,9 +62,9 @@ class InformedRemainder(PrivateRemainder):
 
     Attributes
     ----------
-    rows : (N + r + G r + 2, d)
+    rows : (N + r + G r + 3 + d, d)
         Linear forms of a, in one matrix, so that they are one product: of the predictors without the effects,
-        ``T⁻¹(log τ)``, m, ``log σ`` and ``φ``.
+        ``T⁻¹(log τ)``, m, ``log σ``, ``φ``, and of the control variate ``½aᵀPa + l·a`` the form l and the rows of P.
     offset, spread, center, log_scale, turn : (N,), (r,), (G, r), (), ()
         Their values at ``a = 0``.
     bend : (6, r)
@@ -86,7 +88,6 @@ class InformedRemainder(PrivateRemainder):
     weight: Float[Array, " N"]
     index: Int[Array, " N"]
     present: Float[Array, " G"]
-    control: Quadratic
     counts: Float[Array, " G"]
     stats: Float[Array, "3 G"]
     most: Float[Array, "G r"]
@@ -106,10 +107,11 @@ class InformedRemainder(PrivateRemainder):
         offset, none = model.offset + model.design @ beta, jnp.zeros_like(rows[:1])
         own = (rows[p:first] if scaled else none, rows[-1:] if model.correlated else none)
         m = slope.reshape(-1, dim) @ rows
-        forms = jnp.concatenate([model.design @ rows[:p], rows[first : first + r], m, *own])
         control = Quadratic(jnp.zeros((dim, dim)), jnp.zeros(dim)) if control is None else control
-        precision = rows.T @ control.precision @ rows
-        whole = Quadratic(precision, rows.T @ (control.precision @ at + control.linear))
+        linear = (control.precision @ at + control.linear) @ rows
+        forms = jnp.concatenate([
+            model.design @ rows[:p], rows[first : first + r], m, *own, linear[None], rows.T @ control.precision @ rows
+        ])  # fmt: skip
 
         def largest(values):
             held = jnp.where(model.weight.reshape(-1, *[1] * (values.ndim - 1)) > 0, values, 0.0)
@@ -122,7 +124,7 @@ class InformedRemainder(PrivateRemainder):
         bend = jnp.asarray(straight(r)) if model.bend is None else model.bend
         return cls(
             forms, offset, at[first : first + r], bend, center, s, phi, information, model.effects, model.response,
-            model.weight, model.index, model.present, whole, model.summed(model.weight), stats,
+            model.weight, model.index, model.present, model.summed(model.weight), stats,
             largest(jnp.abs(model.effects)), model.family,
         )  # fmt: skip
 
@@ -140,14 +142,14 @@ class InformedRemainder(PrivateRemainder):
         return zeta.T.reshape(*self.center.shape, zeta.shape[0])
 
     def _forms(self, a):
-        """The linear forms: of the predictors, ``T⁻¹(log τ)``, m, ``log σ`` and ``φ``."""
+        """The linear forms: of the predictors, ``T⁻¹(log τ)``, m, ``log σ``, ``φ``, l and P."""
         (n,), (groups, r) = self.offset.shape, self.center.shape
         design, spread, slope, rest = jnp.split(self.rows @ a, (n, n + r, n + r + groups * r))
-        return design, spread, slope.reshape(groups, r, -1), rest[0], rest[1]
+        return design, spread, slope.reshape(groups, r, -1), rest[0], rest[1], rest[2], rest[3:]
 
     def _linear(self, a):
         """Predictors without the effects, ``log τ``, m, ``log σ`` and ``φ``."""
-        design, spread, slope, scale, turn = self._forms(a)
+        design, spread, slope, scale, turn, *_ = self._forms(a)
         rho = bent(self.spread[:, None] + spread, self.bend[..., None])
         at = self.offset[:, None] + design, rho, self.center[..., None] + slope
         return (*at, self.log_scale + scale, self.turn + turn)
@@ -171,13 +173,12 @@ class InformedRemainder(PrivateRemainder):
     def forms(self, a, v) -> Forms:
         """The linear forms of columns ``a``, ``v`` of shape (d, C)."""
         both, chains = jnp.concatenate([a, v], 1), a.shape[1]
-        own, linear = self.control.precision @ both, self.control.linear @ both
+        whole, *others, linear, own = self._forms(both)
         bend = jnp.sum(both * own, 0)
         control = jnp.stack([
             jnp.sum(a * own[:, chains:], 0), 0.5 * (bend[chains:] - bend[:chains]), linear[:chains], linear[chains:],
         ])  # fmt: skip
-        found = [(form[..., :chains], form[..., chains:]) for form in self._forms(both)]
-        return Forms._make([*found, control])
+        return Forms._make([whole, *((form[..., :chains], form[..., chains:]) for form in others), control])
 
     def _along(self, forms: Forms, c, s, zeta):
         """``v·∇_a R`` at the angles of the rotation with these cosines and sines, of shape (P, C)."""
@@ -214,11 +215,12 @@ class InformedRemainder(PrivateRemainder):
                 second = (self.family.scale_slope(eta, y, log_scale),) if self.family.scaled else ()
                 return tuple(weight * part for part in (first, *second))
 
-            form = (cut(part)[:, None] for part in design)
+            form = jnp.split(cut(design)[:, None], 2, -1)
             made = apart(parts, *form, *turn, *effects, log_scale, number=self.index)
             return tuple(total + jnp.sum(part, 0) for total, part in zip(sums, made, strict=True))
 
-        return in_blocks(block, self.weight, (jnp.zeros_like(log_scale),) * (1 + self.family.scaled))
+        start = (jnp.zeros_like(log_scale),) * (1 + self.family.scaled)
+        return in_blocks(block, self.weight.shape[0], jnp.sum(self.counts), start)
 
     def rates(self, a, v, zeta):
         """``v·∇_a R`` of columns ``a``, ``v`` of shape (d, C) and ``zeta`` (G, r, C), complex ones too."""
@@ -236,10 +238,11 @@ class InformedRemainder(PrivateRemainder):
         by_effect = by_group(slope[:, None] * self.effects[..., None], self.index, self.present.shape[0])
         drho, dm, dphi = back((by_effect, jnp.ones(a.shape[1])))
         scale = self.weight[:, None] * self.family.scale_slope(eta, y, s) if self.family.scaled else jnp.zeros_like(eta)
-        every = jnp.concatenate(
-            [slope, steep * drho, dm.reshape(-1, dm.shape[-1]), jnp.sum(scale, 0)[None], dphi[None]]
-        )
-        return (self.rows.T @ every - self.control.precision @ a - self.control.linear[:, None]).T
+        every = jnp.concatenate([
+            slope, steep * drho, dm.reshape(-1, dm.shape[-1]), jnp.sum(scale, 0)[None], dphi[None],
+            -jnp.ones_like(a[:1]), -a,
+        ])  # fmt: skip
+        return (self.rows.T @ every).T
 
     def cell(self, a, v, zeta, room):
         """The rate by interpolation, on a cell as long as the error allows."""
@@ -257,7 +260,8 @@ class InformedRemainder(PrivateRemainder):
         def amplitude(form):
             return jnp.sqrt(form[0] ** 2 + form[1] ** 2)
 
-        design = jnp.sqrt(jnp.max(self.weight[:, None] * (forms.design[0] ** 2 + forms.design[1] ** 2), 0))
+        p, q = jnp.split(forms.design, 2, 1)
+        design = jnp.sqrt(jnp.max(self.weight[:, None] * (p**2 + q**2), 0))
         cross, half, la, lv = jnp.abs(forms.control)
         return Reach(
             design, amplitude(forms.spread), forms.spread[0], amplitude(forms.slope), amplitude(forms.scale),
@@ -271,19 +275,27 @@ class InformedRemainder(PrivateRemainder):
         # Where the strip would end if what grows with it grew like ``sinh b`` from one on, and the spread bent by little.
         _, leaning, _ = self._strip(reach, size, jnp.ones_like(tilt), jnp.full_like(tilt, GUESSED))
         least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
-        widest = jnp.minimum(WIDEST, jnp.arcsinh(jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12))))
+        height = jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12))
+        widest = jnp.minimum(WIDEST, logarithm(height + jnp.sqrt(1 + height * height)))
 
         def attempt(state):
-            place, length, error = state
-            b = jnp.minimum(jnp.asarray(SHARES)[place] * widest, WIDEST)
-            most, fits = self.largest(reach, size, b)
-            needed = jnp.maximum(1 + (4 * most / ERROR) ** (1 / POINTS), LEAST_ELLIPSE)
-            new = jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0)
+            turn, length, error = state
+            b = jnp.minimum(shares[turn][:, None] * widest, WIDEST)
+            most, fits = jax.vmap(lambda b: self.largest(reach, size, b))(b)
+            needed = jnp.maximum(1 + _root(4 * most / ERROR), LEAST_ELLIPSE)
+            found = jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0)
+            longest = jnp.argmax(found, 0)[None]
+            new, most = (jnp.take_along_axis(x, longest, 0)[0] for x in (found, most))
             better = (new > length) & (length < room)
-            return place + 1, jnp.where(better, new, length), jnp.where(better, ERROR + ROUNDING * most, error)
+            return turn + 1, jnp.where(better, new, length), jnp.where(better, ERROR + ROUNDING * most, error)
 
-        # Until the room is filled; what a chain gets does not depend on the others.
+        # Of few groups all at once: a loop over them would be many small kernels. Else until the room is filled; what a chain
+        # gets does not depend on the others.
+        shares = jnp.asarray(SHARES).reshape(1 if size.shape[0] <= FEW_GROUPS else len(SHARES), -1)
         start = (0, jnp.zeros_like(room), jnp.full_like(room, ERROR))
+        if shares.shape[0] == 1:
+            _, length, error = attempt(start)
+            return jnp.minimum(length, room), error
         _, length, error = jax.lax.while_loop(
             lambda s: (s[0] < len(SHARES)) & jnp.any(s[1] < room), attempt, start
         )  # fmt: skip
@@ -291,7 +303,7 @@ class InformedRemainder(PrivateRemainder):
 
     def largest(self, reach: Reach, size, b):
         """A bound of ``|f'|`` in the strip ``|Im t| ≤ b``, and whether the strip is free of poles; by chain."""
-        grow, tilt = jnp.cosh(b), jnp.sinh(b)
+        grow, tilt = _hyperbolic(b)
         (fast, up, down, m, ms), leaning, aside = self._strip(reach, size, b, FARTHEST * b)
         h = self.information[..., None]
         root = jnp.sqrt(up / h)
@@ -316,26 +328,29 @@ class InformedRemainder(PrivateRemainder):
 
     def _strip(self, reach: Reach, size, b, far):
         """Bounds of ``|u'|, |σ(u)|, |σ(−u)|, |m|, |m'|`` for ``|Im t| ≤ b``, ``|t| ≤ far``; of ``|Im η|``; of ``|Im u|``."""
-        grow, tilt = jnp.cosh(b), jnp.sinh(b)
+        grow, tilt = _hyperbolic(b)
         h = self.information[..., None]
         middle, way, wide = self.spread[:, None], reach.spread * grow * far, reach.spread * grow
         now = middle + reach.now
         ends = jnp.maximum(now - way, middle - wide), jnp.minimum(now + way, middle + wide)
         steep, least, most = enclosed(*ends, reach.spread * tilt, self.bend[..., None])
         fast, leaning = 2 * steep * reach.spread * grow, 2 * steep * reach.spread * tilt
-        pole = 1 / jnp.sin(jnp.clip(leaning, math.pi / 2, STRIP))
+        # Beyond STRIP the strip is not used.
+        lean = jnp.minimum(leaning, STRIP)
+        sine, cosine = jnp.sin(lean), jnp.cos(lean)
+        pole = jnp.where(cosine > 0, 1.0, 1 / sine)
+        # ``|1 + e^{−u}|`` and its argument, which grows with ``e^{−Re u}``; the sines of the argument and of half of it.
+        inverse = jnp.exp(jnp.minimum(-2 * least - jnp.log(h), 50.0))
+        x, y = 1 + inverse * cosine, inverse * sine
+        modulus = jnp.sqrt(x * x + y * y)
+        turned = jnp.where(x > 0, y / modulus, 1.0)
+        half = jnp.where(x > 0, y / jnp.sqrt(2 * modulus * (modulus + x)), jnp.sqrt(0.5 - 0.5 * x / modulus))
         up = pole * jnp.exp(jnp.minimum(2 * most + jnp.log(h), 0.0))
-        down = pole * jnp.exp(jnp.minimum(-2 * least - jnp.log(h), 0.0))
-        # The argument of ``1 + e^{−u}`` grows with ``e^{−Re u}``.
-        far = jnp.exp(jnp.minimum(-2 * least - jnp.log(h), 50.0))
-        turned = jnp.arctan2(far * jnp.sin(leaning), 1 + far * jnp.cos(leaning))
+        down = pole * jnp.minimum(inverse, 1.0)
         m = jnp.abs(self.center)[..., None] + reach.slope * grow
-        # |Im σ(x + iy)| = e^{−x} sin y/(1 + 2 e^{−x} cos y + e^{−2x}) is largest at x = 0.
-        aside = jnp.minimum(
-            0.5 * jnp.tan(jnp.minimum(leaning, STRIP) / 2), up * jnp.sin(jnp.minimum(turned, math.pi / 2))
-        )
-        off = aside * m + up * reach.slope * tilt
-        off = off + jnp.sqrt(up / h) * jnp.sin(jnp.minimum(turned / 2, math.pi / 2)) * size
+        # |Im σ(x + iy)| = e^{−x} sin y/(1 + 2 e^{−x} cos y + e^{−2x}) is largest at x = 0: half the tangent of y/2.
+        aside = jnp.minimum(0.5 * sine / (1 + cosine), up * turned)
+        off = aside * m + up * reach.slope * tilt + jnp.sqrt(up / h) * half * size
         eta = reach.design * tilt + jnp.sum(self.most[..., None] * off, 1)
         return (fast, up, down, m, reach.slope * grow), jnp.max(eta, 0), jnp.max(leaning, 0)
 
@@ -376,7 +391,7 @@ class InformedRemainder(PrivateRemainder):
             change = self.family.change(eta, before, cut(self.response)[:, None], s)
             return loss + by_group(cut(self.weight)[:, None] * change, index, groups)
 
-        loss = in_blocks(block, self.weight, jnp.zeros_like(chosen))
+        loss = in_blocks(block, self.weight.shape[0], jnp.sum(self.counts), jnp.zeros_like(chosen))
         accepted = logarithm(1 - decided) < own[1] - own[0] - loss
         return jnp.where(accepted[:, None], new, old).reshape(groups * r, -1).T
 
@@ -396,3 +411,16 @@ class InformedRemainder(PrivateRemainder):
         _, rho, m, _, _ = self._linear(a.T)
         z = self._mapped(rho, m, self._columns(zeta))[0]
         return z.reshape(-1, z.shape[-1]).T
+
+
+def _hyperbolic(b):
+    """``cosh b`` and ``sinh b``, from above, by one exponential."""
+    up = jnp.exp(b)
+    return (0.5 + SLACK) * (up + 1 / up), 0.5 * (up - 1 / up) + SLACK * up
+
+
+def _root(x):
+    """The root of order `POINTS`, a power of two."""
+    for _ in range(POINTS.bit_length() - 1):
+        x = jnp.sqrt(x)
+    return x
