@@ -13,6 +13,7 @@ import pytest
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.models import random_effects
 from fedpdmc.potentials import Quadratic
+from fedpdmc.potentials.random_effects_strips import largest_slope
 
 FAMILIES = {
     "logistic": ({}, lambda rng, eta: (rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)),
@@ -106,7 +107,7 @@ def test_rates_stay_below_their_bound_at_complex_times(family, effects, bend):
     seen = 0
     # With poles of the loss and steep bends only narrow strips have a bound.
     for b in (0.05, 0.1, 0.5, 1.0):
-        bound, fits = part.largest(reach, jnp.abs(columns), jnp.full(len(a), b))
+        bound, fits = largest_slope(part, reach, jnp.abs(columns), jnp.full(len(a), b))
         seen += int(fits.sum())
         # Where the bound is used: in ellipses about cells that begin at zero.
         for real in np.linspace(-b, 3 * b, 7):

@@ -40,7 +40,7 @@ from fedpdmc.clocks.unfinished_chains import enough, in_turns
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.potentials.chebyshev import to_bernstein
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
-from fedpdmc.potentials.random_effects_rates import POINTS
+from fedpdmc.potentials.random_effects_strips import POINTS
 
 # Rate of silent events.
 SILENT = 1.0

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 class Forms(NamedTuple):
     """Linear forms along a rotation, each as its values at position and velocity: ``p cos t + q sin t``.
 
-    Chains are the last axis; of the design, of which parts are cut, both values are in one array. ``control`` has ``aᵀPv``, ``½(vᵀPv − aᵀPa)``, ``l·a`` and ``l·v`` of the control variate, whose
-    rate is ``cos 2t`` times the first, plus ``sin 2t`` times the second, plus ``l·v(t)``.
+    Chains are the last axis. Of the design, of which parts are cut, both values are in one array. ``control`` has ``aᵀPv``,
+    ``½(vᵀPv − aᵀPa)``, ``l·a`` and ``l·v`` of the control variate, whose rate is ``cos 2t`` times the first, plus ``sin 2t``
+    times the second, plus ``l·v(t)``.
     """
 
     design: Float[Array, "N 2C"]

@@ -2,7 +2,7 @@
 
 A family is a loss of the predictor. Rates of those that are written here are bounded through complex times: such a family
 says in which strip ``|Im η| ≤ strip`` its loss is analytic, and bounds ``|∂ℓ/∂η|`` and ``|∂ℓ/∂s|`` there
-(`fedpdmc.potentials.random_effects_rates`). Of a program of one record the rates are enclosed
+(`fedpdmc.potentials.random_effects_strips`). Of a program of one record the rates are enclosed
 (`fedpdmc.potentials.grouped_program`).
 """
 

@@ -15,7 +15,7 @@ from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.jax_function import curved_path
 from fedpdmc.potentials.latent import RateCell
 from fedpdmc.potentials.quadratic_rate_cells import reflection_rate
-from fedpdmc.potentials.random_effects_rates import POINTS
+from fedpdmc.potentials.random_effects_strips import POINTS
 
 # The order of the polynomials; the number of candidates that the error of a cell should add, and the largest number.
 ORDER, AIM, MOST = 3, 0.05, 0.15

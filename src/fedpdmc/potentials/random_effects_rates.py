@@ -5,23 +5,7 @@ Gaussian with mean ``σ(u) m`` and variance ``σ(u)/h``, where ``u = 2 log τ + 
 map ``z = σ(u) m(θ) + √(σ(u)/h) ζ`` makes it standard normal in ζ: centred for ``h → ∞``, non-centred for ``h → 0``. h, m and
 ``∂m/∂θ`` are chosen so that mean, variance and the slope of the mean are those of the true conditional at the reference.
 
-**Bounds.** Let ``f(t) = R(a(t), ζ)`` with ζ at rest on a rotation, ``a(t) = a cos t + v sin t``. For
-``t = x + iy`` any linear form is ``l·a(t) = A cos(t − t₀)`` with ``A² = (l·a)² + (l·v)²``, so that for ``|y| ≤ b``
-
-    |l·a(t)|, |l·a'(t)| ≤ A cosh b,        |Im l·a(t)| ≤ A sinh b.
-
-Predictors, ``log τ`` and m are linear forms. On ``|Im u| ≤ y < π``: ``|σ(u)| ≤ min(1, e^{Re u})``, over ``sin y`` where
-``y > π/2``, and ``σ' = σ(u)σ(−u)``. This bounds ``|z|, |z'|, |Im z|``, with them ``|Im η|`` (which must stay in the family's
-strip) and ``|f'(t)| ≤ B`` in the strip ``|Im t| ≤ b``, all by sums over groups. On a cell of half-length L the interpolant p
-of ``f'`` at n Chebyshev points then has (Trefethen, *Approximation Theory and Practice*, theorem 8.2)
-
-    |f' − p| ≤ 4 B ϱ^{1−n}/(ϱ − 1),        b = L (ϱ − 1/ϱ)/2.
-
-B enters by its n-th root only: crude sums over groups cost little.
-
-**Bent spreads.** Where ``log τ = T(l)`` of a linear form l, bounds follow by `fedpdmc.bent_coordinates.enclosed`. The cell
-begins at ``t = 0``, and for ϱ ≥ 2 the ellipse about it has ``Re t ≤ b(ϱ + 1)/(ϱ − 1) ≤ 3b``, so that ``|t| ≤ √10 b`` and
-``|l(t) − l(0)| ≤ A cosh b √10 b``; besides ``Re l(t)`` lies within ``A cosh b`` of its value at the reference.
+Rates along a path are bounded through complex times (`fedpdmc.potentials.random_effects_strips`).
 """
 
 from __future__ import annotations
@@ -35,26 +19,18 @@ from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.compilation import apart, computed_first
 from fedpdmc._jax.random_streams import logarithm, normals
-from fedpdmc.bent_coordinates import bent, enclosed, steepness, straight
+from fedpdmc.bent_coordinates import bent, steepness, straight
 from fedpdmc.potentials.chebyshev import chebyshev_nodes
 from fedpdmc.potentials.forms_on_rotations import Forms, Reach
-from fedpdmc.potentials.grouped_families import STRIP, AnalyticFamily, softplus
+from fedpdmc.potentials.grouped_families import AnalyticFamily, softplus
 from fedpdmc.potentials.grouped_records import by_group, in_blocks, of_records
 from fedpdmc.potentials.informed_effects import FROM_PRIOR, Conditional, informed
 from fedpdmc.potentials.latent import PrivateRemainder, RateCell
 from fedpdmc.potentials.quadratic import Quadratic
+from fedpdmc.potentials.random_effects_strips import POINTS, longest_cell
 
 if TYPE_CHECKING:
     from fedpdmc.potentials.random_effects import RandomEffects
-
-# Points of a cell, the error of its polynomial, strips that are tried in turn as shares of the widest, and the widest.
-POINTS, ERROR, SHARES, WIDEST = 8, 0.05, (0.9, 1.1, 0.7, 0.3, 0.01), 2.5
-# Groups up to which all of these strips are tried at once.
-FEW_GROUPS = 4
-# Relative room for rounding in B, and in hyperbolic functions.
-ROUNDING, SLACK = 1e-11, 1e-15
-# The least ϱ; the farthest that its ellipse reaches from the cell's beginning, in units of b; and that of a first guess.
-LEAST_ELLIPSE, FARTHEST, GUESSED = 2.0, math.sqrt(10.0), 0.3
 
 
 class InformedRemainder(PrivateRemainder):
@@ -247,7 +223,7 @@ class InformedRemainder(PrivateRemainder):
     def cell(self, a, v, zeta, room):
         """The rate by interpolation, on a cell as long as the error allows."""
         forms, columns = self.forms(a.T, v.T), self._columns(zeta)
-        length, error = self._longest(self.reach(forms), jnp.abs(columns), room)
+        length, error = longest_cell(self, self.reach(forms), jnp.abs(columns), room)
         angle = 0.5 * length * (1 + jnp.asarray(chebyshev_nodes(POINTS))[:, None])
 
         # The compiler would repeat a cosine that is not computed first for every record.
@@ -267,100 +243,6 @@ class InformedRemainder(PrivateRemainder):
             design, amplitude(forms.spread), forms.spread[0], amplitude(forms.slope), amplitude(forms.scale),
             amplitude(forms.turn), jnp.stack([cross + half, la + lv]),
         )  # fmt: skip
-
-    def _longest(self, reach: Reach, size, room):
-        """The longest cell, and the certified error of its polynomial."""
-        steep = steepness(self.spread[:, None] + reach.now, self.bend[..., None])
-        tilt = 2 * jnp.maximum(jnp.max(steep * reach.spread, 0), reach.turn * (2 * STRIP / math.pi))
-        # Where the strip would end if what grows with it grew like ``sinh b`` from one on, and the spread bent by little.
-        _, leaning, _ = self._strip(reach, size, jnp.ones_like(tilt), jnp.full_like(tilt, GUESSED))
-        least = jnp.sinh(1.0) * self.family.strip / jnp.maximum(leaning, 1e-12)
-        height = jnp.minimum(least, STRIP / jnp.maximum(tilt, 1e-12))
-        widest = jnp.minimum(WIDEST, logarithm(height + jnp.sqrt(1 + height * height)))
-
-        def attempt(state):
-            turn, length, error = state
-            b = jnp.minimum(shares[turn][:, None] * widest, WIDEST)
-            most, fits = jax.vmap(lambda b: self.largest(reach, size, b))(b)
-            needed = jnp.maximum(1 + _root(4 * most / ERROR), LEAST_ELLIPSE)
-            found = jnp.where(fits, 4 * b / (needed - 1 / needed), 0.0)
-            longest = jnp.argmax(found, 0)[None]
-            new, most = (jnp.take_along_axis(x, longest, 0)[0] for x in (found, most))
-            better = (new > length) & (length < room)
-            return turn + 1, jnp.where(better, new, length), jnp.where(better, ERROR + ROUNDING * most, error)
-
-        # Of few groups all at once: a loop over them would be many small kernels. Else until the room is filled; what a chain
-        # gets does not depend on the others.
-        shares = jnp.asarray(SHARES).reshape(1 if size.shape[0] <= FEW_GROUPS else len(SHARES), -1)
-        start = (0, jnp.zeros_like(room), jnp.full_like(room, ERROR))
-        if shares.shape[0] == 1:
-            _, length, error = attempt(start)
-            return jnp.minimum(length, room), error
-        _, length, error = jax.lax.while_loop(
-            lambda s: (s[0] < len(SHARES)) & jnp.any(s[1] < room), attempt, start
-        )  # fmt: skip
-        return jnp.minimum(length, room), error
-
-    def largest(self, reach: Reach, size, b):
-        """A bound of ``|f'|`` in the strip ``|Im t| ≤ b``, and whether the strip is free of poles; by chain."""
-        grow, tilt = _hyperbolic(b)
-        (fast, up, down, m, ms), leaning, aside = self._strip(reach, size, b, FARTHEST * b)
-        h = self.information[..., None]
-        root = jnp.sqrt(up / h)
-        z = up * m + root * size
-        dz = up * down * fast * m + up * ms + 0.5 * root * down * fast * size
-        e = jnp.sqrt(down) * (jnp.sqrt(h * up) * m + size)
-        de = 0.5 * up * fast * e + jnp.sqrt(down * h * up) * (0.5 * down * fast * m + ms)
-        prior = jnp.sum(e * de + 0.5 * fast * up, 1)
-        if e.shape[1] == 2:
-            prior = prior + self._correlation(e, de, reach.turn * grow)
-        most, wide = self.most[..., None], reach.design * grow
-        eta, speed = wide + jnp.sum(most * z, 1), wide + jnp.sum(most * dz, 1)
-        steep = reach.scale * grow
-        first, second = self.family.largest(self.stats, eta, self.log_scale - steep)
-        total = self.counts[:, None] * (first * speed + second * steep) + self.present[:, None] * prior
-        # |cos 2t|, |sin 2t| ≤ cosh 2b.
-        quadratic = reach.control[0] * (grow**2 + tilt**2) + reach.control[1] * grow
-        fits = (leaning <= self.family.strip) & (aside <= STRIP)
-        fits &= reach.turn * tilt <= math.pi / 4
-        bound = jnp.sum(total, 0) + quadratic
-        return bound, fits & jnp.isfinite(bound)
-
-    def _strip(self, reach: Reach, size, b, far):
-        """Bounds of ``|u'|, |σ(u)|, |σ(−u)|, |m|, |m'|`` for ``|Im t| ≤ b``, ``|t| ≤ far``; of ``|Im η|``; of ``|Im u|``."""
-        grow, tilt = _hyperbolic(b)
-        h = self.information[..., None]
-        middle, way, wide = self.spread[:, None], reach.spread * grow * far, reach.spread * grow
-        now = middle + reach.now
-        ends = jnp.maximum(now - way, middle - wide), jnp.minimum(now + way, middle + wide)
-        steep, least, most = enclosed(*ends, reach.spread * tilt, self.bend[..., None])
-        fast, leaning = 2 * steep * reach.spread * grow, 2 * steep * reach.spread * tilt
-        # Beyond STRIP the strip is not used.
-        lean = jnp.minimum(leaning, STRIP)
-        sine, cosine = jnp.sin(lean), jnp.cos(lean)
-        pole = jnp.where(cosine > 0, 1.0, 1 / sine)
-        # ``|1 + e^{−u}|`` and its argument, which grows with ``e^{−Re u}``; the sines of the argument and of half of it.
-        inverse = jnp.exp(jnp.minimum(-2 * least - jnp.log(h), 50.0))
-        x, y = 1 + inverse * cosine, inverse * sine
-        modulus = jnp.sqrt(x * x + y * y)
-        turned = jnp.where(x > 0, y / modulus, 1.0)
-        half = jnp.where(x > 0, y / jnp.sqrt(2 * modulus * (modulus + x)), jnp.sqrt(0.5 - 0.5 * x / modulus))
-        up = pole * jnp.exp(jnp.minimum(2 * most + jnp.log(h), 0.0))
-        down = pole * jnp.minimum(inverse, 1.0)
-        m = jnp.abs(self.center)[..., None] + reach.slope * grow
-        # |Im σ(x + iy)| = e^{−x} sin y/(1 + 2 e^{−x} cos y + e^{−2x}) is largest at x = 0: half the tangent of y/2.
-        aside = jnp.minimum(0.5 * sine / (1 + cosine), up * turned)
-        off = aside * m + up * reach.slope * tilt + jnp.sqrt(up / h) * half * size
-        eta = reach.design * tilt + jnp.sum(self.most[..., None] * off, 1)
-        return (fast, up, down, m, reach.slope * grow), jnp.max(eta, 0), jnp.max(leaning, 0)
-
-    def _correlation(self, e, de, turning):
-        """``|d/dt|`` of ``½ sinh²φ |e|² − sinh φ cosh φ e₁e₂ − log cosh φ``, with ``|tanh φ| ≤ 1`` for ``|Im φ| ≤ π/4``."""
-        top = jnp.cosh(jnp.abs(self.turn) + turning) ** 2
-        one, other, d1, d2 = e[:, 0], e[:, 1], de[:, 0], de[:, 1]
-        square = one**2 + other**2
-        own = top * (turning * square + one * d1 + other * d2)
-        return own + top * (2 * turning * one * other + d1 * other + one * d2) + turning
 
     @property
     def chances(self) -> int:
@@ -411,16 +293,3 @@ class InformedRemainder(PrivateRemainder):
         _, rho, m, _, _ = self._linear(a.T)
         z = self._mapped(rho, m, self._columns(zeta))[0]
         return z.reshape(-1, z.shape[-1]).T
-
-
-def _hyperbolic(b):
-    """``cosh b`` and ``sinh b``, from above, by one exponential."""
-    up = jnp.exp(b)
-    return (0.5 + SLACK) * (up + 1 / up), 0.5 * (up - 1 / up) + SLACK * up
-
-
-def _root(x):
-    """The root of order `POINTS`, a power of two."""
-    for _ in range(POINTS.bit_length() - 1):
-        x = jnp.sqrt(x)
-    return x
