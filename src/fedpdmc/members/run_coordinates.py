@@ -12,6 +12,7 @@ import numpy as np
 from fedpdmc._jax.by_numpy import once
 from fedpdmc.clocks import AdaptiveClock, Choice, Clock, LatentClock
 from fedpdmc.clocks.choose import choose
+from fedpdmc.clocks.constant_thinning import FEW_RECORDS, ConstantClock, suits
 from fedpdmc.clocks.discontinuous_potentials import with_jumps
 from fedpdmc.console.warnings import warn
 from fedpdmc.dynamics import Dynamics
@@ -49,8 +50,6 @@ LOOSE_REMEDY = (
     "differences. Use fewer steps or places, more noise on the diagonal of a kernel, or parameters on a scale on which "
     "the posterior is nearly Gaussian. bounds='adaptive' needs no proved bounds and is not certified."
 )
-# Up to this many records, a clock that compiles quickly is best.
-FEW_RECORDS = 3
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-12
 
@@ -136,6 +135,8 @@ def choose_clock(site: Site, opening: Opening) -> Choice:
     if opening.adaptive and site.model is not None:
         choice = Choice(AdaptiveClock(whitened, opening.dynamics), "bounds='adaptive'", {})
         return choice if surfaces is None else _with_jumps(choice, surfaces, whitened, site.name)
+    if suits(whitened, site.records, opening.dynamics):
+        return Choice(ConstantClock(whitened, opening.dynamics), "few records", {})
     choice = choose(
         whitened, opening.dynamics, _center(site, opening), site.name, opening.chain_time, surfaces is not None
     )  # fmt: skip

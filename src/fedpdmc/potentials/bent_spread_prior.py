@@ -134,6 +134,29 @@ class BentSpreadPrior(Potential):
         second = second - (t3 / t1 - lean * lean) - self.curvature
         return Derivatives(eta, t1, first, second)
 
+    def forms(self, a: Float[Array, "C d"]) -> Float[Array, "C n"]:
+        """``rows a``."""
+        return a @ self.rows.T
+
+    def gathered(self, slopes: Float[Array, "C n"]) -> Float[Array, "C d"]:
+        """The gradient from ``G'``."""
+        return slopes @ self.rows
+
+    def slopes(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
+        """``G'``."""
+        return self._at(self.center + forms).first
+
+    def widths(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
+        """How far from these forms `largest_slopes` are close."""
+        return 1 / (1 + jnp.abs(self.factor) * steepness(self.center + forms, self.numbers))
+
+    def largest_slopes(self, forms: Float[Array, "C n"], width: Float[Array, "C n"]) -> Float[Array, "C n"]:
+        """Bounds of ``|G'|`` within these distances, as the class has them, and room for rounding."""
+        u = self.center + forms
+        here = self._at(u)
+        bends = jnp.abs(here.second) + 0.5 * width * self._third(u - width, u + width)
+        return jnp.abs(here.first) + width * bends + ROUNDING * self._terms(here, u)
+
     def field(self, rotating, flips, a, v):
         """Gradient and slope at the start, and the bound of the class's docstring."""
         if flips or not rotating:
@@ -173,12 +196,15 @@ class BentSpreadPrior(Potential):
 
     def _slack(self, here: Derivatives, u):
         """Room for the rounding of ``rowsᵀ G'``, in units of velocity one."""
+        return ROUNDING * jnp.sum(self._terms(here, u) * jnp.max(jnp.abs(self.rows), 1), -1)
+
+    def _terms(self, here: Derivatives, u):
+        """The size of the largest terms of ``G'``."""
         k = jnp.abs(self.factor) * here.steepness
         push = jnp.abs(self.loss.first(here.eta, self.response)) + jnp.abs(self.response)
         far = 1 + jnp.abs(u)
         size = push * k * (1 + jnp.abs(here.eta) + k * far) + far * (1 + jnp.abs(self.curvature))
-        size = size + 1 + jnp.abs(self.linear)
-        return ROUNDING * jnp.sum(size * jnp.max(jnp.abs(self.rows), 1), -1)
+        return size + 1 + jnp.abs(self.linear)
 
 
 class Derivatives(NamedTuple):

@@ -83,6 +83,32 @@ class LinearPredictor(Potential):
             first, second = first - slope - curvature * (z - point), second - curvature
         return first, second, self.loss.third(z, self.response)
 
+    def forms(self, a: Float[Array, "C d"]) -> Float[Array, "C n"]:
+        """``ξ_i·a``."""
+        return self._predict(a)
+
+    def gathered(self, slopes: Float[Array, "C n"]) -> Float[Array, "C d"]:
+        """The gradient from the slopes of the records."""
+        return self._collect(slopes)
+
+    def slopes(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
+        """``R_i'``."""
+        return self._derivatives(forms + self.offset)[0]
+
+    def widths(self, forms: Float[Array, "C n"]) -> Float[Array, "C n"]:
+        """How far from these forms `largest_slopes` are close and known."""
+        return jnp.full_like(forms, min(1.0, self.loss.reach))
+
+    def largest_slopes(self, forms: Float[Array, "C n"], width: Float[Array, "C n"]) -> Float[Array, "C n"]:
+        """Bounds of ``|R_i'|`` within these distances: ``|R'| + w |R''| + ½ w² sup|R'''|``, and room for rounding."""
+        z = forms + self.offset
+        first, second, third = self._derivatives(z)
+        terms = 1 + jnp.abs(self.response) + jnp.abs(first)
+        if self.control is not None:
+            point, slope, curvature = self.control
+            terms = terms + jnp.abs(slope) + jnp.abs(curvature) * (1 + jnp.abs(z) + jnp.abs(point))
+        return jnp.abs(first) + width * (jnp.abs(second) + 0.5 * width * third) + 64 * EPSILON * terms
+
     def value(self, x):
         """``Σ R_i(z_i)``."""
         z = self._predict(x) + self.offset

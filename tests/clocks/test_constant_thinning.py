@@ -1,0 +1,159 @@
+"""Constant bounds of few records on rotations: they dominate, and the arrivals have the law of the rates."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from tests.clocks.laws import answered
+from tests.potentials.test_bent_spread_prior import LAWS, remainder
+from tests.support import LOSS_NAMES, predictor, states
+
+import fedpdmc as fp
+from fedpdmc._jax.random_streams import chain_keys
+from fedpdmc.clocks import VIOLATED, ThinnedClock, constant_thinning
+from fedpdmc.clocks.constant_thinning import FEW_RECORDS, ConstantClock, suits
+from fedpdmc.dynamics import Boomerang, ZigZag
+from fedpdmc.plan import Plan
+from fedpdmc.potentials import BentSpreadPrior, LinearPredictor
+
+pytestmark = pytest.mark.usefixtures("double")
+
+CHAINS = 20_000
+
+
+def few(name):
+    """Two records, or the prior of two spreads of which one is bent."""
+    if name in LAWS:
+        return remainder(name)
+    scale = {"logistic": 3.0, "poisson": 0.5, "student_t": 0.9}[name]
+    records = predictor(name, seed=3, n=2, d=3, scale=scale)
+    return records if name == "poisson" else records.expanded_at(jnp.asarray([0.2, -0.1, 0.1]), 2)
+
+
+@pytest.mark.parametrize("name", [*LOSS_NAMES, *LAWS])
+def test_the_largest_slopes_are_not_exceeded(name):
+    potential = few(name)
+    a, _ = states(1, 400, potential.dim, spread=2.0)
+    forms = potential.forms(a)
+    widths = potential.widths(forms)
+    for share in (0.0, 0.1, 0.5, 1.0):
+        tops = potential.largest_slopes(forms, share * widths)
+        found = [jnp.abs(potential.slopes(forms + step * share * widths)) for step in np.linspace(-1, 1, 21)]
+        assert np.all(np.max(found, 0) <= tops)
+    # Close, so that few candidates are rejected: with no width there is room for rounding only.
+    tops = potential.largest_slopes(forms, jnp.zeros_like(forms))
+    np.testing.assert_allclose(tops, jnp.abs(potential.slopes(forms)), rtol=1e-9, atol=1e-10)
+    gradient = potential.gathered(potential.slopes(forms))
+    np.testing.assert_allclose(gradient, potential.gradients(a), rtol=1e-12, atol=1e-13)
+
+
+def plan_of(dim):
+    """One plan of three segments for all chains."""
+    rng = np.random.default_rng(5)
+    duration = np.array([0.6, 1.2, 0.9])
+    start, velocity = rng.normal(size=dim), 1.5 * rng.normal(size=(3, dim))
+
+    def all_chains(x):
+        return jnp.broadcast_to(jnp.asarray(x), (CHAINS, *np.shape(x)))
+
+    return Plan(jnp.ones(CHAINS, int), all_chains(start), all_chains(duration), all_chains(velocity), jnp.zeros(CHAINS))
+
+
+def hazard(potential, plan, steps=4000):
+    """Times along the plan, and the integral of the rate up to them."""
+    a, times, totals, began, total = np.asarray(plan.start)[0], [0.0], [0.0], 0.0, 0.0
+    flow = Boomerang().flow
+    for velocity, duration in zip(np.asarray(plan.velocity)[0], np.asarray(plan.duration)[0], strict=True):
+        middles = (np.arange(steps) + 0.5) * duration / steps
+        there, moving = flow.move(
+            jnp.broadcast_to(a, (steps, len(a))), jnp.broadcast_to(velocity, (steps, len(a))), jnp.asarray(middles)
+        )
+        rates = np.maximum(np.sum(np.asarray(potential.gradients(there)) * np.asarray(moving), 1), 0)
+        times.extend(began + (np.arange(steps) + 1) * duration / steps)
+        totals.extend(total + np.cumsum(rates) * duration / steps)
+        began, total = times[-1], totals[-1]
+        a = np.asarray(flow.move(a[None], velocity[None], jnp.asarray([duration]))[0])[0]
+    return np.array(times), np.array(totals)
+
+
+def deviation(clock, potential):
+    """How unlikely the arrivals of a clock are under the rates of a potential: of their number, and of their times."""
+    plan = plan_of(potential.dim)
+    arrival, walk = answered(clock, chain_keys(jax.random.key(7), CHAINS), plan)
+    assert not np.any(walk.fault)
+    rang, time = np.asarray(arrival.rang), np.asarray(arrival.time)
+    times, totals = hazard(potential, plan)
+    share = 1 - np.exp(-totals[-1])
+    assert 0.05 < share < 0.98
+    number = stats.binomtest(int(rang.sum()), CHAINS, share).pvalue
+    uniform = (1 - np.exp(-np.interp(time[rang], times, totals))) / share
+    return min(number, stats.kstest(uniform, "uniform").pvalue)
+
+
+@pytest.mark.parametrize("name", [*LOSS_NAMES, *LAWS])
+def test_arrivals_have_the_law_of_the_rates(name):
+    potential = few(name)
+    assert suits(potential, 2, Boomerang())
+    assert deviation(ConstantClock(potential, Boomerang()), potential) > 1e-3
+
+
+def test_other_rates_have_other_arrivals():
+    potential = few("poisson")
+    other = dataclasses.replace(potential, response=potential.response + 0.1)
+    assert deviation(ConstantClock(other, Boomerang()), potential) < 1e-6
+
+
+def test_normals_are_those_of_other_clocks():
+    """Normals of a reflection are unit gradients where the event is."""
+    potential, dynamics = few("logistic"), Boomerang()
+    plan, keys = plan_of(3), chain_keys(jax.random.key(1), CHAINS)
+    for clock in (ConstantClock(potential, dynamics), ThinnedClock(potential, dynamics)):
+        arrival, _ = answered(clock, keys, plan)
+        first = np.asarray(arrival.rang) & (np.asarray(arrival.time) < 0.6)
+        there, _ = dynamics.flow.move(plan.start, plan.velocity[:, 0], arrival.time)
+        gradient = np.asarray(potential.gradients(there))
+        np.testing.assert_allclose(
+            np.asarray(arrival.mark)[first],
+            (gradient / np.linalg.norm(gradient, axis=1, keepdims=True))[first],
+            atol=1e-12,
+        )
+        assert first.sum() > 50
+
+
+def test_a_bound_that_is_too_low_is_a_fault(monkeypatch):
+    monkeypatch.setattr(constant_thinning, "ROOM", 0.3)
+
+    class Lower(ConstantClock):
+        """Compiled anew."""
+
+    potential = few("poisson")
+    _, walk = answered(Lower(potential, Boomerang()), chain_keys(jax.random.key(7), CHAINS), plan_of(3))
+    assert np.any(np.asarray(walk.fault) == VIOLATED)
+
+
+def test_many_records_and_lines_have_other_clocks():
+    potential = few("logistic")
+    assert not suits(potential, FEW_RECORDS + 1, Boomerang())
+    assert not suits(potential, 2, ZigZag())
+
+
+@pytest.mark.parametrize("bend", [True, False])
+def test_the_prior_of_a_spread_has_it(bend):
+    """In a run with effects that are weakly known, and well known: only the former is bent."""
+    rng = np.random.default_rng(2)
+    n, groups = (40, 8) if bend else (1600, 40)
+    group = np.arange(n) % groups
+    X = np.c_[np.ones(n), rng.normal(size=n)]
+    chance = 1 / (1 + np.exp(-X @ [0.2, 0.5] - 0.6 * rng.normal(size=groups)[group]))
+    model = fp.models.random_effects(X, (rng.random(n) < chance).astype(float), group)
+    post = fp.sample([fp.Site(model, name="one")], fp.models.effects_prior(model), ess=40, seed=1, progress=False)
+    clocks = {entry["site"]: entry["clock"] for entry in post.settings["clocks"]}
+    assert clocks == {"one": "LatentClock", "prior": "ConstantClock"}
+    assert (post.reference.bend is not None) == bend
+
+
+def test_both_kinds_of_potential_are_tried():
+    assert {type(few(name)) for name in (*LOSS_NAMES, *LAWS)} == {LinearPredictor, BentSpreadPrior}
