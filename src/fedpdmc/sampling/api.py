@@ -95,7 +95,8 @@ def sample(
     duration : float, optional
         Process time of every chain after the burn-in.
     ess : float, optional
-        Go on in whole blocks until the worst bulk ESS of coordinates and energy reaches this; 1000 if neither is given.
+        Go on in whole blocks until the worst bulk ESS of coordinates and energy reaches this; 1000 if neither is given. At
+        least 4 for each chain if their number is left open: fewer cannot tell whether the chains agree.
     burn_in : float, optional
         Process time at the start of every chain that is discarded.
     init : array of shape (d,) or (chains, d), optional

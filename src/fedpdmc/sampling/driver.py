@@ -21,7 +21,7 @@ from fedpdmc.results.skeleton import Block, Skeleton
 from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.sampling import block_length
 from fedpdmc.sampling.arguments import check_length
-from fedpdmc.sampling.block_length import DEFAULT_ESS, FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, next_length, pieces
+from fedpdmc.sampling.block_length import FIRST_BLOCK, MOST_BLOCKS, MOST_LENGTH, Goal, ess_to_reach, next_length, pieces
 from fedpdmc.sampling.communication_cost import GivenUp, counts
 from fedpdmc.sampling.defaults import Method, check_functions_unchanged, on_lines
 from fedpdmc.sampling.factory import open_engine
@@ -241,7 +241,7 @@ class Sampler:
                     following._say_costs(float(duration), f"process time {self.engine.time + duration:.4g}", display)
                     following._advance(following.engine.time + float(duration), display)
                 else:
-                    following._until(DEFAULT_ESS if ess is None else float(ess), display)
+                    following._until(ess_to_reach(self.method, ess), display)
             except (KeyboardInterrupt, *LIMITS) as stopped:
                 following._ends_early(stopped, max(self.engine.time, 0.0))
         return following._finished()
