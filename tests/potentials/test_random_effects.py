@@ -30,6 +30,8 @@ CASES = DAILY + [
     for case in itertools.product(FAMILIES, (1, 2), (False, True))
     if case not in DAILY
 ]
+# The first alone every day.
+FEWER = [*DAILY[:1], pytest.param(*DAILY[1], marks=pytest.mark.long), *CASES[len(DAILY) :]]
 # Numbers of a bend for each of two spreads.
 BEND = np.array([[-0.3, 0.1], [0.4, 0.2], [0.1, 0.3], [0.3, 0.0], [0.05, 0.2], [0.0, 0.1]])
 
@@ -95,9 +97,7 @@ def test_remainder_is_the_joint_potential_through_the_map(family, effects, bend)
 
 
 # The polynomials of cells, below, have this bound for their error: every day also with two effects and a scale.
-@pytest.mark.parametrize(
-    ("family", "effects", "bend"), [*DAILY[:1], pytest.param(*DAILY[1], marks=pytest.mark.long), *CASES[len(DAILY) :]]
-)
+@pytest.mark.parametrize(("family", "effects", "bend"), FEWER)
 @double_precision
 def test_rates_stay_below_their_bound_at_complex_times(family, effects, bend):
     model, x = grouped(family, effects, bend)
@@ -118,7 +118,7 @@ def test_rates_stay_below_their_bound_at_complex_times(family, effects, bend):
     assert seen > len(a)
 
 
-@pytest.mark.parametrize(("family", "effects", "bend"), CASES)
+@pytest.mark.parametrize(("family", "effects", "bend"), FEWER)
 @double_precision
 def test_polynomials_of_cells_hold_the_rate(family, effects, bend):
     model, x = grouped(family, effects, bend)
@@ -133,7 +133,7 @@ def test_polynomials_of_cells_hold_the_rate(family, effects, bend):
         assert float(jnp.max(jnp.abs(rate - cell.polynomial(s)) - cell.error)) <= 0
 
 
-@pytest.mark.parametrize(("family", "effects", "bend"), CASES)
+@pytest.mark.parametrize(("family", "effects", "bend"), FEWER)
 @double_precision
 def test_a_site_padded_to_the_size_of_another_has_its_own_rates_and_moves(family, effects, bend):
     """Records that fill several blocks, some of them padding alone, and groups that are padding."""

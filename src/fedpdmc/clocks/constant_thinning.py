@@ -12,7 +12,7 @@ from fedpdmc.clocks.base import keep_done, unit
 from fedpdmc.clocks.closed_form import ClosedForm
 from fedpdmc.clocks.path import FINE, NOT_FINITE, advance, judged, pick
 from fedpdmc.dynamics import Dynamics
-from fedpdmc.potentials import BentSpreadPrior, LinearPredictor, Potential
+from fedpdmc.potentials import BentSpreadPrior, LinearPredictor, Logistic, Poisson, Potential
 
 # Up to this many records it is best: priors of spreads have one or two.
 FEW_RECORDS = 3
@@ -81,4 +81,7 @@ def suits(potential: Potential, records: int, dynamics: Dynamics) -> TypeGuard[L
     """Whether `ConstantClock` applies, and is best."""
     if records > FEW_RECORDS or dynamics.flips or not dynamics.flow.rotating:
         return False
-    return isinstance(potential, BentSpreadPrior) or (isinstance(potential, LinearPredictor) and not potential.diagonal)
+    if not isinstance(potential, LinearPredictor):
+        return isinstance(potential, BentSpreadPrior)
+    # Bounds of the Student-t loss are loose where its scale is small.
+    return isinstance(potential.loss, (Logistic, Poisson)) and not potential.diagonal

@@ -234,7 +234,7 @@ class LatentClock(Clock[LatentWalk]):
             (a, v, zeta, room), (number, draws), keys = rows
             cell = self.potential.cell(a, v, zeta, room)
             first = _candidate(cell, uniforms(keys, number, draws, 2 * CANDIDATES))
-            finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values), 0) | (room <= 0)
+            finite = (cell.length > 0) & jnp.all(jnp.isfinite(cell.values + cell.error), 0) | (room <= 0)
             return jnp.concatenate([first, jnp.stack([cell.length, cell.error, finite])]).T
 
         room = jnp.minimum(remaining, before)

@@ -365,7 +365,7 @@ class Sampler:
                 return
             self._advance(span + length, display)
         warn(
-            f"The worst effective sample size is {worst:.0f} of the {target:.0f} asked for at process time "
+            f"The worst effective sample size is {worst:.0f}, not yet {target:.0f}, at process time "
             f"{max(self.engine.time, 0.0):.4g} ({min(found, key=lambda name: found[name])}). Use extend(), more chains, or "
             "another dynamics.",
         )
