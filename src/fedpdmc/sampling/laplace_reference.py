@@ -138,16 +138,29 @@ class Search(NamedTuple):
         return Mode(here, step, rounds)
 
     def reference(
-        self, at: Point, center: np.ndarray, scale: np.ndarray, rounds: int, name: str, why: str = "", kept: float = 1.0
-    ) -> Reference:
-        """The reference with the control variates that the derivatives at a point make, ``kept`` of their curvature."""
-        control = {}
-        for site, (g, h) in zip(self.sites, at.parts, strict=True):
+        self, at: Point, center: np.ndarray, scale: np.ndarray, rounds: int, name: str, why: str = "", kept: float = 1.0,
+        wide: np.ndarray | None = None,
+    ) -> Reference:  # fmt: skip
+        """The reference with the control variates that the derivatives at a point make, ``kept`` of their curvature.
+
+        ``wide`` has columns w: each site takes its share of ``w wᵀ`` off its curvature.
+        """
+        control, wide = {}, np.zeros((len(center), 0)) if wide is None else wide
+        for site, (g, h), share in zip(self.sites, at.parts, _shares(at, wide), strict=True):
             x, spread = own_part(at.x, at.spread, site.coordinates)
-            quadratic = Quadratic(jnp.asarray(kept * h), jnp.asarray(g - kept * (h @ x)))
+            h = kept * h - (wide * share) @ wide.T
+            quadratic = Quadratic(jnp.asarray(h), jnp.asarray(g - h @ x))
             about = None if spread is None else jnp.asarray(spread)
             control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about, kept)
         return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)
+
+
+def _shares(at: Point, wide: np.ndarray) -> np.ndarray:
+    """Shares (sites, k) of each site in the curvature of k directions, which add up to one."""
+    ways = np.linalg.solve(positive_definite(at.hessian), wide)
+    own = np.array([np.maximum(np.sum(ways * (h @ ways), 0), 0.0) for _, h in at.parts])
+    total = own.sum(0)
+    return np.where(total > 0, own / np.where(total > 0, total, 1.0), 1 / len(at.parts))
 
 
 def begin_search(sites: Sequence[Member], prior: Any, start: Any, names: Sequence[str] | None) -> Search:

@@ -14,7 +14,7 @@ MANY_EVENTS, MANY_ROUNDS = 2.0, 10.0
 # control variates its sites flip at the rate ``E(v_i ∂_i U)₊ = 1/√(2π) = 0.4`` for each whitened coordinate, and a chain
 # makes 0.44 effective samples per unit of time: 0.9 events for each parameter and effective sample. Rotations make
 # `USUAL_YIELD`.
-LINES_EVENTS = 0.9 * USUAL_YIELD
+LINES_EVENTS = 0.9 * 0.5
 # Rounds that are few; and events of all chains below which a burn-in has shown nothing.
 FEW_ROUNDS, LEAST_EVENTS = 200, 20
 REMEDY = (

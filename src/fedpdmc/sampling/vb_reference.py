@@ -42,6 +42,12 @@ RISE = 1e-3
 WIDER, WIDER_SQUARED, LEAST_WIDER, MOST_WIDER = 0.6, 12.0, 1e-3, 0.1
 # Slopes are judged from a point at least this far from the centre: nearer to it terms of fourth order are larger.
 NEAREST = 0.3
+TAIL = 3.0  # distance from the centre, in standard deviations, at which tails are measured
+SKEWED = 0.15  # change of curvature per standard deviation above which tails are measured
+MOST_DIRECTIONS = 8  # in which tails are measured
+LEAST_TAIL = 1.1  # ratio of variances from which the reference is widened in a direction
+MOST_TAIL = 9.0  # the largest such ratio
+ONE_SIDE = 0.1  # cosine between a direction and the way to the mode above which only the flat side is measured
 
 
 class Averaged(NamedTuple):
@@ -138,6 +144,11 @@ def search_vb(
         rounds += averaged
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
+            wide, asked = measure_tails(search, mode.point, found, _left(points, rounds))
+            rounds += asked
+            if wide.size:
+                reference = _wider(search, found.point, rounds, why + _say_wide(wide), 1.0, wide)
+                return reference, found.point.x, found.spread
             kept, said = _part_kept(mode.point, found)
             return _wider(search, found.point, rounds, why + said, kept), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
@@ -189,7 +200,56 @@ def reference_at(
     return dataclasses.replace(_wider(search, search.ask(x, spread), 1, "", kept), bend=bend)
 
 
-def _wider(search: Search, at: Point, rounds: int, why: str, kept: float) -> Reference:
+def measure_tails(search: Search, before: Point, found: Averaged, most: int | None) -> tuple[np.ndarray, int]:
+    """Directions in which the posterior's tail is wider than q: columns of W, with ``W Wᵀ`` to be taken off the precision.
+
+    Where q falls faster than the posterior, ``V = U + log q`` falls outward: chains reach such a tail rarely and stay long. With
+    the variance w² along a whitened direction e, V does not fall beyond t if ``e·Sᵀ∇U(m + t S e) ≥ t/w²``. Directions are
+    eigenvectors of the change of curvature from q's mean to the mode, ``Sᵀ H S − I``: to third order that is ``T[u]``, with u
+    the way to the mode. The tail is on the side on which the curvature falls. One round is made for each point.
+
+    Returns W, of shape (d, k), and the number of rounds.
+    """
+    scale, dim = found.scale, len(found.center)
+    way = np.linalg.solve(scale, before.x - found.center)
+    distance = max(float(np.linalg.norm(way)), NEAREST)
+    change, vectors = np.linalg.eigh(scale.T @ before.hessian @ scale - np.eye(dim))
+    if np.abs(change).max() < SKEWED * distance:
+        return np.zeros((dim, 0)), 0
+    dual, wide, rounds = np.linalg.inv(scale).T, [], 0
+    for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
+        e, cosine = vectors[:, k], float(vectors[:, k] @ way) / distance
+        side = -np.sign(change[k] * cosine)
+        ratio = 1.0
+        for sign in (side,) if abs(cosine) > ONE_SIDE else (-1.0, 1.0):
+            if most is not None and rounds >= most:
+                break
+            slope = _profile_slope(search.ask(found.center + sign * TAIL * scale @ e), scale, sign * e)
+            rounds += 1
+            if np.isfinite(slope):
+                ratio = max(ratio, TAIL / slope if slope > TAIL / MOST_TAIL else MOST_TAIL)
+        if ratio >= LEAST_TAIL:
+            wide.append(np.sqrt(1 - 1 / ratio) * (dual @ e))
+    return np.array(wide).reshape(-1, dim).T, rounds
+
+
+def _profile_slope(at: Point, scale: np.ndarray, e: np.ndarray) -> float:
+    """Slope of U along a whitened direction where U is least across it, by one Newton step from a point."""
+    gradient, hessian = scale.T @ at.gradient, scale.T @ at.hessian @ scale
+    across = np.linalg.svd(e[:, None])[0][:, 1:]
+    if not np.all(np.isfinite(hessian)) or not across.size:
+        return float(e @ gradient)
+    inner = positive_definite(across.T @ hessian @ across)
+    return float(e @ gradient - (e @ hessian @ across) @ np.linalg.solve(inner, across.T @ gradient))
+
+
+def _say_wide(wide: np.ndarray) -> str:
+    return f"; it is wider in {wide.shape[1]} direction{'s' * (wide.shape[1] > 1)}, as the posterior's tails are"
+
+
+def _wider(
+    search: Search, at: Point, rounds: int, why: str, kept: float, wide: np.ndarray | None = None
+) -> Reference:
     """The reference of the derivatives at a point, or of their means, whose sites keep this part of their curvature.
 
     q has smaller variances than the posterior: with the remainder R of the potential in whitened coordinates these are
@@ -199,9 +259,10 @@ def _wider(search: Search, at: Point, rounds: int, why: str, kept: float) -> Ref
     still the sum of prior and control variates, and the coordinator has no events.
     """
     own = 0.0 if search.prior is None else np.asarray(search.prior.precision)
-    precision = positive_definite(kept * at.hessian + (1 - kept) * own)
+    less = 0.0 if wide is None else wide @ wide.T
+    precision = positive_definite(kept * at.hessian + (1 - kept) * own - less)
     center, name = at.x - np.linalg.solve(precision, at.gradient), LAPLACE if at.spread is None else VB
-    return search.reference(at, center, root_of_inverse(precision), rounds, name, why, kept)
+    return search.reference(at, center, root_of_inverse(precision), rounds, name, why, kept, wide)
 
 
 def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
