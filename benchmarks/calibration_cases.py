@@ -283,6 +283,8 @@ case("piecewise exponential, a piece without events")(
 case("negative binomial, N = 25")(
     lambda: _family("negative_binomial", 3, lambda rng: (
         X := _design(rng, 25), rng.poisson(np.exp(X @ [0.5, 0.4]) * rng.gamma(1.5, 1 / 1.5, 25)).astype(float)))
+    # Beyond, the likelihood is that of a Poisson up to rounding, and the prior has no mass.
+    ._replace(inside=lambda x: x[..., 2] < 15)
 )
 case("zero-inflated Poisson, N = 40")(
     lambda: _family("zero_inflated_poisson", 3, lambda rng: (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -14,6 +14,29 @@ from fedpdmc.bent_coordinates import Bend
 
 # Kinds of references from the sites' derivatives: at the mode, or as averages over the reference itself.
 LAPLACE, VB = "laplace", "vb"
+
+
+class Starts(NamedTuple):
+    """Where chains start, about the centre of a reference: a Gaussian that is stretched on some sides.
+
+    Attributes
+    ----------
+    scale : array of shape (d, d)
+        Of the Gaussian.
+    forms, moves : array of shape (d, k)
+        A point x with ``f·(x − c) > 0`` is moved by ``f·(x − c)`` times its column of ``moves``, one side after the other.
+    """
+
+    scale: np.ndarray
+    forms: np.ndarray
+    moves: np.ndarray
+
+    def about(self, center: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Starts (n, d) from standard normal numbers of that shape."""
+        away = z @ self.scale.T
+        for form, move in zip(self.forms.T, self.moves.T, strict=True):
+            away = away + np.maximum(away @ form, 0.0)[:, None] * move
+        return center + away
 
 
 class Reference(eqx.Module):
@@ -37,6 +60,8 @@ class Reference(eqx.Module):
         The reason for this kind.
     bend : Bend, optional
         T, of log spreads (`fedpdmc.bent_coordinates`). ``c``, ``S`` and the control variates are in coordinates before it.
+    starts : Starts, optional
+        Where chains start; if None, from the reference.
     """
 
     center: Float[Array, " d"]
@@ -47,6 +72,7 @@ class Reference(eqx.Module):
     name: str = eqx.field(default="", static=True)
     why: str = eqx.field(default="", static=True)
     bend: Bend | None = None
+    starts: Starts | None = None
 
     @property
     def dim(self) -> int:

@@ -136,6 +136,9 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
         center = method.reference.to_a(np.asarray(method.init))
     elif method.whitened:
         center, spread = np.zeros(dim), _on_sphere(spread) if method.elsewhere else spread
+        if method.reference.starts is not None:
+            at = np.asarray(method.reference.center)
+            spread = method.reference.whiten(method.reference.starts.about(at, np.asarray(spread)))
     else:
         center = np.zeros(dim) if method.prior is None else np.asarray(prior_mean(method.prior))
         center, spread = method.reference.to_a(center), 0.1 * spread

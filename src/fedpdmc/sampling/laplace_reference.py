@@ -143,13 +143,13 @@ class Search(NamedTuple):
     ) -> Reference:  # fmt: skip
         """The reference with the control variates that the derivatives at a point make, ``kept`` of their curvature.
 
-        ``wide`` has columns w: each site takes its share of ``w wᵀ`` off its curvature.
+        ``wide`` has columns w: each site takes its share of ``w wᵀ``, about the centre, off its curvature.
         """
         control, wide = {}, np.zeros((len(center), 0)) if wide is None else wide
         for site, (g, h), share in zip(self.sites, at.parts, _shares(at, wide), strict=True):
             x, spread = own_part(at.x, at.spread, site.coordinates)
-            h = kept * h - (wide * share) @ wide.T
-            quadratic = Quadratic(jnp.asarray(h), jnp.asarray(g - h @ x))
+            less = (wide * share) @ wide.T
+            quadratic = Quadratic(jnp.asarray(kept * h - less), jnp.asarray(g - kept * (h @ x) + less @ center))
             about = None if spread is None else jnp.asarray(spread)
             control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about, kept)
         return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)

@@ -16,7 +16,7 @@ from fedpdmc.sampling.bent_spreads import Bending, bendable, bending, profile_po
 from fedpdmc.sampling.laplace_reference import Search, begin_search
 from fedpdmc.sampling.mode_search import Mode, Point, positive_definite, root_of_inverse
 from fedpdmc.sampling.noisy_reference import noisy_laplace
-from fedpdmc.whitening import LAPLACE, VB, Reference
+from fedpdmc.whitening import LAPLACE, VB, Reference, Starts
 
 # Averages replace the search for the mode when its next step is shorter than this many standard deviations. An averaged
 # round is a Newton round too. Logistic regressions of 1,000 to 20,000 records and 6 to 100 parameters then take 3 to 8
@@ -42,7 +42,7 @@ RISE = 1e-3
 WIDER, WIDER_SQUARED, LEAST_WIDER, MOST_WIDER = 0.6, 12.0, 1e-3, 0.1
 # Slopes are judged from a point at least this far from the centre: nearer to it terms of fourth order are larger.
 NEAREST = 0.3
-TAIL = 3.0  # distance from the centre, in standard deviations, at which tails are measured
+TAIL = 4.5  # distance from the centre, in standard deviations, at which tails are measured
 SKEWED = 0.15  # change of curvature per standard deviation above which tails are measured
 MOST_DIRECTIONS = 8  # in which tails are measured
 LEAST_TAIL = 1.1  # ratio of variances from which the reference is widened in a direction
@@ -144,11 +144,14 @@ def search_vb(
         rounds += averaged
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
-            wide, asked = measure_tails(search, mode.point, found, _left(points, rounds))
-            rounds += asked
-            if wide.size:
-                reference = _wider(search, found.point, rounds, why + _say_wide(wide), 1.0, wide)
-                return reference, found.point.x, found.spread
+            tails = Tails(search, found, _left(points, rounds))
+            if tails.skewed(mode.point):
+                tails.along_change(mode.point, MOST_DIRECTIONS)
+                tails.along_coordinates()
+                rounds += tails.rounds
+            if tails.wide.size:
+                reference = _wider(search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
+                return tails.starting(reference, found), found.point.x, found.spread
             kept, said = _part_kept(mode.point, found)
             return _wider(search, found.point, rounds, why + said, kept), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
@@ -200,47 +203,133 @@ def reference_at(
     return dataclasses.replace(_wider(search, search.ask(x, spread), 1, "", kept), bend=bend)
 
 
-def measure_tails(search: Search, before: Point, found: Averaged, most: int | None) -> tuple[np.ndarray, int]:
-    """Directions in which the posterior's tail is wider than q: columns of W, with ``W Wᵀ`` to be taken off the precision.
+class Tails:
+    """Directions in which the posterior's tails are wider than a Gaussian, and that Gaussian made wider.
 
-    Where q falls faster than the posterior, ``V = U + log q`` falls outward: chains reach such a tail rarely and stay long. With
-    the variance w² along a whitened direction e, V does not fall beyond t if ``e·Sᵀ∇U(m + t S e) ≥ t/w²``. Directions are
-    eigenvectors of the change of curvature from q's mean to the mode, ``Sᵀ H S − I``: to third order that is ``T[u]``, with u
-    the way to the mode. The tail is on the side on which the curvature falls. One round is made for each point.
+    Where the Gaussian falls faster than the posterior, ``V = U + log q`` falls outward: chains reach such a tail rarely and stay
+    long. With the variance w² along a direction of unit variance, V does not fall beyond t if the slope of U there is at least
+    ``t/w²``. So the slope is measured at a distance, and the precision P becomes ``P − W Wᵀ``.
 
-    Returns W, of shape (d, k), and the number of rounds.
+    Attributes
+    ----------
+    wide : array of shape (d, k)
+        W.
+    stretch : list
+        For each side of a direction that is wider: the linear form that is positive on it, and how far a point that is one
+        standard deviation out is moved.
+    rounds : int
     """
-    scale, dim = found.scale, len(found.center)
-    way = np.linalg.solve(scale, before.x - found.center)
-    distance = max(float(np.linalg.norm(way)), NEAREST)
-    change, vectors = np.linalg.eigh(scale.T @ before.hessian @ scale - np.eye(dim))
-    if np.abs(change).max() < SKEWED * distance:
-        return np.zeros((dim, 0)), 0
-    dual, wide, rounds = np.linalg.inv(scale).T, [], 0
-    for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
-        e, cosine = vectors[:, k], float(vectors[:, k] @ way) / distance
-        side = -np.sign(change[k] * cosine)
-        ratio = 1.0
-        for sign in (side,) if abs(cosine) > ONE_SIDE else (-1.0, 1.0):
-            if most is not None and rounds >= most:
-                break
-            slope = _profile_slope(search.ask(found.center + sign * TAIL * scale @ e), scale, sign * e)
-            rounds += 1
-            if np.isfinite(slope):
-                ratio = max(ratio, TAIL / slope if slope > TAIL / MOST_TAIL else MOST_TAIL)
-        if ratio >= LEAST_TAIL:
-            wide.append(np.sqrt(1 - 1 / ratio) * (dual @ e))
-    return np.array(wide).reshape(-1, dim).T, rounds
+
+    def __init__(self, search: Search, found: Averaged, most: int | None):
+        self.search, self.center, self.left = search, found.center, most
+        self.precision, self.rounds = positive_definite(found.point.hessian), 0
+        self.wide, self.stretch = np.zeros((len(found.center), 0)), []
+
+    def skewed(self, before: Point) -> bool:
+        """Whether the curvature changes so much from the mean to a point near the mode that tails are measured."""
+        change, _, distance, _ = self._change(before)
+        return bool(np.abs(change).max() >= SKEWED * distance)
+
+    def _change(self, before: Point):
+        """Eigenvalues and eigenvectors of the change of curvature to a point, how far it is, and the whitening."""
+        scale = root_of_inverse(self.precision)
+        way = np.linalg.solve(scale, before.x - self.center)
+        distance = max(float(np.linalg.norm(way)), NEAREST)
+        change, vectors = np.linalg.eigh(scale.T @ before.hessian @ scale - np.eye(len(way)))
+        return change, vectors, distance, (scale, way)
+
+    def along_change(self, before: Point, directions: int) -> None:
+        """Measure tails along eigenvectors of the change of curvature, on the side on which it falls.
+
+        To third order the change is ``T[u]``, with u the way to the mode.
+        """
+        change, vectors, distance, (scale, way) = self._change(before)
+        order = np.argsort(-np.abs(change))[:directions]
+        ways, of = [], []
+        for k in order:
+            cosine = float(vectors[:, k] @ way) / distance
+            side = -np.sign(change[k] * cosine)
+            for sign in (side,) if abs(cosine) > ONE_SIDE else (-1.0, 1.0):
+                ways.append(sign * (scale @ vectors[:, k]))
+                of.append(k)
+        self._widen(ways, of)
+
+    def along_coordinates(self) -> None:
+        """Measure the tails of every parameter, the others following as they are correlated."""
+        covariance = np.linalg.inv(self.precision)
+        ways = covariance / np.sqrt(np.diag(covariance))
+        dim = len(ways)
+        self._widen([sign * ways[:, i] for i in range(dim) for sign in (-1.0, 1.0)], np.repeat(np.arange(dim), 2))
+
+    def starting(self, reference: Reference, found: Averaged) -> Reference:
+        """A reference whose chains start from the Gaussian before it was widened, stretched towards the tails."""
+        forms, moves = (np.array(part).T for part in zip(*self.stretch, strict=True))
+        return dataclasses.replace(reference, starts=Starts(found.scale, forms, moves))
+
+    def _widen(self, ways: Sequence[np.ndarray], of: Sequence[int]) -> None:
+        """Widen along directions of unit variance, as the larger of the tails of each needs."""
+        ratios = [_ratio(slope) for slope in self._slopes(ways)]
+        for k in dict.fromkeys(of):
+            own = [i for i in range(len(of)) if of[i] == k]
+            best = max(own, key=lambda i: ratios[i])
+            # The variance along the direction, which others may have widened.
+            dual = self._unit_dual(ways[best])
+            now = float(dual @ np.linalg.solve(self.precision, dual))
+            if ratios[best] < LEAST_TAIL * now:
+                continue
+            column = dual * np.sqrt((1 - now / ratios[best]) / now)
+            self.wide = np.c_[self.wide, column]
+            self.precision = self.precision - np.outer(column, column)
+            for i in own:
+                if ratios[i] >= LEAST_TAIL * now:
+                    more = np.sqrt(ratios[i] / now) - 1
+                    self.stretch.append((self._unit_dual(ways[i]), more * ways[i]))
+
+    def _unit_dual(self, way: np.ndarray) -> np.ndarray:
+        """The linear form that is one along a direction of unit variance and zero across it, in the Gaussian that was measured."""
+        return self._measured @ way
+
+    def _slopes(self, ways: Sequence[np.ndarray]) -> list[float]:
+        """Slopes of U along directions, where U is least across them: by a Newton step, and a look whether it was one."""
+        self._measured = self.precision.copy()
+        points = [self.center + TAIL * way for way in ways]
+        first = self._ask(points)
+        steps, slopes = [], []
+        for way, at in zip(ways, first, strict=True):
+            slope, step = self._across(way, at)
+            slopes.append(slope)
+            steps.append(at.x + step)
+        for i, (at, again) in enumerate(zip(first, self._ask(steps), strict=True)):
+            if np.isfinite(again.value) and again.value < at.value:
+                slopes[i] = self._across(ways[i], again)[0]
+            else:
+                slopes[i] = float(ways[i] @ at.gradient)
+        return slopes
+
+    def _across(self, way: np.ndarray, at: Point) -> tuple[float, np.ndarray]:
+        """Slope along a direction after a Newton step across it, and that step."""
+        if not (np.all(np.isfinite(at.gradient)) and np.all(np.isfinite(at.hessian))):
+            return np.nan, np.zeros_like(way)
+        # A basis of what is uncorrelated with the direction: the dual form is zero on it.
+        dual = self._unit_dual(way)
+        basis = np.linalg.svd(dual[:, None])[0][:, 1:]
+        if not basis.size:
+            return float(way @ at.gradient), np.zeros_like(way)
+        inner = positive_definite(basis.T @ at.hessian @ basis)
+        move = np.linalg.solve(inner, basis.T @ at.gradient)
+        return float(way @ at.gradient - way @ at.hessian @ basis @ move), -basis @ move
+
+    def _ask(self, points: list[np.ndarray]) -> list[Point]:
+        """One round for all points."""
+        self.rounds += 1
+        return [self.search.ask(point) for point in points]
 
 
-def _profile_slope(at: Point, scale: np.ndarray, e: np.ndarray) -> float:
-    """Slope of U along a whitened direction where U is least across it, by one Newton step from a point."""
-    gradient, hessian = scale.T @ at.gradient, scale.T @ at.hessian @ scale
-    across = np.linalg.svd(e[:, None])[0][:, 1:]
-    if not np.all(np.isfinite(hessian)) or not across.size:
-        return float(e @ gradient)
-    inner = positive_definite(across.T @ hessian @ across)
-    return float(e @ gradient - (e @ hessian @ across) @ np.linalg.solve(inner, across.T @ gradient))
+def _ratio(slope: float) -> float:
+    """The variance that a tail with this slope needs, at least one."""
+    if np.isnan(slope):
+        return 1.0
+    return max(TAIL / slope, 1.0) if slope > TAIL / MOST_TAIL else MOST_TAIL
 
 
 def _say_wide(wide: np.ndarray) -> str:
@@ -259,9 +348,10 @@ def _wider(
     still the sum of prior and control variates, and the coordinator has no events.
     """
     own = 0.0 if search.prior is None else np.asarray(search.prior.precision)
-    less = 0.0 if wide is None else wide @ wide.T
-    precision = positive_definite(kept * at.hessian + (1 - kept) * own - less)
+    precision = positive_definite(kept * at.hessian + (1 - kept) * own)
     center, name = at.x - np.linalg.solve(precision, at.gradient), LAPLACE if at.spread is None else VB
+    if wide is not None:
+        precision = positive_definite(precision - wide @ wide.T)
     return search.reference(at, center, root_of_inverse(precision), rounds, name, why, kept, wide)
 
 
@@ -292,25 +382,32 @@ def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
 
 
 def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | None, int]:
-    """Averaged rounds from a point near the mode, and how many there were; None if they cannot be used or do not settle.
+    """Averaged rounds from a point near the mode, and how many there were; None if the first cannot be used.
 
-    ``KL(q|π)`` falls by every round. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times the last is left. If
-    ``most`` are allowed, the last of these will do.
+    ``KL(q|π)`` falls by every round, up to overshooting. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times the
+    last is left. A round after which KL has risen is left out, and one that moves q back as far as the last is made half.
     """
     x, spread = mode.point.x + mode.step, root_of_inverse(positive_definite(mode.point.hessian))
-    before = Averaged(mode.point, spread, x, spread, np.inf, np.inf)
-    for made in range(1, MOST_AVERAGED + 1):
+    before, allowed = None, MOST_AVERAGED if most is None else max(min(MOST_AVERAGED, most), 1)
+    for made in range(1, allowed + 1):
         now = _judged(search.ask(x, spread), spread)
-        if not now.divergence <= before.divergence + RISE or not np.isfinite(now.divergence):
-            return None, made
-        ratio = now.moved / before.moved
-        left = now.moved if made == 1 else now.moved * ratio / (1 - ratio) if ratio < SLOW else np.inf
-        if left <= SETTLED or (most is not None and made >= most):
+        if not np.isfinite(now.divergence) or (before is not None and now.divergence > before.divergence + RISE):
+            return before, made
+        ratio = 0.0 if before is None else now.moved / before.moved
+        left = now.moved if before is None else now.moved * ratio / (1 - ratio) if ratio < SLOW else np.inf
+        if left <= SETTLED:
             return now, made
-        if np.isinf(left):
-            return None, made
         before, x, spread = now, now.center, now.scale
-    return None, MOST_AVERAGED
+        if ratio >= SLOW:
+            x = (now.point.x + now.center) / 2
+            spread = root_of_inverse(positive_definite((now.point.hessian + _precision(now.spread)) / 2))
+    return before, allowed
+
+
+def _precision(scale: np.ndarray) -> np.ndarray:
+    """``(S Sᵀ)⁻¹``."""
+    inverse = np.linalg.inv(scale)
+    return inverse.T @ inverse
 
 
 def _judged(point: Point, spread: np.ndarray) -> Averaged:
