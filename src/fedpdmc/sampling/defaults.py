@@ -48,7 +48,7 @@ SECOND_RUN = 2**30
 # the reference: on the skewed posterior of the trial no mean is off by 0.015 standard deviations after them.
 WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 # On a reference that was widened where the posterior's tails are: chains overshoot into the tails and come back.
-WIDE_BURN_IN = 4 * QUARTER
+WIDE_BURN_IN, LINES_BURN_IN = 4 * QUARTER, 20.0
 # Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
 # not settle has long tails, which chains reach slowly.
 SLOW_BURN_IN = 16 * QUARTER
@@ -174,7 +174,7 @@ class Method:
         if any(site.latents for site in self.sites):
             return next(time for widest, time in LATENT_BURN_IN if self.spread_width <= widest)
         if self.reference.starts is not None:
-            return WIDE_BURN_IN
+            return WIDE_BURN_IN if self.dynamics.turns else LINES_BURN_IN
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)

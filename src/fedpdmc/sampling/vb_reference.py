@@ -139,7 +139,9 @@ def search_vb(
                 found, averaged = _average(made.search, made.start, _left(points, rounds))
                 rounds += averaged
                 if found is not None:
-                    return _bent(made, found, rounds), found.point.x, found.spread
+                    tails = Tails(made.search, found, None)
+                    tails.along_coordinates()
+                    return _bent(made, found, rounds + tails.rounds, tails), found.point.x, found.spread
         found, averaged = _average(search, mode, _left(points, rounds))
         rounds += averaged
         if found is not None:
@@ -186,10 +188,14 @@ def _may_bend(points: int | None, rounds: int, spreads: tuple[int, ...]) -> bool
     return False
 
 
-def _bent(made: Bending, found: Averaged, rounds: int) -> Reference:
+def _bent(made: Bending, found: Averaged, rounds: int, tails: Tails) -> Reference:
     """The reference in coordinates in which log spreads are bent."""
     why = f"log spreads are bent; the last average moved mean or precision by {found.moved:.2g} standard deviations"
-    reference = made.search.reference(found.point, found.center, found.scale, rounds, VB, why)
+    if tails.wide.size:
+        reference = _wider(made.search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
+        reference = tails.starting(reference, found)
+    else:
+        reference = made.search.reference(found.point, found.center, found.scale, rounds, VB, why)
     return dataclasses.replace(reference, bend=made.bend)
 
 
