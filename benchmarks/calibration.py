@@ -25,6 +25,7 @@ import numpy as np
 import fedpdmc as fp
 from benchmarks import child
 from benchmarks.calibration_cases import CASES, Case, pooled
+from fedpdmc.sampling.vb_reference import Tails
 
 QUANTILES = (0.025, 0.5, 0.975)
 SAMPLES = 400_000  # of the last round of importance sampling; a tenth in each round before
@@ -93,9 +94,7 @@ def one(name: str, seeds: range, options: dict) -> dict:
             {
                 "mean": post.mean().tolist(), "sd": np.sqrt(np.diag(post.cov())).tolist(),
                 "quantiles": np.quantile(draws, QUANTILES, 0).tolist(),
-                "mcse": post.mcse().tolist() if hasattr(post, "mcse") else [
-                    float(s / np.sqrt(post.ess()[n])) for n, s in zip(post.names, np.sqrt(np.diag(post.cov())), strict=True)
-                ],
+                "mcse": list(post.mcse().values()),
                 "rounds": post.rounds, "converged": bool(post.verdict), "reasons": list(post.verdict.reasons),
                 "dynamics": type(post.dynamics).__name__,
             }
@@ -148,9 +147,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for one case")
     parser.add_argument("--out", help="a JSON file for all runs")
+    parser.add_argument("--narrow", action="store_true", help="references that are not widened: the verdict must see it")
     parser.add_argument("--one", help="one case in this process, as JSON")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
+    if options.narrow:
+        Tails.widens = False
     if options.one:
         print(json.dumps(one(options.one, seeds, {})))
         return
@@ -160,6 +162,7 @@ def main() -> None:
 
     def run(name: str) -> dict:
         words = ["--one", name, "--seeds", str(options.seeds), "--first", str(options.first)]
+        words += ["--narrow"] * options.narrow
         return {"case": name} | child.report("calibration", words, options.limit, {})
 
     with ThreadPoolExecutor(options.processes) as pool:

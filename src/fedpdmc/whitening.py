@@ -62,6 +62,10 @@ class Reference(eqx.Module):
         T, of log spreads (`fedpdmc.bent_coordinates`). ``c``, ``S`` and the control variates are in coordinates before it.
     starts : Starts, optional
         Where chains start; if None, from the reference.
+    narrow : pair of int and float, optional
+        The parameter whose tail is wider than the reference by the largest factor, and that factor of its variance.
+    modes : tuple of dict
+        Other modes of the posterior: where, and with which share of its mass.
     """
 
     center: Float[Array, " d"]
@@ -73,6 +77,8 @@ class Reference(eqx.Module):
     why: str = eqx.field(default="", static=True)
     bend: Bend | None = None
     starts: Starts | None = None
+    narrow: tuple[int, float] | None = eqx.field(default=None, static=True)
+    modes: tuple[dict[str, Any], ...] = eqx.field(default=(), static=True)
 
     @property
     def dim(self) -> int:

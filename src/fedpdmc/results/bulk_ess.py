@@ -1,4 +1,4 @@
-"""Bulk effective sample size of draws, as ArviZ defines it, without the second that importing ArviZ takes."""
+"""Bulk and tail effective sample size of draws, as ArviZ defines them, without the second that importing ArviZ takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 # Fewest draws per chain for which a size is computed.
 LEAST_DRAWS = 4
+TAILS = (0.05, 0.95)  # quantiles at which tails are counted
 
 
 def bulk_ess(values: np.ndarray) -> float:
@@ -15,10 +16,26 @@ def bulk_ess(values: np.ndarray) -> float:
     lag t over all sequences, the size is ``C n / (−1 + 2 Σ_t ρ_t)``, summed by pairs ``ρ_{2k} + ρ_{2k+1}`` as long as
     these are positive, none larger than the one before (Geyer, 1992).
     """
-    half = values.shape[1] // 2
     if values.shape[1] < LEAST_DRAWS or not np.all(np.isfinite(values)):
         return np.nan
-    z = rank_normalised(np.concatenate([values[:, :half], values[:, -half:]]))
+    return _ess(rank_normalised(_halves(values)))
+
+
+def tail_ess(values: np.ndarray) -> float:
+    """The smaller effective sample size of the two events that a draw is below the 5 % and above the 95 % quantile."""
+    if values.shape[1] < LEAST_DRAWS or not np.all(np.isfinite(values)):
+        return np.nan
+    low, high = np.quantile(values, TAILS)
+    return min(_ess(_halves((values <= low).astype(float))), _ess(_halves((values >= high).astype(float))))
+
+
+def _halves(values: np.ndarray) -> np.ndarray:
+    half = values.shape[1] // 2
+    return np.concatenate([values[:, :half], values[:, -half:]])
+
+
+def _ess(z: np.ndarray) -> float:
+    """Effective sample size of the mean of sequences (C, n)."""
     if np.ptp(z) < np.finfo(float).resolution:
         return float(z.size)
     chains, n = z.shape

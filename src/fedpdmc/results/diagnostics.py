@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpdmc.results.bulk_ess import bulk_ess, rank_normalised
+from fedpdmc.results.bulk_ess import bulk_ess, rank_normalised, tail_ess
 
 # Number of superchains into which many chains are merged, and of sequences into which few chains are cut.
 SUPERCHAINS, LEAST_SEQUENCES = 4, 8
@@ -16,6 +16,9 @@ FALSE_ALARM = 1e-3
 EARLY, LATE = 0.2, 0.5
 # With this many chains or more, their scatter gives the error of a mean over chains.
 LEAST_CHAINS = 8
+WIDE_EVERY = 4  # one chain in so many starts twice as far out as the others
+LEAST_WIDE = 4  # chains that start far out, from which they are compared with the others
+BETWEEN = 32  # chains from which the scatter of their means gives the Monte Carlo error
 # Draws per sequence below which the bias of an autocorrelation matters, and the smallest number of joined sequences.
 LONG, LEAST_LONG = 512, 4
 
@@ -26,8 +29,11 @@ class Diagnosis(NamedTuple):
     Attributes
     ----------
     names : list of str
-    ess : (q,)
-        Bulk effective sample size over all chains.
+    ess, tail : (q,)
+        Bulk and tail effective sample size over all chains.
+    error : (q,)
+        Monte Carlo error of the mean, in standard deviations: from the scatter of the chains' means, which are independent;
+        with few chains from the effective sample size.
     rhat, floor, limit : (q,)
         Nested R-hat; its value for a stationary run with this ESS; and what such a run exceeds once in a thousand.
     drift, drift_limit : (q,)
@@ -35,10 +41,15 @@ class Diagnosis(NamedTuple):
         once in a thousand.
     begin, begin_limit : (q,)
         Mean over chains of the first draws, in standard deviations from the mean of all, and the same limit for it.
+    apart, apart_limit : (q,)
+        Difference between chains that started far out and the others, in location or in distance from the median, in standard
+        deviations over the first half; and the same limit for it.
     """
 
     names: list[str]
     ess: np.ndarray
+    tail: np.ndarray
+    error: np.ndarray
     rhat: np.ndarray
     floor: np.ndarray
     limit: np.ndarray
@@ -46,6 +57,13 @@ class Diagnosis(NamedTuple):
     drift_limit: np.ndarray
     begin: np.ndarray
     begin_limit: np.ndarray
+    apart: np.ndarray
+    apart_limit: np.ndarray
+
+
+def wide_chains(chains: int) -> np.ndarray:
+    """Which chains start far out, where the user gives no starts."""
+    return np.arange(chains) % WIDE_EVERY == WIDE_EVERY - 1
 
 
 def energy(draws: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
@@ -56,7 +74,7 @@ def energy(draws: np.ndarray, mean: np.ndarray, cov: np.ndarray) -> np.ndarray:
     return 0.5 * np.sum(whitened**2, -1)
 
 
-def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray) -> Diagnosis:
+def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray, wide: bool = False) -> Diagnosis:
     """All diagnostics of quantities, given their draws and where the chains started.
 
     Parameters
@@ -66,10 +84,13 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray) -> Diagno
     names : list of str
     starts : (C, q)
         The quantities at the start of each chain, before its burn-in.
+    wide : bool
+        Whether `wide_chains` started farther out than the others.
     """
-    ess = effective_sizes(values)
-    columns = [_nested(values[..., i], starts[:, i]) for i in range(values.shape[-1])]
-    bulk, folded, drift, error, begin = (np.array(column) for column in zip(*columns, strict=True))
+    ess, tail = effective_sizes(values)
+    far = wide_chains(len(values)) if wide else np.zeros(len(values), bool)
+    columns = [_nested(values[..., i], starts[:, i], far) for i in range(values.shape[-1])]
+    bulk, folded, drift, error, begin, apart, apart_error = (np.array(column) for column in zip(*columns, strict=True))
     chains, count = values.shape[0], len(names)
     # Squares mix no faster than the energy, the last quantity.
     slow = np.minimum(ess, ess[-1])
@@ -80,15 +101,36 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray) -> Diagno
     used = np.where(which, ess, slow)
     # Two-sided, of 2q statistics: drift and beginning.
     z = _normal(FALSE_ALARM / (4 * count))
-    wide = _student(chains - 1, FALSE_ALARM / (4 * count))
+    wide_z = _student(chains - 1, FALSE_ALARM / (4 * count))
     if chains < LEAST_CHAINS:
-        error, wide = np.sqrt((1 / EARLY + 1 / LATE) / np.maximum(ess, 1.0)), z
+        error, wide_z = np.sqrt((1 / EARLY + 1 / LATE) / np.maximum(ess, 1.0)), z
     floor = groups_floor(used, groups)
     limit = np.sqrt(1 + width * (floor**2 - 1))
     return Diagnosis(
-        names, ess, np.maximum(bulk, folded), floor, limit, drift, wide * error, begin,
-        np.full(count, z / np.sqrt(chains)),
+        names, ess, tail, monte_carlo_error(values, ess), np.maximum(bulk, folded), floor, limit, drift, wide_z * error,
+        begin, np.full(count, z / np.sqrt(chains)), apart, wide_z * apart_error,
     )  # fmt: skip
+
+
+def monte_carlo_error(values: np.ndarray, ess: np.ndarray) -> np.ndarray:
+    """Standard error of the mean of draws (C, n, q), in standard deviations.
+
+    Chains are independent and of one length: the variance of their means over their number needs no model of autocorrelations.
+    """
+    chains = len(values)
+    if chains < BETWEEN:
+        return 1 / np.sqrt(np.maximum(ess, 1e-300))
+    spread = np.maximum(values.std((0, 1)), 1e-300)
+    return values.mean(1).std(0, ddof=1) / np.sqrt(chains) / spread
+
+
+def quantile_errors(values: np.ndarray, probability: float) -> np.ndarray:
+    """Monte Carlo standard error of a quantile of draws (C, n, q)."""
+    flat, cut = values.reshape(-1, values.shape[-1]), np.quantile(values, probability, (0, 1))
+    below = (values <= cut).astype(float)
+    error = monte_carlo_error(below, effective_sizes(below)[0]) * np.sqrt(probability * (1 - probability))
+    ends = [np.clip(probability + sign * error, 0, 1) for sign in (-1, 1)]
+    return np.array([(np.quantile(x, high) - np.quantile(x, low)) / 2 for x, low, high in zip(flat.T, *ends, strict=True)])
 
 
 def groups_floor(ess: np.ndarray, groups: int) -> np.ndarray:
@@ -138,20 +180,33 @@ def nested_rhat(values: np.ndarray, starts: np.ndarray) -> float:
     return float(np.sqrt(1 + between / inside))
 
 
-def _nested(values: np.ndarray, starts: np.ndarray) -> tuple[float, float, float, float, float]:
-    """R-hat of the ranks and of the folded ranks; drift and its error; and where the first draws are."""
-    z = rank_normalised(values)
-    folded = rank_normalised(np.abs(values - np.median(values)))
+def _nested(values: np.ndarray, starts: np.ndarray, far: np.ndarray) -> tuple[float, ...]:
+    """R-hat of ranks and of folded ranks; drift and its error; where the first draws are; far starts less others, its error."""
+    z, middle = rank_normalised(values), np.median(values)
+    folded = rank_normalised(np.abs(values - middle))
     n = values.shape[1]
     late = z[:, n - max(int(LATE * n), 1) :].mean(1)
     moved = z[:, : max(int(EARLY * n), 1)].mean(1) - late
     error = moved.std(ddof=1) / np.sqrt(len(moved)) if len(moved) > 1 else np.inf
     begin = float(z[:, 0].mean())
-    return nested_rhat(z, starts), nested_rhat(folded, starts), float(moved.mean()), float(error), begin
+    apart = max((_apart(x[:, : max(n // 2, 1)].mean(1), far) for x in (z, folded)), key=lambda found: found[0] / found[1])
+    # Folded ranks are grouped by how far from the middle chains began: a reference that is too narrow shows there.
+    inner, outer = nested_rhat(z, starts), nested_rhat(folded, np.abs(starts - middle))
+    return inner, outer, float(moved.mean()), float(error), begin, *apart
 
 
-def effective_sizes(values: np.ndarray) -> np.ndarray:
-    """The bulk ESS of each quantity of (C, n, q) draws, not above the number of draws.
+def _apart(means: np.ndarray, far: np.ndarray) -> tuple[float, float]:
+    """Difference of chains' means between those that began far out and the others, and its standard error."""
+    count = int(far.sum())
+    if count < LEAST_WIDE or len(far) - count < LEAST_WIDE:
+        return 0.0, np.inf
+    groups = means[far], means[~far]
+    error = np.sqrt(sum(group.var(ddof=1) / len(group) for group in groups))
+    return float(abs(groups[0].mean() - groups[1].mean())), float(max(error, 1e-300))
+
+
+def effective_sizes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bulk and the tail ESS of each quantity of (C, n, q) draws, not above the number of draws.
 
     Short chains are joined end to end, group by group. An autocorrelation that is estimated within n draws is too low
     by about ``1/n``: for 12 independent draws of a thousand chains, ArviZ reports 38 % more than there are. In a
@@ -159,8 +214,9 @@ def effective_sizes(values: np.ndarray) -> np.ndarray:
     weight in the variance of the mean of all draws. A chain that is stuck still shows: its draws are alike.
     """
     values, scale = joined(values)
-    found = [scale * bulk_ess(values[..., i]) for i in range(values.shape[-1])]
-    return np.minimum(np.nan_to_num(found, nan=0.0), scale * values.shape[0] * values.shape[1])
+    most, columns = scale * values.shape[0] * values.shape[1], np.moveaxis(values, -1, 0)
+    bulk, tail = ([scale * size(x) for x in columns] for size in (bulk_ess, tail_ess))
+    return np.minimum(np.nan_to_num(bulk, nan=0.0), most), np.minimum(np.nan_to_num(tail, nan=0.0), most)
 
 
 def joined(values: np.ndarray) -> tuple[np.ndarray, float]:

@@ -13,14 +13,14 @@ from fedpdmc.console.interrupts import deferred
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.models.variables import StoredVariables, Variables
-from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy
+from fedpdmc.results.diagnostics import Diagnosis, diagnose, energy, quantile_errors
 from fedpdmc.results.exactness_certificate import Certificate
 from fedpdmc.results.function_averages import average, expectation, moments_of
 from fedpdmc.results.path_store import SkeletonStore, Store
 from fedpdmc.results.run_state import RunState, cannot_go_on
 from fedpdmc.results.skeleton import Skeleton
-from fedpdmc.results.verdict import Verdict, judge
-from fedpdmc.validation import integer
+from fedpdmc.results.verdict import Verdict, judge, other_modes_crossed
+from fedpdmc.validation import integer, probability
 from fedpdmc.whitening import Reference
 
 if TYPE_CHECKING:
@@ -199,9 +199,10 @@ class Posterior:
             values = np.concatenate([draws, energy(draws, mean, cov)[..., None]], -1)
             origin = self.origin
             starts = np.concatenate([origin, energy(origin, mean, cov)[:, None]], -1)
-            found = diagnose(values, [*self.names, "energy"], starts)
+            found = diagnose(values, [*self.names, "energy"], starts, bool(self.settings.get("wide_starts")))
             away = np.abs(origin.mean(0) - mean) / np.sqrt(np.maximum(np.diag(cov), 1e-300))
-            self._found = found, judge(found, self.chains, self.settings, float(away.max()))
+            crossed = other_modes_crossed(self.settings.get("modes", []), draws)
+            self._found = found, judge(found, self.chains, self.settings | {"modes": crossed}, float(away.max()))
         return self._found
 
     @property
@@ -213,6 +214,28 @@ class Posterior:
         """Bulk effective sample size of every parameter and of the energy, over all chains."""
         found = self.diagnosis()[0]
         return dict(zip(found.names, found.ess.tolist(), strict=True))
+
+    def ess_tail(self) -> dict[str, float]:
+        """Tail effective sample size: of the probabilities below the 5 % and above the 95 % quantile, the smaller."""
+        found = self.diagnosis()[0]
+        return dict(zip(found.names, found.tail.tolist(), strict=True))
+
+    def mcse(self, quantile: float | None = None) -> dict[str, float]:
+        """Monte Carlo standard error of every parameter's mean, or of a quantile.
+
+        That of the mean comes from the scatter of the chains' means, which are independent. That of a quantile is half the
+        distance between the quantiles at the ends of the interval in which its probability is known.
+
+        Parameters
+        ----------
+        quantile : float, optional
+            Its probability; None: the mean.
+        """
+        found, sd = self.diagnosis()[0], np.sqrt(np.diag(self.cov()))
+        if quantile is None:
+            return dict(zip(self.names, (found.error[:-1] * sd).tolist(), strict=True))
+        draws = self.draws(self.diagnostic_draws())
+        return dict(zip(self.names, quantile_errors(draws, probability("mcse(quantile)", quantile)).tolist(), strict=True))
 
     def rhat(self) -> dict[str, float]:
         """Nested, rank-normalised R-hat of every parameter and of the energy.

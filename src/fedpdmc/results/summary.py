@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Draws of each chain from which intervals are computed.
 INTERVAL_DRAWS = 1000
 # Columns that are left out, in this order, if the table is too wide for the terminal.
-SPARED = ("median", "mcse")
+SPARED = ("median", "ess_tail", "mcse")
 # What to do about a posterior that is far from any Gaussian.
 NEARER = (
     "The posterior is far from a Gaussian: it takes fewer rounds in parameters in which it is nearer to one (logarithms of "
@@ -31,7 +31,8 @@ class Summary(pd.DataFrame):
     """A table with a row for each parameter; it prints with the verdict before it and how the run went after it.
 
     What is printed fits the width of the terminal, or 80 columns if there is none.
-    The columns are mean, sd, mcse (Monte Carlo standard error of the mean), median, the ends of the interval, ess and rhat.
+    The columns are mean, sd, mcse (Monte Carlo standard error of the mean), median, the ends of the interval, ess, ess_tail
+    (of the tails) and rhat.
     Anything derived from it, such as a selection of rows, is a plain `pandas.DataFrame`.
 
     Attributes
@@ -76,7 +77,7 @@ class Summary(pd.DataFrame):
 
     def _formatted(self) -> pd.DataFrame:
         """Numbers as shown: as many decimals as the sd has with three digits, ESS whole, R-hat to a thousandth."""
-        how = {"ess": "{:,.0f}", "rhat": "{:.3f}", "mcse": "{:.2g}"}
+        how = {"ess": "{:,.0f}", "ess_tail": "{:,.0f}", "rhat": "{:.3f}", "mcse": "{:.2g}"}
         places = [_places(sd) for sd in self["sd"]]
         columns = {
             name: [how.get(name, place).format(x) for x, place in zip(self[name], places, strict=True)]
@@ -100,7 +101,7 @@ def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
     """The table of `Posterior.summary`."""
     level = probability("summary(level)", level, "Give a probability between 0 and 1, such as 0.95.")
     one_of("summary(interval)", interval, ("quantile", "hdi"))
-    names, moments, draws, ess, rhat = _parameters(post) if not post.transformed else _variables(post)
+    names, moments, draws, found = _parameters(post) if not post.transformed else _variables(post)
     if exp:
         draws, moments = np.exp(draws), None
     flat = draws.reshape(-1, len(names))
@@ -111,12 +112,13 @@ def summary(post: Posterior, level: float, interval: str, exp: bool) -> Summary:
         {
             "mean": mean,
             "sd": sd,
-            "mcse": sd / np.sqrt(np.maximum(ess, 1e-300)),
+            "mcse": sd * found.error[:-1],
             "median": np.median(flat, 0),
             f"{mark}{tail:.4g}%": low,
             f"{mark}{100 - tail:.4g}%": high,
-            "ess": ess,
-            "rhat": rhat,
+            "ess": found.ess[:-1],
+            "ess_tail": found.tail[:-1],
+            "rhat": found.rhat[:-1],
         },
         index=pd.Index([f"exp({name})" for name in names] if exp else names, name="parameter"),
     )
@@ -129,7 +131,7 @@ def _parameters(post: Posterior):
     found, _ = post.diagnosis()
     draws = post.draws(min(INTERVAL_DRAWS, post.most_draws))
     moments = post.mean(), np.sqrt(np.diag(post.cov()))
-    return list(post.names), moments, draws, found.ess[:-1], found.rhat[:-1]
+    return list(post.names), moments, draws, found
 
 
 def _variables(post: Posterior):
@@ -145,7 +147,7 @@ def _variables(post: Posterior):
     whole = np.concatenate([draws, energy(x, mean, cov)[..., None]], -1)
     start = np.concatenate([starts, energy(post.origin, mean, cov)[:, None]], -1)
     found = diagnose(whole, [*names, "energy"], start)
-    return names, None, draws, found.ess[:-1], found.rhat[:-1]
+    return names, None, draws, found
 
 
 def _interval(flat: np.ndarray, level: float, interval: str) -> np.ndarray:

@@ -9,8 +9,13 @@ import numpy as np
 
 from fedpdmc.results.diagnostics import Diagnosis
 
-# R-hat that is good enough; effective draws below which nothing can be said, in all and of each chain.
-GOOD_RHAT, LEAST_ESS, LEAST_ESS_PER_CHAIN = 1.01, 100.0, 4.0
+GOOD_RHAT = 1.01
+LEAST_ESS = 100.0  # effective draws, of the bulk and of the tails, below which nothing can be said
+LEAST_ESS_PER_CHAIN = 2.5  # of the scatter of chains' means; runs go on until the bulk ESS has `STOP_ESS_PER_CHAIN`
+STOP_ESS_PER_CHAIN = 4.0
+SMALL_APART = 0.05  # difference between chains with far and near starts that does not matter, in standard deviations
+NARROW = 1.5  # variance of a tail over that of the reference, above which a short burn-in does not forget the start
+NARROW_BURN_IN = 16 * 1.5708  # process time
 # Drift, and error of the mean due to the beginning, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 # Between what speaks against a run and what to do about it.
@@ -38,6 +43,8 @@ class Verdict:
         The worst nested R-hat, and the value that a stationary run with this ESS has on average.
     worst : str
         The quantity with the worst ESS.
+    ess_tail : float
+        The worst tail effective sample size.
     """
 
     converged: bool
@@ -48,6 +55,7 @@ class Verdict:
     rhat: float
     rhat_floor: float
     worst: str
+    ess_tail: float = float("inf")
 
     def __bool__(self) -> bool:
         return self.converged
@@ -57,7 +65,8 @@ class Verdict:
             return f"NOT converged: {'; '.join(self.reasons)}.{TO_DO}{'; or '.join(self.remedies)}."
         return (
             f"converged: R-hat at most {self.rhat:.3f} (a perfect sampler: {self.rhat_floor:.3f}), ESS at least "
-            f"{self.ess:,.0f} ({self.worst}), {self.ess_per_chain:.3g} for each chain; no drift from the start."
+            f"{self.ess:,.0f} ({self.worst}; tails {self.ess_tail:,.0f}), {self.ess_per_chain:.3g} for each chain; no drift "
+            "from the start."
         )
 
 
@@ -66,8 +75,9 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
 
     A statistic speaks against a run if it is both beyond chance and large enough to matter: R-hat above 1.01 and above
     its limit, a drift above a tenth of a standard deviation and above its limit, first draws beyond their limit that move
-    the mean by more than its Monte Carlo error. Too few effective draws, in all or for each chain, leave the question open,
-    and an open question is not convergence.
+    the mean by more than its Monte Carlo error, chains that started far out and differ from the others. A reference that is
+    known to be narrower than a tail needs a long burn-in. Too few effective draws, in all, of the tails or for each chain, leave
+    the question open, and an open question is not convergence.
 
     Parameters
     ----------
@@ -100,19 +110,62 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         i = int(np.argmax(np.where(away, np.abs(found.begin), 0)))
         reasons.append(f"the kept draws begin {abs(found.begin[i]):.2g} sd off in {found.names[i]}")
         burn = True
+    apart = (found.apart > found.apart_limit) & (found.apart > SMALL_APART)
+    if apart.any():
+        i = int(np.argmax(np.where(apart, found.apart, 0)))
+        reasons.append(f"chains that started far out differ from the others by {found.apart[i]:.2g} sd in {found.names[i]}")
+        burn = True
+    narrow = settings.get("narrow") or {}
+    if narrow.get("ratio", 1.0) > NARROW and settings["burn_in"] < NARROW_BURN_IN:
+        reasons.append(f"the tail of {narrow['name']} is {np.sqrt(narrow['ratio']):.2g} times as wide as the reference")
+        burn = True
     if burn:
         reasons.append(f"the burn-in of {settings['burn_in']:.3g} was too short for a start {distance:.2g} sd away")
-    if each < LEAST_ESS_PER_CHAIN:
-        reasons.append(f"ESS {each:.2g} for each chain ({found.names[worst]}) is too few to tell")
+    # Of the scatter of chains' means, which no stopping rule looks at.
+    scatter = 1 / np.maximum(found.error, 1e-300) ** 2
+    slowest, tail = int(np.argmin(scatter)), int(np.argmin(found.tail))
+    if scatter[slowest] < LEAST_ESS_PER_CHAIN * chains:
+        own = scatter[slowest] / chains
+        reasons.append(f"ESS {own:.2g} for each chain ({found.names[slowest]}) is too few to tell")
         more = True
     elif ess < LEAST_ESS:
         reasons.append(f"ESS {ess:.0f} in all ({found.names[worst]}) is too few to tell")
         more = True
+    elif found.tail[tail] < LEAST_ESS:
+        reasons.append(f"ESS {found.tail[tail]:.0f} of the tails of {found.names[tail]} is too few to tell")
+        more = True
+    reasons += _modes(settings)
     remedies = _remedies(burn, more, ess, chains, settings) if reasons else ()
     return Verdict(
         not reasons, tuple(reasons), tuple(remedies), ess, each, float(found.rhat.max()), float(found.floor.max()),
-        found.names[worst],
+        found.names[worst], float(found.tail[tail]),
     )  # fmt: skip
+
+
+def other_modes_crossed(modes: list[dict[str, Any]], draws: np.ndarray) -> list[dict[str, Any]]:
+    """Modes, each with whether chains cross to it often enough, given draws (C, n, d).
+
+    A draw belongs to the nearer of a mode and the one of the reference, in units of the reference.
+    """
+    judged = []
+    for mode in modes:
+        here, there, scale = (np.asarray(mode[key]) for key in ("center", "at", "scale"))
+        nearer = [np.sum(np.linalg.solve(scale, (draws - x).reshape(-1, len(x)).T) ** 2, 0) for x in (there, here)]
+        inside = (nearer[0] < nearer[1]).reshape(draws.shape[:2]).astype(float)
+        scatter, share = inside.mean(1).var(ddof=1), inside.mean()
+        enough = share > 0 and share * (1 - share) * len(inside) / max(scatter, 1e-300) > LEAST_ESS
+        judged.append(mode | {"crossed": bool(enough)})
+    return judged
+
+
+def _modes(settings: dict[str, Any]) -> list[str]:
+    """Other modes that the chains do not cross to."""
+    return [
+        f"the posterior has another mode at {mode['place']} with about {100 * mode['share']:.2g} % of its mass, and chains "
+        f"rarely cross to it"
+        for mode in settings.get("modes", ())
+        if mode.get("crossed") is False
+    ]
 
 
 def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any]) -> list[str]:
@@ -125,7 +178,7 @@ def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[st
         length = _round(settings["burn_in"] + duration)
         remedies.append(f"begin again with burn_in = {length} or more" + (" in the contract" if contract else ""))
     elif more:
-        factor = max(LEAST_ESS, LEAST_ESS_PER_CHAIN * chains) / max(ess, 1.0)
+        factor = max(LEAST_ESS, STOP_ESS_PER_CHAIN * chains) / max(ess, 1.0)
         length = _round(duration * float(np.clip(factor, 1.0, 100.0)))
         how = (
             f"continue to a duration of {length} or more"

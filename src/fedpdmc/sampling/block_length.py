@@ -9,7 +9,7 @@ import numpy as np
 from fedpdmc.dynamics import QUARTER, Flow
 from fedpdmc.dynamics.quarter_turns import first_waits
 from fedpdmc.results.skeleton import Block, Skeleton
-from fedpdmc.results.verdict import LEAST_ESS_PER_CHAIN
+from fedpdmc.results.verdict import STOP_ESS_PER_CHAIN
 from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines.base import BlockMemory
 from fedpdmc.sampling.reference_warning import USUAL_YIELD
@@ -105,7 +105,7 @@ def first_block(method: Method, duration: float | None, ess: float | None) -> fl
 def ess_to_reach(method: Method, ess: float | None) -> float:
     """What was asked for; where the number of chains was left open, at least enough of each chain to tell if they agree."""
     wanted = DEFAULT_ESS if ess is None else float(ess)
-    return max(wanted, LEAST_ESS_PER_CHAIN * method.chains) if method.open_chains else wanted
+    return max(wanted, STOP_ESS_PER_CHAIN * method.chains) if method.open_chains else wanted
 
 
 def next_length(target: float, worst: float, span: float) -> tuple[float, float]:

@@ -52,6 +52,8 @@ WIDE_BURN_IN, LINES_BURN_IN = 4 * QUARTER, 20.0
 # Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
 # not settle has long tails, which chains reach slowly.
 SLOW_BURN_IN = 16 * QUARTER
+# Starts that the user gives may be this far from the centre of the reference, in standard deviations, for the usual burn-in.
+FAR_START = 3.0
 # With private latents, by the largest standard deviation of a log spread: one that is hardly known has a long tail too. With
 # 0.27, the 15 herds of `cbpp`, chains have the standard deviation and the tail probabilities of the log spread after six
 # turns; up to 0.19, with 40 groups and more, they have them from the start, and their latents after one turn.
@@ -141,6 +143,11 @@ class Method:
         return self.whitened and self.control_name == "quadratic" and self.dynamics.flow.rotating
 
     @property
+    def wide_starts(self) -> bool:
+        """Whether a part of the chains starts farther out than the others."""
+        return self.whitened and self.init is None and self.constraints is None
+
+    @property
     def elsewhere(self) -> bool:
         """Whether the sites are on a network."""
         return self.sites[0].federation is not None
@@ -169,6 +176,9 @@ class Method:
         if wanted is not None:
             return float(wanted)
         slow = self.reference.name == LAPLACE and bool(self.reference.why)
+        if self.init is not None and self.whitened:
+            away = np.linalg.norm(self.reference.to_a(np.asarray(self.init, float)), axis=-1).max() / np.sqrt(self.dim)
+            slow = slow or away > FAR_START
         if slow or self.mixture is not None:
             return SLOW_BURN_IN
         if any(site.latents for site in self.sites):

@@ -22,6 +22,7 @@ from fedpdmc.members.member import Member
 from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.members.run_coordinates import USUAL_CHAIN_TIME, Opening, choose_clock, local_columns
 from fedpdmc.members.site import Site
+from fedpdmc.results.diagnostics import wide_chains
 from fedpdmc.sampling.budget_horizon import Pace
 from fedpdmc.sampling.constraints import start_inside, walls_of
 from fedpdmc.sampling.coordinator import Coordinator, State
@@ -37,8 +38,8 @@ from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.prior_redistribution import shares
 
-# How much wider than the reference the starts of chains are if sites are remote.
-WIDE = 1.5
+# How much farther out than the others a part of the chains starts (`fedpdmc.results.diagnostics.wide_chains`).
+WIDE = 2.0
 
 
 def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
@@ -123,9 +124,9 @@ def opening(method: Method, site: Member) -> Opening:
 def start_state(method: Method, burn_in: float = 0.0) -> State:
     """Starts of the chains: at ``init``, or spread around the reference's centre or the prior's mean.
 
-    The reference of remote sites is not trusted: chains start wider than it, so that they disagree for long if it is too
-    narrow for the events of the sites. All start at one distance from its centre: otherwise the farthest of many chains
-    could have so many events that all others wait for it.
+    A reference from the sites' derivatives is not trusted: a part of the chains starts `WIDE` times as far out, so that chains
+    disagree for long if it is too narrow. These start at one distance from its centre: otherwise the farthest of many could have
+    so many events that all others wait for it.
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)
@@ -135,7 +136,9 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
     if told:
         center = method.reference.to_a(np.asarray(method.init))
     elif method.whitened:
-        center, spread = np.zeros(dim), _on_sphere(spread) if method.elsewhere else spread
+        center = np.zeros(dim)
+        if method.wide_starts:
+            spread = jnp.where(on_device(wide_chains(chains))[:, None], _on_sphere(spread), spread)
         if method.reference.starts is not None:
             at = np.asarray(method.reference.center)
             spread = method.reference.whiten(method.reference.starts.about(at, np.asarray(spread)))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
 from fedpdmc.sampling.defaults import Method
 from fedpdmc.sampling.engines.base import Engine
 from fedpdmc.sampling.sites_and_prior import PRIOR_SITE, PriorSite
+
+MOST_NAMED = 3  # parameters in the description of a mode
 
 
 def versions() -> dict[str, str]:
@@ -21,6 +25,9 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "dynamics": repr(method.dynamics),
         "reference": method.reference_name,
         "reference_why": method.reference.why,
+        "narrow": _narrow(method),
+        "wide_starts": method.wide_starts,
+        "modes": [mode | {"place": _place(method, mode)} for mode in method.reference.modes],
         "control": method.control_name,
         "chosen": method.chosen,
         "prior_at": _prior_at(method),
@@ -37,6 +44,21 @@ def describe(method: Method, engine: Engine) -> dict[str, Any]:
         "clocks": _clocks(method, engine),
         "versions": versions(),
     }
+
+
+def _narrow(method: Method) -> dict[str, Any] | None:
+    """The parameter whose tail is wider than the reference, and by how much."""
+    if method.reference.narrow is None:
+        return None
+    which, ratio = method.reference.narrow
+    return {"name": method.names[which], "ratio": ratio}
+
+
+def _place(method: Method, mode: dict[str, Any]) -> str:
+    """The parameters at a mode that differ most from those at the centre of the reference."""
+    away = np.abs(np.linalg.solve(np.asarray(mode["scale"]), np.asarray(mode["at"]) - np.asarray(mode["center"])))
+    first = np.argsort(-away)[:MOST_NAMED]
+    return ", ".join(f"{method.names[i]} = {mode['at'][i]:.3g}" for i in first if away[i] > 0.5 * away.max())
 
 
 def _clocks(method: Method, engine: Engine) -> list[dict[str, Any]]:

@@ -155,7 +155,8 @@ def search_vb(
                 reference = _wider(search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
                 return tails.starting(reference, found), found.point.x, found.spread
             kept, said = _part_kept(mode.point, found)
-            return _wider(search, found.point, rounds, why + said, kept), found.point.x, found.spread
+            reference = _wider(search, found.point, rounds, why + said, kept)
+            return dataclasses.replace(reference, narrow=tails.narrow), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
     here, step, _ = mode
     if points is not None:
@@ -196,7 +197,7 @@ def _bent(made: Bending, found: Averaged, rounds: int, tails: Tails) -> Referenc
         reference = tails.starting(reference, found)
     else:
         reference = made.search.reference(found.point, found.center, found.scale, rounds, VB, why)
-    return dataclasses.replace(reference, bend=made.bend)
+    return dataclasses.replace(reference, bend=made.bend, narrow=tails.narrow)
 
 
 @double_precision
@@ -226,10 +227,14 @@ class Tails:
     rounds : int
     """
 
+    # A reference that is not widened, as a negative control of the verdict.
+    widens = True
+
     def __init__(self, search: Search, found: Averaged, most: int | None):
         self.search, self.center, self.left = search, found.center, most
         self.precision, self.rounds = positive_definite(found.point.hessian), 0
         self.wide, self.stretch = np.zeros((len(found.center), 0)), []
+        self.narrow: tuple[int, float] | None = None
 
     def skewed(self, before: Point) -> bool:
         """Whether the curvature changes so much from the mean to a point near the mode that tails are measured."""
@@ -282,6 +287,10 @@ class Tails:
             dual = self._unit_dual(ways[best])
             now = float(dual @ np.linalg.solve(self.precision, dual))
             if ratios[best] < LEAST_TAIL * now:
+                continue
+            if not self.widens:
+                if self.narrow is None or ratios[best] > self.narrow[1]:
+                    self.narrow = int(np.argmax(np.abs(ways[best]) * np.sqrt(np.diag(self.precision)))), float(ratios[best])
                 continue
             column = dual * np.sqrt((1 - now / ratios[best]) / now)
             self.wide = np.c_[self.wide, column]
