@@ -21,10 +21,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmarks.calibration_cases import CASES, Case, pooled
 
 import fedpdmc as fp
 from benchmarks import child
-from benchmarks.calibration_cases import CASES, Case, pooled
 from fedpdmc.sampling.vb_reference import Tails
 
 QUANTILES = (0.025, 0.5, 0.975)
@@ -53,7 +53,9 @@ def truth(case: Case, dim: int) -> Truth:
             count = SAMPLES if step == ADAPTED else SAMPLES // 10
             z = rng.standard_normal((count, dim)) / np.sqrt(rng.chisquare(DEGREES, (count, 1)) / DEGREES)
             x = mean + z @ root.T
-            u = np.concatenate([np.asarray(energy(jnp.asarray(part))) for part in np.array_split(x, -(-count // CHUNK))])
+            u = np.concatenate(
+                [np.asarray(energy(jnp.asarray(part))) for part in np.array_split(x, -(-count // CHUNK))]
+            )
             log_q = -(DEGREES + dim) / 2 * np.log1p(np.sum(z * z, 1) / DEGREES)
             log_w = np.where(np.isnan(u), -np.inf, -u) - log_q
             if case.inside is not None:
@@ -147,7 +149,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for one case")
     parser.add_argument("--out", help="a JSON file for all runs")
-    parser.add_argument("--narrow", action="store_true", help="references that are not widened: the verdict must see it")
+    parser.add_argument(
+        "--narrow", action="store_true", help="references that are not widened: the verdict must see it"
+    )
     parser.add_argument("--one", help="one case in this process, as JSON")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
@@ -168,7 +172,10 @@ def main() -> None:
     with ThreadPoolExecutor(options.processes) as pool:
         for report in pool.map(run, chosen):
             reports.append(report)
-            print(line(judge(report)) if "runs" in report else f"| {report['case']} | {report['error']} |", flush=True)
+            print(
+                line(judge(report)) if "runs" in report else f"| {report['case']} | {report['error'].strip()[-200:]} |",
+                flush=True,
+            )
             if options.out:
                 Path(options.out).write_text(json.dumps(reports))
     sys.exit(0)

@@ -140,9 +140,7 @@ def effects_energy(X, y, group, family: str, scale: float, density: Callable) ->
 
     def inner(z, beta, sd):
         """Energy of each group's effect, with its first two derivatives."""
-        value, slope, curve = (
-            jax.ops.segment_sum(part, group, count) for part in loss(X @ beta + sd * z[group])
-        )
+        value, slope, curve = (jax.ops.segment_sum(part, group, count) for part in loss(X @ beta + sd * z[group]))
         return value + 0.5 * z**2, sd * slope + z, sd**2 * curve + 1
 
     def energy(x):
@@ -270,50 +268,80 @@ def _design(rng, n: int, d: int = 2):
     return np.c_[np.ones(n), rng.normal(size=(n, d - 1))]
 
 
-case("Weibull, N = 40, most censored")(
-    lambda: _family("weibull", 3, lambda rng: _survival(40, 21, 1.5))
-)
-case("log-normal, N = 40, most censored")(
-    lambda: _family("log_normal", 3, lambda rng: _survival(40, 22, 1.5))
-)
+case("Weibull, N = 40, most censored")(lambda: _family("weibull", 3, lambda rng: _survival(40, 21, 1.5)))
+case("log-normal, N = 40, most censored")(lambda: _family("log_normal", 3, lambda rng: _survival(40, 22, 1.5)))
 case("piecewise exponential, a piece without events")(
-    lambda: _family("piecewise_exponential", 4, lambda rng: (
-        (s := _survival(30, 23, 3.0))[0][:, 1:], *s[1:]), cuts=(0.02, 2.0))
+    lambda: _family(
+        "piecewise_exponential", 4, lambda rng: ((s := _survival(30, 23, 3.0))[0][:, 1:], *s[1:]), cuts=(0.02, 2.0)
+    )
 )
 case("negative binomial, N = 25")(
-    lambda: _family("negative_binomial", 3, lambda rng: (
-        X := _design(rng, 25), rng.poisson(np.exp(X @ [0.5, 0.4]) * rng.gamma(1.5, 1 / 1.5, 25)).astype(float)))
-    # Beyond, the likelihood is that of a Poisson up to rounding, and the prior has no mass.
-    ._replace(inside=lambda x: x[..., 2] < 15)
+    lambda: (
+        _family(
+            "negative_binomial",
+            3,
+            lambda rng: (
+                X := _design(rng, 25),
+                rng.poisson(np.exp(X @ [0.5, 0.4]) * rng.gamma(1.5, 1 / 1.5, 25)).astype(float),
+            ),
+        )
+        # Beyond, the likelihood is that of a Poisson up to rounding, and the prior has no mass.
+        ._replace(inside=lambda x: x[..., 2] < 15)
+    )
 )
 case("zero-inflated Poisson, N = 40")(
-    lambda: _family("zero_inflated_poisson", 3, lambda rng: (
-        X := _design(rng, 40), (rng.poisson(np.exp(X @ [0.7, 0.3])) * (rng.random(40) < 0.7)).astype(float)))
+    lambda: _family(
+        "zero_inflated_poisson",
+        3,
+        lambda rng: (
+            X := _design(rng, 40),
+            (rng.poisson(np.exp(X @ [0.7, 0.3])) * (rng.random(40) < 0.7)).astype(float),
+        ),
+    )
 )
 case("gamma, N = 15")(
     lambda: _family("gamma", 3, lambda rng: (X := _design(rng, 15), rng.gamma(2.0, np.exp(X @ [0.3, 0.4]) / 2)))
 )
 case("beta, N = 15")(
-    lambda: _family("beta", 3, lambda rng: (
-        X := _design(rng, 15), np.clip(rng.beta(4 / (1 + np.exp(-X @ [0.2, 0.5])), 2.0), 0.01, 0.99)))
+    lambda: _family(
+        "beta",
+        3,
+        lambda rng: (X := _design(rng, 15), np.clip(rng.beta(4 / (1 + np.exp(-X @ [0.2, 0.5])), 2.0), 0.01, 0.99)),
+    )
 )
 case("beta-binomial, 12 plates")(
-    lambda: _family("beta_binomial", 3, lambda rng: (
-        X := _design(rng, 12), s := rng.binomial(10, rng.beta(2, 3, 12)).astype(float), 10 - s))
+    lambda: _family(
+        "beta_binomial",
+        3,
+        lambda rng: (X := _design(rng, 12), s := rng.binomial(10, rng.beta(2, 3, 12)).astype(float), 10 - s),
+    )
 )
 case("ordered logit, a rare class")(
-    lambda: _family("ordered_logit", 4, lambda rng: (
-        X := rng.normal(size=(40, 2)), np.digitize(X @ [0.8, 0.0] + rng.logistic(size=40), [-0.5, 4.0]).astype(float)
-    ), levels=3)
+    lambda: _family(
+        "ordered_logit",
+        4,
+        lambda rng: (
+            X := rng.normal(size=(40, 2)),
+            np.digitize(X @ [0.8, 0.0] + rng.logistic(size=40), [-0.5, 4.0]).astype(float),
+        ),
+        levels=3,
+    )
 )
 case("ordered probit, N = 30")(
-    lambda: _family("ordered_probit", 4, lambda rng: (
-        X := rng.normal(size=(30, 2)), np.digitize(X @ [0.8, 0.0] + rng.normal(size=30), [-0.5, 1.0]).astype(float)
-    ), levels=3)
+    lambda: _family(
+        "ordered_probit",
+        4,
+        lambda rng: (
+            X := rng.normal(size=(30, 2)),
+            np.digitize(X @ [0.8, 0.0] + rng.normal(size=30), [-0.5, 1.0]).astype(float),
+        ),
+        levels=3,
+    )
 )
 case("multinomial logit, a class of two")(
-    lambda: _family("multinomial_logit", 4, lambda rng: (
-        _design(rng, 40), np.r_[np.zeros(20), np.ones(18), 2, 2]), levels=3)
+    lambda: _family(
+        "multinomial_logit", 4, lambda rng: (_design(rng, 40), np.r_[np.zeros(20), np.ones(18), 2, 2]), levels=3
+    )
 )
 
 
@@ -357,9 +385,7 @@ def _numpyro() -> Case:
         numpyro.sample("y", dist.Bernoulli(logits=X @ beta + sd * z[group]), obs=y)
 
     sites = [
-        fp.Site(
-            fp.models.from_numpyro(model, (X[p], y[p], group[p] - 2 * k), local=["z"]), name=f"site{k}"
-        )
+        fp.Site(fp.models.from_numpyro(model, (X[p], y[p], group[p] - 2 * k), local=["z"]), name=f"site{k}")
         for k in range(3)
         for p in [group // 2 == k]
     ]

@@ -259,7 +259,9 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
         hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
         federation.plausible.warn_if_dominated(hessians, scale @ scale.T)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
-    return dataclasses.replace(made, rounds=found.rounds + made.rounds, bytes=traffic, why=found.why)
+    return dataclasses.replace(
+        made, rounds=found.rounds + made.rounds, bytes=traffic, why=found.why, narrow=found.narrow
+    )
 
 
 def check_state(study: Study, saved: RunState) -> None:

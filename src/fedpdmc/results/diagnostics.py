@@ -34,6 +34,8 @@ class Diagnosis(NamedTuple):
     error : (q,)
         Monte Carlo error of the mean, in standard deviations: from the scatter of the chains' means, which are independent;
         with few chains from the effective sample size.
+    scatter : (q,)
+        Effective sample size from the scatter of the chains' mean ranks.
     rhat, floor, limit : (q,)
         Nested R-hat; its value for a stationary run with this ESS; and what such a run exceeds once in a thousand.
     drift, drift_limit : (q,)
@@ -50,6 +52,7 @@ class Diagnosis(NamedTuple):
     ess: np.ndarray
     tail: np.ndarray
     error: np.ndarray
+    scatter: np.ndarray
     rhat: np.ndarray
     floor: np.ndarray
     limit: np.ndarray
@@ -90,7 +93,7 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray, wide: boo
     ess, tail = effective_sizes(values)
     far = wide_chains(len(values)) if wide else np.zeros(len(values), bool)
     columns = [_nested(values[..., i], starts[:, i], far) for i in range(values.shape[-1])]
-    bulk, folded, drift, error, begin, apart, apart_error = (np.array(column) for column in zip(*columns, strict=True))
+    bulk, folded, drift, error, begin, scatter, apart, apart_error = (np.array(x) for x in zip(*columns, strict=True))
     chains, count = values.shape[0], len(names)
     # Squares mix no faster than the energy, the last quantity.
     slow = np.minimum(ess, ess[-1])
@@ -107,7 +110,7 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray, wide: boo
     floor = groups_floor(used, groups)
     limit = np.sqrt(1 + width * (floor**2 - 1))
     return Diagnosis(
-        names, ess, tail, monte_carlo_error(values, ess), np.maximum(bulk, folded), floor, limit, drift, wide_z * error,
+        names, ess, tail, monte_carlo_error(values, ess), np.where(chains < BETWEEN, ess, scatter), np.maximum(bulk, folded), floor, limit, drift, wide_z * error,
         begin, np.full(count, z / np.sqrt(chains)), apart, wide_z * apart_error,
     )  # fmt: skip
 
@@ -130,7 +133,9 @@ def quantile_errors(values: np.ndarray, probability: float) -> np.ndarray:
     below = (values <= cut).astype(float)
     error = monte_carlo_error(below, effective_sizes(below)[0]) * np.sqrt(probability * (1 - probability))
     ends = [np.clip(probability + sign * error, 0, 1) for sign in (-1, 1)]
-    return np.array([(np.quantile(x, high) - np.quantile(x, low)) / 2 for x, low, high in zip(flat.T, *ends, strict=True)])
+    return np.array(
+        [(np.quantile(x, high) - np.quantile(x, low)) / 2 for x, low, high in zip(flat.T, *ends, strict=True)]
+    )
 
 
 def groups_floor(ess: np.ndarray, groups: int) -> np.ndarray:
@@ -181,7 +186,7 @@ def nested_rhat(values: np.ndarray, starts: np.ndarray) -> float:
 
 
 def _nested(values: np.ndarray, starts: np.ndarray, far: np.ndarray) -> tuple[float, ...]:
-    """R-hat of ranks and of folded ranks; drift and its error; where the first draws are; far starts less others, its error."""
+    """R-hat of ranks and of folded ranks; drift and its error; where the first draws are; ESS by scatter; far starts less others."""
     z, middle = rank_normalised(values), np.median(values)
     folded = rank_normalised(np.abs(values - middle))
     n = values.shape[1]
@@ -189,10 +194,13 @@ def _nested(values: np.ndarray, starts: np.ndarray, far: np.ndarray) -> tuple[fl
     moved = z[:, : max(int(EARLY * n), 1)].mean(1) - late
     error = moved.std(ddof=1) / np.sqrt(len(moved)) if len(moved) > 1 else np.inf
     begin = float(z[:, 0].mean())
-    apart = max((_apart(x[:, : max(n // 2, 1)].mean(1), far) for x in (z, folded)), key=lambda found: found[0] / found[1])
+    apart = max(
+        (_apart(x[:, : max(n // 2, 1)].mean(1), far) for x in (z, folded)), key=lambda found: found[0] / found[1]
+    )
     # Folded ranks are grouped by how far from the middle chains began: a reference that is too narrow shows there.
     inner, outer = nested_rhat(z, starts), nested_rhat(folded, np.abs(starts - middle))
-    return inner, outer, float(moved.mean()), float(error), begin, *apart
+    scatter = len(z) * z.var() / max(z.mean(1).var(ddof=1), 1e-300) if len(z) > 1 else np.inf
+    return inner, outer, float(moved.mean()), float(error), begin, float(scatter), *apart
 
 
 def _apart(means: np.ndarray, far: np.ndarray) -> tuple[float, float]:

@@ -235,7 +235,9 @@ class Posterior:
         if quantile is None:
             return dict(zip(self.names, (found.error[:-1] * sd).tolist(), strict=True))
         draws = self.draws(self.diagnostic_draws())
-        return dict(zip(self.names, quantile_errors(draws, probability("mcse(quantile)", quantile)).tolist(), strict=True))
+        return dict(
+            zip(self.names, quantile_errors(draws, probability("mcse(quantile)", quantile)).tolist(), strict=True)
+        )
 
     def rhat(self) -> dict[str, float]:
         """Nested, rank-normalised R-hat of every parameter and of the energy.

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.dynamics import QUARTER
 from fedpdmc.results.diagnostics import Diagnosis
 
 GOOD_RHAT = 1.01
 LEAST_ESS = 100.0  # effective draws, of the bulk and of the tails, below which nothing can be said
-LEAST_ESS_PER_CHAIN = 2.5  # of the scatter of chains' means; runs go on until the bulk ESS has `STOP_ESS_PER_CHAIN`
+LEAST_ESS_PER_CHAIN = 2.0  # of the scatter of chains' means; runs go on until the bulk ESS has `STOP_ESS_PER_CHAIN`
 STOP_ESS_PER_CHAIN = 4.0
 SMALL_APART = 0.05  # difference between chains with far and near starts that does not matter, in standard deviations
 NARROW = 1.5  # variance of a tail over that of the reference, above which a short burn-in does not forget the start
-NARROW_BURN_IN = 16 * 1.5708  # process time
+NARROW_BURN_IN = 16 * QUARTER  # process time that forgets the start on a reference that is narrower than a tail
 # Drift, and error of the mean due to the beginning, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
 # Between what speaks against a run and what to do about it.
@@ -113,7 +114,9 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     apart = (found.apart > found.apart_limit) & (found.apart > SMALL_APART)
     if apart.any():
         i = int(np.argmax(np.where(apart, found.apart, 0)))
-        reasons.append(f"chains that started far out differ from the others by {found.apart[i]:.2g} sd in {found.names[i]}")
+        reasons.append(
+            f"chains that started far out differ from the others by {found.apart[i]:.2g} sd in {found.names[i]}"
+        )
         burn = True
     narrow = settings.get("narrow") or {}
     if narrow.get("ratio", 1.0) > NARROW and settings["burn_in"] < NARROW_BURN_IN:
@@ -122,7 +125,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     if burn:
         reasons.append(f"the burn-in of {settings['burn_in']:.3g} was too short for a start {distance:.2g} sd away")
     # Of the scatter of chains' means, which no stopping rule looks at.
-    scatter = 1 / np.maximum(found.error, 1e-300) ** 2
+    scatter = found.scatter
     slowest, tail = int(np.argmin(scatter)), int(np.argmin(found.tail))
     if scatter[slowest] < LEAST_ESS_PER_CHAIN * chains:
         own = scatter[slowest] / chains

@@ -21,6 +21,7 @@ from fedpdmc.models.mixture_prior import MixturePrior
 from fedpdmc.models.user_function import check_start
 from fedpdmc.models.variables import Variables, coordinate_names, variables
 from fedpdmc.potentials import ControlVariate, LatentProgram, Potential, Program, Quadratic, RandomEffects
+from fedpdmc.results.verdict import NARROW, NARROW_BURN_IN
 from fedpdmc.sampling.arguments import Settings, check_init, check_names
 from fedpdmc.sampling.bent_spreads import spread_width
 from fedpdmc.sampling.constraints import check_centre, check_constraints, walls_of
@@ -51,7 +52,7 @@ WHITENED_BURN_IN, TURNING_BURN_IN, BURN_IN = 5.0, 2 * QUARTER, 10.0
 WIDE_BURN_IN, LINES_BURN_IN = 4 * QUARTER, 20.0
 # Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
 # not settle has long tails, which chains reach slowly.
-SLOW_BURN_IN = 16 * QUARTER
+SLOW_BURN_IN = NARROW_BURN_IN
 # Starts that the user gives may be this far from the centre of the reference, in standard deviations, for the usual burn-in.
 FAR_START = 3.0
 # With private latents, by the largest standard deviation of a log spread: one that is hardly known has a long tail too. With
@@ -176,6 +177,8 @@ class Method:
         if wanted is not None:
             return float(wanted)
         slow = self.reference.name == LAPLACE and bool(self.reference.why)
+        if self.elsewhere and self.reference.narrow is not None:
+            slow = slow or self.reference.narrow[1] > NARROW
         if self.init is not None and self.whitened:
             away = np.linalg.norm(self.reference.to_a(np.asarray(self.init, float)), axis=-1).max() / np.sqrt(self.dim)
             slow = slow or away > FAR_START

@@ -23,7 +23,7 @@ from fedpdmc.whitening import Reference
 # Pairs of opposite rays, distances on each, and the farthest in standard deviations.
 PAIRS, NEAR, FAR, FARTHEST = 32, 48, 24, 1e4
 # Distances, in standard deviations, between which the slope of a tail is measured, and the least with which rotations mix.
-TAIL, LEAST_SLOPE = (3.0, 6.0), float(__import__('os').environ.get('SLOPE','1.0'))
+TAIL, LEAST_SLOPE = (3.0, 6.0), float(__import__("os").environ.get("SLOPE", "1.0"))
 # Events of sites in a unit of process time from which more chains take fewer rounds.
 MANY_EVENTS = 0.1
 # Limit on the evaluated values of single records, and the least effective number of rays for a judgement.

@@ -17,6 +17,7 @@ from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.sampling.arguments import check_reference
 from fedpdmc.sampling.bent_spreads import check_bend
 from fedpdmc.sampling.laplace_reference import laplace, linear_control
+from fedpdmc.sampling.other_modes import other_modes
 from fedpdmc.sampling.vb_reference import vb
 from fedpdmc.whitening import LAPLACE, VB, Reference
 
@@ -79,7 +80,8 @@ def make_reference(
         # Standard deviations of the Laplace approximation, one for each parameter.
         sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
         return dataclasses.replace(found, scale_tril=sds), reference
-    return found, found.name
+    modes, rounds = other_modes(sites, prior, found)
+    return dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds), found.name
 
 
 def _is_identity(reference: Reference) -> bool:

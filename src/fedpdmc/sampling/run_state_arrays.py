@@ -116,6 +116,8 @@ def pack_reference(reference: Reference) -> tuple[dict[str, Any], dict[str, np.n
         "orders": None if reference.control is None else orders,
         "name": reference.name,
         "why": reference.why,
+        "narrow": None if reference.narrow is None else list(reference.narrow),
+        "modes": list(reference.modes),
     }
     return facts, arrays
 
@@ -125,7 +127,11 @@ def unpack_reference(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Re
     control = None if facts["orders"] is None else unpack_control(facts["orders"], arrays)
     center, scale = jnp.asarray(arrays["center"]), jnp.asarray(arrays["scale_tril"])
     bend = Bend.unpacked(arrays)
-    return Reference(center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"], bend)
+    narrow = tuple(facts["narrow"]) if facts.get("narrow") else None
+    return Reference(
+        center, scale, control, facts["rounds"], facts["bytes"], facts["name"], facts["why"], bend,
+        narrow=narrow, modes=tuple(facts.get("modes", ())),
+    )  # fmt: skip
 
 
 def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

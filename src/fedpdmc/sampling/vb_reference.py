@@ -139,16 +139,19 @@ def search_vb(
                 found, averaged = _average(made.search, made.start, _left(points, rounds))
                 rounds += averaged
                 if found is not None:
-                    tails = Tails(made.search, found, None)
-                    tails.along_coordinates()
+                    tails = Tails(made.search, found)
+                    if points is None:
+                        tails.along_coordinates()
                     return _bent(made, found, rounds + tails.rounds, tails), found.point.x, found.spread
         found, averaged = _average(search, mode, _left(points, rounds))
         rounds += averaged
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
-            tails = Tails(search, found, _left(points, rounds))
-            if tails.skewed(mode.point):
-                tails.along_change(mode.point, MOST_DIRECTIONS)
+            tails = Tails(search, found)
+            if points is not None:
+                tails.guess(mode.point)
+            elif tails.skewed(mode.point):
+                tails.along_change(mode.point)
                 tails.along_coordinates()
                 rounds += tails.rounds
             if tails.wide.size:
@@ -230,8 +233,8 @@ class Tails:
     # A reference that is not widened, as a negative control of the verdict.
     widens = True
 
-    def __init__(self, search: Search, found: Averaged, most: int | None):
-        self.search, self.center, self.left = search, found.center, most
+    def __init__(self, search: Search, found: Averaged):
+        self.search, self.center = search, found.center
         self.precision, self.rounds = positive_definite(found.point.hessian), 0
         self.wide, self.stretch = np.zeros((len(found.center), 0)), []
         self.narrow: tuple[int, float] | None = None
@@ -249,13 +252,25 @@ class Tails:
         change, vectors = np.linalg.eigh(scale.T @ before.hessian @ scale - np.eye(len(way)))
         return change, vectors, distance, (scale, way)
 
-    def along_change(self, before: Point, directions: int) -> None:
+    def guess(self, before: Point) -> None:
+        """Note the direction in which the curvature changes most, without a question: a contract counts the points."""
+        change, vectors, distance, (scale, _) = self._change(before)
+        k = int(np.argmax(np.abs(change)))
+        if abs(change[k]) >= SKEWED * distance:
+            self._note(scale @ vectors[:, k], 1 + abs(float(change[k])))
+
+    def _note(self, way: np.ndarray, ratio: float) -> None:
+        """Keep the parameter that moves most along the direction with the widest tail."""
+        if self.narrow is None or ratio > self.narrow[1]:
+            self.narrow = int(np.argmax(np.abs(way) * np.sqrt(np.diag(self.precision)))), float(ratio)
+
+    def along_change(self, before: Point) -> None:
         """Measure tails along eigenvectors of the change of curvature, on the side on which it falls.
 
         To third order the change is ``T[u]``, with u the way to the mode.
         """
         change, vectors, distance, (scale, way) = self._change(before)
-        order = np.argsort(-np.abs(change))[:directions]
+        order = np.argsort(-np.abs(change))[:MOST_DIRECTIONS]
         ways, of = [], []
         for k in order:
             cosine = float(vectors[:, k] @ way) / distance
@@ -289,8 +304,7 @@ class Tails:
             if ratios[best] < LEAST_TAIL * now:
                 continue
             if not self.widens:
-                if self.narrow is None or ratios[best] > self.narrow[1]:
-                    self.narrow = int(np.argmax(np.abs(ways[best]) * np.sqrt(np.diag(self.precision)))), float(ratios[best])
+                self._note(ways[best], ratios[best])
                 continue
             column = dual * np.sqrt((1 - now / ratios[best]) / now)
             self.wide = np.c_[self.wide, column]
@@ -351,9 +365,7 @@ def _say_wide(wide: np.ndarray) -> str:
     return f"; it is wider in {wide.shape[1]} direction{'s' * (wide.shape[1] > 1)}, as the posterior's tails are"
 
 
-def _wider(
-    search: Search, at: Point, rounds: int, why: str, kept: float, wide: np.ndarray | None = None
-) -> Reference:
+def _wider(search: Search, at: Point, rounds: int, why: str, kept: float, wide: np.ndarray | None = None) -> Reference:
     """The reference of the derivatives at a point, or of their means, whose sites keep this part of their curvature.
 
     q has smaller variances than the posterior: with the remainder R of the potential in whitened coordinates these are
