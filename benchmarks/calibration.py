@@ -1,10 +1,10 @@
 """Default calls judged over seeds against the truth: ``make calibrate``, ``python -m benchmarks.calibration --help``.
 
-Each case runs `fedpdmc.sample` with its defaults over many seeds. The truth is importance sampling from a
-Student-t distribution adapted to the posterior. Printed for the worst coordinate of each case: the mean's error and
-that of the 2.5 % and 97.5 % quantiles, averaged over seeds, in posterior standard deviations; the error of the standard
-deviation; the actual standard deviation of the mean over the reported Monte Carlo error; and how often the mean's interval of
-95 % Monte Carlo probability has the truth.
+Each case runs `fedpdmc.sample` with its defaults over many seeds. The truth is importance sampling from a Student-t
+distribution adapted to the posterior. Printed for the worst coordinate of each case: the mean's error and that of the 2.5 %,
+50 % and 97.5 % quantiles, averaged over seeds, in posterior standard deviations; the error of the standard deviation; the
+actual standard deviation of the mean over the reported Monte Carlo error; and how often the mean's interval of 95 % Monte
+Carlo probability holds the truth.
 """
 
 from __future__ import annotations

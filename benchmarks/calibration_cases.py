@@ -313,7 +313,7 @@ case("beta-binomial, 12 plates")(
     lambda: _family(
         "beta_binomial",
         3,
-        lambda rng: (X := _design(rng, 12), s := rng.binomial(10, rng.beta(2, 3, 12)).astype(float), 10 - s),
+        lambda rng: (_design(rng, 12), s := rng.binomial(10, rng.beta(2, 3, 12)).astype(float), 10 - s),
     )
 )
 case("ordered logit, a rare class")(

@@ -44,8 +44,8 @@ class Diagnosis(NamedTuple):
     begin, begin_limit : (q,)
         Mean over chains of the first draws, in standard deviations from the mean of all, and the same limit for it.
     apart, apart_limit : (q,)
-        Difference between chains that started far out and the others, in location or in distance from the median, in standard
-        deviations over the first half; and the same limit for it.
+        Difference between chains that started far out and the others over the first half, in location or in distance from
+        the median, in standard deviations; and the same limit for it.
     """
 
     names: list[str]
@@ -109,8 +109,10 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray, wide: boo
         error, wide_z = np.sqrt((1 / EARLY + 1 / LATE) / np.maximum(ess, 1.0)), z
     floor = groups_floor(used, groups)
     limit = np.sqrt(1 + width * (floor**2 - 1))
+    error_of_mean = monte_carlo_error(values, ess)
+    scatter = np.where(chains < BETWEEN, ess, scatter)
     return Diagnosis(
-        names, ess, tail, monte_carlo_error(values, ess), np.where(chains < BETWEEN, ess, scatter), np.maximum(bulk, folded), floor, limit, drift, wide_z * error,
+        names, ess, tail, error_of_mean, scatter, np.maximum(bulk, folded), floor, limit, drift, wide_z * error,
         begin, np.full(count, z / np.sqrt(chains)), apart, wide_z * apart_error,
     )  # fmt: skip
 
@@ -118,7 +120,7 @@ def diagnose(values: np.ndarray, names: list[str], starts: np.ndarray, wide: boo
 def monte_carlo_error(values: np.ndarray, ess: np.ndarray) -> np.ndarray:
     """Standard error of the mean of draws (C, n, q), in standard deviations.
 
-    Chains are independent and of one length: the variance of their means over their number needs no model of autocorrelations.
+    Chains are independent and of one length: the variance of their means needs no model of autocorrelations.
     """
     chains = len(values)
     if chains < BETWEEN:
@@ -186,7 +188,7 @@ def nested_rhat(values: np.ndarray, starts: np.ndarray) -> float:
 
 
 def _nested(values: np.ndarray, starts: np.ndarray, far: np.ndarray) -> tuple[float, ...]:
-    """R-hat of ranks and of folded ranks; drift and its error; where the first draws are; ESS by scatter; far starts less others."""
+    """R-hat of ranks and of folded ranks; drift, its error; the first draws; ESS by scatter; far starts less others."""
     z, middle = rank_normalised(values), np.median(values)
     folded = rank_normalised(np.abs(values - middle))
     n = values.shape[1]

@@ -77,8 +77,8 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     A statistic speaks against a run if it is both beyond chance and large enough to matter: R-hat above 1.01 and above
     its limit, a drift above a tenth of a standard deviation and above its limit, first draws beyond their limit that move
     the mean by more than its Monte Carlo error, chains that started far out and differ from the others. A reference that is
-    known to be narrower than a tail needs a long burn-in. Too few effective draws, in all, of the tails or for each chain, leave
-    the question open, and an open question is not convergence.
+    known to be narrower than a tail needs a long burn-in. Too few effective draws, in all, of the tails or for each chain,
+    leave the question open, and an open question is not convergence.
 
     Parameters
     ----------

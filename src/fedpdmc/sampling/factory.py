@@ -124,9 +124,9 @@ def opening(method: Method, site: Member) -> Opening:
 def start_state(method: Method, burn_in: float = 0.0) -> State:
     """Starts of the chains: at ``init``, or spread around the reference's centre or the prior's mean.
 
-    A reference from the sites' derivatives is not trusted: a part of the chains starts `WIDE` times as far out, so that chains
-    disagree for long if it is too narrow. These start at one distance from its centre: otherwise the farthest of many could have
-    so many events that all others wait for it.
+    A reference from the sites' derivatives is not trusted: a part of the chains starts `WIDE` times as far out, so that
+    chains disagree for long if it is too narrow. These start at one distance from its centre: otherwise the farthest of
+    many could have so many events that all others wait for it.
     """
     chains, dim = method.chains, method.dim
     keys = chain_keys(jax.random.fold_in(jax.random.key(method.seed), 2), chains)

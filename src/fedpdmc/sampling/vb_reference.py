@@ -216,9 +216,9 @@ def reference_at(
 class Tails:
     """Directions in which the posterior's tails are wider than a Gaussian, and that Gaussian made wider.
 
-    Where the Gaussian falls faster than the posterior, ``V = U + log q`` falls outward: chains reach such a tail rarely and stay
-    long. With the variance w² along a direction of unit variance, V does not fall beyond t if the slope of U there is at least
-    ``t/w²``. So the slope is measured at a distance, and the precision P becomes ``P − W Wᵀ``.
+    Where the Gaussian falls faster than the posterior, ``V = U + log q`` falls outward: chains reach such a tail rarely and
+    stay long. With the variance w² along a direction of unit variance, V does not fall beyond t if the slope of U there is at
+    least ``t/w²``. So the slope is measured at a distance, and the precision P becomes ``P − W Wᵀ``.
 
     Attributes
     ----------
@@ -285,7 +285,9 @@ class Tails:
         covariance = np.linalg.inv(self.precision)
         ways = covariance / np.sqrt(np.diag(covariance))
         dim = len(ways)
-        self._widen([sign * ways[:, i] for i in range(dim) for sign in (-1.0, 1.0)], np.repeat(np.arange(dim), 2))
+        self._widen(
+            [sign * ways[:, i] for i in range(dim) for sign in (-1.0, 1.0)], [i for i in range(dim) for _ in range(2)]
+        )
 
     def starting(self, reference: Reference, found: Averaged) -> Reference:
         """A reference whose chains start from the Gaussian before it was widened, stretched towards the tails."""
@@ -315,7 +317,7 @@ class Tails:
                     self.stretch.append((self._unit_dual(ways[i]), more * ways[i]))
 
     def _unit_dual(self, way: np.ndarray) -> np.ndarray:
-        """The linear form that is one along a direction of unit variance and zero across it, in the Gaussian that was measured."""
+        """The linear form that is one along a direction of unit variance and zero across it."""
         return self._measured @ way
 
     def _slopes(self, ways: Sequence[np.ndarray]) -> list[float]:
@@ -411,8 +413,9 @@ def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
 def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | None, int]:
     """Averaged rounds from a point near the mode, and how many there were; None if the first cannot be used.
 
-    ``KL(q|π)`` falls by every round, up to overshooting. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times the
-    last is left. A round after which KL has risen is left out, and one that moves q back as far as the last is made half.
+    ``KL(q|π)`` falls by every round, up to overshooting. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times
+    the last is left. A round after which KL has risen is left out. After one that moves q about as far as the last, the next
+    goes half the way.
     """
     x, spread = mode.point.x + mode.step, root_of_inverse(positive_definite(mode.point.hessian))
     before, allowed = None, MOST_AVERAGED if most is None else max(min(MOST_AVERAGED, most), 1)
