@@ -158,7 +158,7 @@ def main() -> None:
     if options.narrow:
         Tails.widens = False
     if options.one:
-        print(json.dumps(one(options.one, seeds, {})))
+        print(json.dumps(one(options.one, seeds, {"burn_in": np.pi} if options.narrow else {})))
         return
     chosen = [name for name in CASES if not options.cases or any(part in name for part in options.cases)]
     reports = []

@@ -177,7 +177,7 @@ class Method:
         if wanted is not None:
             return float(wanted)
         slow = self.reference.name == LAPLACE and bool(self.reference.why)
-        if self.elsewhere and self.reference.narrow is not None:
+        if self.reference.narrow is not None:
             slow = slow or self.reference.narrow[1] > NARROW
         if self.init is not None and self.whitened:
             away = np.linalg.norm(self.reference.to_a(np.asarray(self.init, float)), axis=-1).max() / np.sqrt(self.dim)

@@ -148,7 +148,7 @@ def search_vb(
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
             tails = Tails(search, found)
-            if points is not None:
+            if points is not None or any(site.coordinates is not None for site in search.sites):
                 tails.guess(mode.point)
             elif tails.skewed(mode.point):
                 tails.along_change(mode.point)
@@ -217,8 +217,8 @@ class Tails:
     """Directions in which the posterior's tails are wider than a Gaussian, and that Gaussian made wider.
 
     Where the Gaussian falls faster than the posterior, ``V = U + log q`` falls outward: chains reach such a tail rarely and
-    stay long. With the variance w² along a direction of unit variance, V does not fall beyond t if the slope of U there is at
-    least ``t/w²``. So the slope is measured at a distance, and the precision P becomes ``P − W Wᵀ``.
+    stay long. With the variance w² along a direction of unit variance, V does not fall beyond t if the slope of U there is
+    at least ``t/w²``. So the slope is measured at a distance, and the precision P becomes ``P − W Wᵀ``.
 
     Attributes
     ----------
@@ -253,7 +253,10 @@ class Tails:
         return change, vectors, distance, (scale, way)
 
     def guess(self, before: Point) -> None:
-        """Note the direction in which the curvature changes most, without a question: a contract counts the points."""
+        """Note the direction in which the curvature changes most, without a question.
+
+        A contract counts the points; and sites that see some parameters only have no share in other directions.
+        """
         change, vectors, distance, (scale, _) = self._change(before)
         k = int(np.argmax(np.abs(change)))
         if abs(change[k]) >= SKEWED * distance:
@@ -284,10 +287,8 @@ class Tails:
         """Measure the tails of every parameter, the others following as they are correlated."""
         covariance = np.linalg.inv(self.precision)
         ways = covariance / np.sqrt(np.diag(covariance))
-        dim = len(ways)
-        self._widen(
-            [sign * ways[:, i] for i in range(dim) for sign in (-1.0, 1.0)], [i for i in range(dim) for _ in range(2)]
-        )
+        sides = [(i, sign) for i in range(len(ways)) for sign in (-1.0, 1.0)]
+        self._widen([sign * ways[:, i] for i, sign in sides], [i for i, _ in sides])
 
     def starting(self, reference: Reference, found: Averaged) -> Reference:
         """A reference whose chains start from the Gaussian before it was widened, stretched towards the tails."""
