@@ -60,6 +60,8 @@ class Reference(eqx.Module):
         The reason for this kind.
     bend : Bend, optional
         T, of log spreads (`fedpdmc.bent_coordinates`). ``c``, ``S`` and the control variates are in coordinates before it.
+    wide : array of shape (d, k), optional
+        W, if ``W Wᵀ`` was taken off the precision so that the reference is as wide as the posterior's tails.
     starts : Starts, optional
         Where chains start; if None, from the reference.
     narrow : pair of int and float, optional
@@ -76,6 +78,7 @@ class Reference(eqx.Module):
     name: str = eqx.field(default="", static=True)
     why: str = eqx.field(default="", static=True)
     bend: Bend | None = None
+    wide: np.ndarray | None = None
     starts: Starts | None = None
     narrow: tuple[int, float] | None = eqx.field(default=None, static=True)
     modes: tuple[dict[str, Any], ...] = eqx.field(default=(), static=True)

@@ -133,7 +133,8 @@ class Open(SiteRequest):
 
     Order 0: no control variate. A point without precision and linear part: the site's own Taylor polynomial at this point.
     ``turns`` is the public key of the velocities at turns, two words; empty for dynamics without turns. ``kept`` is the part
-    of the released curvature that a control variate of second order has, and ``bend`` that of the last `Derive`.
+    of the released curvature that a control variate of second order has, and ``bend`` that of the last `Derive`. ``wide``
+    has columns w: every site takes an equal share of ``w wᵀ``, about the centre, off the curvature of its control variate.
     """
 
     chains: Whole
@@ -147,6 +148,7 @@ class Open(SiteRequest):
     turns: Counts = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint32))
     kept: Real = 1.0
     bend: Matrix = dataclasses.field(default_factory=_nothing)
+    wide: Matrix = dataclasses.field(default_factory=_nothing)
 
     def check(self):
         """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none; a bend or none."""
@@ -158,6 +160,8 @@ class Open(SiteRequest):
             raise WireError("scale", f"shape {self.scale.shape} for {dim} parameters")
         if self.order > 2:
             raise WireError("order", str(self.order))
+        if self.wide.size and (self.order != 2 or self.wide.shape[0] != dim):
+            raise WireError("wide", f"shape {self.wide.shape} for {dim} parameters and order {self.order}")
         if not 0 < self.kept <= 1:
             raise WireError("kept", f"{self.kept:g} of a curvature")
         size = self.linear.shape[0]

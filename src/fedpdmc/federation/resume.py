@@ -252,16 +252,13 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
         search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
     )
     federation.ask_again()
-    kept = min((own.kept for own in (found.control or {}).values()), default=1.0)
-    made = reference_at(members, study.prior(), x, spread, study.names, kept, found.bend)
+    made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)
         hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
         federation.plausible.warn_if_dominated(hessians, scale @ scale.T)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
-    return dataclasses.replace(
-        made, rounds=found.rounds + made.rounds, bytes=traffic, why=found.why, narrow=found.narrow
-    )
+    return dataclasses.replace(made, rounds=found.rounds + made.rounds, bytes=traffic)
 
 
 def check_state(study: Study, saved: RunState) -> None:

@@ -143,24 +143,30 @@ class Search(NamedTuple):
     ) -> Reference:  # fmt: skip
         """The reference with the control variates that the derivatives at a point make, ``kept`` of their curvature.
 
-        ``wide`` has columns w: each site takes its share of ``w wᵀ``, about the centre, off its curvature.
+        ``wide`` has columns w: each site takes its share of ``w wᵀ``, about the centre, off its curvature: in proportion to
+        its own in this process, and equal shares over a network, where sites check theirs.
         """
         control, wide = {}, np.zeros((len(center), 0)) if wide is None else wide
-        for site, (g, h), share in zip(self.sites, at.parts, _shares(at, wide), strict=True):
+        for site, (g, h), share in zip(self.sites, at.parts, self._shares(at, wide), strict=True):
             x, spread = own_part(at.x, at.spread, site.coordinates)
             less = (wide * share) @ wide.T
             quadratic = Quadratic(jnp.asarray(kept * h - less), jnp.asarray(g - kept * (h @ x) + less @ center))
             about = None if spread is None else jnp.asarray(spread)
             control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about, kept)
-        return Reference(jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why)
+        return Reference(
+            jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why,
+            wide=wide if wide.size else None,
+        )  # fmt: skip
 
-
-def _shares(at: Point, wide: np.ndarray) -> np.ndarray:
-    """Shares (sites, k) of each site in the curvature of k directions, which add up to one."""
-    ways = np.linalg.solve(positive_definite(at.hessian), wide)
-    own = np.array([np.maximum(np.sum(ways * (h @ ways), 0), 0.0) for _, h in at.parts])
-    total = own.sum(0)
-    return np.where(total > 0, own / np.where(total > 0, total, 1.0), 1 / len(at.parts))
+    def _shares(self, at: Point, wide: np.ndarray) -> np.ndarray:
+        """Shares (sites, k) of each site in the curvature of k directions, which add up to one."""
+        equal = np.full((len(at.parts), wide.shape[1]), 1 / len(at.parts))
+        if not wide.size or any(site.federation is not None for site in self.sites):
+            return equal
+        ways = np.linalg.solve(positive_definite(at.hessian), wide)
+        own = np.array([np.maximum(np.sum(ways * (h @ ways), 0), 0.0) for _, h in at.parts])
+        total = own.sum(0)
+        return np.where(total > 0, own / np.where(total > 0, total, 1.0), equal)
 
 
 def begin_search(sites: Sequence[Member], prior: Any, start: Any, names: Sequence[str] | None) -> Search:

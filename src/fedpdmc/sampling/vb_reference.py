@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedpdmc._jax.precision import double_precision
-from fedpdmc.bent_coordinates import Bend
 from fedpdmc.console.warnings import warn
 from fedpdmc.members.member import Member
 from fedpdmc.sampling.bent_spreads import Bending, bendable, bending, profile_points
@@ -45,6 +44,7 @@ NEAREST = 0.3
 TAIL = 4.5  # distance from the centre, in standard deviations, at which tails are measured
 SKEWED = 0.15  # change of curvature per standard deviation above which tails are measured
 MOST_DIRECTIONS = 8  # in which tails are measured
+GUESSED = 4.0  # ratio of variances, less one, for each unit of the change of curvature per standard deviation
 LEAST_TAIL = 1.1  # ratio of variances from which the reference is widened in a direction
 MOST_TAIL = 9.0  # the largest such ratio
 ONE_SIDE = 0.1  # cosine between a direction and the way to the mode above which only the flat side is measured
@@ -148,8 +148,10 @@ def search_vb(
         if found is not None:
             why = f"the last of {averaged} averages moved mean or precision by {found.moved:.2g} standard deviations"
             tails = Tails(search, found)
-            if points is not None or any(site.coordinates is not None for site in search.sites):
-                tails.guess(mode.point)
+            whole = all(site.coordinates is None for site in search.sites)
+            if points is not None or not whole:
+                # Sites that see some parameters only have no share in other directions.
+                tails.guess(mode.point, whole)
             elif tails.skewed(mode.point):
                 tails.along_change(mode.point)
                 tails.along_coordinates()
@@ -206,11 +208,13 @@ def _bent(made: Bending, found: Averaged, rounds: int, tails: Tails) -> Referenc
 @double_precision
 def reference_at(
     sites: Sequence[Member], prior: Any, x: np.ndarray, spread: np.ndarray | None, names: Sequence[str] | None,
-    kept: float = 1.0, bend: Bend | None = None,
+    found: Reference,
 ) -> Reference:  # fmt: skip
-    """The reference of one round at a point: of derivatives there, or of their means, with ``kept`` of their curvature."""
-    search = begin_search(sites, prior, x, names).bent(bend)
-    return dataclasses.replace(_wider(search, search.ask(x, spread), 1, "", kept), bend=bend)
+    """The reference of one round at a point: of derivatives there, or of their means, as wide as the one that was found."""
+    kept = min((own.kept for own in (found.control or {}).values()), default=1.0)
+    search = begin_search(sites, prior, x, names).bent(found.bend)
+    made = _wider(search, search.ask(x, spread), 1, "", kept, found.wide)
+    return dataclasses.replace(made, bend=found.bend, starts=found.starts, narrow=found.narrow, why=found.why)
 
 
 class Tails:
@@ -252,15 +256,34 @@ class Tails:
         change, vectors = np.linalg.eigh(scale.T @ before.hessian @ scale - np.eye(len(way)))
         return change, vectors, distance, (scale, way)
 
-    def guess(self, before: Point) -> None:
-        """Note the direction in which the curvature changes most, without a question.
+    def guess(self, before: Point, widen: bool) -> None:
+        """Widen as the change of curvature suggests, without a question; or only note it.
 
-        A contract counts the points; and sites that see some parameters only have no share in other directions.
+        A contract counts the points at which sites are asked, and far out few records contribute. The ratio of variances
+        that tails of regressions need is about ``1 + 4 |T[u]|`` along a direction, and no more than the prior allows.
         """
-        change, vectors, distance, (scale, _) = self._change(before)
-        k = int(np.argmax(np.abs(change)))
-        if abs(change[k]) >= SKEWED * distance:
-            self._note(scale @ vectors[:, k], 1 + abs(float(change[k])))
+        change, vectors, distance, (scale, way) = self._change(before)
+        prior = self.search.prior
+        own = np.zeros((len(way), len(way))) if prior is None else np.asarray(prior.precision)
+        for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
+            if abs(change[k]) < SKEWED * distance:
+                break
+            e = vectors[:, k]
+            least = max(float(e @ scale.T @ own @ scale @ e), 1 / MOST_TAIL)
+            ratio = min(1 + GUESSED * abs(float(change[k])) / distance, 1 / least)
+            side = -np.sign(change[k] * (e @ way)) or 1.0
+            if not widen or not self.widens:
+                self._note(scale @ e, ratio)
+            elif ratio >= LEAST_TAIL:
+                dual = np.linalg.solve(scale.T, e)
+                self._take_off(dual, ratio, 1.0)
+                self.stretch.append((side * dual, side * (np.sqrt(ratio) - 1) * (scale @ e)))
+
+    def _take_off(self, dual: np.ndarray, ratio: float, now: float) -> None:
+        """Widen the variance along a direction, which is ``now``, to a ratio."""
+        column = dual * np.sqrt((1 - now / ratio) / now)
+        self.wide = np.c_[self.wide, column]
+        self.precision = self.precision - np.outer(column, column)
 
     def _note(self, way: np.ndarray, ratio: float) -> None:
         """Keep the parameter that moves most along the direction with the widest tail."""
@@ -309,9 +332,7 @@ class Tails:
             if not self.widens:
                 self._note(ways[best], ratios[best])
                 continue
-            column = dual * np.sqrt((1 - now / ratios[best]) / now)
-            self.wide = np.c_[self.wide, column]
-            self.precision = self.precision - np.outer(column, column)
+            self._take_off(dual, ratios[best], now)
             for i in own:
                 if ratios[i] >= LEAST_TAIL * now:
                     more = np.sqrt(ratios[i] / now) - 1

@@ -285,7 +285,7 @@ class Computation:
         control, spread = None, self._points[-1].spread if self._points else None
         if message.order and self.party is not None:
             _, gradient, hessian = derivatives(self.site.bent(reference.bend), message.point, spread)
-            control = self.party.control(message.point, message.order, message.kept, gradient, hessian)
+            control = self.party.control(message, gradient, hessian)
         elif message.order:
             quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
             control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)

@@ -95,21 +95,22 @@ class SecureSumParty:
         assert self._keys is not None
         return masking.mask_integers(numbers, self.name, self._keys, asked + terms.digest).tobytes()
 
-    def control(
-        self, point: np.ndarray, order: int, kept: float, gradient: np.ndarray, hessian: np.ndarray
-    ) -> ControlVariate:
+    def control(self, message: messages.Open, gradient: np.ndarray, hessian: np.ndarray) -> ControlVariate:
         """The quadratic of the site's own derivatives at a point, or of their means, rounded as in the sum.
 
-        It has this part of their curvature.
+        It has the part of their curvature that the opening says, less this site's share of what makes the reference wider.
 
         The coordinator uses the sum of these: both sides use the same quadratics, each known to its site only.
         """
-        sites = len(self.study.sites)
+        sites, point = len(self.study.sites), message.point
         gradient = masking.rounded(gradient, sites)
         symmetric = np.triu(hessian) + np.triu(hessian, 1).T
-        hessian = kept * masking.rounded(symmetric, sites) if order == 2 else np.zeros_like(hessian)
-        quadratic = Quadratic(jnp.asarray(hessian), jnp.asarray(gradient - hessian @ point))
-        return ControlVariate(quadratic, jnp.asarray(point), order)
+        hessian = message.kept * masking.rounded(symmetric, sites) if message.order == 2 else np.zeros_like(hessian)
+        less = message.wide @ message.wide.T / sites if message.wide.size else np.zeros_like(hessian)
+        linear = gradient - hessian @ point + less @ message.center
+        return ControlVariate(
+            Quadratic(jnp.asarray(hessian - less), jnp.asarray(linear)), jnp.asarray(point), message.order
+        )
 
 
 def _offers(message: messages.Agree) -> list[messages.Offered]:

@@ -4,10 +4,11 @@ An arrival reveals where the site's gradient changed a path and, for reflections
 choose coordinates and control variates freely could read the gradient at points of its choice, far from where many records
 contribute. So the control variate must be the site's own Taylor polynomial at the point whose derivatives were released
 last, with a part κ of its curvature that is close to one. The reference may be at most as wide as that allows,
-``κ Sᵀ H_m S ≤ 1`` up to a margin, and plans must begin within a number of its standard deviations. The same holds for the
-Gaussians over which derivatives are averaged: a wide one has a small mean Hessian, which would allow a wide reference. In
-such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²/κ``: with n records predictors move by about ``2 |a|/√n``, so that no record
-stands out.
+``κ Sᵀ H_m S ≤ 1`` up to a margin; in a few directions W, in which tails are wide, ``Sᵀ (H_m − W Wᵀ) S ≤ 1`` with
+``Sᵀ W Wᵀ S ≤ 8``: there standard deviations are up to three times as large. Plans must begin within a number of its standard
+deviations. The same holds for the Gaussians over which derivatives are averaged: a wide one has a small mean Hessian, which
+would allow a wide reference. In such coordinates ``Σ ℓ''_i (ξ_i·S a)² ≤ |a|²/κ``: with n records predictors move by about
+``2 |a|/√n``, and along W by up to three times that, so that no record stands out.
 
 Where log spreads are bent (`fedpdmc.bent_coordinates`), all of this is in coordinates before the bend, which must be that
 of the last release. A bend leaves the other parameters as they are. It may take a log spread far within few standard
@@ -35,6 +36,9 @@ WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
 WIDEST_SPREAD = 4.0
 # The least part κ of the released curvature that a control variate may have: variances are at most 10 % larger.
 LEAST_KEPT = 0.909
+MOST_WIDE = 8  # directions in which a reference may be as wide as the tails
+# The largest eigenvalue of SᵀWWᵀS: variances are at most nine times as large as the released curvature says.
+WIDEST_TAIL = 8.0 * (1 + 1e-6)
 # Relative difference of two quadratics that are equal up to rounding.
 SAME = 1e-9
 # The centre may differ from the last point by the remaining step of the search for the mode.
@@ -84,14 +88,23 @@ class TrustRegion:
             raise DisclosureRefused("NOT_TOLD", "a bend other than that of the last exact release")
         if not LEAST_KEPT <= message.kept <= 1.0:
             raise DisclosureRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
+        scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
+        wide = message.wide @ message.wide.T if message.wide.size else np.zeros_like(hessian)
+        if message.wide.size and not (
+            message.wide.shape[1] <= MOST_WIDE and _curvature(scale, wide) <= WIDEST_TAIL and place.bend is None
+        ):
+            raise DisclosureRefused(
+                "TOO_WIDE", "a reference that is widened in more directions, or by more, than allowed"
+            )
         if message.order and message.linear.size:
             own = message.kept * hessian if message.order == 2 else np.zeros_like(hessian)
+            less = wide / len(self._study.sites)
+            linear = gradient - own @ point + less @ message.center
             size = np.abs(gradient).max() + np.abs(hessian).max() * (1 + np.abs(point).max())
-            off = max(np.abs(message.precision - own).max(), np.abs(message.linear - gradient + own @ point).max())
+            off = max(np.abs(message.precision - own + less).max(), np.abs(message.linear - linear).max())
             if not off <= SAME * size:
                 raise DisclosureRefused("NOT_TOLD", "a control variate that differs from the released derivatives")
-        scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
-        widest = _widest(scale, message.kept * hessian, place.bend)
+        widest = _widest(scale, message.kept * hessian - wide, place.bend)
         most = WIDEST if self._convex else WIDEST_NOT_CONVEX
         step = np.linalg.solve(scale, message.center - point)
         if not widest <= most or not float(np.sqrt(step @ step)) <= LAST_STEP:
