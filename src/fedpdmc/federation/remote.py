@@ -196,9 +196,9 @@ class RemoteFederation(Federation):
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order, kept = (0, 1.0) if own is None else (own.order, own.kept)
             shape = (chains, segments, np.asarray(reference.center), np.asarray(reference.scale_tril), order)
-            extra = {"bend": _numbers(reference.bend)} | (
-                {} if reference.wide is None or not order else {"wide": reference.wide}
-            )
+            extra = {"bend": _numbers(reference.bend)}
+            if reference.wide is not None and order == 2:
+                extra["wide"] = reference.wide
             message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, **extra)
             requests.append(Request.of(message))
         found = self._ask(requests, messages.Opened)

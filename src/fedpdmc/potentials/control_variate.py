@@ -14,8 +14,9 @@ from fedpdmc.potentials.quadratic import Quadratic
 class ControlVariate(NamedTuple):
     """A public quadratic ``q`` of a site's own parameters, made at ``point`` from derivatives up to ``order``.
 
-    With a spread S, from their means over ``N(point, S Sᵀ)``. ``kept`` is the part of their curvature that q has. These
-    fields describe how q was made; q itself may be noisy or rounded.
+    With a spread S, from their means over ``N(point, S Sᵀ)``. ``kept`` is the part of their curvature that q has, and
+    ``slope`` the gradient where that of q differs from it. These fields describe how q was made; q itself may be noisy or
+    rounded.
     """
 
     quadratic: Quadratic
@@ -23,6 +24,12 @@ class ControlVariate(NamedTuple):
     order: int
     spread: Float[Array, "k k"] | None = None
     kept: float = 1.0
+    slope: Float[Array, " k"] | None = None
+
+    @property
+    def gradient(self) -> Float[Array, " k"]:
+        """The site's gradient at the point, or its mean about it."""
+        return self.quadratic.gradient(self.point) if self.slope is None else self.slope
 
 
 def local_quadratic(

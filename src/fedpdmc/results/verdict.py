@@ -11,7 +11,8 @@ from fedpdmc.dynamics import QUARTER
 from fedpdmc.results.diagnostics import Diagnosis
 
 GOOD_RHAT = 1.01
-LEAST_ESS = 100.0  # effective draws, of the bulk and of the tails, below which nothing can be said
+LEAST_ESS = 100.0  # effective draws below which nothing can be said
+LEAST_TAIL = 50.0  # the same of the tails
 LEAST_ESS_PER_CHAIN = 2.0  # of the scatter of chains' means; runs go on until the bulk ESS has `STOP_ESS_PER_CHAIN`
 STOP_ESS_PER_CHAIN = 4.0
 SMALL_APART = 0.05  # difference between chains with far and near starts that does not matter, in standard deviations
@@ -134,11 +135,14 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
     elif ess < LEAST_ESS:
         reasons.append(f"ESS {ess:.0f} in all ({found.names[worst]}) is too few to tell")
         more = True
-    elif found.tail[tail] < LEAST_ESS:
+    elif found.tail[tail] < LEAST_TAIL:
         reasons.append(f"ESS {found.tail[tail]:.0f} of the tails of {found.names[tail]} is too few to tell")
         more = True
-    reasons += _modes(settings)
-    remedies = _remedies(burn, more, ess, chains, settings) if reasons else ()
+    other = _modes(settings)
+    reasons += other
+    remedies = _remedies(burn, more, ess, chains, settings) if reasons else []
+    if other:
+        remedies.append("write the model so that it has one mode, such as an order of the components (constraints=)")
     return Verdict(
         not reasons, tuple(reasons), tuple(remedies), ess, each, float(found.rhat.max()), float(found.floor.max()),
         found.names[worst], float(found.tail[tail]),
@@ -155,7 +159,7 @@ def other_modes_crossed(modes: list[dict[str, Any]], draws: np.ndarray) -> list[
         here, there, scale = (np.asarray(mode[key]) for key in ("center", "at", "scale"))
         nearer = [np.sum(np.linalg.solve(scale, (draws - x).reshape(-1, len(x)).T) ** 2, 0) for x in (there, here)]
         inside = (nearer[0] < nearer[1]).reshape(draws.shape[:2]).astype(float)
-        scatter, share = inside.mean(1).var(ddof=1), inside.mean()
+        scatter, share = inside.mean(1).var(ddof=1) if len(inside) > 1 else np.inf, inside.mean()
         enough = share > 0 and share * (1 - share) * len(inside) / max(scatter, 1e-300) > LEAST_ESS
         judged.append(mode | {"crossed": bool(enough)})
     return judged
@@ -178,7 +182,7 @@ def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[st
         where = "with a contract that has reference = 'laplace'" if contract else "(reference='laplace')"
         remedies.append(f"sample in whitened coordinates {where}, or leave the dynamics open")
     if burn:
-        length = _round(settings["burn_in"] + duration)
+        length = _round(max(settings["burn_in"] + duration, NARROW_BURN_IN))
         remedies.append(f"begin again with burn_in = {length} or more" + (" in the contract" if contract else ""))
     elif more:
         factor = max(LEAST_ESS, STOP_ESS_PER_CHAIN * chains) / max(ess, 1.0)

@@ -53,8 +53,7 @@ WIDE_BURN_IN, LINES_BURN_IN = 4 * QUARTER, 20.0
 # Scales of a prior begin at one point of their law, and move with the refreshments. A posterior whose Gaussian average does
 # not settle has long tails, which chains reach slowly.
 SLOW_BURN_IN = NARROW_BURN_IN
-# Starts that the user gives may be this far from the centre of the reference, in standard deviations, for the usual burn-in.
-FAR_START = 3.0
+FAR_START = 5.0  # standard deviations of the reference, in any coordinate, up to which `init=` has the usual burn-in
 # With private latents, by the largest standard deviation of a log spread: one that is hardly known has a long tail too. With
 # 0.27, the 15 herds of `cbpp`, chains have the standard deviation and the tail probabilities of the log spread after six
 # turns; up to 0.19, with 40 groups and more, they have them from the start, and their latents after one turn.
@@ -102,6 +101,8 @@ class Method:
         Approximate process time of all chains together.
     constraints : pair of arrays, optional
         ``(A, b)``: parameters are limited to ``A x ≤ b``.
+    wide_starts : bool
+        Whether a part of the chains starts farther out than the others.
     site_event_rate : float or None
         Events of sites that a chain meets in the long run per unit of process time, where that is known beforehand.
     """
@@ -132,6 +133,7 @@ class Method:
     chain_time: float = USUAL_CHAIN_TIME
     constraints: tuple[np.ndarray, np.ndarray] | None = None
     mixture: MixturePrior | None = None
+    wide_starts: bool = False
 
     @property
     def whitened(self) -> bool:
@@ -142,11 +144,6 @@ class Method:
     def few_rounds(self) -> bool:
         """Whether this is the few-rounds method: rotations about a reference that has the sites' control variates."""
         return self.whitened and self.control_name == "quadratic" and self.dynamics.flow.rotating
-
-    @property
-    def wide_starts(self) -> bool:
-        """Whether a part of the chains starts farther out than the others."""
-        return self.whitened and self.init is None and self.constraints is None
 
     @property
     def elsewhere(self) -> bool:
@@ -180,14 +177,16 @@ class Method:
         if self.reference.narrow is not None:
             slow = slow or self.reference.narrow[1] > NARROW
         if self.init is not None and self.whitened:
-            away = np.linalg.norm(self.reference.to_a(np.asarray(self.init, float)), axis=-1).max() / np.sqrt(self.dim)
-            slow = slow or away > FAR_START
+            slow = slow or np.abs(self.reference.to_a(np.asarray(self.init, float))).max() > FAR_START
         if slow or self.mixture is not None:
             return SLOW_BURN_IN
-        if any(site.latents for site in self.sites):
-            return next(time for widest, time in LATENT_BURN_IN if self.spread_width <= widest)
+        wide = 0.0
         if self.reference.starts is not None:
-            return WIDE_BURN_IN if self.dynamics.turns else LINES_BURN_IN
+            wide = WIDE_BURN_IN if self.dynamics.turns else LINES_BURN_IN
+        if any(site.latents for site in self.sites):
+            return max(wide, next(time for widest, time in LATENT_BURN_IN if self.spread_width <= widest))
+        if wide:
+            return wide
         if self.whitened:
             return TURNING_BURN_IN if self.dynamics.turns and not self.elsewhere else WHITENED_BURN_IN
         return BURN_IN if duration is None else 0.1 * float(duration)
@@ -250,6 +249,7 @@ def choose(settings: Settings) -> Method:
         open_dynamics=open_dynamics and mixture is None and not latents,
         constraints=constraints,
         mixture=mixture,
+        wide_starts=found.control is not None and init is None and constraints is None,
         open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
         chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )

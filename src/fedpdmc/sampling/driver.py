@@ -156,7 +156,7 @@ class Sampler:
         if method is None:
             self.method = self.method.replace(open_dynamics=False)
             return self
-        better = Sampler(method, self.burn_in_time, self.keep, self.watch)
+        better = Sampler(method, max(self.burn_in_time, method.burn_in(None, None)), self.keep, self.watch)
         better.given_up = self._cost
         return better
 

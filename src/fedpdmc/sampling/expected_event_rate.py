@@ -23,7 +23,7 @@ from fedpdmc.whitening import Reference
 # Pairs of opposite rays, distances on each, and the farthest in standard deviations.
 PAIRS, NEAR, FAR, FARTHEST = 32, 48, 24, 1e4
 # Distances, in standard deviations, between which the slope of a tail is measured, and the least with which rotations mix.
-TAIL, LEAST_SLOPE = (3.0, 6.0), float(__import__("os").environ.get("SLOPE", "1.0"))
+TAIL, LEAST_SLOPE = (3.0, 6.0), 1.7
 # Events of sites in a unit of process time from which more chains take fewer rounds.
 MANY_EVENTS = 0.1
 # Limit on the evaluated values of single records, and the least effective number of rays for a judgement.
@@ -78,10 +78,8 @@ def flattest_tail(
 
     In a tail ``U ≈ s|a|`` a rotation about the centre meets events at the rate ``|a||v|``: it diffuses with a constant of
     about ``1/|a|`` and drifts home by ``s/|a|``, so that the way back from ``|a|`` takes a time of about ``a²/(2s)``; lines
-    take ``|a|``. Users' own functions only: built-in models have tails that are known.
+    take ``|a|``.
     """
-    if all(site.model is None for site in sites):
-        return "", np.inf
     dim, scale = reference.dim, np.asarray(reference.matrix)
     spread = np.sqrt(np.sum(scale**2, 1))
     # Along the coordinates, and along the directions in which the others follow as the reference has them.

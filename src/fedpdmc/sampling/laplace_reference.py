@@ -149,19 +149,28 @@ class Search(NamedTuple):
         control, wide = {}, np.zeros((len(center), 0)) if wide is None else wide
         for site, (g, h), share in zip(self.sites, at.parts, self._shares(at, wide), strict=True):
             x, spread = own_part(at.x, at.spread, site.coordinates)
-            less = (wide * share) @ wide.T
-            quadratic = Quadratic(jnp.asarray(kept * h - less), jnp.asarray(g - kept * (h @ x) + less @ center))
+            own, linear = kept * h, g - kept * (h @ x)
+            if wide.size:
+                less = (wide * share) @ wide.T
+                own, linear = own - less, linear + less @ center
+            quadratic = Quadratic(jnp.asarray(own), jnp.asarray(linear))
             about = None if spread is None else jnp.asarray(spread)
-            control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about, kept)
+            slope = jnp.asarray(g) if wide.size else None
+            control[site.name] = ControlVariate(quadratic, jnp.asarray(x), 2, about, kept, slope)
         return Reference(
             jnp.asarray(center), jnp.asarray(scale), control, rounds, self.traffic, name, why,
             wide=wide if wide.size else None,
         )  # fmt: skip
 
     def _shares(self, at: Point, wide: np.ndarray) -> np.ndarray:
-        """Shares (sites, k) of each site in the curvature of k directions, which add up to one."""
-        equal = np.full((len(at.parts), wide.shape[1]), 1 / len(at.parts))
-        if not wide.size or any(site.federation is not None for site in self.sites):
+        """Shares (sites, k) of each site in the curvature of k directions, which add up to one.
+
+        Over a network they are equal, and a prior that the coordinator walks with as a site has none.
+        """
+        remote = np.array([site.federation is not None for site in self.sites])
+        among = remote if remote.any() else np.ones(len(remote), bool)
+        equal = np.repeat((among / among.sum())[:, None], wide.shape[1], 1)
+        if not wide.size or remote.any():
             return equal
         ways = np.linalg.solve(positive_definite(at.hessian), wide)
         own = np.array([np.maximum(np.sum(ways * (h @ ways), 0), 0.0) for _, h in at.parts])
@@ -223,9 +232,9 @@ def _check_proper(ask, here: Point, step: np.ndarray, first: np.ndarray, names: 
 def linear_control(reference: Reference) -> dict[str, ControlVariate]:
     """The first-order part of a reference's control variates: ``∇U_m(x*)·x`` alone, or its mean about ``x*``."""
     control = {}
-    for name, (quadratic, point, _, spread, _) in (reference.control or {}).items():
-        gradient = quadratic.gradient(point)
-        control[name] = ControlVariate(Quadratic(jnp.zeros_like(quadratic.precision), gradient), point, 1, spread)
+    for name, own in (reference.control or {}).items():
+        flat = Quadratic(jnp.zeros_like(own.quadratic.precision), own.gradient)
+        control[name] = ControlVariate(flat, own.point, 1, own.spread)
     return control
 
 

@@ -51,7 +51,7 @@ def make_reference(
     """The reference and its name.
 
     ``optional``: a reference from the sites' derivatives was not requested. If none exists, the identity is used. ``bend``:
-    whether log spreads may be bent.
+    whether log spreads may be bent; not with constraints.
     """
     if isinstance(reference, Reference):
         found = check_reference(reference, dim)
@@ -80,7 +80,8 @@ def make_reference(
         # Standard deviations of the Laplace approximation, one for each parameter.
         sds = scale if found.diagonal else jnp.sqrt(jnp.sum(scale**2, 1))
         return dataclasses.replace(found, scale_tril=sds), reference
-    modes, rounds = other_modes(sites, prior, found)
+    # With constraints, modes may be outside of them.
+    modes, rounds = other_modes(sites, prior, found) if bend else ((), 0)
     return dataclasses.replace(found, modes=modes, rounds=found.rounds + rounds), found.name
 
 

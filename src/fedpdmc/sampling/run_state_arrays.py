@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 # Choices of a method that are plain values.
 CHOICES = (
     "prior_at", "reference_name", "control_name", "seed", "segments", "bounds", "chosen", "first_plan", "chain_time",
+    "wide_starts",
 )  # fmt: skip
 # What is kept of every chain; the shares of a prior only where it is redistributed, its scales where it has them, and the
 # next turn where there are turns.
 STATE, TURN = ("a", "v", "t", "number", "events", "site_events", "planned"), ("wait", "number")
 OF_PRIOR = ("share", "scales")
+LIMITS = ("constraints_A", "constraints_b")
 
 
 class Position(NamedTuple):
@@ -85,6 +87,8 @@ def pack_control(control: dict[str, ControlVariate], prefix: str = "") -> tuple[
             arrays[f"{prefix}spread_{k}"] = np.asarray(own.spread)
         if own.kept != 1.0:
             arrays[f"{prefix}kept_{k}"] = np.asarray([own.kept])
+        if own.slope is not None:
+            arrays[f"{prefix}slope_{k}"] = np.asarray(own.slope)
     return {name: own.order for name, own in control.items()}, arrays
 
 
@@ -101,7 +105,8 @@ def unpack_control(
         spread = array("spread", k) if f"{prefix}spread_{k}" in arrays else None
         quadratic = Quadratic(array("precision", k), array("linear", k))
         kept = float(arrays.get(f"{prefix}kept_{k}", [1.0])[0])
-        control[name] = ControlVariate(quadratic, array("point", k), order, spread, kept)
+        slope = array("slope", k) if f"{prefix}slope_{k}" in arrays else None
+        control[name] = ControlVariate(quadratic, array("point", k), order, spread, kept, slope)
     return control
 
 
@@ -140,6 +145,8 @@ def pack_choices(method: Method) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     # A reference without control variates: they were computed separately.
     orders, own = pack_control(method.control if method.reference.control is None else {}, "own_")
     facts = {name: getattr(method, name) for name in CHOICES}
+    if method.constraints is not None:
+        own |= dict(zip(LIMITS, method.constraints, strict=True))
     return facts | {"reference": reference, "control_orders": orders}, arrays | own
 
 
@@ -154,4 +161,7 @@ def unpack_choices(
         control = {}
     else:
         control = dict(reference.control) if facts["control_name"] == "quadratic" else linear_control(reference)
-    return {name: facts[name] for name in CHOICES}, reference, control
+    choices = {name: facts[name] for name in CHOICES if name in facts}
+    if LIMITS[0] in arrays:
+        choices["constraints"] = tuple(np.asarray(arrays[name]) for name in LIMITS)
+    return choices, reference, control

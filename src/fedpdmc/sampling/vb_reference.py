@@ -44,9 +44,13 @@ NEAREST = 0.3
 TAIL = 4.5  # distance from the centre, in standard deviations, at which tails are measured
 SKEWED = 0.15  # change of curvature per standard deviation above which tails are measured
 MOST_DIRECTIONS = 8  # in which tails are measured
+MOST_GUESSED = (
+    6.0  # the largest ratio that is guessed, below what sites accept: they see derivatives that are not rounded
+)
 GUESSED = 4.0  # ratio of variances, less one, for each unit of the change of curvature per standard deviation
 LEAST_TAIL = 1.1  # ratio of variances from which the reference is widened in a direction
 MOST_TAIL = 9.0  # the largest such ratio
+FLATTEST = 100.0  # ratio of a tail that hardly falls
 ONE_SIDE = 0.1  # cosine between a direction and the way to the mode above which only the flat side is measured
 
 
@@ -240,6 +244,7 @@ class Tails:
     def __init__(self, search: Search, found: Averaged):
         self.search, self.center = search, found.center
         self.precision, self.rounds = positive_definite(found.point.hessian), 0
+        self.first = self.precision
         self.wide, self.stretch = np.zeros((len(found.center), 0)), []
         self.narrow: tuple[int, float] | None = None
 
@@ -269,7 +274,7 @@ class Tails:
             if abs(change[k]) < SKEWED * distance:
                 break
             e = vectors[:, k]
-            least = max(float(e @ scale.T @ own @ scale @ e), 1 / MOST_TAIL)
+            least = max(float(e @ scale.T @ own @ scale @ e), 1 / MOST_GUESSED)
             ratio = min(1 + GUESSED * abs(float(change[k])) / distance, 1 / least)
             side = -np.sign(change[k] * (e @ way)) or 1.0
             if not widen or not self.widens:
@@ -327,15 +332,19 @@ class Tails:
             # The variance along the direction, which others may have widened.
             dual = self._unit_dual(ways[best])
             now = float(dual @ np.linalg.solve(self.precision, dual))
-            if ratios[best] < LEAST_TAIL * now:
+            most = MOST_TAIL * float(dual @ np.linalg.solve(self.first, dual))
+            if ratios[best] > most:
+                self._note(ways[best], ratios[best] / most)
+            wanted = min(ratios[best], most)
+            if wanted < LEAST_TAIL * now:
                 continue
             if not self.widens:
                 self._note(ways[best], ratios[best])
                 continue
-            self._take_off(dual, ratios[best], now)
+            self._take_off(dual, wanted, now)
             for i in own:
-                if ratios[i] >= LEAST_TAIL * now:
-                    more = np.sqrt(ratios[i] / now) - 1
+                if min(ratios[i], most) >= LEAST_TAIL * now:
+                    more = np.sqrt(min(ratios[i], most) / now) - 1
                     self.stretch.append((self._unit_dual(ways[i]), more * ways[i]))
 
     def _unit_dual(self, way: np.ndarray) -> np.ndarray:
@@ -382,7 +391,7 @@ def _ratio(slope: float) -> float:
     """The variance that a tail with this slope needs, at least one."""
     if np.isnan(slope):
         return 1.0
-    return max(TAIL / slope, 1.0) if slope > TAIL / MOST_TAIL else MOST_TAIL
+    return max(TAIL / slope, 1.0) if slope > TAIL / FLATTEST else FLATTEST
 
 
 def _say_wide(wide: np.ndarray) -> str:
