@@ -128,7 +128,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(message, field):
 def test_another_version_is_refused():
     data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
     data[4] = 1
-    with pytest.raises(WireError, match="version 1; this software uses version 8"):
+    with pytest.raises(WireError, match="version 1; this software uses version 9"):
         wire.decode(bytes(data))
 
 

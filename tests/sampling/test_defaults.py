@@ -35,8 +35,16 @@ def test_the_default_is_the_few_rounds_method(default):
     assert (default.reference_name, default.control_name) == ("vb", "quadratic")
     assert default.few_rounds and default.whitened and default.open_dynamics and default.certified
     assert default.segments == 64 and default.names == ["x0", "x1"]
-    assert default.burn_in(None, None) == default.burn_in(None, 1000.0) == np.pi and default.burn_in(2, None) == 2.0
-    assert default.replace(dynamics=fp.Boomerang(1.2)).burn_in(None, None) == 5.0
+    # A few records: the reference is as wide as the tails. Of many, chains need two turns.
+    assert default.burn_in(None, None) == default.burn_in(None, 1000.0) == 2 * np.pi and default.burn_in(2, None) == 2.0
+    usual = default.replace(reference=dataclasses.replace(default.reference, starts=None))
+    assert usual.burn_in(None, None) == np.pi
+    assert usual.replace(dynamics=fp.Boomerang(1.2)).burn_in(None, None) == 5.0
+    narrow = dataclasses.replace(usual.reference, narrow=(0, 3.0))
+    assert usual.replace(reference=narrow).burn_in(None, None) == 8 * np.pi
+    far = np.asarray(default.reference.to_x(np.array([8.0, 0.0])))
+    assert usual.replace(init=far).burn_in(None, None) == 8 * np.pi
+    assert usual.replace(init=np.asarray(default.reference.center)).burn_in(None, None) == np.pi
     unsettled = dataclasses.replace(default.reference, name="laplace", why="averages did not settle")
     assert default.replace(reference=unsettled).burn_in(None, None) == 8 * np.pi
 

@@ -86,6 +86,7 @@ def test_runs_meet_what_was_foreseen(sites, scale):
     assert abs(met.mean() - foreseen) < 4 * error + (0.02 if dim == 1 else 0.15) * foreseen
 
 
+@pytest.mark.filterwarnings("ignore:This will take about")
 def test_heavy_tails_are_drawn_by_zigzag_and_exactly():
     post = fp.sample(cauchy(CAUCHY), WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen before the burn-in" in post.settings["chosen"]

@@ -15,7 +15,7 @@ from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling import vb_reference
 from fedpdmc.sampling.expected_event_rate import site_event_rate
 from fedpdmc.sampling.run_state_arrays import pack_reference, unpack_reference
-from fedpdmc.sampling.vb_reference import SETTLED, vb
+from fedpdmc.sampling.vb_reference import SETTLED, Tails, vb
 
 
 def distance(reference, found):
@@ -29,6 +29,13 @@ def test_its_centre_is_nearer_to_the_mean_than_the_mode_is(model):
     federation, found = target(model, 3), truth(model, 3)
     assert distance(fp.laplace(federation.sites(), federation.prior()), found) > 0.2
     assert distance(vb(federation.sites(), federation.prior()), found) < 0.1
+
+
+@pytest.fixture(autouse=True)
+def not_as_wide_as_tails(request, monkeypatch):
+    """Most tests here are of the averages alone."""
+    if "tails" not in request.keywords:
+        monkeypatch.setattr(Tails, "widens", False)
 
 
 @pytest.fixture
@@ -115,7 +122,7 @@ def test_functions_are_averaged_over_points_that_every_site_has():
     one, other = vb(written, prior()), vb(built_in, prior())
     assert one.name == other.name == "vb"
     np.testing.assert_allclose(one.center, other.center, atol=1e-4)
-    np.testing.assert_allclose(one.scale_tril, other.scale_tril, atol=1e-4)
+    np.testing.assert_allclose(one.scale_tril, other.scale_tril, atol=3e-4)
 
 
 def test_a_site_with_some_coordinates_averages_over_their_covariance():

@@ -13,9 +13,15 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.members.run_coordinates import Opening, choose_clock
 from fedpdmc.potentials import LinearPredictor
 from fedpdmc.sampling.driver import Sampler
-from fedpdmc.sampling.vb_reference import vb
+from fedpdmc.sampling.vb_reference import Tails, vb
 
 SITES = 3
+
+
+@pytest.fixture(autouse=True)
+def averages_alone(monkeypatch):
+    """`tests/statistical/test_tails.py` has references that are as wide as the tails."""
+    monkeypatch.setattr(Tails, "widens", False)
 
 
 def some(everyday):

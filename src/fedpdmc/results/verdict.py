@@ -140,7 +140,8 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         more = True
     other = _modes(settings)
     reasons += other
-    remedies = _remedies(burn, more, ess, chains, settings) if reasons else []
+    least = NARROW_BURN_IN if narrow.get("ratio", 1.0) > NARROW else 0.0
+    remedies = _remedies(burn, more, ess, chains, settings, least) if reasons else []
     if other:
         remedies.append("write the model so that it has one mode, such as an order of the components (constraints=)")
     return Verdict(
@@ -175,14 +176,16 @@ def _modes(settings: dict[str, Any]) -> list[str]:
     ]
 
 
-def _remedies(burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any]) -> list[str]:
-    """What to do, in terms of `sample` or of a study's contract."""
+def _remedies(
+    burn: bool, more: bool, ess: float, chains: int, settings: dict[str, Any], least: float = 0.0
+) -> list[str]:
+    """What to do, in terms of `sample` or of a study's contract; ``least`` is the shortest burn-in that helps."""
     remedies, duration, contract = [], float(settings["duration"]), "study" in settings
     if settings["reference"] == "identity":
         where = "with a contract that has reference = 'laplace'" if contract else "(reference='laplace')"
         remedies.append(f"sample in whitened coordinates {where}, or leave the dynamics open")
     if burn:
-        length = _round(max(settings["burn_in"] + duration, NARROW_BURN_IN))
+        length = _round(max(settings["burn_in"] + duration, least))
         remedies.append(f"begin again with burn_in = {length} or more" + (" in the contract" if contract else ""))
     elif more:
         factor = max(LEAST_ESS, STOP_ESS_PER_CHAIN * chains) / max(ess, 1.0)

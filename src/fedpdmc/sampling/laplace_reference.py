@@ -165,15 +165,15 @@ class Search(NamedTuple):
     def _shares(self, at: Point, wide: np.ndarray) -> np.ndarray:
         """Shares (sites, k) of each site in the curvature of k directions, which add up to one.
 
-        Over a network they are equal, and a prior that the coordinator walks with as a site has none.
+        Over a network they are equal. A prior that is walked with as a site has none.
         """
         remote = np.array([site.federation is not None for site in self.sites])
-        among = remote if remote.any() else np.ones(len(remote), bool)
+        among = remote if remote.any() else np.array([site.name != PRIOR_SITE for site in self.sites])
         equal = np.repeat((among / among.sum())[:, None], wide.shape[1], 1)
         if not wide.size or remote.any():
             return equal
         ways = np.linalg.solve(positive_definite(at.hessian), wide)
-        own = np.array([np.maximum(np.sum(ways * (h @ ways), 0), 0.0) for _, h in at.parts])
+        own = np.array([np.maximum(np.sum(ways * (h @ ways), 0), 0.0) for _, h in at.parts]) * among[:, None]
         total = own.sum(0)
         return np.where(total > 0, own / np.where(total > 0, total, 1.0), equal)
 

@@ -28,6 +28,7 @@ BEGIN_PROFILE = 0.3
 # a move of a half, the effect was too small to measure. If moves shrink by less than a factor `SLOW`, as for half a
 # Gaussian, many rounds would be needed.
 SETTLED, MOST_AVERAGED, SLOW = 0.5, 5, 0.8
+STILL_USABLE = 0.6  # the last move, in the same units, of a search that has not settled and is used all the same
 # An average that cannot be used: in some direction the precision is this much below what was assumed, or the mean further
 # away than this plus the root of the dimension, in standard deviations.
 LEAST_PRECISION, FARTHEST = 0.04, 5.0
@@ -51,6 +52,7 @@ GUESSED = 4.0  # ratio of variances, less one, for each unit of the change of cu
 LEAST_TAIL = 1.1  # ratio of variances from which the reference is widened in a direction
 MOST_TAIL = 9.0  # the largest such ratio
 FLATTEST = 100.0  # ratio of a tail that hardly falls
+ALIKE = 1.2  # ratio between what two measures of a tail say, above which a third point is asked for
 ONE_SIDE = 0.1  # cosine between a direction and the way to the mode above which only the flat side is measured
 
 
@@ -145,7 +147,7 @@ def search_vb(
                 if found is not None:
                     tails = Tails(made.search, found)
                     if points is None:
-                        tails.along_coordinates()
+                        tails.measure(None)
                     return _bent(made, found, rounds + tails.rounds, tails), found.point.x, found.spread
         found, averaged = _average(search, mode, _left(points, rounds))
         rounds += averaged
@@ -157,8 +159,7 @@ def search_vb(
                 # Sites that see some parameters only have no share in other directions.
                 tails.guess(mode.point, whole)
             elif tails.skewed(mode.point):
-                tails.along_change(mode.point)
-                tails.along_coordinates()
+                tails.measure(mode.point)
                 rounds += tails.rounds
             if tails.wide.size:
                 reference = _wider(search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
@@ -295,35 +296,38 @@ class Tails:
         if self.narrow is None or ratio > self.narrow[1]:
             self.narrow = int(np.argmax(np.abs(way) * np.sqrt(np.diag(self.precision)))), float(ratio)
 
-    def along_change(self, before: Point) -> None:
-        """Measure tails along eigenvectors of the change of curvature, on the side on which it falls.
+    def measure(self, before: Point | None) -> None:
+        """Widen as the tails need: of every parameter, and in directions in which the curvature changes up to the mode."""
+        ways, of = [], []
+        if before is not None:
+            ways, of = self._along_change(before)
+        covariance = np.linalg.inv(self.precision)
+        for i, way in enumerate((covariance / np.sqrt(np.diag(covariance))).T):
+            # The others follow as they are correlated.
+            ways, of = [*ways, -way, way], [*of, f"parameter {i}", f"parameter {i}"]
+        self._widen(ways, of)
+
+    def _along_change(self, before: Point) -> tuple[list[np.ndarray], list[str]]:
+        """Eigenvectors of the change of curvature, on the side on which it falls.
 
         To third order the change is ``T[u]``, with u the way to the mode.
         """
         change, vectors, distance, (scale, way) = self._change(before)
-        order = np.argsort(-np.abs(change))[:MOST_DIRECTIONS]
         ways, of = [], []
-        for k in order:
+        for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
             cosine = float(vectors[:, k] @ way) / distance
             side = -np.sign(change[k] * cosine)
             for sign in (side,) if abs(cosine) > ONE_SIDE else (-1.0, 1.0):
                 ways.append(sign * (scale @ vectors[:, k]))
-                of.append(k)
-        self._widen(ways, of)
-
-    def along_coordinates(self) -> None:
-        """Measure the tails of every parameter, the others following as they are correlated."""
-        covariance = np.linalg.inv(self.precision)
-        ways = covariance / np.sqrt(np.diag(covariance))
-        sides = [(i, sign) for i in range(len(ways)) for sign in (-1.0, 1.0)]
-        self._widen([sign * ways[:, i] for i, sign in sides], [i for i, _ in sides])
+                of.append(f"change {k}")
+        return ways, of
 
     def starting(self, reference: Reference, found: Averaged) -> Reference:
         """A reference whose chains start from the Gaussian before it was widened, stretched towards the tails."""
         forms, moves = (np.array(part).T for part in zip(*self.stretch, strict=True))
         return dataclasses.replace(reference, starts=Starts(found.scale, forms, moves))
 
-    def _widen(self, ways: Sequence[np.ndarray], of: Sequence[int]) -> None:
+    def _widen(self, ways: list[np.ndarray], of: list[str]) -> None:
         """Widen along directions of unit variance, as the larger of the tails of each needs."""
         ratios = [_ratio(slope) for slope in self._slopes(ways)]
         for k in dict.fromkeys(of):
@@ -349,23 +353,22 @@ class Tails:
 
     def _unit_dual(self, way: np.ndarray) -> np.ndarray:
         """The linear form that is one along a direction of unit variance and zero across it."""
-        return self._measured @ way
+        return self.first @ way
 
     def _slopes(self, ways: Sequence[np.ndarray]) -> list[float]:
         """Slopes of U along directions, where U is least across them: by a Newton step, and a look whether it was one."""
-        self._measured = self.precision.copy()
-        points = [self.center + TAIL * way for way in ways]
-        first = self._ask(points)
-        steps, slopes = [], []
-        for way, at in zip(ways, first, strict=True):
+        first = self._ask([self.center + TAIL * way for way in ways])
+        slopes, again = [], {}
+        for i, (way, at) in enumerate(zip(ways, first, strict=True)):
             slope, step = self._across(way, at)
-            slopes.append(slope)
-            steps.append(at.x + step)
-        for i, (at, again) in enumerate(zip(first, self._ask(steps), strict=True)):
-            if np.isfinite(again.value) and again.value < at.value:
-                slopes[i] = self._across(ways[i], again)[0]
-            else:
-                slopes[i] = float(ways[i] @ at.gradient)
+            along = float(way @ at.gradient)
+            slopes.append(along if np.isnan(slope) else slope)
+            if max(_ratio(slope), _ratio(along)) > ALIKE * min(_ratio(slope), _ratio(along)):
+                again[i] = at.x + step
+        found = self._ask(list(again.values())) if again else []
+        for i, at in zip(again, found, strict=True):
+            better = np.isfinite(at.value) and at.value < first[i].value
+            slopes[i] = self._across(ways[i], at)[0] if better else float(ways[i] @ first[i].gradient)
         return slopes
 
     def _across(self, way: np.ndarray, at: Point) -> tuple[float, np.ndarray]:
@@ -442,7 +445,7 @@ def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
 
 
 def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | None, int]:
-    """Averaged rounds from a point near the mode, and how many there were; None if the first cannot be used.
+    """Averaged rounds from a point near the mode, and how many there were; None if they cannot be used.
 
     ``KL(q|π)`` falls by every round, up to overshooting. Where each moves q by ρ times the one before, ``ρ/(1 − ρ)`` times
     the last is left. A round after which KL has risen is left out. After one that moves q about as far as the last, the next
@@ -453,7 +456,7 @@ def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | N
     for made in range(1, allowed + 1):
         now = _judged(search.ask(x, spread), spread)
         if not np.isfinite(now.divergence) or (before is not None and now.divergence > before.divergence + RISE):
-            return before, made
+            return _usable(before), made
         ratio = 0.0 if before is None else now.moved / before.moved
         left = now.moved if before is None else now.moved * ratio / (1 - ratio) if ratio < SLOW else np.inf
         if left <= SETTLED:
@@ -462,7 +465,12 @@ def _average(search: Search, mode: Mode, most: int | None) -> tuple[Averaged | N
         if ratio >= SLOW:
             x = (now.point.x + now.center) / 2
             spread = root_of_inverse(positive_definite((now.point.hessian + _precision(now.spread)) / 2))
-    return before, allowed
+    return _usable(before), allowed
+
+
+def _usable(last: Averaged | None) -> Averaged | None:
+    """The last average, unless the search is still on its way."""
+    return last if last is not None and last.moved <= STILL_USABLE else None
 
 
 def _precision(scale: np.ndarray) -> np.ndarray:
