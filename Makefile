@@ -8,7 +8,7 @@ RIVAL_VENV := .bench-venv
 RIVAL_STAMP := $(RIVAL_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo paper paper-page test test-long test-browser lint format docs notebooks wheel-check python-check wheelhouse wheelhouse-lock bench soak load figures clean
+.PHONY: help install demo paper paper-page test test-long test-browser lint format docs notebooks wheel-check python-check wheelhouse wheelhouse-lock bench calibrate soak load figures clean
 
 help:
 	@echo "make demo       the four-hospital trial: a table, a forest plot and the posterior in fedpdmc-demo/"
@@ -24,6 +24,7 @@ help:
 	@echo "make paper      the paper's figures, made again in fedpdmc-paper/ (up to 45 minutes)"
 	@echo "make paper-page  its figures and tables put into docs/paper.md"
 	@echo "make bench      speed and rounds against peers"
+	@echo "make calibrate  default calls over seeds against the truth (ARGS=\"--seeds 24 --processes 2 --cases arm\"), and simulated data"
 	@echo "make soak       50,000 rounds over gRPC, the memory of every party plotted in fedpdmc-soak/"
 	@echo "make load       25 to 200 sites over gRPC on this machine: time and memory of each"
 	@echo "make wheelhouse  all wheels for an installation without a network, in wheelhouse/, checked by their SHA-256"
@@ -106,6 +107,12 @@ $(BENCH_STAMP): $(STAMP)
 bench: install $(RIVAL_STAMP) $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.federation_rounds
+
+# An hour or two on two cores; the second line takes as long again. Say what: ARGS="--cases Poisson --seeds 8", SETS=50.
+SETS ?= 500
+calibrate: install
+	$(BIN)/python -m benchmarks.calibration $(ARGS)
+	$(BIN)/python -m benchmarks.simulated_calibration --sets $(SETS)
 
 # About ten minutes: the resident size of every party over 50,000 rounds.
 soak: install

@@ -32,6 +32,11 @@ SAMPLES = 400_000  # of the last round of importance sampling; a tenth in each r
 ADAPTED = 8  # rounds of adaptation
 DEGREES = 4  # of freedom of the proposal
 CHUNK = 20_000  # points at a time
+NARROW = {
+    "burn_in": np.pi,
+    "dynamics": fp.Boomerang(),
+    "chains": 256,
+}  # what defaults were before references were widened
 
 
 class Truth(NamedTuple):
@@ -158,7 +163,7 @@ def main() -> None:
     if options.narrow:
         Tails.widens = False
     if options.one:
-        print(json.dumps(one(options.one, seeds, {"burn_in": np.pi} if options.narrow else {})))
+        print(json.dumps(one(options.one, seeds, NARROW if options.narrow else {})))
         return
     chosen = [name for name in CASES if not options.cases or any(part in name for part in options.cases)]
     reports = []

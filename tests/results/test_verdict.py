@@ -130,5 +130,4 @@ def test_a_good_default_run_has_converged_and_its_ess_is_not_a_count_of_draws():
         post = short.extend(ess=600.0, progress=False)
     assert post.verdict.converged and max(post.rhat().values()) < 1.03
     found = post.ess()
-    assert len(set(found.values())) == len(found)
-    assert max(found.values()) < post.chains * post.diagnostic_draws()
+    assert max(found.values()) <= post.chains * post.diagnostic_draws() and found["energy"] < 0.9 * max(found.values())

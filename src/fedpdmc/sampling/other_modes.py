@@ -21,6 +21,7 @@ SEARCHES = 6  # dispersed starts
 MOST_STEPS = 8  # of each search; searches share their rounds
 NEAR_BY = 6.0  # distance of the nearer starts from the centre, in standard deviations
 FARTHEST = 20.0  # distance of the farther ones, at most
+ASIDE = 0.3  # distance of the first start from the centre, in standard deviations
 TOLERANCE = 0.1  # standard deviations to a mode
 SAME = 2.0  # standard deviations within which two modes count as one
 LEAST_SHARE = 1e-3  # of the posterior's mass, below which a mode is left out
@@ -48,15 +49,17 @@ def other_modes(
         np.asarray(reference.matrix),
         np.asarray(reference.center),
     )
-    known, _ = _descend(search, center)
-    if known is None:
-        return (), 0
-    modes, rounds = [known], 0
-    for start in _starts(center, scale, prior):
+    modes, rounds = [], 0
+    # The first from near the centre, and not from it: between two modes there may be a saddle.
+    for start in [center + ASIDE * np.sqrt(np.sum(scale**2, 1)), *_starts(center, scale, prior)]:
         found, steps = _descend(search, start)
         rounds = max(rounds, steps)
         if found is not None and all(_distance(found, mode) > SAME for mode in modes):
             modes.append(found)
+    if len(modes) < 2:
+        return (), rounds
+    modes.sort(key=lambda mode: float(np.linalg.norm(np.linalg.solve(scale, mode.point.x - center))))
+    known = modes[0]
     logs = np.array([-mode.point.value - 0.5 * np.linalg.slogdet(mode.point.hessian)[1] for mode in modes])
     shares = np.exp(logs - logs.max())
     shares /= shares.sum()

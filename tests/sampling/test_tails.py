@@ -1,0 +1,130 @@
+"""References that are as wide as the posterior's tails, where chains start on them, and other modes."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.support import logistic_site, prior
+
+import fedpdmc as fp
+from fedpdmc._jax.precision import double_precision
+from fedpdmc.sampling.laplace_reference import linear_control
+from fedpdmc.sampling.other_modes import other_modes
+from fedpdmc.sampling.run_state_arrays import pack_reference, unpack_reference
+from fedpdmc.sampling.vb_reference import MOST_TAIL, Tails, vb
+
+NORMAL = fp.models.normal_prior(2, scale=5.0)
+
+
+def arms(sites=3, kind=fp.models.logistic):
+    """Eleven of 50 events against none of 40."""
+    X = np.c_[np.ones(90), np.repeat([0.0, 1.0], (50, 40))]
+    y = (np.arange(90) < 11).astype(float)
+    order = np.random.default_rng(0).permutation(90)
+    parts = [order[k::sites] for k in range(sites)]
+    return [fp.Site(kind(X[p], y[p]), name=f"site{k}") for k, p in enumerate(parts)]
+
+
+@pytest.mark.parametrize("kind", [fp.models.logistic, fp.models.poisson])
+def test_prior_and_control_variates_still_add_up_to_the_reference(kind):
+    found = vb(arms(kind=kind), NORMAL)
+    assert found.wide is not None and found.starts is not None
+    precision = np.asarray(NORMAL.precision) + sum(np.asarray(c.quadratic.precision) for c in found.control.values())
+    linear = sum(np.asarray(c.quadratic.linear) for c in found.control.values())
+    scale = np.asarray(found.scale_tril)
+    np.testing.assert_allclose(scale.T @ precision @ scale, np.eye(2), atol=1e-9)
+    np.testing.assert_allclose(precision @ np.asarray(found.center) + linear, 0, atol=1e-8)
+
+
+def test_it_is_wider_than_the_posterior_where_that_is_skewed_and_not_by_more_than_nine(monkeypatch):
+    wide = np.asarray(vb(arms(), NORMAL).matrix)
+    monkeypatch.setattr(Tails, "widens", False)
+    found = vb(arms(), NORMAL)
+    narrow = np.asarray(found.matrix)
+    sds = [np.sqrt(np.sum(root**2, 1)) for root in (wide, narrow)]
+    # The posterior's standard deviation of the effect is 2.7.
+    assert sds[1][1] < 2.2 < 3.3 < sds[0][1] < np.sqrt(MOST_TAIL) * sds[1][1]
+    assert found.narrow is not None and found.narrow[0] == 1 and found.narrow[1] > 3
+
+
+def test_well_informed_regressions_are_not_asked_again():
+    X = np.c_[np.ones(1000), np.random.default_rng(1).normal(size=(1000, 3))]
+    y = (np.random.default_rng(2).random(1000) < 1 / (1 + np.exp(-X @ [0.2, 0.5, -0.5, 0.0]))).astype(float)
+    found = vb([fp.Site(fp.models.logistic(X, y), name="one")], fp.models.normal_prior(4, scale=2.5))
+    assert found.wide is None and found.starts is None and found.narrow is None and found.rounds <= 5
+
+
+@double_precision
+def test_linear_control_variates_are_the_sites_gradients_all_the_same():
+    found = vb(arms(), NORMAL)
+    for site in arms():
+        own = found.control[site.name]
+        _, gradient, _ = site.derivatives(np.asarray(own.point), np.asarray(own.spread))
+        np.testing.assert_allclose(linear_control(found)[site.name].quadratic.linear, gradient, rtol=1e-6, atol=1e-6)
+
+
+@double_precision
+def test_what_a_run_needs_of_it_is_saved():
+    found = vb(arms(), NORMAL)
+    again = unpack_reference(*pack_reference(found))
+    for name, own in found.control.items():
+        np.testing.assert_array_equal(again.control[name].gradient, own.gradient)
+        np.testing.assert_array_equal(again.control[name].quadratic.precision, own.quadratic.precision)
+
+
+def test_sites_that_see_some_parameters_have_a_longer_burn_in_instead():
+    sites = [logistic_site("north", coordinates=[0, 1]), logistic_site("south", coordinates=[1, 2])]
+    found = vb(sites, fp.models.normal_prior(3, scale=5.0))
+    assert found.wide is None and (found.narrow is None or found.narrow[1] > 1)
+
+
+def test_chains_start_on_the_side_of_the_tail():
+    found = vb(arms(), NORMAL)
+    x = found.starts.about(np.asarray(found.center), np.random.default_rng(0).standard_normal((4000, 2)))
+    away = x[:, 1] - float(found.center[1])
+    assert np.quantile(-away, 0.9) > 1.5 * np.quantile(away, 0.9)
+
+
+def test_a_prior_that_is_a_site_has_no_share():
+    value = lambda x: 0.5 * jnp.sum(x**2) / 25  # noqa: E731
+    post = fp.sample(arms(), value, duration=1.0, burn_in=1.0, chains=4, seed=1, progress=False)
+    control = post.reference.control["prior"]
+    np.testing.assert_allclose(control.quadratic.precision, np.eye(2) / 25, atol=1e-6)
+
+
+def two_modes(distance):
+    def value(x, data):
+        return (
+            -jnp.logaddexp(-0.5 * (x[0] - distance) ** 2, -0.5 * (x[0] + distance) ** 2) + 0.5 * (x[1] - data[0]) ** 2
+        )
+
+    return fp.Site(value, data=np.zeros(1), name="one")
+
+
+def test_a_distant_mode_is_found_and_named_and_nothing_is_converged():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        post = fp.sample([two_modes(9.0)], fp.models.normal_prior(2, scale=10.0), duration=20.0, seed=1, progress=False)
+    (mode,) = post.settings["modes"]
+    assert abs(abs(mode["at"][0]) - 9 / 1.01) < 0.1 and 0.4 < mode["share"] < 0.6
+    assert not post.verdict and "another mode at x0 = " in str(post.verdict) and "one mode" in post.verdict.remedies[-1]
+
+
+def test_one_mode_is_one_and_families_are_not_searched():
+    value = lambda x, data: jnp.sum(jnp.logaddexp(0.0, data @ x)) + 0.5 * jnp.sum(x**2)  # noqa: E731
+    one = fp.Site(value, data=np.random.default_rng(0).normal(size=(30, 2)), name="one")
+    found = vb([one], prior())
+    modes, rounds = other_modes([one], prior(), found)
+    assert modes == () and 0 < rounds <= 8
+    assert other_modes(arms(), NORMAL, vb(arms(), NORMAL)) == ((), 0)
+
+
+def test_saved_constraints_hold_after_loading(tmp_path):
+    limits = np.array([[-1.0, 0.0]]), np.array([0.0])
+    options = {"constraints": limits, "duration": 3.0, "chains": 8, "seed": 1, "progress": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fp.sample([logistic_site("one")], prior(), **options).save(tmp_path / "run.zarr")
+        post = fp.load(tmp_path / "run.zarr").extend(duration=30.0, sites=[logistic_site("one")], prior=prior())
+    assert post.draws(200)[..., 0].min() > -1e-9
