@@ -43,10 +43,10 @@ def derive(agent, x, spread=None):
     return messages.decode(agent.answer(messages.encode(message)))
 
 
-def opening(agent, center, scale, precision, linear, point, kept=1.0):
+def opening(agent, center, scale, precision, linear, point, kept=1.0, **more):
     chains = agent.computation.study.chains
     parts = (RUN, agent.log.answers + 1, chains, 4, center, scale, 2, precision, linear, point)
-    return messages.decode(agent.answer(messages.encode(messages.Open(*parts, kept=kept))))
+    return messages.decode(agent.answer(messages.encode(messages.Open(*parts, kept=kept, **more))))
 
 
 @double_precision
@@ -256,3 +256,31 @@ def test_a_run_opens_where_averages_could_not_be_used(tmp_path, monkeypatch):
     assert found.rounds == agents[0].computation.progress.points
     double_precision(federation.open)(found, [found.control[name] for name in federation.names], 4, 4)
     federation.transport.close()
+
+
+def widened(agent, ratio, columns=1, share=None):
+    """Reference and control variate that are wider in the first directions, and W."""
+    x, scale, hessian, linear = quadratic_at(agent, X, SPREAD)
+    wide = np.sqrt(1 - 1 / ratio) * np.linalg.inv(scale).T[:, np.arange(columns) % 3] / np.sqrt(max(columns // 3, 1))
+    whole = wide @ wide.T
+    less = whole / len(agent.computation.study.sites) if share is None else share * whole
+    root = np.linalg.cholesky(np.linalg.inv(hessian + np.eye(3) - whole))
+    return (x, root, hessian - less, linear + less @ x, x), wide
+
+
+def test_a_reference_as_wide_as_the_tails_is_accepted_and_no_wider(agent):
+    derive(agent, X, SPREAD)
+    derive(agent, X, SPREAD)
+    # Sites take an equal share; any other control variate, or one that is not told, is refused.
+    parts, wide = widened(agent, 4.0, share=1.0)
+    assert code(opening(agent, *parts, wide=wide)) == "NOT_TOLD"
+    parts, wide = widened(agent, 4.0)
+    assert code(opening(agent, *parts)) == "NOT_TOLD"
+    parts, wide = widened(agent, 12.0)
+    assert code(opening(agent, *parts, wide=wide)) == "TOO_WIDE"
+    parts, wide = widened(agent, 4.0, columns=9)
+    assert code(opening(agent, *parts, wide=wide)) == "TOO_WIDE"
+    parts, wide = widened(agent, 4.0)
+    # A reference that is wider than it says.
+    assert code(opening(agent, parts[0], 1.5 * parts[1], *parts[2:], wide=wide)) == "TOO_WIDE"
+    assert code(opening(agent, *parts, wide=wide)) is None

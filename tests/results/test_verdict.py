@@ -8,7 +8,15 @@ import pytest
 from tests.support import default_run
 
 import fedpdmc as fp
-from fedpdmc.results.diagnostics import diagnose, nested_rhat
+from fedpdmc.results.bulk_ess import tail_ess
+from fedpdmc.results.diagnostics import (
+    diagnose,
+    effective_sizes,
+    monte_carlo_error,
+    nested_rhat,
+    quantile_errors,
+    wide_chains,
+)
 from fedpdmc.results.verdict import ConvergenceWarning, judge
 
 NAMES = ["a", "b", "energy"]
@@ -131,3 +139,42 @@ def test_a_good_default_run_has_converged_and_its_ess_is_not_a_count_of_draws():
     assert post.verdict.converged and max(post.rhat().values()) < 1.03
     found = post.ess()
     assert max(found.values()) <= post.chains * post.diagnostic_draws() and found["energy"] < 0.9 * max(found.values())
+
+
+def test_tail_sizes_are_those_of_arviz():
+    import arviz as az
+
+    x = autoregression(np.random.default_rng(5), 4, 1000, 0.0, phi=0.7)[..., 0]
+    assert tail_ess(x) == pytest.approx(float(az.ess(x, method="tail", prob=0.9)), rel=0.05)
+
+
+def test_the_error_of_a_mean_is_the_scatter_of_chains_and_that_of_a_quantile_follows():
+    """Over 200 runs of 64 chains the actual errors are as said."""
+    rng, found = np.random.default_rng(6), []
+    for _ in range(200):
+        x = autoregression(rng, 64, 40, 0.0, phi=0.8)[..., :1]
+        error = monte_carlo_error(x, effective_sizes(x))[0] * x.std()
+        found.append((x.mean(), error, np.quantile(x, 0.975), quantile_errors(x, 0.975)[0]))
+    mean, error, quantile, quantile_error = np.array(found).T
+    assert mean.std() == pytest.approx(error.mean(), rel=0.15)
+    assert quantile.std() == pytest.approx(quantile_error.mean(), rel=0.2)
+
+
+def test_chains_with_far_starts_that_still_show_are_found():
+    """Chains whose scale is that of their start for long: neither their means nor the drift of all shows it."""
+    rng, far = np.random.default_rng(7), wide_chains(256)
+    x = autoregression(rng, 256, 40, 0.0, phi=0.3)
+    settings = SETTINGS | {"wide_starts": True}
+    still = x * (1 + 0.5 * far[:, None, None] * np.exp(-np.linspace(0, 2, 40))[:, None])
+    names = ["a", "b", "energy"]
+    good, bad = (diagnose(values, names, np.zeros((256, 3)), True) for values in (x, still))
+    assert judge(good, 256, settings, 0.0)
+    assert "started far out" in str(judge(bad, 256, settings, 0.0))
+
+
+def test_false_alarms_are_rare_with_few_chains_too():
+    rng, alarms = np.random.default_rng(8), 0
+    for _ in range(200):
+        x = autoregression(rng, 16, 60, 0.0, phi=0.3)
+        alarms += not judge(diagnose(x, ["a", "b", "energy"], x[:, 0], True), 16, SETTINGS, 0.0)
+    assert alarms <= 4
