@@ -38,8 +38,9 @@ from fedpdmc.sampling.engines.rounds import RoundsEngine
 from fedpdmc.sampling.laplace_reference import prior_mean
 from fedpdmc.sampling.prior_redistribution import shares
 
-# How much farther out than the others a part of the chains starts (`fedpdmc.results.diagnostics.wide_chains`).
-WIDE = 2.0
+# A part of the chains (`fedpdmc.results.diagnostics.wide_chains`) starts twice as far out as the others usually are, and no
+# more than so many standard deviations farther: with tens of parameters, twice is where no chain ever is.
+FARTHER = 2.0
 
 
 def open_engine(method: Method, burn_in: float) -> tuple[Engine, Pace | None]:
@@ -124,7 +125,7 @@ def opening(method: Method, site: Member) -> Opening:
 def start_state(method: Method, burn_in: float = 0.0) -> State:
     """Starts of the chains: at ``init``, or spread around the reference's centre or the prior's mean.
 
-    A reference from the sites' derivatives is not trusted: a part of the chains starts `WIDE` times as far out, so that
+    A reference from the sites' derivatives is not trusted: a part of the chains starts farther out, so that
     chains disagree for long if it is too narrow. These start at one distance from its centre: otherwise the farthest of
     many could have so many events that all others wait for it.
     """
@@ -157,8 +158,9 @@ def start_state(method: Method, burn_in: float = 0.0) -> State:
 
 
 def _on_sphere(a: Float[Array, "C d"]) -> Float[Array, "C d"]:
-    """Points in the same directions at the distance of `WIDE` standard deviations in every coordinate."""
-    return WIDE * jnp.sqrt(a.shape[1]) * a / jnp.linalg.norm(a, axis=1, keepdims=True)
+    """Points in the same directions at a distance that is twice the usual one, or `FARTHER` more if that is less."""
+    usual = np.sqrt(a.shape[1])
+    return (usual + min(usual, FARTHER)) * a / jnp.linalg.norm(a, axis=1, keepdims=True)
 
 
 @once

@@ -49,6 +49,9 @@ MOST_GUESSED = (
     6.0  # the largest ratio that is guessed, below what sites accept: they see derivatives that are not rounded
 )
 GUESSED = 4.0  # ratio of variances, less one, for each unit of the change of curvature per standard deviation
+WORTH_IT = (
+    1.5  # the least ratio of variances for which a reference is widened: 1.45 of 200 records and 6 parameters is none
+)
 LEAST_TAIL = 1.1  # ratio of variances from which the reference is widened in a direction
 MOST_TAIL = 9.0  # the largest such ratio
 FLATTEST = 100.0  # ratio of a tail that hardly falls
@@ -277,10 +280,12 @@ class Tails:
             e = vectors[:, k]
             least = max(float(e @ scale.T @ own @ scale @ e), 1 / MOST_GUESSED)
             ratio = min(1 + GUESSED * abs(float(change[k])) / distance, 1 / least)
+            if ratio < WORTH_IT:
+                continue
             side = -np.sign(change[k] * (e @ way)) or 1.0
             if not widen or not self.widens:
                 self._note(scale @ e, ratio)
-            elif ratio >= LEAST_TAIL:
+            else:
                 dual = np.linalg.solve(scale.T, e)
                 self._take_off(dual, ratio, 1.0)
                 self.stretch.append((side * dual, side * (np.sqrt(ratio) - 1) * (scale @ e)))
@@ -330,6 +335,8 @@ class Tails:
     def _widen(self, ways: list[np.ndarray], of: list[str]) -> None:
         """Widen along directions of unit variance, as the larger of the tails of each needs."""
         ratios = [_ratio(slope) for slope in self._slopes(ways)]
+        if max(ratios) < WORTH_IT:
+            return
         for k in dict.fromkeys(of):
             own = [i for i in range(len(of)) if of[i] == k]
             best = max(own, key=lambda i: ratios[i])
