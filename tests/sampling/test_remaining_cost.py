@@ -100,7 +100,8 @@ observed_time = 1e6
 @pytest.mark.parametrize(("heavy", "y"), [(True, [-1.0, 0.0, 4.0]), (False, np.linspace(-2.0, 2.0, 40))])
 def test_a_study_cannot_choose_and_warns_with_what_it_will_cost(tmp_path, heavy, y):
     (tmp_path / "north.csv").write_text("\n".join(["y", *map(str, y)]) + "\n")
-    with fp.connect(parse_study(STUDY.encode()), data={"north": tmp_path / "north.csv"}, seed=1) as connection:
+    long = STUDY.replace("duration = 5.0", "duration = 3000.0") if heavy else STUDY
+    with fp.connect(parse_study(long.encode()), data={"north": tmp_path / "north.csv"}, seed=1) as connection:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fp.sample(connection, progress=False)
