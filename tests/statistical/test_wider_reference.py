@@ -8,6 +8,7 @@ from tests.statistical.test_posteriors import DURATION, sampled
 
 from fedpdmc.members import run_coordinates
 from fedpdmc.sampling import vb_reference
+from fedpdmc.sampling.vb_reference import Tails
 
 SITES = 3
 
@@ -17,6 +18,7 @@ def wider(monkeypatch):
     """By 80 %."""
     for name, value in {"WIDER": 1e6, "WIDER_SQUARED": 1e6, "MOST_WIDER": 0.8}.items():
         monkeypatch.setattr(vb_reference, name, value)
+    monkeypatch.setattr(Tails, "widens", False)
 
 
 def run(model, dynamics="boomerang"):
@@ -29,6 +31,14 @@ def run(model, dynamics="boomerang"):
 def test_the_posterior_is_that_on_a_grid(model):
     post = run(model)
     assert "80 % larger" in post.settings["reference_why"]
+    assert_exact(post, truth(model, SITES))
+
+
+@pytest.mark.parametrize("model", ["poisson", pytest.param("student_t", marks=pytest.mark.long)])
+def test_the_posterior_is_the_same_with_a_reference_as_wide_as_the_tails(monkeypatch, model):
+    monkeypatch.setattr(Tails, "widens", True)
+    post = run(model)
+    assert post.reference.wide is not None
     assert_exact(post, truth(model, SITES))
 
 
