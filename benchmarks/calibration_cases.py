@@ -345,8 +345,8 @@ case("multinomial logit, a class of two")(
 )
 
 
-@case("horseshoe prior, N = 30, d = 4")
-def _horseshoe() -> Case:
+@case("Student-t(4) prior, N = 30, d = 4")
+def _student_prior_of_four() -> Case:
     X = normals(16, 30, 4)
     base = Case(cut(fp.models.logistic, 2, X, binary(X @ [0.2, 1.5, 0.0, 0.0], 17)))
     density = lambda x: jnp.sum(2.5 * jnp.log1p(x**2 / 4))  # noqa: E731

@@ -32,10 +32,9 @@ def test_its_centre_is_nearer_to_the_mean_than_the_mode_is(model):
 
 
 @pytest.fixture(autouse=True)
-def not_as_wide_as_tails(request, monkeypatch):
-    """Most tests here are of the averages alone."""
-    if "tails" not in request.keywords:
-        monkeypatch.setattr(Tails, "widens", False)
+def not_as_wide_as_tails(monkeypatch):
+    """These tests are of the averages alone; `test_tails.py` has the tails."""
+    monkeypatch.setattr(Tails, "widens", False)
 
 
 @pytest.fixture
