@@ -55,11 +55,11 @@ def integer(argument: str, value: Any, least: int = 0, most: int = 2**31, remedy
     return int(value)
 
 
-def optional_seed(argument: str, value: Any) -> int | None:
+def optional_seed(argument: str, value: Any, bits: int = 63) -> int | None:
     """A seed, or None."""
     if value is None:
         return None
-    return integer(argument, value, 0, MOST_SEED, "Give an integer from 0 to 2**63 − 1, or None.")
+    return integer(argument, value, 0, 2**bits - 1, f"Give an integer from 0 to 2**{bits} − 1, or None.")
 
 
 def require_posix(what: str) -> None:

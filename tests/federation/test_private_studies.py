@@ -79,7 +79,7 @@ def says_no_more_than_arrivals(store, report):
         rang = answer.rang.astype(bool)
         np.testing.assert_allclose(answer.time[~rang], horizon[~rang], rtol=1e-12)
         observed, plans = observed + answer.time.sum(), plans + 1
-        assert not answer.coordinate[~rang].any() and not answer.normal.size and answer.passes == 0
+        assert not answer.coordinate[~rang].any() and not answer.velocity.size and answer.passes == 0
         assert answer.observed == pytest.approx(observed, rel=1e-6)
         account = (report["cap"] * (1 - answer.spent), answer.observed / report["cap"] + 0.25)
         assert (answer.remaining, answer.spent) == pytest.approx(account, rel=1e-6)

@@ -48,9 +48,9 @@ FAR_TAIL = (
      7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15),
 )  # fmt: skip
 
-# Two words for Threefry; eight for ChaCha20, which private sites use.
+# Two words for Threefry; eight for ChaCha20, which private sites use; or both, for sites whose bounces are draws.
 ChainKeys = UInt32[Array, "C words"]
-CHACHA_WORDS = 8
+THREEFRY_WORDS, CHACHA_WORDS = 2, 8
 CHACHA_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 
 
@@ -120,6 +120,19 @@ def chacha20(key: tuple[Array, ...], counter: Array, nonce: tuple[Array, Array, 
 
     mixed = lax.fori_loop(0, 10, double_round, start)
     return tuple(x + y for x, y in zip(mixed, start, strict=True))
+
+
+def secret_uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, ""], count: int) -> Float[Array, "n C"]:
+    """Uniforms as those of `uniforms`, from ChaCha20: for numbers that are revealed, and must not reveal the key."""
+    blocks, chains = -(-count // 8), number.shape[0]
+    counter = jnp.broadcast_to(
+        (jnp.arange(blocks, dtype=jnp.uint32) + draw * jnp.uint32(blocks))[:, None], (blocks, chains)
+    )
+    plan = number.astype(jnp.uint64)
+    nonce = (plan.astype(jnp.uint32), (plan >> 32).astype(jnp.uint32), jnp.zeros(chains, jnp.uint32))
+    words = chacha20(tuple(keys[:, THREEFRY_WORDS:].T), counter, nonce)
+    pairs = jnp.stack([unit_interval(*words[i : i + 2]) for i in range(0, 16, 2)], 1)
+    return pairs.reshape(8 * blocks, chains)[:count]
 
 
 def exponentials(u: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

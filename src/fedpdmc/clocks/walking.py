@@ -7,15 +7,17 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.random_streams import ChainKeys
 from fedpdmc.clocks.base import Clock
-from fedpdmc.clocks.path import Walk, follow
+from fedpdmc.clocks.path import Walk, follow, pick
+from fedpdmc.dynamics.jumps import draw_bounce
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import Shared
 
 W = TypeVar("W")
+TIME_GRID = 2.0**-32  # of process time: the spacing of the times that a site reveals
 
 
 def holding(clock: Clock, share: Float[Array, " C"] | None) -> Clock:
@@ -35,7 +37,35 @@ def answer(clock: Clock, keys: ChainKeys, plan: Plan) -> tuple[Arrival, Walk]:
     state = clock.restart(clock.idle(plan.start.shape[0]), jnp.ones(plan.start.shape[0], bool), path)
     state = jax.lax.while_loop(lambda s: jnp.any(~clock.walk(s).done), lambda s: clock.step(s, path, keys), state)
     walk = clock.walk(state)
-    return walk.arrival(clock.dynamics), walk
+    arrival = walk.arrival(clock.dynamics)
+    return reveal(clock, keys, plan.number, arrival) if clock.dynamics.draws else arrival, walk
+
+
+def reveal(clock: Clock, keys: ChainKeys, number: Int[Array, " C"], arrival: Arrival) -> Arrival:
+    """An arrival as it leaves a site: on the public grid of times, with a velocity that is drawn in place of a normal."""
+    if not clock.dynamics.draws:
+        return Arrival(on_grid(arrival), arrival.rang, arrival.mark)
+    return Arrival(on_grid(arrival), arrival.rang, draw_bounce(keys, number, arrival.mark, arrival.rang))
+
+
+def reveal_first(
+    arrivals: Arrival, keys: UInt32[Array, "M C words"], number: Int[Array, " C"], which: Bool[Array, " C"]
+) -> Arrival:
+    """The arrivals of M sites as they would be revealed, with the velocity of the earliest one only, on some chains."""
+    time = on_grid(arrivals)
+    first = jnp.argmin(jnp.where(arrivals.rang, time, jnp.inf), 0)
+    key, normal, rang = (pick(jnp.swapaxes(x, 0, 1), first) for x in (keys, arrivals.mark, arrivals.rang))
+    velocity = draw_bounce(key, number, normal, rang & which)
+    return Arrival(time, arrivals.rang, jnp.broadcast_to(velocity, arrivals.mark.shape))
+
+
+def on_grid(arrival: Arrival) -> Float[Array, "*M C"]:
+    """The times, those of events rounded down to a multiple of `TIME_GRID`.
+
+    The probability of each value is that of its cell, positive whatever the records are. Times as they are computed have
+    last bits that are a function of the records. The grid is as far below the scale of the process as rounding errors are.
+    """
+    return jnp.where(arrival.rang, jnp.floor(arrival.time / TIME_GRID) * TIME_GRID, arrival.time)
 
 
 def begin_walk(clock: Clock[W], plan: Plan) -> W:

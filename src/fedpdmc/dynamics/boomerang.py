@@ -2,8 +2,9 @@
 
 import equinox as eqx
 
-from fedpdmc.dynamics.base import Dynamics, rate, rate_or_turns
+from fedpdmc.dynamics.base import Dynamics, check_bounce, rate, rate_or_turns
 from fedpdmc.dynamics.flows import Rotation
+from fedpdmc.dynamics.jumps import REFLECT
 from fedpdmc.dynamics.quarter_turns import QUARTER_TURNS
 
 
@@ -29,10 +30,15 @@ class Boomerang(Dynamics):
     refresh : "quarter-turns" or float
         How the coordinator refreshes the velocity, since ``|a|² + |v|²`` is conserved between reflections: at fixed times,
         or at random ones with this rate.
+    bounce : "reflect" or "draw"
+        How an event of a site changes the velocity (`fedpdmc.dynamics.jumps`).
     """
 
     refresh: float | str = eqx.field(
         default=QUARTER_TURNS, static=True, converter=lambda value: rate_or_turns("Boomerang(refresh)", value)
+    )
+    bounce: str = eqx.field(
+        default=REFLECT, static=True, converter=lambda value: check_bounce("Boomerang(bounce)", value)
     )
     excess = 0.0
     flow = Rotation()

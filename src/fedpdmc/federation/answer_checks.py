@@ -12,8 +12,10 @@ from fedpdmc.federation import messages
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
 
-# Times are sums of durations and normals are divided by their length: both are rounded.
+# Times are sums of durations, which are rounded.
 ROUNDING = 1e-9
+# The largest entry of a velocity: normals of uniforms with 52 bits are below 8.3, and a draw is at most twice as long.
+FASTEST = 40.0
 # The largest entry of a Hessian, and its largest relative asymmetry.
 LARGEST, SYMMETRIC = 1e150, 1e-6
 LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT")
@@ -75,30 +77,31 @@ def read_account(name: str, dim: int, remaining: float, numbers: Sequence[float]
 
 
 def read_arrival(name: str, message: messages.Arrivals, plan: Plan, flips: bool | None = None) -> Arrival:
-    """The arrivals of a site: times within the plan, and marks that are coordinates or unit normals."""
+    """The arrivals of a site: times within the plan, and marks that are coordinates or velocities."""
     horizon, dim = np.asarray(plan.duration).sum(-1), plan.start.shape[1]
     chain = np.flatnonzero(horizon > 0)
     if message.rang.shape != chain.shape:
         raise BadAnswer(name, "arrivals of another number of chains")
     came = chain[message.rang.astype(bool)]
-    times, coordinates, normals = message.arrivals()
-    has_normals = bool(len(normals))
-    if flips is not None and len(came) and flips == has_normals:
-        raise BadAnswer(name, f"{'normals' if flips else 'coordinates'}, but the dynamics have the other kind of mark")
+    times, coordinates, velocities = message.arrivals()
+    has_velocities = bool(len(velocities))
+    if flips is not None and len(came) and flips == has_velocities:
+        raise BadAnswer(
+            name, f"{'velocities' if flips else 'coordinates'}, but the dynamics have the other kind of mark"
+        )
     if (times > horizon[came] * (1 + ROUNDING)).any():
         raise BadAnswer(name, "an arrival after the end of the plan")
-    if has_normals:
-        if normals.shape[1] != dim:
-            raise BadAnswer(name, "a normal of another dimension")
-        # Entries first: the square of a huge one would overflow.
-        if (np.abs(normals) > 2).any() or (np.abs(np.linalg.norm(normals, axis=1) - 1) > ROUNDING).any():
-            raise BadAnswer(name, "a normal that is not of unit length")
+    if has_velocities:
+        if velocities.shape[1] != dim:
+            raise BadAnswer(name, "a velocity of another dimension")
+        if (np.abs(velocities) > FASTEST).any():
+            raise BadAnswer(name, f"a velocity above {FASTEST:g}, which no draw has")
     elif ((coordinates < 0) | (coordinates >= dim)).any():
         raise BadAnswer(name, "a mark that is not a coordinate")
-    marks = has_normals or flips is False
+    marks = has_velocities or flips is False
     # NumPy arrays, without arrivals for chains that were not asked: they are stacked over sites before JAX uses them.
     time, rang = np.where(horizon > 0, horizon, 0.0), np.zeros(len(horizon), bool)
     mark = np.zeros((len(horizon), dim)) if marks else np.zeros(len(horizon), np.int64)
     time[came], rang[came] = times, True
-    mark[came] = (normals if has_normals else coordinates) if len(came) else 0
+    mark[came] = (velocities if has_velocities else coordinates) if len(came) else 0
     return Arrival(time, rang, mark)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ from fedpdmc.federation.codecs import (
     finite,
 )
 
-MAGIC, VERSION = b"FPDM", 9
+MAGIC, VERSION = b"FPDM", 10
 HEADER = struct.Struct("<4sBB")
 # Where every answer has the hash of its request.
 ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)

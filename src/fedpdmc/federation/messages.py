@@ -258,7 +258,7 @@ class TurnPlans(SiteRequest):
 class Arrivals(SiteAnswer):
     """Site → coordinator: for each chain whether there was an arrival; the time of each arrival and its mark.
 
-    A mark is a coordinate or a unit normal. A site with a privacy budget has a time and a mark for every chain, so that the
+    A mark is a coordinate, or the velocity after the event. A site with a privacy budget has a time and a mark for every chain, so that the
     size of its answer reveals nothing; other sites send them for arrivals only.
 
     ``remaining`` is the observed time that a privacy budget still covers, ``observed`` that of this run, and ``spent`` the
@@ -269,7 +269,7 @@ class Arrivals(SiteAnswer):
     time: Vector
     rang: Flags
     coordinate: Integers
-    normal: Matrix
+    velocity: Matrix
     remaining: Real = NO_BUDGET
     observed: Real = 0.0
     spent: Real = 0.0
@@ -279,8 +279,8 @@ class Arrivals(SiteAnswer):
     def of_chains(cls, run, sequence, request, time, rang, mark, *account, **passes) -> Arrivals:
         """From times and marks of all chains, (C,) or (C, d): those without an arrival are left out."""
         came = np.asarray(rang, bool)
-        coordinate, normal = (mark[came], np.zeros((0, 0))) if mark.ndim == 1 else (np.zeros(0, int), mark[came])
-        return cls(run, sequence, request, time[came], came, coordinate, normal, *account, **passes)
+        coordinate, velocity = (mark[came], np.zeros((0, 0))) if mark.ndim == 1 else (np.zeros(0, int), mark[came])
+        return cls(run, sequence, request, time[came], came, coordinate, velocity, *account, **passes)
 
     def observed_times(self, horizon: np.ndarray) -> np.ndarray:
         """How long each chain was observed: to its arrival, or to the horizon."""
@@ -289,19 +289,19 @@ class Arrivals(SiteAnswer):
         return times
 
     def arrivals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Times, coordinates and normals of the arrivals alone; coordinates or normals are empty."""
+        """Times, coordinates and velocities of the arrivals alone; coordinates or velocities are empty."""
         rows = self.rang.astype(bool) if len(self.time) == len(self.rang) else slice(None)
-        coordinate, normal = (mark[rows] if len(mark) else mark for mark in (self.coordinate, self.normal))
-        return self.time[rows], coordinate, normal
+        coordinate, velocity = (mark[rows] if len(mark) else mark for mark in (self.coordinate, self.velocity))
+        return self.time[rows], coordinate, velocity
 
     def check(self):
-        """One time and one coordinate or normal for every arrival, or for every chain; no negative times and amounts."""
+        """One time and one coordinate or velocity for every arrival, or for every chain; no negative times and amounts."""
         count = len(self.time)
         if count not in (np.count_nonzero(self.rang), len(self.rang)):
             raise WireError("rang", "a different number of chains")
-        marks = (self.coordinate.shape[0], self.normal.shape[0])
+        marks = (self.coordinate.shape[0], self.velocity.shape[0])
         if marks not in ((count, 0), (0, count)):
-            raise WireError("mark", f"{marks} coordinates and normals for {count} times")
+            raise WireError("mark", f"{marks} coordinates and velocities for {count} times")
         if np.count_nonzero(self.time < 0):
             raise WireError("time", "a negative time")
         if self.observed < 0 or self.spent < 0:

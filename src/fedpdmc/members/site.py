@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.compilation_cache import use_compilation_cache
+from fedpdmc._jax.random_streams import ChainKeys, chain_keys
 from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError, PrivacyError
 from fedpdmc.members.clipped_record_derivatives import hold_file_to_bounds
@@ -32,6 +34,7 @@ from fedpdmc.validation import optional_seed
 
 use_compilation_cache()
 
+SEED_BITS = 256  # of a seed from the operating system
 NO_LATENT_BUDGET = (
     "There is no privacy bound: an arrival depends on the whole private history of the latents, whose law changes with a "
     "record too, so the sensitivity at fixed latents does not bound what an arrival reveals. Omit the budget or the latents."
@@ -111,7 +114,7 @@ class Site(Member):
             raise InputError("Site(log)", repr(log), "Give a function of a plan and an arrival, or None.")
         if budget is not None and (latent is not None or isinstance(potential, LatentPotential)):
             raise InputError("Site(budget)", "a model with private latents", NO_LATENT_BUDGET)
-        seed = optional_seed("Site(seed)", seed)
+        seed = optional_seed("Site(seed)", seed, SEED_BITS)
         if budget is not None and seed is not None and not budget.seeded_for_tests:
             warnings.warn(
                 f"site {name!r} has a seed and a privacy budget: anyone who guesses the seed knows its draws, and nothing "
@@ -255,12 +258,20 @@ class Site(Member):
             )
         return derivatives(self, *own_part(x, spread, self.coordinates))
 
-    def key(self, run_seed: int) -> Key[Array, ""]:
-        """The site's secret key: its own seed, or one derived from the run's seed and its name."""
+    def keys(self, run_seed: int, chains: int, draws: bool) -> ChainKeys:
+        """The site's secret keys by chain: of its own seed, or of one derived from the run's seed and its name.
+
+        Where bounces are draws, which are revealed, each has the 256 bits of a secret stream too.
+        """
         seed = run_seed if self.seed is None else self.seed
         kind = "run" if self.seed is None else "own"
         digest = hashlib.sha256(f"{kind}/{seed}/{self.name}".encode()).digest()
-        return jax.random.fold_in(jax.random.key(seed), int.from_bytes(digest[:4], "little"))
+        short = seed if seed < 2**63 else int.from_bytes(digest[8:16], "little") >> 1
+        keys = chain_keys(jax.random.fold_in(jax.random.key(short), int.from_bytes(digest[:4], "little")), chains)
+        if not draws:
+            return keys
+        secret = [hashlib.sha256(f"bounces/{kind}/{seed}/{self.name}/{c}".encode()).digest() for c in range(chains)]
+        return jnp.concatenate([keys, jnp.asarray(np.frombuffer(b"".join(secret), "<u4").reshape(chains, -1))], 1)
 
 
 def no_size(name: str) -> InputError:

@@ -64,6 +64,7 @@ def sample(
     progress: bool = True,
     method: str | None = None,
     constraints: Any = None,
+    bounce: str | None = None,
 ) -> Posterior:
     """Draw from the posterior ``π(x) ∝ exp(−U_0(x) − Σ_m U_m(x))``, exactly, without pooling the sites' records.
 
@@ -112,6 +113,9 @@ def sample(
     constraints : pair of arrays, optional
         ``(A, b)`` of shapes (m, d) and (m,): the posterior is limited to ``A x ≤ b``, and paths turn exactly at the limits.
         For boxes, truncated supports and orders of parameters, with sites in this process.
+    bounce : {"draw", "reflect"}, optional
+        The velocity after an event of a site: a fresh draw, which reveals less of the site's records, or a reflection.
+        None: a draw over a network, where reflections are refused; in one process the reflection, which is never slower.
     progress : bool
         Show progress: a bar on a terminal, one output in a notebook, elsewhere an occasional line on standard error during
         a long run.
@@ -146,7 +150,8 @@ def sample(
     check_length(duration, ess)
     if isinstance(sites, StudyConnection):
         said = {"prior": prior, "dynamics": dynamics, "reference": reference, "control": control, "chains": chains,
-                "burn_in": burn_in, "init": init, "seed": seed, "names": names, "constraints": constraints}  # fmt: skip
+                "burn_in": burn_in, "init": init, "seed": seed, "names": names, "constraints": constraints,
+                "bounce": bounce}  # fmt: skip
         for name, value in said.items():
             if value is not None:
                 where = "to connect()" if name == "seed" else "in the contract"
@@ -157,7 +162,7 @@ def sample(
     wanted = Settings(
         sites=sites, prior=prior, prior_at=prior_at, dynamics=dynamics, reference=reference, control=control,
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
-        names=names, constraints=constraints,
+        names=names, constraints=constraints, bounce=bounce,
     )  # fmt: skip
     with showing(progress):
         with Uncollected():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedpdmc.dynamics import Dynamics
+from fedpdmc.dynamics.jumps import BOUNCES
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import Member
 from fedpdmc.models.grouped import SpreadPrior
@@ -48,12 +49,15 @@ class Settings:
     keep: str = "skeleton"
     names: Sequence[str] | None = None
     constraints: Any = None
+    bounce: str | None = None
 
     def __post_init__(self):
         check_length(self.duration, self.ess)
         one_of("prior_at", self.prior_at, ("coordinator", "sites", "extra"))
         one_of("bounds", self.bounds, ("certified", "adaptive"))
         one_of("keep", self.keep, ("skeleton", "draws"))
+        if self.bounce is not None:
+            one_of("bounce", self.bounce, BOUNCES)
         optional_seed("seed", self.seed)
         if self.burn_in is not None:
             non_negative("burn_in", self.burn_in, "Give a finite process time that is zero or positive.")

@@ -355,7 +355,7 @@ class Coordinator(eqx.Module):
         offset = jnp.where(rang, time - pick(path.begin, segment), 0.0)
         a, v = path.state(self.dynamics, segment, offset)
         a = jnp.where(rang[:, None], a, itinerary.end_a)
-        v = jnp.where(rang[:, None], self.dynamics.jump(v, mark), itinerary.end_v)
+        v = jnp.where(rang[:, None], mark if self.dynamics.draws else self.dynamics.jump(v, mark), itinerary.end_v)
         t = jnp.where(rang, state.t + time, jnp.where(itinerary.final, until, state.t + path.horizon))
         begun = (itinerary.ending[:, :-1] != NOTHING) & (path.begin[:, 1:] < jnp.minimum(cut, path.horizon)[:, None])
         passed = path.begin + path.duration <= cut[:, None]

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.dynamics import QUARTER, Boomerang, Dynamics, ZigZag
+from fedpdmc.dynamics.jumps import DRAW, REFLECT
 from fedpdmc.errors import InputError, NoEnclosure
 from fedpdmc.members.member import Member
 from fedpdmc.members.private_site import check_dynamics
@@ -201,7 +202,7 @@ def choose(settings: Settings) -> Method:
         redistribution, prior_at = wanted.prior.rate, REDISTRIBUTED
     members, prior, dim = resolve_members(wanted.sites, wanted.prior, wanted.init, wanted.names)
     open_dynamics = wanted.dynamics is None
-    dynamics = Boomerang() if wanted.dynamics is None else wanted.dynamics
+    dynamics = _bouncing(Boomerang() if wanted.dynamics is None else wanted.dynamics, wanted.bounce, members)
     _check_members(members, prior, prior_at, wanted.bounds)
     check_latents(members, prior, dynamics)
     private = any(site.budget is not None for site in members)
@@ -253,6 +254,20 @@ def choose(settings: Settings) -> Method:
         open_chains=wanted.chains is None and wanted.ess is not None and (init is None or init.ndim == 1),
         chain_time=_chain_time(chains, wanted.duration, wanted.ess),
     )
+
+
+def _bouncing(dynamics: Dynamics, bounce: str | None, members: Sequence[Member]) -> Dynamics:
+    """The dynamics with the bounce that was asked for; by default a draw over a network, else that of the dynamics."""
+    elsewhere = any(not isinstance(site, Site) for site in members)
+    if dynamics.flips:
+        if bounce is not None:
+            found = f"{bounce!r} with {type(dynamics).__name__}"
+            raise InputError("bounce", found, "Leave it out: these dynamics flip single coordinates.")
+        return dynamics
+    if elsewhere and bounce == REFLECT:
+        remedy = "Leave it out: the normal of a reflection is a function of a site's records, and gives them away."
+        raise InputError("bounce", "'reflect' with sites on a network", remedy)
+    return dataclasses.replace(dynamics, bounce=bounce or (DRAW if elsewhere else dynamics.bounce))
 
 
 def _referenced(

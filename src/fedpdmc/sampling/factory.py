@@ -103,7 +103,7 @@ def local_federation(method: Method, sites: Sequence[Site] | None = None, dense:
         [site.name for site in members],
         [choice.clock for choice in choices],
         [local_columns(site, told) for site, told in zip(members, openings, strict=True)],
-        [site.key(method.seed) for site in members],
+        [site.keys(method.seed, method.chains, method.dynamics.draws) for site in members],
         method.chains,
         [choice.report for choice in choices],
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.dynamics.jumps import DRAW
 from fedpdmc.errors import InputError
 from fedpdmc.potentials.random_effects import NaturalScale
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
@@ -307,10 +308,11 @@ class Study:
         return Model(self.family, dim, weight=scale**-2.0, df=float(self.options.get("df", 1.0)), scale=scale)
 
     def dynamics(self):
-        """The dynamics with their rates."""
+        """The dynamics with their rates. What leaves a site is a draw, never the normal of a reflection."""
         import fedpdmc.dynamics
 
-        return getattr(fedpdmc.dynamics, self.kind)(**self.rates)
+        kind = getattr(fedpdmc.dynamics, self.kind)
+        return kind(**self.rates) if kind.flips else kind(**self.rates, bounce=DRAW)
 
     def matrix(self, records, site: str | None = None) -> np.ndarray:
         """The design matrix in the site's own parameters."""

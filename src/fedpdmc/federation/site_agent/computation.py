@@ -142,7 +142,7 @@ class Computation:
                 self._region.opened(message, self._bend(message))
             self._clock, self.reference = self._opened_clock(message), self._reference(message)
             progress.shape = (message.chains, message.segments, self._clock.dim)
-            self._keys = chain_keys(self.site.key(self._run_seed), message.chains)
+            self._keys = self.site.keys(self._run_seed, message.chains, self.study.dynamics().draws)
             if isinstance(self._clock, LatentClock):
                 self.latents = LatentMemory(self._clock, self._keys, progress.shape)
         elif isinstance(message, messages.Agree) and self.party is not None:

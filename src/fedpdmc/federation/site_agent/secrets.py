@@ -8,10 +8,12 @@ from pathlib import Path
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.masking import new_secret
+from fedpdmc.members.site import SEED_BITS
 
 SEED, SUM_KEY = "seed", "sum.key"
 # Bytes of an X25519 key.
 KEY_BYTES = 32
+MOST_DIGITS = len(str(2**SEED_BITS))
 
 
 def site_seed(folder: str | Path, seed: int | None) -> int:
@@ -19,13 +21,13 @@ def site_seed(folder: str | Path, seed: int | None) -> int:
     path = refuse_links(folder) / SEED
     if path.exists():
         text = path.read_bytes()
-        if not text.isdigit() or len(text) > 20:
+        if not text.isdigit() or len(text) > MOST_DIGITS:
             raise InputError("store", f"{path}, which is not a seed", "Restore it from a copy.")
         stored = int(text)
         if seed is not None and seed != stored:
             raise InputError("seed", "a different one than the seed in this store", "Leave it out, or use a new store.")
         return stored
-    chosen = secrets.randbits(63) if seed is None else seed
+    chosen = secrets.randbits(SEED_BITS) if seed is None else seed
     _write(path, str(chosen).encode())
     return chosen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -12,6 +13,7 @@ from jaxtyping import Array
 from fedpdmc._jax.compilation import compiled
 from fedpdmc._jax.random_streams import ChainKeys
 from fedpdmc.clocks import Clock, Walk, begin_walk, walk_on
+from fedpdmc.clocks.walking import reveal
 from fedpdmc.plan import Arrival, Plan
 
 # Default time limit for one plan, in seconds. Usual plans take a fraction of a second.
@@ -30,18 +32,20 @@ def _first_steps(clock, keys, steps, latents, *plan):
     state = begin_walk(clock, Plan(*plan))
     if latents is not None:
         state = eqx.tree_at(lambda s: s.settled, state, latents)
-    return _outcome(clock, *walk_on(clock, keys, state, Plan(*plan), steps))
+    return _outcome(clock, keys, Plan(*plan), *walk_on(clock, keys, state, Plan(*plan), steps))
 
 
 @compiled
 def _more_steps(clock, keys, steps, state, *plan):
     """More steps, for the few plans that need them."""
-    return _outcome(clock, *walk_on(clock, keys, state, Plan(*plan), steps))
+    return _outcome(clock, keys, Plan(*plan), *walk_on(clock, keys, state, Plan(*plan), steps))
 
 
-def _outcome(clock: Clock, state, done: Array):
+def _outcome(clock: Clock, keys: ChainKeys, plan: Plan, state, done: Array):
     walk = clock.walk(state)
-    return walk.arrival(clock.dynamics), walk, state, done
+    arrival = walk.arrival(clock.dynamics)
+    revealed = jax.lax.cond(done, lambda: reveal(clock, keys, plan.number, arrival), lambda: arrival)
+    return revealed, walk, state, done
 
 
 def arrivals_along(

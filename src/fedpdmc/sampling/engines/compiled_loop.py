@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from fedpdmc._jax.compilation import compiled, on_device
-from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.clocks import NOT_FINITE, Clock, LatentClock, Path, Walk, answer, follow, holding
+from fedpdmc.clocks.walking import reveal_first
 from fedpdmc.errors import NotFinite
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.sampling.by_chain import where_chains
@@ -39,7 +39,7 @@ class Group(eqx.Module):
     ----------
     clock : Clock
         Stacked over the G sites.
-    keys : (G, C, 2)
+    keys : (G, C, words)
         The sites' secret keys, by chain.
     columns : (G, k) or None
         The coordinates that each site is sent; None for all.
@@ -48,7 +48,7 @@ class Group(eqx.Module):
     """
 
     clock: Clock
-    keys: UInt32[Array, "G C 2"]
+    keys: UInt32[Array, "G C words"]
     columns: Int[Array, "G k"] | None
     place: Int[Array, " G"]
 
@@ -87,8 +87,8 @@ class LocalFederation(Federation):
         One for each site, as `fedpdmc.members.run_coordinates.open_site` gives it.
     columns : sequence of arrays or None
         The coordinates that each site is sent.
-    keys : sequence of keys
-        The sites' secret keys.
+    keys : sequence of arrays
+        The sites' secret keys, by chain.
     chains : int
     choices : sequence of dict, optional
         Why each site has its clock (`fedpdmc.clocks.Choice.report`).
@@ -97,7 +97,7 @@ class LocalFederation(Federation):
     def __init__(self, names, clocks, columns, keys, chains: int, choices: Sequence[dict[str, Any]] = ()):
         self._names = tuple(names)
         self._clocks, self._columns = list(clocks), list(columns)
-        self._chain_keys = [chain_keys(key, chains) for key in keys]
+        self._chain_keys = list(keys)
         self.groups, self.order = _group(self._clocks, self._columns, self._chain_keys)
         self.chains = chains
         self._choices = dict(zip(self._names, choices, strict=False))
@@ -293,6 +293,9 @@ def _round(groups, coordinator: Coordinator, keys, now: Progress, until):
     answers = [_arrivals(group, state) for group, state in zip(groups, now.walks, strict=True)]
     done = jnp.all(jnp.concatenate([d for d, _ in answers]), 0)
     arrivals = jax.tree.map(lambda *x: jnp.concatenate(x), *[a for _, a in answers])
+    if coordinator.dynamics.draws:
+        site_keys = jnp.concatenate([group.keys for group in groups])
+        arrivals = reveal_first(arrivals, site_keys, now.itinerary.path.number, now.open & done)
     sent = None
     if now.requests is not None:
         sent = Sent(*(jnp.concatenate(x) for x in zip(*((r.lead, r.since) for r in now.requests), strict=True)))

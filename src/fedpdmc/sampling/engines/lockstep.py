@@ -26,6 +26,7 @@ from fedpdmc.clocks.path import FINE
 from fedpdmc.clocks.superposed_candidates import CANDIDATES, DRAWN, Found, cells_of, first_candidate
 from fedpdmc.clocks.unfinished_chains import gathered
 from fedpdmc.dynamics import QUARTER, Turn
+from fedpdmc.dynamics.jumps import draw_bounce
 from fedpdmc.dynamics.quarter_turns import LEAST_WAIT, turn_velocities
 from fedpdmc.potentials.dense_rates import Curves, cosine_and_sine
 from fedpdmc.sampling.coordinator import Coordinator, Knots, PublicKeys, State
@@ -133,7 +134,7 @@ def _iteration(groups, coordinator: Coordinator, keys: PublicKeys, now: Step, un
     cos, sin = cosine_and_sine(found.time)
     a, v = now.a * cos + now.v * sin, now.v * cos - now.a * sin
     hit, whole = found.hit & (left > 0), ~found.hit & ~found.cut & (left > 0)
-    v, accepted, passes, fault = _served(groups, a, v, found, hit, now.passes + (left > 0), now.fault)
+    v, accepted, passes, fault = _served(groups, a, v, found, hit, now.passes + (left > 0), now.fault, now.number)
     # Times are set, not added up, where something is due: rounding must not make a piece of no length.
     ends, refreshed = whole & (length >= left), whole & (length >= now.wait)
     t = jnp.where(ends, until, now.t + found.time)
@@ -266,18 +267,18 @@ def lane_count(groups, chains: int) -> int:
     return min(chains, lanes)
 
 
-def _served(groups, a, v, found: Found, hit, passes, fault):
+def _served(groups, a, v, found: Found, hit, passes, fault, number):
     """Decide the candidates by the records of their sites: new velocities, who accepted, passes and faults by site."""
     state, place = (v, jnp.zeros_like(hit), passes, fault), 0
     for group in groups:
         own = hit & (found.site >= place) & (found.site < place + group.size)
-        serve = functools.partial(_serve, group, place, a, found)
+        serve = functools.partial(_serve, group, place, a, found, number)
         state = _in_turn(own, lane_count((group,), hit.shape[0]), serve, state)
         place += group.size
     return state
 
 
-def _serve(group, place: int, a, found: Found, index, state):
+def _serve(group, place: int, a, found: Found, number, index, state):
     """Some of the chains that wait for the sites of a group."""
     v, accepted, passes, fault = state
     position, velocity = (x.at[:, index].get(mode="clip").T for x in (a, v))
@@ -289,7 +290,12 @@ def _serve(group, place: int, a, found: Found, index, state):
         potentials = jax.tree.map(lambda x: x[site], group.clock.potential)
         gradient = jax.vmap(lambda potential, x: potential.gradients(x[None])[0])(potentials, position)
     yes, wrong, normal = decide(gradient, velocity, some)
-    turned = jnp.where(yes[:, None], group.clock.dynamics.jump(velocity, normal), velocity)
+    if group.clock.dynamics.draws:
+        key = group.keys.at[site, index].get(mode="clip")
+        bounced = draw_bounce(key, number.at[index].get(mode="clip"), normal, yes & (index < a.shape[1]))
+    else:
+        bounced = group.clock.dynamics.jump(velocity, normal)
+    turned = jnp.where(yes[:, None], bounced, velocity)
     return (
         v.at[:, index].set(turned.T, mode="drop"),
         accepted.at[index].set(yes, mode="drop"),
