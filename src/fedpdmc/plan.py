@@ -76,7 +76,7 @@ class Arrival(eqx.Module):
     rang : (C,) or (M, C)
         Whether there was an event.
     mark : (C,) or (C, d), with an axis for sites before them or not
-        The coordinate that flips; or, in whitened coordinates, the unit normal of a reflection, or the velocity that was drawn.
+        The coordinate that flips; or, in whitened coordinates, the unit normal of a reflection or the velocity drawn.
     """
 
     time: Float[Either, "*M C"]

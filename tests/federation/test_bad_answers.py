@@ -46,7 +46,7 @@ def everywhere(coordinate=0):
         time=lambda m: np.zeros(len(m.rang)),
         rang=lambda m: np.ones(len(m.rang)),
         coordinate=lambda m: np.full(len(m.rang), coordinate),
-        normal=lambda m: np.zeros((0, 3)),
+        velocity=lambda m: np.zeros((0, 3)),
     )
 
 
@@ -71,7 +71,9 @@ BAD = {
     "late": rewrite(time=lambda m: m.time + 1e3),
     "no coordinate": everywhere(coordinate=7),
     "chains": rewrite(time=lambda m: m.time[:0], rang=lambda m: m.rang[:0], coordinate=lambda m: m.coordinate[:0]),
-    "normals": rewrite(coordinate=lambda m: m.coordinate[:0], normal=lambda m: np.eye(3)[np.zeros(len(m.time), int)]),
+    "velocities": rewrite(
+        coordinate=lambda m: m.coordinate[:0], velocity=lambda m: np.eye(3)[np.zeros(len(m.time), int)]
+    ),
     "at once": everywhere(),
     "other kind": lambda data, request: opened(data, request) if wire.decode(request).kind == 7 else data,
     "other round": rewrite(sequence=lambda m: m.sequence + 1),

@@ -15,6 +15,7 @@ DYNAMICS = (
     (fp.ZigZag(), {}),
     (fp.BouncyParticle(), {}),
     (fp.Boomerang(), {"reference": fp.Reference([0.3, 0.5], [[0.4, 0.0], [-0.1, 0.5]])}),
+    (fp.Boomerang(bounce="draw"), {"reference": fp.Reference([0.3, 0.5], [[0.4, 0.0], [-0.1, 0.5]])}),
     (fp.FactorisedBoomerang(excess=0.2), {"reference": fp.Reference([0.3, 0.5], [0.4, 0.5])}),
 )
 

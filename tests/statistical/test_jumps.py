@@ -18,6 +18,7 @@ DYNAMICS = {
     "ZigZag": (fp.ZigZag(), 150.0),
     "BouncyParticle": (fp.BouncyParticle(), 300.0),
     "Boomerang": (fp.Boomerang(), 300.0),
+    "Boomerang, draws": (fp.Boomerang(bounce="draw"), 300.0),
     "FactorisedBoomerang": (fp.FactorisedBoomerang(excess=0.2), 300.0),
 }
 
@@ -141,6 +142,7 @@ def boxed(x, data):
 
 @pytest.mark.parametrize("dynamics, reference, function", [
     (fp.BouncyParticle(), "identity", boxed),
+    pytest.param(fp.BouncyParticle(bounce="draw"), "identity", boxed, marks=pytest.mark.long),
     pytest.param(fp.ZigZag(), "identity", boxed, marks=pytest.mark.long),
     pytest.param(fp.Boomerang(), "identity", boxed, marks=pytest.mark.long),
     pytest.param(fp.BouncyParticle(), "identity", logistic, marks=pytest.mark.long),

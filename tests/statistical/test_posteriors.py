@@ -13,9 +13,12 @@ DYNAMICS = {
     "bouncy": fp.BouncyParticle(refresh=0.8),
     "boomerang": fp.Boomerang(),
     "factorised": fp.FactorisedBoomerang(refresh=1.0, excess=0.3),
+    "bouncy-draw": fp.BouncyParticle(refresh=0.8, bounce="draw"),
+    "boomerang-draw": fp.Boomerang(bounce="draw"),
 }
 # Long enough for about a thousand effective samples.
-DURATION = {"zigzag": 100.0, "zigzag-excess": 150.0, "bouncy": 120.0, "boomerang": 120.0, "factorised": 150.0}
+DURATION = {"zigzag": 100.0, "zigzag-excess": 150.0, "bouncy": 120.0, "boomerang": 120.0, "factorised": 150.0,
+            "bouncy-draw": 150.0, "boomerang-draw": 150.0}  # fmt: skip
 
 
 def sampled(model, sites, dynamics, duration=None, **settings):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedpdmc._jax.random_streams import normals
-from fedpdmc.dynamics.jumps import BOUNCES, DRAW, REFLECT, flipped, reflected
 from fedpdmc.dynamics.flows import Flow
+from fedpdmc.dynamics.jumps import BOUNCES, DRAW, REFLECT, flipped, reflected
 from fedpdmc.dynamics.quarter_turns import QUARTER_TURNS
 from fedpdmc.errors import InputError
 from fedpdmc.validation import non_negative, one_of

@@ -1,15 +1,15 @@
 """What an event does to the velocity: a flip of one coordinate, a reflection in a normal, or a fresh draw.
 
-*The draw.* Let ``G`` be the gradient whose rate is ``λ(v) = ⟨v, G⟩_+``, ``n = G/|G|`` and ``ν = N(0, I)``. A jump kernel Q keeps
-the target if ``∫ ν(dv) λ(v) Q(v, dv') = λ(−v') ν(dv')`` for every site. The reflection does, and so does the kernel that
-forgets v: ``Q(dv') = ν(dv') (−⟨v', n⟩)_+ √(2π)``. The same holds at a wall or a jump of the potential, where ``|⟨v, n⟩|`` is
-the flow. A transcript then has one draw from a law that depends on the direction of G, and never that direction.
+*The draw.* Let ``G`` be the gradient whose rate is ``λ(v) = ⟨v, G⟩_+``, ``n = G/|G|`` and ``ν = N(0, I)``. A jump kernel Q
+keeps the target if ``∫ ν(dv) λ(v) Q(v, dv') = λ(−v') ν(dv')`` for every site. The reflection does, and so does the kernel
+that forgets v: ``Q(dv') = ν(dv') (−⟨v', n⟩)_+ √(2π)``. The same holds at a jump of the potential, where ``|⟨v, n⟩|`` is the
+flow. A transcript then has one draw from a law that depends on the direction of G, and never that direction.
 
-*How it is drawn.* With ``w`` uniform on the sphere and R from the chi law with d + 1 degrees of freedom, ``R w`` has a density
-proportional to ``ν(v) |v|``, so ``R w`` accepted with probability ``|⟨w, n⟩|``, with the sign that makes ``⟨w, n⟩`` negative,
-has the law Q. ``z`` standard normal and ``y`` a standard normal number give ``w = z/|z|`` and ``R² = |z|² + y²``. Proposals come
-from the site's secret key alone; records decide which one is taken and its sign. So the set of values that can appear does not
-depend on the records.
+*How it is drawn.* With ``w`` uniform on the sphere and R from the chi law with d + 1 degrees of freedom, ``R w`` has a
+density proportional to ``ν(v) |v|``. Accepted with probability ``|⟨w, n⟩|``, with the sign for which ``⟨w, n⟩ < 0``, it
+has the law Q. For ``z`` standard normal and ``y`` a standard normal number ``w = z/|z|`` and ``R² = |z|² + y²``. Proposals
+come from the site's secret key alone; records decide which one is taken, and its sign. So the set of values that can
+appear does not depend on the records.
 """
 
 from __future__ import annotations

@@ -258,8 +258,8 @@ class TurnPlans(SiteRequest):
 class Arrivals(SiteAnswer):
     """Site → coordinator: for each chain whether there was an arrival; the time of each arrival and its mark.
 
-    A mark is a coordinate, or the velocity after the event. A site with a privacy budget has a time and a mark for every chain, so that the
-    size of its answer reveals nothing; other sites send them for arrivals only.
+    A mark is a coordinate, or the velocity after the event. A site with a privacy budget has a time and a mark for every
+    chain, so that the size of its answer reveals nothing; other sites send them for arrivals only.
 
     ``remaining`` is the observed time that a privacy budget still covers, ``observed`` that of this run, and ``spent`` the
     share of the account that all studies have spent. ``passes`` counts the site's passes over its records in this run, if

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from fedpdmc._jax.compilation import on_device
 from fedpdmc._jax.compilation_cache import use_compilation_cache
