@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from fedpdmc.errors import BadAnswer
-from fedpdmc.federation.derivative_rounding import GRADIENT, HESSIAN, LEAST
+from fedpdmc.federation.derivative_rounding import LEAST, digits_of
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -74,7 +74,6 @@ class Plausible:
         self,
         name: str,
         x: np.ndarray,
-        value: float,
         gradient: np.ndarray,
         hessian: np.ndarray,
         sites: int = 1,
@@ -94,7 +93,7 @@ class Plausible:
             )
         if noisy or study.unknown_scale or study.family == "student_t" or study.model or study.effects:
             return
-        self._convex(name, value, hessian)
+        self._convex(name, hessian)
         now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian)
         before = self._told.setdefault(name, [])
         for past in before:
@@ -159,13 +158,12 @@ class Plausible:
         hessian[own, own] = (curvature + study.most_records * slope**2) * np.outer(largest, largest)
         return gradient, hessian
 
-    def _convex(self, name: str, value: float, hessian: np.ndarray) -> None:
+    @staticmethod
+    def _convex(name: str, hessian: np.ndarray) -> None:
         size = np.sqrt(np.abs(np.diag(hessian)))
         scaled = hessian / np.outer(np.where(size > 0, size, 1.0), np.where(size > 0, size, 1.0))
-        if np.diag(hessian).min() < 0 or np.linalg.eigvalsh(scaled)[0] < -2 * len(size) * HESSIAN:
+        if np.diag(hessian).min() < 0 or np.linalg.eigvalsh(scaled)[0] < -2 * len(size) * _grid(size):
             raise BadAnswer(name, "a Hessian with negative curvature, which is impossible for this family")
-        if self._study.family == "logistic" and not value >= -1e-3:
-            raise BadAnswer(name, "a negative minus log likelihood, which is impossible for this family")
 
     def _between(self, name: str, past: Told, now: Told) -> None:
         """The change of the gradient against the curvature at both ends of the step."""
@@ -189,8 +187,8 @@ class Plausible:
         rise, curves, slack = float(step @ (now.gradient - past.gradient)), [], 0.0
         for told in (past, now):
             curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
-            slack += GRADIENT * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
-            slack += 2 * HESSIAN * float(np.sum(np.abs(step) * size)) ** 2
+            slack += 2 * _grid(step) * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
+            slack += 2 * _grid(step) * float(np.sum(np.abs(step) * size)) ** 2
             curves.append(curve)
         low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
         slack = slack * high + 1e-9 * max(curves)
@@ -252,4 +250,9 @@ def _below(one: np.ndarray, other: np.ndarray, factor: float) -> bool:
     size = np.sqrt(np.abs(np.diag(one)) + np.abs(np.diag(other)))
     size = np.where(size > 0, size, 1.0)
     least = np.linalg.eigvalsh((factor * other - one) / np.outer(size, size))[0]
-    return bool(least >= -2 * len(size) * HESSIAN * factor)
+    return bool(least >= -2 * len(size) * _grid(size) * factor)
+
+
+def _grid(parameters: np.ndarray) -> float:
+    """The grid of the first release, the coarsest: relative to the diagonal, whose scale is a power of two."""
+    return 1.5 * 2.0 ** -digits_of(len(parameters), True)

@@ -45,16 +45,16 @@ def rounded(values: np.ndarray, parties: int) -> np.ndarray:
     return np.asarray([real(fixed(float(x), parties)) for x in values.ravel()]).reshape(values.shape)
 
 
-def packed(value: float, gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
-    """Value, gradient and the upper triangle of the Hessian, one after the other."""
-    return np.concatenate([[value], gradient, hessian[np.triu_indices(len(gradient))]])
+def packed(gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
+    """The gradient and the upper triangle of the Hessian, one after the other."""
+    return np.concatenate([gradient, hessian[np.triu_indices(len(gradient))]])
 
 
-def unpacked(values: Sequence[float], dim: int) -> tuple[float, np.ndarray, np.ndarray]:
+def unpacked(values: Sequence[float], dim: int) -> tuple[np.ndarray, np.ndarray]:
     """The inverse of `packed`."""
     hessian = np.zeros((dim, dim))
-    hessian[np.triu_indices(dim)] = values[1 + dim :]
-    return float(values[0]), np.asarray(values[1 : 1 + dim]), np.triu(hessian) + np.triu(hessian, 1).T
+    hessian[np.triu_indices(dim)] = values[dim:]
+    return np.asarray(values[:dim]), np.triu(hessian) + np.triu(hessian, 1).T
 
 
 def size(dim: int) -> int:

@@ -13,11 +13,13 @@ from fedpdmc.errors import BadAnswer, LimitReached
 from fedpdmc.federation import masking, messages
 from fedpdmc.federation.answer_checks import check_answer, check_derivatives, read_account, read_arrival
 from fedpdmc.federation.derivative_plausibility import Plausible
+from fedpdmc.federation.derivative_rounding import Heights, digits_of
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.member import Member, NotBent
 from fedpdmc.members.noisy_derivatives import Noisy, release_point
+from fedpdmc.members.site import own_part
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.potentials import ControlVariate
 from fedpdmc.privacy.account_status import AccountStatus
@@ -80,6 +82,7 @@ class RemoteFederation(Federation):
         self.private: bool | None = None
         self._early = ImmediateArrivals(transport.names)
         self.plausible: Plausible | None = None
+        self._heights = [Heights() for _ in transport.names]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,15 +112,14 @@ class RemoteFederation(Federation):
                 if self.plausible is not None:
                     gradient, hessian = np.zeros(len(x)), np.zeros((len(x), len(x)))
                     gradient[index], hessian[np.ix_(index, index)] = message.gradient, message.hessian
-                    self.plausible.check(name, x, message.value, gradient, hessian, spread=spread)
-            self._derived = [(m.value, np.array(m.gradient), np.array(m.hessian)) for m in found]
+                    self.plausible.check(name, x, gradient, hessian, spread=spread)
+            self._derived = [
+                (self._height(place, x, spread, bend, m.gradient, m.hessian), np.array(m.gradient), np.array(m.hessian))
+                for place, m in enumerate(found)
+            ]
             self.noise = [np.array(m.noise) for m in found]
             self._point = asked
         return self._derived
-
-    def ask_again(self) -> None:
-        """Forget the last point. If it is requested a second time, sites answer with exact derivatives."""
-        self._point = None
 
     def sums(
         self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None
@@ -127,10 +129,16 @@ class RemoteFederation(Federation):
         The first call makes the sites agree on their masks, in two rounds.
         """
         found = self._words(self._masked(x, spread, bend), masking.size(len(x)))
-        total = masking.unpacked(masking.total(found), len(x))
+        gradient, hessian = masking.unpacked(masking.total(found), len(x))
         if self.plausible is not None:
-            self.plausible.check(", ".join(self.names), x, *total, sites=len(self.names), spread=spread)
-        return total
+            self.plausible.check(", ".join(self.names), x, gradient, hessian, sites=len(self.names), spread=spread)
+        return self._height(0, x, spread, bend, gradient, hessian), gradient, hessian
+
+    def _height(self, place: int, x, spread: np.ndarray | None, bend: Bend | None, gradient, hessian) -> float:
+        """The height of a site's potential at a point of its own parameters, from its releases."""
+        own = self.coordinates[place] if len(gradient) < len(x) else None
+        x, spread = own_part(x, spread, own)
+        return self._heights[place].at(x, spread, _numbers(bend).tobytes(), np.array(gradient), np.array(hessian))
 
     def noisy_sums(self, x: np.ndarray) -> Noisy:
         """``Σ∇U_m`` and ``Σ∇²U_m`` at one point with shared noise. A repeated request gets the same answer."""
@@ -149,7 +157,7 @@ class RemoteFederation(Federation):
         terms = ShareTerms(len(self.names), 0, len(self._noisy_sums), *found[0].noise.tolist()[:2])
         gradient, hessian = from_sum(numbers, terms, len(x))
         if self.plausible is not None:
-            self.plausible.check(", ".join(self.names), x, 0.0, gradient, hessian, sites=len(self.names))
+            self.plausible.check(", ".join(self.names), x, gradient, hessian, sites=len(self.names))
         self._noisy_sums[x.tobytes()] = Noisy(gradient, hessian, x, *terms.total_sd)
         return self._noisy_sums[x.tobytes()]
 
@@ -355,6 +363,7 @@ class RemoteSite(Member):
         self.coordinates = None if coordinates is None else np.asarray(coordinates)
         self.dim = dim if coordinates is None else len(coordinates)
         self.name = SUM if index is None else federation.names[index]
+        self.grid = 0.0 if bounds is not None else 2.0 ** -digits_of(self.dim, False)
 
     @property
     def noisy(self) -> bool:

@@ -246,12 +246,11 @@ def _method(connection: Connection, saved: RunState | None, keep: str) -> Method
 
 
 def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference:
-    """The reference: searched for with rounded derivatives, computed from exact ones at the last point."""
+    """The reference, of derivatives on the grid of releases."""
     words = members, study.prior(), TOLERANCE, None, study.reach, study.names
     found, x, spread = (
         search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
     )
-    federation.ask_again()
     made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
         scale = np.asarray(made.scale_tril)

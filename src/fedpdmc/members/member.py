@@ -40,6 +40,8 @@ class Member(abc.ABC):
         Which of its parameters are log spreads of grouped effects.
     federation : Federation or None
         The federation through which a remote site is reached; None for a site in this process.
+    grid : float
+        Relative spacing of the derivatives that a remote site releases; zero if they are exact or noisy.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Member(abc.ABC):
     latents: int = 0
     spreads: tuple[int, ...] = ()
     federation: Any = None
+    grid: float = 0.0
 
     @property
     @abc.abstractmethod

@@ -167,13 +167,13 @@ def search_vb(
             if tails.wide.size:
                 reference = _wider(search, found.point, rounds, why + _say_wide(tails.wide), 1.0, tails.wide)
                 return tails.starting(reference, found), found.point.x, found.spread
-            kept, said = _part_kept(mode.point, found)
+            kept, said = _part_kept(mode.point, found, _rounding(search, found.scale))
             reference = _wider(search, found.point, rounds, why + said, kept)
             return dataclasses.replace(reference, narrow=tails.narrow), found.point.x, found.spread
         search = search._replace(start=mode.point.x)
     here, step, _ = mode
     if points is not None:
-        # Sites release exact derivatives where they were asked last, and that was for an average.
+        # Control variates are made where sites were asked last, and that was for an average.
         search.ask(here.x)
         rounds += 1
     scale, why = (
@@ -254,16 +254,16 @@ class Tails:
 
     def skewed(self, before: Point) -> bool:
         """Whether the curvature changes so much from the mean to a point near the mode that tails are measured."""
-        change, _, distance, _ = self._change(before)
+        change, _, distance, _, _ = self._change(before)
         return bool(np.abs(change).max() >= SKEWED * distance)
 
     def _change(self, before: Point):
-        """Eigenvalues and eigenvectors of the change of curvature to a point, how far it is, and the whitening."""
+        """Eigenvalues and eigenvectors of the change of curvature to a point, its distance, the whitening, the rounding."""
         scale = root_of_inverse(self.precision)
         way = np.linalg.solve(scale, before.x - self.center)
         distance = max(float(np.linalg.norm(way)), NEAREST)
         change, vectors = np.linalg.eigh(scale.T @ before.hessian @ scale - np.eye(len(way)))
-        return change, vectors, distance, (scale, way)
+        return change, vectors, distance, (scale, way), 2 * np.sqrt(len(way)) * _rounding(self.search, scale)
 
     def guess(self, before: Point, widen: bool) -> None:
         """Widen as the change of curvature suggests, without a question; or only note it.
@@ -271,7 +271,8 @@ class Tails:
         A contract counts the points at which sites are asked, and far out few records contribute. The ratio of variances
         that tails of regressions need is about ``1 + 4 |T[u]|`` along a direction, and no more than the prior allows.
         """
-        change, vectors, distance, (scale, way) = self._change(before)
+        change, vectors, distance, (scale, way), noise = self._change(before)
+        change = np.sign(change) * np.maximum(np.abs(change) - noise, 0.0)
         prior = self.search.prior
         own = np.zeros((len(way), len(way))) if prior is None else np.asarray(prior.precision)
         for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
@@ -317,7 +318,7 @@ class Tails:
 
         To third order the change is ``T[u]``, with u the way to the mode.
         """
-        change, vectors, distance, (scale, way) = self._change(before)
+        change, vectors, distance, (scale, way), _ = self._change(before)
         ways, of = [], []
         for k in np.argsort(-np.abs(change))[:MOST_DIRECTIONS]:
             cosine = float(vectors[:, k] @ way) / distance
@@ -425,7 +426,20 @@ def _wider(search: Search, at: Point, rounds: int, why: str, kept: float, wide: 
     return search.reference(at, center, root_of_inverse(precision), rounds, name, why, kept, wide)
 
 
-def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
+def _rounding(search: Search, scale: np.ndarray) -> float:
+    """The standard deviation that the rounding of two Hessians by the sites gives to an entry of their whitened difference.
+
+    An entry is off by up to ``2⁻ᵏ s_i s_j`` with ``s_i² ≈ H_ii``, each of M sites has about a part 1/M of ``s_i s_j``, and
+    ``‖Sᵀ s‖²`` is the largest factor by which correlation raises a variance.
+    """
+    grids = [site.grid for site in search.sites if site.grid > 0]
+    if not grids:
+        return 0.0
+    size = np.sqrt(np.diag(np.linalg.inv(scale @ scale.T)))
+    return max(grids) / np.sqrt(6 * len(grids)) * float(np.linalg.norm(size[:, None] * scale, 2)) ** 2
+
+
+def _part_kept(before: Point, found: Averaged, noise: float = 0.0) -> tuple[float, str]:
     """κ of `_wider`, from the slopes that the search has seen, and what is said about it.
 
     To third order ``∇²R(a) = T[a]`` and ``E_q |∇R|² = ½ ‖T‖²`` with a symmetric tensor T. ``before`` is the last point of
@@ -444,6 +458,7 @@ def _part_kept(before: Point, found: Averaged) -> tuple[float, str]:
     traces = 2 * gap + np.linalg.norm(moved) * (rest @ moved) - along
     known = 3 * np.sum(along**2) - 2 * (u @ along) ** 2 + 3 * np.sum(across**2)
     square = known + 3 * np.sum((traces - (u @ traces) * u) ** 2) / (dim + 1)
+    square = max(square - 3 * (dim * noise / distance) ** 2, 0.0)
     slope = float(np.sqrt(square / (2 * dim)))
     more = min(WIDER * slope, WIDER_SQUARED * slope**2, MOST_WIDER)
     if not more >= LEAST_WIDER:

@@ -16,7 +16,7 @@ from fedpdmc.bent_coordinates import Bend
 from fedpdmc.clocks import VIOLATED, Clock, LatentClock
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
-from fedpdmc.federation.derivative_rounding import rounded
+from fedpdmc.federation.derivative_rounding import Release, release
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, Place
 from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
@@ -37,7 +37,7 @@ from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_status
 from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.members.shared_noise import Group, share_terms, shared_derivatives
-from fedpdmc.members.site import Site, derivatives, own_part
+from fedpdmc.members.site import Site, own_part
 from fedpdmc.plan import Plan
 from fedpdmc.potentials import ControlVariate, Quadratic
 from fedpdmc.privacy.schedule import ONE_SHOT, REFERENCE
@@ -80,6 +80,7 @@ class Computation:
         self._run_seed, self._control, self._region = run_seed, control, region
         self._clock, self._keys = None, None
         self._made_clock: tuple[messages.Open, Clock] | None = None
+        self._made_release: tuple[messages.Derive, Release] | None = None
         # The public keys of the turns, and the last request in short form with the plans that it stands for.
         self._turn_keys = None
         self._made: tuple[messages.TurnPlans, messages.Plans] | None = None
@@ -89,6 +90,8 @@ class Computation:
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
         # Where derivatives were released, in the site's own parameters.
         self._points: list[Place] = []
+        # What was released there, without a budget.
+        self._released: list[tuple[Place, Release]] = []
         self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
@@ -149,8 +152,9 @@ class Computation:
             self.party.record(message)
             progress.agreed = True
         elif isinstance(message, messages.Derive):
-            progress.exact = self._asked_again(message) and self.site.budget is None
             progress.points += 1
+            if self.site.budget is None:
+                self._released.append((self._own(message), self._release(message)))
             self._points.append(self._own(message))
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             if self.latents is not None:
@@ -206,22 +210,34 @@ class Computation:
             with refusing_disclosure():
                 whole = Place(message.x, message.about, self._bend(message))
                 self._control.check(whole, self._own(message), self._points)
-        value, gradient, hessian = self.site.bent(self._bend(message)).derivatives(message.x, message.about)
-        if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
-            raise RequestRefused("NOT_FINITE")
+        told = self._release(message)
         spread = self._own(message).spread
         if self._region is not None and spread is not None:
             with refusing_disclosure():
-                self._region.check_spread(spread, hessian, self._bend(message))
-        if not self._asked_again(message):
-            value, gradient, hessian = rounded(value, gradient, hessian)
+                self._region.check_spread(spread, told.hessian, self._bend(message))
         if self.party is None:
-            return messages.Derivatives(message.run, message.sequence, asked, value, gradient, hessian)
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian)
         try:
-            return self.party.masked(message, asked, value, gradient, hessian)
+            return self.party.masked(message, asked, told.gradient, told.hessian)
         except OutOfRange as error:
             logger.error("%s Declare the columns with a center and a scale.", error)
             raise RequestRefused("OUT_OF_RANGE") from error
+
+    def _release(self, message: messages.Derive) -> Release:
+        """The derivatives on the grid, made once. The same request has the same release."""
+        if self._made_release is not None and self._made_release[0] is message:
+            return self._made_release[1]
+        value, gradient, hessian = self.site.bent(self._bend(message)).derivatives(message.x, message.about)
+        if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
+            raise RequestRefused("NOT_FINITE")
+        place, before = self._own(message), self._released[-1] if self._released else None
+        if before is not None and before[0].bend_bytes != place.bend_bytes:
+            before = None
+        key = f"grid/{self.site.seed}/{self._run_seed}/{self.site.name}".encode()
+        secret = b"/".join([key, place.x.tobytes(), message.spread.tobytes(), message.bend.tobytes()])
+        made = release(place.x, gradient, hessian, None if before is None else before[1], secret)
+        self._made_release = message, made
+        return made
 
     def _derive_shared(self, party: SecureSumParty, message: messages.Derive, asked: bytes) -> messages.Masked:
         """The site's part of the sum, with its share of the noise, masked and charged."""
@@ -233,10 +249,6 @@ class Computation:
             numbers = release_status(self.site).numbers()
         noise = np.asarray([terms.gradient, terms.hessian, *numbers])
         return messages.Masked(message.run, message.sequence, asked, words, noise)
-
-    def _asked_again(self, message: messages.Derive) -> bool:
-        """Whether this is the previous request again. Its derivatives are then released exactly, and none after that."""
-        return bool(self._points) and self._points[-1].same(self._own(message))
 
     def _own(self, message: messages.Derive) -> Place:
         x, spread = own_part(message.x, message.about, self.site.coordinates)
@@ -266,11 +278,8 @@ class Computation:
     def _check_opening(self, message: messages.Open) -> None:
         if self._region is None or self.study.reference == "none":
             return
-        place = self._points[-1] if self.progress.exact else None
-        at = Place(np.zeros(len(self.study.names))) if place is None else place
-        _, gradient, hessian = derivatives(self.site.bent(at.bend), at.x, at.spread)
         with refusing_disclosure():
-            self._region.check_opening(message, place, gradient, hessian)
+            self._region.check_opening(message, *(self._released[-1] if self._released else (None, None)))
 
     def _private_site(self, message: messages.Open) -> PrivateSite:
         """The site under its budget, charged to this run; built once."""
@@ -284,8 +293,7 @@ class Computation:
         # The control variate belongs to the last release, with its spread.
         control, spread = None, self._points[-1].spread if self._points else None
         if message.order and self.party is not None:
-            _, gradient, hessian = derivatives(self.site.bent(reference.bend), message.point, spread)
-            control = self.party.control(message, gradient, hessian)
+            control = self.party.control(message, *self._at_point(message))
         elif message.order:
             quadratic = Quadratic(jnp.asarray(message.precision), jnp.asarray(message.linear))
             control = ControlVariate(quadratic, jnp.asarray(message.point), message.order)
@@ -293,6 +301,13 @@ class Computation:
             control = control._replace(spread=jnp.asarray(spread))
         private = 0 if self.site.budget is None else len(self.study.sites)
         return Opening(reference, self.study.dynamics(), control, private_sites=private)
+
+    def _at_point(self, message: messages.Open) -> tuple[np.ndarray, np.ndarray]:
+        """The derivatives that were released at the point of an opening; the last ones if it is another point."""
+        told = self._released[-1][1]
+        if not np.array_equal(told.x, message.point):
+            raise RequestRefused("NOT_TOLD")
+        return told.gradient, told.hessian
 
     def _reference(self, message: messages.Open) -> Reference:
         return Reference(jnp.asarray(message.center), jnp.asarray(message.scale), bend=self._bend(message))

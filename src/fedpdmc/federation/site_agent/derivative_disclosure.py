@@ -58,6 +58,11 @@ class Place(NamedTuple):
     spread: np.ndarray | None = None
     bend: Bend | None = None
 
+    @property
+    def bend_bytes(self) -> bytes:
+        """The numbers of the bend, empty if there is none."""
+        return b"" if self.bend is None else np.asarray(self.bend.numbers).tobytes()
+
     def same(self, other: Place) -> bool:
         """Whether two places are equal in every number."""
         bends = [None if place.bend is None else np.asarray(place.bend.numbers) for place in (self, other)]

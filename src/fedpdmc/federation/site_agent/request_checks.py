@@ -93,8 +93,6 @@ class Progress:
         Whether the sites have agreed on the masks of the sums.
     points : int
         Points at which derivatives were released or declined.
-    exact : bool
-        Whether exact derivatives were released, after which there are no more.
     shape : (int, int, int) or None
         Chains, segments and coordinates of plans; None before the opening.
     next : (chains,)
@@ -106,7 +104,6 @@ class Progress:
     unit_speed: bool
     agreed: bool = False
     points: int = 0
-    exact: bool = False
     shape: tuple[int, int, int] | None = None
     next: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     observed_time: float = 0.0
@@ -139,7 +136,7 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
     if message.about is not None and (study.reference != VB or study.one_shot):
         raise RequestRefused("NOT_IN_CONTRACT")
     _bend(study, message.bend)
-    if so_far.exact or so_far.points >= study.most_derivatives:
+    if so_far.points >= study.most_derivatives:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
         raise RequestRefused("NOT_AGREED")

@@ -84,10 +84,10 @@ class SecureSumParty:
         except ValueError as error:
             raise KeyNotProved("a key of low order") from error
 
-    def masked(self, message: messages.Derive, asked: bytes, value: float, gradient, hessian) -> messages.Masked:
+    def masked(self, message: messages.Derive, asked: bytes, gradient, hessian) -> messages.Masked:
         """Derivatives under the masks of this request."""
         assert self._keys is not None
-        words = masking.mask(masking.packed(value, gradient, hessian), self.name, self._keys, asked)
+        words = masking.mask(masking.packed(gradient, hessian), self.name, self._keys, asked)
         return messages.Masked(message.run, message.sequence, asked, words)
 
     def seal(self, numbers: Sequence[int], asked: bytes, terms: ShareTerms) -> bytes:

@@ -24,14 +24,15 @@ import numpy as np
 
 from fedpdmc.bent_coordinates import Bend
 from fedpdmc.federation import messages
+from fedpdmc.federation.derivative_rounding import Release
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, Place
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
     from fedpdmc.study.policy import Policy
 
-# The largest eigenvalue of SᵀHS: one, up to rounding; more if other sites' curvature may be negative.
-WIDEST, WIDEST_NOT_CONVEX = 1 + 1e-6, 100.0
+# The largest eigenvalue of SᵀHS: one, up to the grid of releases; more if other sites' curvature may be negative.
+WIDEST, WIDEST_NOT_CONVEX = 1.2, 100.0
 # The same for a spread, which was made from derivatives at another point. Searches reach up to 1.1 on usual records.
 WIDEST_SPREAD = 4.0
 # The least part κ of the released curvature that a control variate may have: variances are at most 10 % larger.
@@ -77,15 +78,14 @@ class TrustRegion:
                 "TOO_WIDE", f"a spread {np.sqrt(max(widest, 0)):.3g} times as wide as this site's records allow"
             )
 
-    def check_opening(
-        self, message: messages.Open, place: Place | None, gradient: np.ndarray, hessian: np.ndarray
-    ) -> None:
-        """Raise `DisclosureRefused` unless the reference belongs to the last release, of these derivatives."""
-        if place is None or (message.order and not np.array_equal(message.point, place.x)):
-            raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last exact release")
+    def check_opening(self, message: messages.Open, place: Place | None, told: Release | None) -> None:
+        """Raise `DisclosureRefused` unless the reference belongs to the last release, at this place."""
+        if place is None or told is None or (message.order and not np.array_equal(message.point, place.x)):
+            raise DisclosureRefused("NOT_TOLD", "a control variate at a point other than the last release")
+        gradient, hessian = told.gradient, told.hessian
         point, bend = place.x, np.zeros((0, 0)) if place.bend is None else np.asarray(place.bend.numbers)
         if not np.array_equal(message.bend, bend):
-            raise DisclosureRefused("NOT_TOLD", "a bend other than that of the last exact release")
+            raise DisclosureRefused("NOT_TOLD", "a bend other than that of the last release")
         if not LEAST_KEPT <= message.kept <= 1.0:
             raise DisclosureRefused("NOT_TOLD", f"a control variate with {message.kept:.3g} of the released curvature")
         scale = message.scale if message.scale.ndim == 2 else np.diag(message.scale)
