@@ -191,13 +191,40 @@ def _show(
     print(f"{len(entries)} entries, hash chain intact; last hash {entries[-1].hash.hex() if entries else '-'}")
 
 
+@command(ledger_app, "data-sets")
+def _data_sets(
+    path: Annotated[
+        Path | None, typer.Argument(help="The ledger beside which the register is. Default: the usual.")
+    ] = None,
+) -> None:
+    """Print which record sets this site's studies have used, with and without budgets. Equal hashes are equal records."""
+    from fedpdmc.privacy.budget import default_path
+    from fedpdmc.privacy.data_sets import DataSets
+
+    register = DataSets((default_path() if path is None else path).parent)
+    if not register.path.is_file():
+        raise InputError("path", f"no register at {register.path}", "A site makes it when it first answers a request.")
+    print(
+        f"{'first release':<20} {'data set':<16} {'study':<20} {'records':>9} {'hash':<12} {'noise':<5} {'bits':>9} columns"
+    )
+    for use in register.uses():
+        columns = ", ".join(name or "(person)" for name in use.columns)
+        print(
+            f"{_when(use.time):<20} {use.dataset:<16} {use.study:<20} {use.count:>9,} {use.digest[:12]} "
+            f"{'no' if use.exact else 'yes':<5} {use.bits:>9.4g} {columns}"
+        )
+
+
+def _when(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def _line(entry: "Entry", accounts) -> str:
     from fedpdmc.privacy.account_bounds import spent_epsilon
 
     account = accounts[entry.dataset]
-    when = datetime.datetime.fromtimestamp(entry.time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     spent = spent_epsilon(account.bound, account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0
     return (
-        f"{when:<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} {entry.exposure:>10.4g} "
-        f"{spent:>15.4g}"
+        f"{_when(entry.time):<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} "
+        f"{entry.exposure:>10.4g} {spent:>15.4g}"
     )

@@ -81,6 +81,11 @@ class Policy:
         not noisy, and from those of an honest run most of a few dozen records can be reconstructed.
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
+    least_difference : int or None
+        The smallest number of records in which the records of a contract without noise may differ from those of earlier
+        ones, if they do; None: ``least_records``.
+    record_id : tuple of str
+        The columns of the site's own table that identify a person; empty: records are compared by their values.
     """
 
     least_records: int
@@ -107,6 +112,8 @@ class Policy:
     least_without_budget: int = LEAST_WITHOUT_BUDGET
     models: tuple[str, ...] = ()
     most_operations: int = 0
+    least_difference: int | None = None
+    record_id: tuple[str, ...] = ()
 
     def allows_model(self, study: Study) -> bool:
         """Whether the family, or the model file, is one that the site allows."""
@@ -187,6 +194,8 @@ def _policy(table: Table) -> Policy:
         least_without_budget=table.whole("least_without_budget", LEAST_WITHOUT_BUDGET),
         models=_digests(table, models),
         most_operations=most,
+        least_difference=table.whole("least_difference", None),
+        record_id=table.texts("record_id", ()),
     )
     table.done()
     return policy

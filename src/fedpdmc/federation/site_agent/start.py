@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +22,8 @@ from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.privacy.budget import default_path
+from fedpdmc.privacy.data_sets import PERSON, DataSets, Use
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.read_data import check_cells, site_records
@@ -61,7 +65,8 @@ def open_agent(
     run_seed : int, optional
         Derive the site's randomness from the run's seed instead; only for sites in the coordinator's process.
     ledger : path, optional
-        The site's privacy ledger, for a contract with a budget; the user's own by default.
+        The site's privacy ledger, for a contract with a budget; the user's own by default. The register of the record sets
+        that its studies have used is in the same folder.
     dataset : str, optional
         The data set's name in the ledger, if the policy gives none; None: the whole ledger is one data set.
     seeded_for_tests : bool
@@ -69,9 +74,13 @@ def open_agent(
     credentials : Credentials, optional
         The site's keys; required if the contract has derivatives summed.
     """
-    records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query)
+    also = () if policy is None else policy.record_id
+    records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query, also)
+    use = None
     if policy is not None:
         policy.check(name, study, study.count(records))
+        use = register_records(study, name, records, policy, ledger)
+        use(register=False)
         if study.epsilon is None:
             check_cells(study, records, policy.least_cell)
             if len(records) < FEW:
@@ -113,7 +122,28 @@ def open_agent(
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
         computation = Computation(study, site, run_seed or 0, party, control, region, seconds)
-        return Agent(computation, log, credentials)
+        return Agent(computation, log, credentials, use)
     except BaseException:
         log.close()
         raise
+
+
+def register_records(
+    study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
+) -> Callable[..., None]:
+    """Registers the use of a site's records, or raises `Refused` if they differ in few from those of earlier studies."""
+    texts = records.attrs["texts"]
+    # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
+    label = study.epsilon is not None and study.neighbours == "label"
+    hidden = {study.design.response_name} if label else set()
+    columns = {column: texts[column] for column in sorted(study.used - hidden)}
+    if policy.record_id:
+        people = list(zip(*(texts[column] for column in policy.record_id), strict=True))
+        if any("" in person for person in people):
+            raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
+        columns[PERSON] = map(str, people)
+    register = DataSets(Path(default_path() if ledger is None else ledger).parent)
+    found, exact = register.hash_records(columns), study.epsilon is None or label
+    use = Use(found.digest, study.name, study.digest.hex(), name, policy.dataset or "", exact)
+    least = policy.least_records if policy.least_difference is None else policy.least_difference
+    return partial(register.use, found, use, least)
