@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError, Refused
+from fedpdmc.privacy.account_bounds import spent_epsilon
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.contract import Study
 from fedpdmc.study.contract_keys import DERIVATIVES, FAMILIES
@@ -22,6 +23,9 @@ UNPROTECTED = (
 )
 MOST_CHAINS = 2048
 LEAST_WITHOUT_BUDGET = 50
+# The chance of a breach for each record must be far below one over the number of records.
+LARGEST_DELTA = 1e-5
+NEIGHBOURS = ("replace", "add-remove")
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -58,6 +62,11 @@ class Policy:
         Upper limits for the contract's limits.
     largest_epsilon : float or None
         If given, a contract must have a privacy budget with at most this epsilon.
+    largest_delta : float
+        The largest delta of a privacy budget. A contract with a larger one is allowed if its epsilon at this delta is at
+        most ``largest_epsilon``.
+    neighbours : tuple of {"replace", "add-remove", "label"}
+        Which relations of a privacy budget are allowed. With "label" only outcomes are protected.
     dataset : str or None
         The name of the records in the site's privacy ledger, whatever columns a contract uses and however it names the
         site; None: the whole ledger is one data set.
@@ -112,6 +121,8 @@ class Policy:
     least_without_budget: int = LEAST_WITHOUT_BUDGET
     models: tuple[str, ...] = ()
     most_operations: int = 0
+    largest_delta: float = LARGEST_DELTA
+    neighbours: tuple[str, ...] = NEIGHBOURS
     least_difference: int | None = None
     record_id: tuple[str, ...] = ()
 
@@ -129,6 +140,18 @@ class Policy:
             terms |= {"epsilon": self.total[0], "delta": self.total[1], "granted": (study.epsilon, study.delta)}
         return terms
 
+    def _allows_delta(self, study: Study) -> bool:
+        """Whether the delta is small enough, or the budget has an allowed epsilon at the largest that is."""
+        if study.epsilon is None or study.delta <= self.largest_delta:
+            return True
+        if self.largest_epsilon is None:
+            return False
+        budget = study.budget(**self.budget_terms(study))
+        account, releases_only = budget.terms(study.one_shot), study.one_shot and not study.release
+        spent = budget.study_limit(account, releases_only)
+        bound = "gaussian" if releases_only else account.bound
+        return spent_epsilon(bound, account.alpha, spent, self.largest_delta) <= self.largest_epsilon
+
     def check(self, site: str, study: Study, records: int) -> None:
         """Raise `Refused` if the contract, or the site's number of records, violates the policy."""
         dim = len(study.names)
@@ -139,7 +162,8 @@ class Policy:
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
             "POLICY_FAMILY": not self.allows_model(study),
             "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
-            "POLICY_POINTS": study.derivatives in EXACT and study.most_derivatives > self.most_derivatives,
+            "POLICY_POINTS": (study.derivatives in EXACT or study.label)
+            and study.most_derivatives > self.most_derivatives,
             "POLICY_PASSES": study.passes and not self.passes,
             "POLICY_ROUNDS": study.rounds > self.most_rounds,
             "POLICY_TIME": study.observed_time > self.most_observed_time,
@@ -150,6 +174,8 @@ class Policy:
             "POLICY_COLLUDING": study.colluding is not None and study.colluding < self.least_colluding,
             "POLICY_EPSILON": self.largest_epsilon is not None
             and (study.epsilon is None or study.epsilon > self.largest_epsilon),
+            "POLICY_DELTA": not self._allows_delta(study),
+            "POLICY_NEIGHBOURS": study.epsilon is not None and study.neighbours not in self.neighbours,
         }
         for code, broken in faults.items():
             if broken:
@@ -194,6 +220,8 @@ def _policy(table: Table) -> Policy:
         least_without_budget=table.whole("least_without_budget", LEAST_WITHOUT_BUDGET),
         models=_digests(table, models),
         most_operations=most,
+        largest_delta=table.number("largest_delta", LARGEST_DELTA, least=0.0, most=0.5),
+        neighbours=_neighbours(table),
         least_difference=table.whole("least_difference", None),
         record_id=table.texts("record_id", ()),
     )
@@ -205,6 +233,13 @@ def _digests(table: Table, models: tuple[str, ...]) -> tuple[str, ...]:
     if not all(DIGEST.fullmatch(model) for model in models):
         raise table.invalid("models", "Give the SHA-256 of model files, 64 hexadecimal digits each.")
     return models
+
+
+def _neighbours(table: Table) -> tuple[str, ...]:
+    found = table.texts("neighbours", NEIGHBOURS)
+    if not set(found) <= {*NEIGHBOURS, "label"}:
+        raise table.invalid("neighbours", "Give a list of 'replace', 'add-remove' and 'label'.")
+    return found
 
 
 def _hours(table: Table) -> tuple[int, int] | None:

@@ -33,7 +33,7 @@ from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumPart
 from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.turn_plans import fingerprint, whole
-from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_status
+from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_point, release_status
 from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.members.shared_noise import Group, share_terms, shared_derivatives
@@ -191,7 +191,18 @@ class Computation:
             raise RequestRefused("KEY_NOT_PROVED") from error
         return messages.Opened(message.run, message.sequence, asked)
 
+    def _check_covariates(self, message: messages.Derive) -> None:
+        """Disclosure control of a Hessian without noise under a budget, where it is evaluated."""
+        budget = self.site.budget
+        if budget is None or self._control is None:
+            return
+        places = (self._own(message), *self._points)
+        own, *released = (place._replace(x=release_point(place.x, budget.bounds)) for place in places)
+        with refusing_disclosure():
+            self._control.check(Place(message.x, message.about), own, released)
+
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.Derivatives | messages.Masked:
+        self._check_covariates(message)
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
@@ -200,8 +211,10 @@ class Computation:
                 schedule = ONE_SHOT if self.study.one_shot else REFERENCE
                 told = noisy_derivatives(self.site, message.x, len(self._points), schedule, message.about)
                 numbers = release_status(self.site).numbers()
-            noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
+            noise, hessian = np.asarray([told.gradient_sd, told.hessian_sd, *numbers]), told.hessian
+            if self.study.label:
+                _, _, hessian = rounded(0.0, told.gradient, hessian)
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
                 whole = Place(message.x, message.about, self._bend(message))

@@ -106,6 +106,12 @@ def open_agent(
         region = TrustRegion(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
         control = disclosure_control(study, name, records, potential, policy)
+    elif policy is not None and study.label and study.noisy:
+        # Hessians have no noise. Outcomes, which are protected, do not change them and must not decide what is released.
+        column = study.columns[study.design.response_name]
+        public = pd.Categorical(column.levels[:1] * len(records), column.levels) if column.levels else column.range[0]
+        blank = records.assign(**{column.name: public})
+        control = disclosure_control(study, name, blank, study.potential(blank, name), policy)
     elif policy is not None and study.epsilon is None and isinstance(potential, RecordModel):
         ModelDisclosure(study, potential, policy).check_start()
     party = None
@@ -134,8 +140,7 @@ def register_records(
     """Registers the use of a site's records, or raises `Refused` if they differ in few from those of earlier studies."""
     texts = records.attrs["texts"]
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
-    label = study.epsilon is not None and study.neighbours == "label"
-    hidden = {study.design.response_name} if label else set()
+    hidden = {study.design.response_name} if study.label else set()
     columns = {column: texts[column] for column in sorted(study.used - hidden)}
     if policy.record_id:
         people = list(zip(*(texts[column] for column in policy.record_id), strict=True))
@@ -143,7 +148,7 @@ def register_records(
             raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
         columns[PERSON] = map(str, people)
     register = DataSets(Path(default_path() if ledger is None else ledger).parent)
-    found, exact = register.hash_records(columns), study.epsilon is None or label
+    found, exact = register.hash_records(columns), study.epsilon is None or study.label
     use = Use(found.digest, study.name, study.digest.hex(), name, policy.dataset or "", exact)
     least = policy.least_records if policy.least_difference is None else policy.least_difference
     return partial(register.use, found, use, least)
