@@ -235,7 +235,7 @@ def test_the_register_says_nothing_to_who_steals_it_without_its_secret(tmp_path)
     people = {"age": ["unusual 67.3"] * 3 + ["41"], PERSON: ["Ann", "Bob", "Cyd", "Dee"]}
     found = [register.hash_records(people) for register in (one, other)]
     assert not set(found[0].hashes.ravel()) & set(found[1].hashes.ravel())
-    one.use(found[0], Use(found[0].digest, "s", "c", "north", "", exact=True), 2)
+    one.use(found[0], Use("s", "c", "north", "", exact=True), 2)
     content = (tmp_path / "one" / NAME).read_bytes()
     assert b"unusual" not in content and b"Ann" not in content
     assert stat.S_IMODE(os.stat(one.path).st_mode) == 0o600
@@ -247,7 +247,7 @@ def _use_slowly(folder, place, ready):
     found = register.hash_records({PERSON: people})
     ready.wait()
     try:
-        register.use(found, Use(found.digest, f"s{place}", "c", "north", "", exact=True), 20)
+        register.use(found, Use(f"s{place}", "c", "north", "", exact=True), 20)
     except Refused:
         raise SystemExit(3) from None
 
@@ -279,7 +279,7 @@ def test_a_crash_leaves_all_or_nothing(tmp_path):
     assert process.exitcode == 9
     register = DataSets(tmp_path)
     found = register.hash_records({PERSON: ["a", "b"]})
-    register.use(found, Use(found.digest, "s", "c", "north", "", exact=True), 20)
+    register.use(found, Use("s", "c", "north", "", exact=True), 20)
     assert [use.count for use in register.uses()] == [2] and time.time() - register.uses()[0].time < 60
 
 

@@ -193,9 +193,7 @@ def _show(
 
 @command(ledger_app, "data-sets")
 def _data_sets(
-    path: Annotated[
-        Path | None, typer.Argument(help="The ledger beside which the register is. Default: the usual.")
-    ] = None,
+    path: Annotated[Path | None, typer.Argument(help="The ledger in the same folder. Default: the usual one.")] = None,
 ) -> None:
     """Print which record sets this site's studies have used, with and without budgets. Equal hashes are equal records."""
     from fedpdmc.privacy.budget import default_path
@@ -204,15 +202,12 @@ def _data_sets(
     register = DataSets((default_path() if path is None else path).parent)
     if not register.path.is_file():
         raise InputError("path", f"no register at {register.path}", "A site makes it when it first answers a request.")
-    print(
-        f"{'first release':<20} {'data set':<16} {'study':<20} {'records':>9} {'hash':<12} {'noise':<5} {'bits':>9} columns"
-    )
+    line = "{:<20} {:<16} {:<20} {:>9} {:<12} {:<5} {:>9} {}".format
+    print(line("first release", "data set", "study", "records", "hash", "noise", "bits", "columns"))
     for use in register.uses():
-        columns = ", ".join(name or "(person)" for name in use.columns)
-        print(
-            f"{_when(use.time):<20} {use.dataset:<16} {use.study:<20} {use.count:>9,} {use.digest[:12]} "
-            f"{'no' if use.exact else 'yes':<5} {use.bits:>9.4g} {columns}"
-        )
+        noise, columns = "no" if use.exact else "yes", ", ".join(name or "(person)" for name in use.columns)
+        words = (_when(use.time), use.dataset, use.study, use.count, use.digest[:12], noise, f"{use.bits:.4g}", columns)
+        print(line(*words))
 
 
 def _when(seconds: float) -> str:

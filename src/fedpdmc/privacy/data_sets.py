@@ -19,8 +19,8 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -31,12 +31,9 @@ from fedpdmc.privacy.ledger_entries import explained
 from fedpdmc.privacy.ledger_identity import connect
 
 NAME = "data-sets.db"
-# Seconds to wait for another study of the same site.
-PATIENCE = 60.0
-# The pseudo-column of what identifies a person.
-PERSON = ""
-# Combinations of a new set with one, two, ... earlier ones are tried as long as there are at most so many of them.
-MOST_COMBINATIONS = 20_000
+PATIENCE = 60.0  # seconds to wait for another study of the same site
+PERSON = ""  # the pseudo-column of what identifies a person
+MOST_COMBINATIONS = 20_000  # of a new set with one, two, ... earlier ones: more are not tried
 REMEDY = (
     "The records differ in few from those of an earlier study, which would be known by subtraction. Take part with the "
     "records of that study, unchanged; or when more records differ; or agree on a contract with [privacy]. If these are "
@@ -50,23 +47,23 @@ class Use:
     """The use of a record set by a study.
 
     ``contract`` is the SHA-256 of the study's contract, ``site`` the site's name in it, ``dataset`` the name that the site's
-    policy gives to its data set, ``digest`` the keyed hash of the records, ``exact`` whether some answers have no noise,
-    ``time`` that of the first release in seconds since 1970, and ``bits`` the information that the answers carried.
+    policy gives to its data set, ``exact`` whether some answers have no noise, ``time`` that of the first release in seconds
+    since 1970, ``digest`` the keyed hash of the records, and ``bits`` the information that the answers carried.
     """
 
-    digest: str
     study: str
     contract: str
     site: str
     dataset: str
     exact: bool
+    digest: str = ""
     time: float = 0.0
     bits: float = 0.0
     count: int = 0
     columns: tuple[str, ...] = ()
 
 
-USES = tuple(field.name for field in fields(Use))[:-2]
+USES = [field.name for field in fields(Use)][:-2]
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (secret NOT NULL)",
     "CREATE TABLE IF NOT EXISTS sets (digest PRIMARY KEY, count NOT NULL, columns NOT NULL, hashes NOT NULL)",
@@ -84,25 +81,24 @@ class RecordSet:
     @cached_property
     def digest(self) -> str:
         """The same for the same records in another order."""
-        ordered = np.ascontiguousarray(self.hashes[:, np.lexsort(self.hashes)])
+        ordered = self.hashes[:, np.lexsort(self.hashes)]
         return hashlib.sha256(json.dumps(self.columns).encode() + ordered.tobytes()).hexdigest()
 
     @cached_property
-    def people(self) -> tuple[np.ndarray, np.ndarray]:
-        """The persons, and whose each record is."""
+    def _people(self) -> tuple[np.ndarray, np.ndarray]:
         return np.unique(self.hashes[self.columns.index(PERSON)], return_inverse=True)
 
     def size(self, columns: Sequence[str]) -> int:
         """The number of keys."""
-        return len(self.people[0]) if PERSON in columns else self.hashes.shape[1]
+        return len(self._people[0]) if PERSON in columns else self.hashes.shape[1]
 
     def keys(self, columns: Sequence[str]) -> np.ndarray:
         """One key of the values in these columns for each record; for each person if persons are among them."""
         keys = self.hashes[[self.columns.index(name) for name in columns]].sum(0, dtype=np.uint64)
         if PERSON not in columns:
             return keys
-        total = np.zeros(len(self.people[0]), np.uint64)
-        np.add.at(total, self.people[1], keys)
+        total = np.zeros(self.size(columns), np.uint64)
+        np.add.at(total, self._people[1], keys)
         return total
 
 
@@ -131,21 +127,16 @@ def is_similar(new: RecordSet, known: Sequence[RecordSet], least: int) -> bool:
     for others in range(1, len(known) + 1):
         if math.comb(len(known), others) * 2**others > MOST_COMBINATIONS:
             break
-        for chosen in itertools.combinations(known, others):
-            for signs in itertools.product((-1, 1), repeat=others):
-                if leaves_few([(1, new), *zip(signs, chosen, strict=True)], least):
-                    return True
+        for chosen, signs in itertools.product(
+            itertools.combinations(known, others), itertools.product((-1, 1), repeat=others)
+        ):
+            if leaves_few([(1, new), *zip(signs, chosen, strict=True)], least):
+                return True
     return False
 
 
 class DataSets:
-    """The register of a site, a file that is made at the first use.
-
-    Parameters
-    ----------
-    folder : path
-        Where the site's ledger is: one for all its studies.
-    """
+    """The register of a site in the folder of its ledger, one for all its studies; made at the first use."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.path = Path(folder).resolve() / NAME
@@ -153,24 +144,20 @@ class DataSets:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """A durable transaction, all or nothing, one process at a time."""
-        db = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-            db = connect(self.path, PATIENCE)
-            db.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA:
-                db.execute(statement)
-            yield db
-            db.execute("COMMIT")
+            with closing(connect(self.path, PATIENCE)) as db:
+                db.execute("BEGIN IMMEDIATE")
+                for statement in SCHEMA:
+                    db.execute(statement)
+                yield db
+                db.execute("COMMIT")
         except PermissionError as error:
             remedy = "Give --ledger, or the variable FEDPDMC_LEDGER, a file in a folder that this user can write to."
             raise InputError("ledger", f"{self.path.parent}, which is not writable", remedy) from error
         except (sqlite3.Error, OSError, zlib.error) as error:
             raise explained(self.path, "use", error) from error
-        finally:
-            if db is not None:
-                db.close()
 
     def hash_records(self, columns: Mapping[str, Iterable[str]]) -> RecordSet:
         """The keyed hashes of records, whose values are texts by column; `PERSON`: what identifies a person."""
@@ -186,27 +173,27 @@ class DataSets:
         return RecordSet(tuple(columns), np.array(hashes))
 
     def use(self, records: RecordSet, use: Use, least: int, *, register: bool = True) -> None:
-        """Register the use of a record set; or raise `Refused`, with the code SIMILAR_RECORDS.
+        """Register the use of a record set, or only look; raise `Refused` with the code SIMILAR_RECORDS.
 
         Refused are answers without noise on a set that differs from a combination of earlier ones in fewer than ``least``
-        records. With ``register=False`` nothing is written.
+        records.
         """
-        row = {name: getattr(use, name) for name in USES} | {"digest": records.digest, "time": time.time()}
         with self._transaction() as db:
             query = "SELECT DISTINCT sets.* FROM sets JOIN uses USING (digest) WHERE dataset = ? AND exact"
             known = {digest: rest for digest, *rest in db.execute(query, (use.dataset,))}
             if use.exact and records.digest not in known:
-                read = [
+                sets = [
                     RecordSet(tuple(json.loads(names)), np.frombuffer(zlib.decompress(data), "u8").reshape(-1, count))
                     for count, names, data in known.values()
                 ]
-                if is_similar(records, read, least):
+                if is_similar(records, sets, least):
                     raise Refused(use.site, "SIMILAR_RECORDS", REMEDY)
             if register:
-                data = zlib.compress(records.hashes.tobytes())
-                kept = (records.digest, records.hashes.shape[1], json.dumps(records.columns), data)
+                names, data = json.dumps(records.columns), zlib.compress(records.hashes.tobytes())
+                kept = (records.digest, records.hashes.shape[1], names, data)
                 db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?)", kept)
-                db.execute(f"INSERT OR IGNORE INTO uses VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
+                row = astuple(replace(use, digest=records.digest, time=time.time()))[:-2]
+                db.execute(f"INSERT OR IGNORE INTO uses VALUES ({', '.join('?' * len(row))})", row)
 
     def uses(self) -> list[Use]:
         """All uses, in the order of time."""

@@ -63,8 +63,7 @@ class Policy:
     largest_epsilon : float or None
         If given, a contract must have a privacy budget with at most this epsilon.
     largest_delta : float
-        The largest delta of a privacy budget. A contract with a larger one is allowed if its epsilon at this delta is at
-        most ``largest_epsilon``.
+        The largest delta of a privacy budget, unless its epsilon at this delta is at most ``largest_epsilon``.
     neighbours : tuple of {"replace", "add-remove", "label"}
         Which relations of a privacy budget are allowed. With "label" only outcomes are protected.
     dataset : str or None
@@ -91,8 +90,7 @@ class Policy:
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
     least_difference : int or None
-        The smallest number of records in which the records of a contract without noise may differ from those of earlier
-        ones, if they do; None: ``least_records``.
+        The smallest number of records in which a set may differ from those of earlier studies; None: ``least_records``.
     record_id : tuple of str
         The columns of the site's own table that identify a person; empty: records are compared by their values.
     """
@@ -142,14 +140,11 @@ class Policy:
 
     def _allows_delta(self, study: Study) -> bool:
         """Whether the delta is small enough, or the budget has an allowed epsilon at the largest that is."""
-        if study.epsilon is None or study.delta <= self.largest_delta:
-            return True
-        if self.largest_epsilon is None:
-            return False
         budget = study.budget(**self.budget_terms(study))
-        account, releases_only = budget.terms(study.one_shot), study.one_shot and not study.release
-        spent = budget.study_limit(account, releases_only)
-        bound = "gaussian" if releases_only else account.bound
+        if budget is None or study.delta <= self.largest_delta or self.largest_epsilon is None:
+            return budget is None or study.delta <= self.largest_delta
+        account, alone = budget.terms(study.one_shot), study.one_shot and not study.release
+        bound, spent = "gaussian" if alone else account.bound, budget.study_limit(account, alone)
         return spent_epsilon(bound, account.alpha, spent, self.largest_delta) <= self.largest_epsilon
 
     def check(self, site: str, study: Study, records: int) -> None:
@@ -191,14 +186,10 @@ def read_policy(path: str | Path) -> Policy:
 def _policy(table: Table) -> Policy:
     models = table.texts("models", ())
     most = table.whole("most_operations", 0)
-    families = table.texts("families", () if models or most else REQUIRED)
-    for family in families:
-        if family not in FAMILIES:
-            raise table.invalid("families", f"Known families: {', '.join(FAMILIES)}.")
     policy = Policy(
         least_records=table.whole("least_records", least=0),
         most_parameters_per_record=table.number("most_parameters_per_record", least=0.0),
-        families=families,
+        families=table.texts("families", () if models or most else REQUIRED, among=FAMILIES),
         derivatives=table.text("derivatives", "none", among=DERIVATIVES),
         passes=table.flag("passes", False),
         most_rounds=table.whole("most_rounds", least=1, most=2**62),
@@ -221,7 +212,7 @@ def _policy(table: Table) -> Policy:
         models=_digests(table, models),
         most_operations=most,
         largest_delta=table.number("largest_delta", LARGEST_DELTA, least=0.0, most=0.5),
-        neighbours=_neighbours(table),
+        neighbours=table.texts("neighbours", NEIGHBOURS, among=(*NEIGHBOURS, "label")),
         least_difference=table.whole("least_difference", None),
         record_id=table.texts("record_id", ()),
     )
@@ -233,13 +224,6 @@ def _digests(table: Table, models: tuple[str, ...]) -> tuple[str, ...]:
     if not all(DIGEST.fullmatch(model) for model in models):
         raise table.invalid("models", "Give the SHA-256 of model files, 64 hexadecimal digits each.")
     return models
-
-
-def _neighbours(table: Table) -> tuple[str, ...]:
-    found = table.texts("neighbours", NEIGHBOURS)
-    if not set(found) <= {*NEIGHBOURS, "label"}:
-        raise table.invalid("neighbours", "Give a list of 'replace', 'add-remove' and 'label'.")
-    return found
 
 
 def _hours(table: Table) -> tuple[int, int] | None:

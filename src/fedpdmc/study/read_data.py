@@ -36,7 +36,7 @@ def read_records(
     site : str, optional
         The site's name, for messages.
     also : sequence of str
-        Columns that the contract does not use. ``attrs["texts"]`` has them, and the used ones, as `identifying_texts`.
+        Columns that the contract does not use: in ``attrs["raw"]``, with the used ones as the source has them.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def read_records(
         raise InputError(origin.where, "no records", "Give at least one record.")
     used = {name: raw[name] for name in needed if name in raw and name in study.used}
     records = checked_records(study, used, origin, count, faults)
-    records.attrs["texts"] = {name: identifying_texts(raw[name][records.attrs["rows"]]) for name in needed}
+    records.attrs["raw"] = {name: raw[name][records.attrs["rows"]] for name in needed}
     return records
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedpdmc._jax.precision import double_precision
@@ -74,13 +73,7 @@ class Agent:
         Registers the use of the site's records before the first answer.
     """
 
-    def __init__(
-        self,
-        computation: Computation,
-        log: AuditLog,
-        credentials: Credentials | None = None,
-        use: Callable[[], None] | None = None,
-    ):
+    def __init__(self, computation: Computation, log: AuditLog, credentials: Credentials | None = None, use=None):
         self.computation, self.log, self._use = computation, log, use
         self.study, self.site = computation.study, computation.site
         self.run: bytes | None = None

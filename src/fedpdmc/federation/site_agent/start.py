@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +27,7 @@ from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import PERSON, DataSets, Use
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.consistency import EXACT
-from fedpdmc.study.read_data import check_cells, site_records
+from fedpdmc.study.read_data import check_cells, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
 # A fifth of 100 records was reconstructed from the arrivals of an honest run: docs/study-security.md.
@@ -138,17 +139,16 @@ def register_records(
     study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
 ) -> Callable[..., None]:
     """Registers the use of a site's records, or raises `Refused` if they differ in few from those of earlier studies."""
-    texts = records.attrs["texts"]
+    texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
     columns = {column: texts[column] for column in sorted(study.used - hidden)}
     if policy.record_id:
-        people = list(zip(*(texts[column] for column in policy.record_id), strict=True))
-        if any("" in person for person in people):
+        columns[PERSON] = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
+        if any("" in texts[column] for column in policy.record_id):
             raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
-        columns[PERSON] = map(str, people)
     register = DataSets(Path(default_path() if ledger is None else ledger).parent)
-    found, exact = register.hash_records(columns), study.epsilon is None or study.label
-    use = Use(found.digest, study.name, study.digest.hex(), name, policy.dataset or "", exact)
+    exact = study.epsilon is None or study.label
+    use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
     least = policy.least_records if policy.least_difference is None else policy.least_difference
-    return partial(register.use, found, use, least)
+    return partial(register.use, register.hash_records(columns), use, least)
