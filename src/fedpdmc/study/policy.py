@@ -18,8 +18,8 @@ from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
 UNPROTECTED = (
-    "A coordinator can reconstruct most of so few records from an honest run without a privacy budget. Agree on "
-    "a contract with [privacy], or lower least_without_budget in the site's policy.toml."
+    "Without a privacy budget a coordinator can reconstruct records, few or many. Agree on a contract with [privacy]; or, "
+    "if it may know them, lower least_without_budget in the site's policy.toml."
 )
 MOST_CHAINS = 2048
 LEAST_WITHOUT_BUDGET = 50
@@ -85,8 +85,8 @@ class Policy:
     hours : (int, int) or None
         The hours of the day, by the site's clock, between which it answers; None: always.
     least_without_budget : int
-        The smallest number of records with which the site takes part in a contract without a privacy budget. Arrivals are
-        not noisy, and from those of an honest run most of a few dozen records can be reconstructed.
+        The smallest number of records with which the site takes part in a contract without a privacy budget. It is no
+        protection: exact answers determine the records, however many there are.
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
     least_difference : int or None

@@ -30,8 +30,6 @@ from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.read_data import check_cells, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
-# A fifth of 100 records was reconstructed from the arrivals of an honest run: docs/study-security.md.
-FEW = 200
 
 
 @double_precision
@@ -84,11 +82,7 @@ def open_agent(
         use(register=False)
         if study.epsilon is None:
             check_cells(study, records, policy.least_cell)
-            if len(records) < FEW:
-                logger.warning(
-                    "%d records and no privacy budget: the operator of the coordinator can reconstruct a part of them",
-                    len(records),
-                )
+            logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
         raise InputError(
             "seed",
