@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.federation.studies import SITE_SEED
 from tests.study.contracts import CONTRACT, POLICY, rows
@@ -21,6 +22,7 @@ from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import NAME, PERSON, DataSets, Use, is_similar
 from fedpdmc.privacy.ledger_identity import create_ledger
 from fedpdmc.study import parse_study, read_policy
+from fedpdmc.study.read_data import identifying_texts
 
 RUN = b"r" * 16
 FIRST = CONTRACT.replace('"two hospitals"', '"first"').replace("mean = 0.1\nscale = 1.5", "mean = 0.0\nscale = 2.5")
@@ -147,6 +149,16 @@ def test_other_declarations_of_a_column_do_not_hide_that_records_are_the_same(si
         site(SECOND.replace("center = 50, scale = 10", "center = 50.1, scale = 9.3"), PEOPLE[1:])
     with pytest.raises(Refused, match="SIMILAR_RECORDS"):
         site(SECOND, [(*row[:2], f"{row[2]}.0", *row[3:]) for row in PEOPLE[1:]])
+
+
+def test_the_same_records_from_another_kind_of_source_are_the_same(tmp_path):
+    """Text, numbers and truth values of three kinds of files; long identifiers are not rounded."""
+    texts = {"age": ["67", "067.0", "41.5"], "ill": ["true", "True", "FALSE"], "id": ["9007199254740993", "0017", "x"]}
+    typed = {"age": [67.0, 67.0, 41.5], "ill": [True, True, False], "id": ["9007199254740993", "17", "x"]}
+    found = [{k: identifying_texts(pl.Series(v)) for k, v in each.items()} for each in (texts, typed)]
+    assert found[0] == found[1]
+    assert found[0]["id"][0] != identifying_texts(pl.Series([9007199254740992]))[0]
+    assert identifying_texts(pl.Series(["m", "M", None])) == ["m", "M", ""]
 
 
 def test_other_people_take_part_if_the_site_says_who_they_are(site):

@@ -21,8 +21,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,9 +46,9 @@ REMEDY = (
 class Use:
     """The use of a record set by a study.
 
-    ``contract`` is the SHA-256 of the study's contract, ``site`` the site's name in it, ``dataset`` the name that the site's
-    policy gives to its data set, ``exact`` whether some answers have no noise, ``time`` that of the first release in seconds
-    since 1970, ``digest`` the keyed hash of the records, and ``bits`` the information that the answers carried.
+    ``contract`` is the SHA-256 of the study's contract, ``site`` the site's name in it, ``dataset`` the name in its policy,
+    ``exact`` whether some answers have no noise, ``digest`` the keyed hash of the records, ``time`` that of the first
+    release, ``bits`` the information that the answers carried, and ``count`` the number of records, or of persons.
     """
 
     study: str
@@ -71,52 +71,38 @@ SCHEMA = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class RecordSet:
-    """Keyed hashes of the values of records, of shape (columns, records)."""
+class RecordSet(NamedTuple):
+    """Keyed hashes of the values of records, of shape (columns, records); of persons, sums over all records of each."""
 
     columns: tuple[str, ...]
     hashes: np.ndarray
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """The same for the same records in another order."""
         ordered = self.hashes[:, np.lexsort(self.hashes)]
         return hashlib.sha256(json.dumps(self.columns).encode() + ordered.tobytes()).hexdigest()
 
-    @cached_property
-    def _people(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.unique(self.hashes[self.columns.index(PERSON)], return_inverse=True)
-
-    def size(self, columns: Sequence[str]) -> int:
-        """The number of keys."""
-        return len(self._people[0]) if PERSON in columns else self.hashes.shape[1]
-
     def keys(self, columns: Sequence[str]) -> np.ndarray:
-        """One key of the values in these columns for each record; for each person if persons are among them."""
-        keys = self.hashes[[self.columns.index(name) for name in columns]].sum(0, dtype=np.uint64)
-        if PERSON not in columns:
-            return keys
-        total = np.zeros(self.size(columns), np.uint64)
-        np.add.at(total, self._people[1], keys)
-        return total
+        """One key of the values in these columns for each record or person."""
+        return self.hashes[[self.columns.index(name) for name in columns]].sum(0, dtype=np.uint64)
 
 
 def leaves_few(terms: Sequence[tuple[int, RecordSet]], least: int) -> bool:
     """Whether a signed sum of sets has at least one record, but fewer than ``least``.
 
     Sets are compared as multisets of the values in the columns that all have: order does not matter, and an edited record
-    is one that was removed and one that was added. Of these two numbers the larger counts. Where all sets say whose a
-    record is, persons are counted: by their records, and once more by their presence alone.
+    is one that was removed and one that was added. Of these two numbers the larger counts. Persons are compared by their
+    values, and once more by their presence alone.
     """
     common = [name for name in terms[0][1].columns if all(name in each.columns for _, each in terms)]
-    for view in [common] if len(common) < 2 or PERSON not in common else [common, [PERSON]]:
-        # The larger number is at least the difference of both.
-        if not view or abs(sum(sign * each.size(view) for sign, each in terms)) >= least:
-            continue
-        signs = np.concatenate([np.full(each.size(view), float(sign)) for sign, each in terms])
+    signs = [np.full(each.hashes.shape[1], float(sign)) for sign, each in terms]
+    # The larger number is at least the difference of both.
+    if not common or abs(sum(own.sum() for own in signs)) >= least:
+        return False
+    for view in [common, *([[PERSON]] if PERSON in common else [])]:
         _, which = np.unique(np.concatenate([each.keys(view) for _, each in terms]), return_inverse=True)
-        sums = np.bincount(which, signs)
+        sums = np.bincount(which, np.concatenate(signs))
         if 0 < max(sums.clip(0).sum(), -sums.clip(None, 0).sum()) < least:
             return True
     return False
@@ -170,6 +156,11 @@ class DataSets:
             found, which = np.unique(np.asarray(list(values), dtype=object), return_inverse=True)
             macs = (hmac.digest(kept[0], json.dumps([name, text]).encode(), "sha256")[:8] for text in found)
             hashes.append(np.frombuffer(b"".join(macs), np.uint64)[which])
+        if PERSON in columns:
+            people, whose = np.unique(hashes[list(columns).index(PERSON)], return_inverse=True)
+            total = np.zeros((len(people), len(hashes)), np.uint64)
+            np.add.at(total, whose, np.array(hashes).T)
+            hashes = total.T
         return RecordSet(tuple(columns), np.array(hashes))
 
     def use(self, records: RecordSet, use: Use, least: int, *, register: bool = True) -> None:
@@ -178,10 +169,11 @@ class DataSets:
         Refused are answers without noise on a set that differs from a combination of earlier ones in fewer than ``least``
         records.
         """
+        digest = records.digest
         with self._transaction() as db:
             query = "SELECT DISTINCT sets.* FROM sets JOIN uses USING (digest) WHERE dataset = ? AND exact"
-            known = {digest: rest for digest, *rest in db.execute(query, (use.dataset,))}
-            if use.exact and records.digest not in known:
+            known = {key: rest for key, *rest in db.execute(query, (use.dataset,))}
+            if use.exact and digest not in known:
                 sets = [
                     RecordSet(tuple(json.loads(names)), np.frombuffer(zlib.decompress(data), "u8").reshape(-1, count))
                     for count, names, data in known.values()
@@ -189,10 +181,9 @@ class DataSets:
                 if is_similar(records, sets, least):
                     raise Refused(use.site, "SIMILAR_RECORDS", REMEDY)
             if register:
-                names, data = json.dumps(records.columns), zlib.compress(records.hashes.tobytes())
-                kept = (records.digest, records.hashes.shape[1], names, data)
-                db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?)", kept)
-                row = astuple(replace(use, digest=records.digest, time=time.time()))[:-2]
+                data = json.dumps(records.columns), zlib.compress(records.hashes.tobytes())
+                db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?)", (digest, records.hashes.shape[1], *data))
+                row = astuple(replace(use, digest=digest, time=time.time()))[:-2]
                 db.execute(f"INSERT OR IGNORE INTO uses VALUES ({', '.join('?' * len(row))})", row)
 
     def uses(self) -> list[Use]:

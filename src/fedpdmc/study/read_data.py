@@ -68,9 +68,11 @@ def read_records(
 
 def identifying_texts(values: pl.Series) -> list[str]:
     """Texts that are equal for equal values, from whichever kind of source and however a contract declares them."""
-    texts = values.cast(pl.String).fill_null("").str.strip_chars().str.to_lowercase()
-    numbers = texts.cast(pl.Float64, strict=False)
-    return [t if x is None or t.isdigit() else f"{x:.12g}" for t, x in zip(texts, numbers, strict=True)]
+    texts = values.cast(pl.String).fill_null("").str.strip_chars()
+    numbers = zip(texts, texts.cast(pl.Float64, strict=False), strict=True)
+    # Whole numbers may be identifiers of many digits. Programs write true and True.
+    plain = [str(int(t)) if t.isdecimal() else t if x is None else f"{x:.12g}" for t, x in numbers]
+    return [t.lower() if t in ("True", "TRUE", "False", "FALSE") else t for t in plain]
 
 
 def is_database(source: str | Path) -> bool:

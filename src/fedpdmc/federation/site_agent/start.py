@@ -75,14 +75,9 @@ def open_agent(
     """
     also = () if policy is None else policy.record_id
     records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query, also)
-    use = None
-    if policy is not None:
-        policy.check(name, study, study.count(records))
-        use = register_records(study, name, records, policy, ledger)
-        use(register=False)
-        if study.epsilon is None:
-            check_cells(study, records, policy.least_cell)
-            logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
+    use = None if policy is None else admit(study, name, records, policy, ledger)
+    if policy is not None and study.epsilon is None:
+        logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
         raise InputError(
             "seed",
@@ -129,10 +124,18 @@ def open_agent(
         raise
 
 
-def register_records(
+def admit(
     study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
-) -> Callable[..., None]:
-    """Registers the use of a site's records, or raises `Refused` if they differ in few from those of earlier studies."""
+) -> Callable[[], None]:
+    """Check contract and records by the site's policy; returns what registers the use of the records.
+
+    Raises
+    ------
+    Refused, InputError
+    """
+    policy.check(name, study, study.count(records))
+    if study.epsilon is None:
+        check_cells(study, records, policy.least_cell)
     texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
     # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
     hidden = {study.design.response_name} if study.label else set()
@@ -145,4 +148,6 @@ def register_records(
     exact = study.epsilon is None or study.label
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
     least = policy.least_records if policy.least_difference is None else policy.least_difference
-    return partial(register.use, register.hash_records(columns), use, least)
+    hashes = register.hash_records(columns)
+    register.use(hashes, use, least, register=False)
+    return partial(register.use, hashes, use, least)

@@ -196,7 +196,8 @@ def _sites(post: Posterior) -> str:
     cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes[site].sum()):,} bytes in all.</p>"
     weights = post.settings.get("influence") or {}
     lines = [f"{name}: {100 * own['share']:.3g} % of the information" for name, own in weights.items()]
-    return cost + _table(table.loc[site]) + _list([*lines, *post.settings.get("doubts", [])])
+    lines += post.settings.get("doubts", [])
+    return cost + _table(table.loc[site]) + (_list(lines) if lines else "")
 
 
 def _convergence(post: Posterior) -> str:
