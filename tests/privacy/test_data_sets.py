@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import sqlite3
 import stat
 import time
@@ -103,6 +104,22 @@ def test_one_more_patient_is_refused_before_anything_is_released(site, tmp_path)
     # It says neither which records differ nor how many, and there is nothing that a coordinator could ask.
     assert not any(word in str(error.value) for word in ("83", "verum", "1 record", "151"))
     assert not (tmp_path / "1" / "store" / "audit.log").exists()
+
+
+def test_the_command_of_a_site_refuses_before_it_dials(site, tmp_path):
+    """As a process would: the exit status says that an operator must act, and nothing was connected to."""
+    exact_gradient(site(FIRST, PEOPLE))
+    (tmp_path / "study.toml").write_text(SECOND)
+    (tmp_path / "policy.toml").write_text(CAREFUL)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        words = ["site", tmp_path / "study.toml", "--name", "n2", "--data", table(tmp_path / "n2.csv", PEOPLE[1:])]
+        words += ["--policy", tmp_path / "policy.toml", "--coordinator", f"127.0.0.1:{listening.getsockname()[1]}"]
+        words += ["--plain-on-loopback", "--store", tmp_path / "store", "--log-file", tmp_path / "log"]
+        assert CliRunner().invoke(app, list(map(str, words))).exit_code == 2
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert "SIMILAR_RECORDS" in (tmp_path / "log").read_text()
 
 
 def test_a_column_that_drops_few_is_refused(site):

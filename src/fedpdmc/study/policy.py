@@ -89,8 +89,8 @@ class Policy:
         protection: exact answers determine the records, however many there are.
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
-    least_difference : int or None
-        The smallest number of records in which a set may differ from those of earlier studies; None: ``least_records``.
+    least_difference : int
+        The smallest number of records in which a set may differ from those of earlier studies.
     record_id : tuple of str
         The columns of the site's own table that identify a person; empty: records are compared by their values.
     """
@@ -121,7 +121,7 @@ class Policy:
     most_operations: int = 0
     largest_delta: float = LARGEST_DELTA
     neighbours: tuple[str, ...] = NEIGHBOURS
-    least_difference: int | None = None
+    least_difference: int = 20
     record_id: tuple[str, ...] = ()
 
     def allows_model(self, study: Study) -> bool:
@@ -213,7 +213,7 @@ def _policy(table: Table) -> Policy:
         most_operations=most,
         largest_delta=table.number("largest_delta", LARGEST_DELTA, least=0.0, most=0.5),
         neighbours=table.texts("neighbours", NEIGHBOURS, among=(*NEIGHBOURS, "label")),
-        least_difference=table.whole("least_difference", None),
+        least_difference=table.whole("least_difference", table.values.get("least_records", 0)),
         record_id=table.texts("record_id", ()),
     )
     table.done()

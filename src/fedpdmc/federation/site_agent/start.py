@@ -127,12 +127,7 @@ def open_agent(
 def admit(
     study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
 ) -> Callable[[], None]:
-    """Check contract and records by the site's policy; returns what registers the use of the records.
-
-    Raises
-    ------
-    Refused, InputError
-    """
+    """Check contract and records by the site's policy; returns what registers the use of the records."""
     policy.check(name, study, study.count(records))
     if study.epsilon is None:
         check_cells(study, records, policy.least_cell)
@@ -147,7 +142,6 @@ def admit(
     register = DataSets(Path(default_path() if ledger is None else ledger).parent)
     exact = study.epsilon is None or study.label
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
-    least = policy.least_records if policy.least_difference is None else policy.least_difference
-    hashes = register.hash_records(columns)
-    register.use(hashes, use, least, register=False)
-    return partial(register.use, hashes, use, least)
+    known = register.hash_records(columns), use, policy.least_difference
+    register.use(*known, register=False)
+    return partial(register.use, *known)
