@@ -150,7 +150,7 @@ def three_sites(path, records, effect):
 
 
 def test_a_site_of_invented_records_that_moves_the_posterior_is_named(tmp_path):
-    """9,900 invented records move a log odds ratio from 0 to 6. No other check says so."""
+    """9,900 invented records with a log odds ratio of 6 move it from 0 to above 4. No other check says so."""
     with pytest.warns(UserWarning, match=r"Site 'west' contradicts the other sites: drug\[T.verum\]") as said:
         post = three_sites(tmp_path / "lie", 9900, 6.0).in_process()
     assert post.mean()[1] > 4 and not any("contributes" in str(one.message) for one in said)
