@@ -35,6 +35,20 @@ settings.register_profile(
 settings.load_profile("fixed")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_ledger_of_the_user(tmp_path_factory):
+    """Nothing is written to the state folder of the user who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDPDMC_LEDGER", str(tmp_path_factory.mktemp("state") / "ledger.db"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_register(no_ledger_of_the_user, tmp_path_factory, monkeypatch):
+    """Record sets of one test are not compared with those of another."""
+    monkeypatch.setenv("FEDPDMC_LEDGER", str(tmp_path_factory.mktemp("state") / "ledger.db"))
+
+
 @pytest.fixture(autouse=True)
 def thirty_two_bits_outside():
     """No test and no call of the package may leave the caller in 64 bits."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 from tests.federation.studies import SITE_SEED, SUMMED, Folder
+from tests.privacy.support import a_ledger
 from tests.study.contracts import CONTRACT, POLICY, rows, write_csv
 
 import fedpdmc as fp
@@ -23,7 +24,7 @@ from fedpdmc.federation.resume import _mode
 from fedpdmc.federation.site_agent.audit_replay import replay
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.federation.transport import Request
-from fedpdmc.study import read_policy
+from fedpdmc.study import read_policy, read_records
 from fedpdmc.study.record_shares import largest_leverage
 
 RUN, RECORDS = b"r" * 16, 100
@@ -81,6 +82,86 @@ def selecting(age, drug, steep=400.0):
 def rank_one(hessian):
     values, vectors = np.linalg.eigh(hessian)
     return vectors[:, -1] if values[-1] > 1e-3 and values[-2] < 1e-4 * values[-1] else None
+
+
+LABEL = (
+    OWN.replace("[run]\nduration = 6.0\nburn_in = 1.0", '[run]\nmethod = "private-laplace"')
+    .replace('derivatives = "own"\npasses = true', 'arrivals = false\nderivatives = "noisy"')
+    .replace("observed_time = 1000.0\n", "")
+    + '\n[privacy]\nepsilon = 4.0\ndelta = 1e-6\nneighbours = "label"\n'
+)
+ALLOWED = CAREFUL.replace('"own"', '"noisy"') + 'neighbours = ["label"]\n'
+
+
+def read_covariates(agent, records):
+    """How many patients' drug and age the Hessians at four points have, and the refusals."""
+    real, found, codes = {(drug == "verum", age) for _, drug, age in records}, 0, []
+    for age in (31, 37, 40, 41):
+        answer = derive(agent, selecting(age, age % 2))
+        codes.append(code(answer))
+        row = None if codes[-1] else rank_one(answer.hessian)
+        found += row is not None and (row[1] / row[0] > 0.5, round(10 * row[2] / row[0] + 50)) in real
+    return found, codes
+
+
+def label_agent(folder, path, policy):
+    ledger = a_ledger(path / "ledger.db")
+    agent = open_agent(
+        folder.study, "north", folder.data["north"], store=path / "store", policy=policy, ledger=ledger
+    )  # fmt: skip
+    agent.join(messages.encode(messages.Welcome(RUN, folder.study.digest)))
+    return agent
+
+
+def test_hessians_without_noise_are_controlled_where_a_budget_protects_outcomes_only(tmp_path):
+    """Under the relation "label" no outcome changes a Hessian, so it has no noise, and its covariates are anybody's."""
+    folder, people = Guarded(tmp_path / "study", LABEL, ALLOWED), rows("north", RECORDS)
+    policy = read_policy(folder.path / "policy.toml")
+    bare = label_agent(folder, tmp_path / "bare", None)
+    assert read_covariates(bare, people)[0] >= 2
+    agent = label_agent(folder, tmp_path / "guarded", policy)
+    assert read_covariates(agent, people) == (0, ["TOO_FAR"] * 4)
+    near = [-1.0, 0.9, -0.8]
+    honest = label_agent(folder, tmp_path / "honest", policy)
+    answer = derive(honest, near)
+    design = folder.study.design.matrix(read_records(folder.study, folder.data["north"]))
+    chance = 1 / (1 + np.exp(-design @ near))
+    exact = design.T @ ((chance * (1 - chance))[:, None] * design)
+    # On the grid, and not exact.
+    np.testing.assert_allclose(answer.hessian, exact, rtol=0.01, atol=0.01)
+    assert not np.allclose(answer.hessian, exact, rtol=1e-6)
+    for each in (bare, agent, honest):
+        each.log.close()
+
+
+@pytest.mark.filterwarnings("ignore:The noise that the privacy budgets ask for")
+def test_an_honest_study_that_protects_outcomes_only_is_not_refused(tmp_path):
+    folder = Guarded(tmp_path / "study", LABEL, ALLOWED)
+    policy = read_policy(folder.path / "policy.toml")
+    agents = {
+        name: open_agent(
+            folder.study, name, folder.data[name], store=tmp_path / name, policy=policy,
+            ledger=a_ledger(tmp_path / f"{name} ledger" / "ledger.db"),
+        )
+        for name in folder.study.sites
+    }  # fmt: skip
+    with folder.listening() as connection, folder.sites(connection, agents):
+        post = fp.sample(connection, progress=False)
+    assert post.rounds == 4 and all(agent.refusals == 0 for agent in agents.values())
+
+
+def test_outcomes_do_not_decide_what_is_refused_where_a_budget_protects_them(tmp_path):
+    """The same covariates with other outcomes are refused, and answered, at the same points."""
+    folder = Guarded(tmp_path / "study", LABEL, ALLOWED)
+    policy = read_policy(folder.path / "policy.toml")
+    points = [[0.0, 0.0, 0.0], [2.0, 1.0, 6.0], [0.0, -9.0, 9.0], [6.0, 0.0, 0.0]]
+    told = []
+    for place, ill in enumerate(("no", "yes")):
+        write_csv(folder.data["north"], [(ill, *row[1:]) for row in rows("north", RECORDS)])
+        agent = label_agent(folder, tmp_path / str(place), policy)
+        told.append([code(derive(agent, x)) for x in points])
+        agent.log.close()
+    assert told[0] == told[1] and {None, "FEW_RECORDS"} <= set(told[0])
 
 
 def test_a_coordinator_with_a_good_key_reads_no_rows_over_the_network(guarded, tmp_path):

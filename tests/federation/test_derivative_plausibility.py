@@ -12,9 +12,10 @@ from tests.study.contracts import EFFECTS, rows, write_csv
 import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
-from fedpdmc.federation.derivative_plausibility import Plausible
+from fedpdmc.federation.derivative_plausibility import Plausible, doubts
 from fedpdmc.federation.message_format import digest
 from fedpdmc.federation.site_agent.start import open_agent
+from fedpdmc.results.verdict import ConvergenceWarning
 from fedpdmc.study import parse_study
 
 
@@ -128,6 +129,68 @@ def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
     write_csv(folder.path / "south.csv", rows("south", 4000))
     with pytest.warns(UserWarning, match=r"Site 'south' contributes 99\.\d+ %"):
         searched(folder, tmp_path, believed=True)
+
+
+THREE = OWN.replace('"south"]', '"south", "west"]')
+
+
+def patients(n, effect, seed):
+    """Records of a site at which a drug has this log odds ratio."""
+    rng = np.random.default_rng(seed)
+    drug, age = rng.integers(0, 2, n), rng.integers(20, 90, n)
+    ill = rng.random(n) < 1 / (1 + np.exp(-effect * drug))
+    return [(("no", "yes")[int(i)], ("placebo", "verum")[d], int(a)) for i, d, a in zip(ill, drug, age, strict=True)]
+
+
+def three_sites(path, records, effect):
+    folder = Guarded(path, THREE, LOOSE)
+    for seed, (name, n, own) in enumerate((("north", 100, 0.0), ("south", 100, 0.0), ("west", records, effect))):
+        write_csv(folder.data[name], patients(n, own, seed))
+    return folder
+
+
+def test_a_site_of_invented_records_that_moves_the_posterior_is_named(tmp_path):
+    """9,900 invented records with a log odds ratio of 6 move it from 0 to above 4. No other check says so."""
+    with pytest.warns(UserWarning, match=r"Site 'west' contradicts the other sites: drug\[T.verum\]") as said:
+        post = three_sites(tmp_path / "lie", 9900, 6.0).in_process()
+    assert post.mean()[1] > 4 and not any("contributes" in str(one.message) for one in said)
+    west = post.settings["influence"]["west"]
+    assert 0.8 < west["share"] < 0.99 and west["contradicts"] > 10
+    # A bound on the number of records, not more than there are.
+    assert 100 < west["least_records"] <= 9900
+    told = str(post.summary())
+    assert "Site 'west' contradicts" in told
+    post.report(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "contradicts the other sites" in page and "west: 9" in page
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        honest = three_sites(tmp_path / "honest", 9900, 0.0).in_process()
+    assert honest.settings["doubts"] == [] and honest.settings["influence"]["west"]["contradicts"] < 5
+    assert "contradicts" not in str(honest.summary())
+
+
+def test_honest_sites_contradict_each_other_no_more_than_by_chance():
+    """The largest of three moves, in standard errors: as of correlated normal variables, whatever the sites' sizes."""
+    study, found = parse_study(THREE.encode()), []
+    rng = np.random.default_rng(8)
+    for _ in range(200):
+        truth, sizes = rng.normal(size=3) / [1, 1, 3], (60, 200, 1500)
+        designs = [np.c_[np.ones(n), rng.integers(0, 2, n), rng.uniform(-3, 4, n)] for n in sizes]
+        outcomes = [rng.random(n) < 1 / (1 + np.exp(-X @ truth)) for n, X in zip(sizes, designs, strict=True)]
+        X, y, x = np.concatenate(designs), np.concatenate(outcomes), np.zeros(3)
+        for _ in range(20):
+            p = 1 / (1 + np.exp(-X @ x))
+            x = x - np.linalg.solve(X.T @ ((p * (1 - p))[:, None] * X) + np.eye(3) / 2.5**2, X.T @ (p - y) + x / 2.5**2)
+        plausible = Plausible(study)
+        for name, X, y in zip(study.sites, designs, outcomes, strict=True):
+            p = 1 / (1 + np.exp(-X @ x))
+            plausible.check(name, x, 1.0, X.T @ (p - y), X.T @ ((p * (1 - p))[:, None] * X))
+        weights = plausible.weigh_sites()
+        assert doubts(weights) == []
+        found.append([weights[name]["contradicts"] for name in study.sites])
+    # The median and the 90 % quantile of the largest of three independent normal variables are 1.26 and 2.11.
+    assert (abs(np.median(found, 0) - 1.2) < 0.25).all() and (abs(np.quantile(found, 0.9, 0) - 2.05) < 0.35).all()
 
 
 EFFECTS_LIES = {

@@ -159,7 +159,7 @@ def test_the_unit_in_the_docs_is_the_one_that_is_written():
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     shown = re.search(r"^```ini\n(.*?)^```", page, re.S | re.M)[1].split("\n", 1)[1].replace(" \\\n   ", "")
     command = re.search(r"^ExecStart=(.*)$", shown, re.M)[1].split()
-    assert site_unit("fedpdmc", Path("/srv/study"), command, [Path("/srv/study")]) == shown
+    assert site_unit("fedpdmc", Path("/srv/study"), command, [Path("/srv/study"), Path("/srv/ledger")]) == shown
 
 
 def test_a_model_file_travels_in_the_bundle_and_a_changed_one_is_refused(tmp_path):

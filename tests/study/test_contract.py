@@ -1,5 +1,6 @@
 """Contracts: what is read, and that nothing half right passes."""
 
+import functools
 import hashlib
 
 import numpy as np
@@ -106,6 +107,59 @@ def test_a_policy_refuses_with_a_code(tmp_path, old, new, records, code):
     with pytest.raises(Refused) as error:
         policy.check("north", study, records)
     assert error.value.code == code
+
+
+PRIVATE = (
+    CONTRACT.replace("[run]\nduration = 6.0\nburn_in = 1.0", '[run]\nmethod = "private-laplace"')
+    .replace('derivatives = "own"\npasses = true', 'arrivals = false\nderivatives = "noisy"')
+    .replace("observed_time = 1000.0\n", "")
+)
+PRIVATE_POLICY = POLICY.replace('"own"', '"noisy"')
+
+
+def private_code(tmp_path, policy, contract=PRIVATE, **terms):
+    """The code with which a policy refuses a contract with these terms of a budget."""
+    (tmp_path / "policy.toml").write_text(PRIVATE_POLICY + policy)
+    table = "".join(f"{key} = {value!r}\n" for key, value in terms.items())
+    study = parse_study(f"{contract}\n[privacy]\n{table}".encode())
+    try:
+        read_policy(tmp_path / "policy.toml").check("north", study, 100)
+    except Refused as refused:
+        return refused.code
+    return None
+
+
+@pytest.mark.parametrize("arrivals", [False, True])
+def test_a_contract_is_judged_by_its_whole_curve(tmp_path, arrivals):
+    """A delta of 0.4 is no privacy, whatever epsilon says; a larger delta at a small epsilon may be a good one."""
+    contract = PRIVATE
+    if arrivals:
+        contract = CONTRACT.replace('derivatives = "own"\npasses = true', 'derivatives = "none"')
+        contract = contract.replace("[dynamics]", '[dynamics]\nkind = "ZigZag"\nreference = "none"\ncontrol = "none"')
+    find = functools.partial(private_code, tmp_path, contract=contract)
+    cap = "largest_epsilon = 1.0\n"
+    assert find(cap, epsilon=1.0, delta=0.4) == "POLICY_DELTA"
+    assert find("", epsilon=1.0, delta=0.4) == find("", epsilon=1.0, delta=1.1e-5) == "POLICY_DELTA"
+    assert find(cap, epsilon=1.0, delta=1e-5) is None and find("", epsilon=30.0, delta=1e-5) is None
+    assert find(cap, epsilon=1.1, delta=1e-9) == "POLICY_EPSILON"
+    # At the largest delta that is allowed, 1e-5, this budget has an epsilon below one.
+    assert find(cap, epsilon=0.1, delta=2e-5) is None and find("", epsilon=0.1, delta=2e-5) == "POLICY_DELTA"
+    assert find(cap, epsilon=0.99, delta=1e-3) == "POLICY_DELTA"
+    assert find("largest_delta = 1e-8\n", epsilon=1.0, delta=1e-7) == "POLICY_DELTA"
+    assert find("largest_delta = 0.5\n" + cap, epsilon=1.0, delta=0.4) is None
+
+
+def test_the_relation_label_needs_the_permission_of_the_policy(tmp_path):
+    terms = {"epsilon": 1.0, "delta": 1e-6, "neighbours": "label"}
+    assert private_code(tmp_path, "", **terms) == "POLICY_NEIGHBOURS"
+    assert private_code(tmp_path, 'neighbours = ["replace", "label"]\n', **terms) is None
+    assert private_code(tmp_path, "", **terms | {"neighbours": "add-remove"}) is None
+    assert (
+        private_code(tmp_path, 'neighbours = ["label"]\n', **terms | {"neighbours": "replace"}) == "POLICY_NEIGHBOURS"
+    )
+    assert private_code(tmp_path, 'neighbours = ["label"]\nmost_derivatives = 3\n', **terms) == "POLICY_POINTS"
+    with pytest.raises(InputError, match="policy.toml.*neighbours.*add-remove"):
+        private_code(tmp_path, 'neighbours = ["person"]\n', **terms)
 
 
 @pytest.mark.parametrize(("pinned", "refused"), [((), True), (("south",), True), (("south", "west"), False)])

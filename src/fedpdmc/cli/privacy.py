@@ -191,13 +191,35 @@ def _show(
     print(f"{len(entries)} entries, hash chain intact; last hash {entries[-1].hash.hex() if entries else '-'}")
 
 
+@command(ledger_app, "data-sets")
+def _data_sets(
+    path: Annotated[Path | None, typer.Argument(help="The ledger in the same folder. Default: the usual one.")] = None,
+) -> None:
+    """Print which record sets this site's studies have used, with and without budgets. Equal hashes are equal records."""
+    from fedpdmc.privacy.budget import default_path
+    from fedpdmc.privacy.data_sets import DataSets
+
+    register = DataSets((default_path() if path is None else path).parent)
+    if not register.path.is_file():
+        raise InputError("path", f"no register at {register.path}", "A site makes it when it first answers a request.")
+    line = "{:<20} {:<16} {:<20} {:>9} {:<12} {:<5} {:>9} {}".format
+    print(line("first release", "data set", "study", "records", "hash", "noise", "bits", "columns"))
+    for use in register.uses():
+        noise, columns = "no" if use.exact else "yes", ", ".join(name or "(person)" for name in use.columns)
+        words = (_when(use.time), use.dataset, use.study, use.count, use.digest[:12], noise, f"{use.bits:.4g}", columns)
+        print(line(*words))
+
+
+def _when(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
 def _line(entry: "Entry", accounts) -> str:
     from fedpdmc.privacy.account_bounds import spent_epsilon
 
     account = accounts[entry.dataset]
-    when = datetime.datetime.fromtimestamp(entry.time, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     spent = spent_epsilon(account.bound, account.alpha, entry.spent, account.delta) if entry.spent > 0 else 0.0
     return (
-        f"{when:<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} {entry.exposure:>10.4g} "
-        f"{spent:>15.4g}"
+        f"{_when(entry.time):<20} {entry.dataset:<16} {entry.study:<12} {entry.kind:<8} {entry.round:>6} "
+        f"{entry.exposure:>10.4g} {spent:>15.4g}"
     )

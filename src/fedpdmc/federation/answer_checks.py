@@ -24,6 +24,7 @@ REMEDIES = {
     "FEW_RECORDS": "Too few of the site's records contribute to the answer, by the least_records and largest_share of its "
     "policy. The site's log names the limit.",
     "TOO_FAR": "The point is further from the prior's mean than the site's policy allows (farthest). Check the prior.",
+    "SIMILAR_RECORDS": "The site's records differ in few from those of another study. Its operator decides what to do.",
     "NOT_ANSWERED": "An error occurred at the site. The site's own log has it.",
     "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
 }

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -35,6 +36,8 @@ LONGEST = 20.0
 # Thresholds of warnings: one site's share of the information; relative difference of posterior and prior standard
 # deviations; and a standard deviation relative to the smallest possible one.
 MOST_OF_ALL, LIKE_PRIOR, FAR_BELOW = 0.99, 0.02, 0.5
+# Standard errors by which a site may differ from the others: chance gives as much once in a million sites.
+CONTRADICTS = 5.0
 # A curvature beyond this is a standard deviation below 1e-12, which no double precision run can sample.
 LARGEST = 1e24
 
@@ -63,7 +66,7 @@ class Plausible:
         if study.model is not None and study.effects is None:
             from fedpdmc.study.derivative_bounds import DerivativeBounds
 
-            self._model = DerivativeBounds(study)
+            self._model, self._largest = DerivativeBounds(study), np.zeros(0)
             return
         self._largest = study.design.largest
         response, offset = study.columns[study.design.response_name], study.options.get("offset")
@@ -91,13 +94,14 @@ class Plausible:
             raise BadAnswer(
                 name, f"a Hessian that {study.most_records:,} records within the declared bounds cannot have"
             )
-        if noisy or study.unknown_scale or study.family == "student_t" or study.model or study.effects:
+        if noisy:
             return
-        self._convex(name, hessian)
         now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian)
         before = self._told.setdefault(name, [])
-        for past in before:
-            self._between(name, past, now)
+        if not (study.unknown_scale or study.family == "student_t" or study.model or study.effects):
+            self._convex(name, hessian)
+            for past in before:
+                self._between(name, past, now)
         before.append(now)
 
     def _deviation(self, spread: np.ndarray | None) -> float:
@@ -194,17 +198,33 @@ class Plausible:
         slack = slack * high + 1e-9 * max(curves)
         return low * max(curves) - slack <= rise <= high * min(curves) + slack
 
-    def warn_if_dominated(self, hessians: dict[str, np.ndarray], covariance: np.ndarray) -> None:
-        """Warn if one site contributes nearly all information."""
-        share = {name: float(np.trace(covariance @ hessian)) for name, hessian in hessians.items()}
-        total = sum(share.values())
-        for name, own in share.items():
-            if len(share) > 1 and own > MOST_OF_ALL * total > 0:
-                warnings.warn(
-                    f"Site {name!r} contributes {100 * own / total:.4g} % of the information about the parameters. If it "
-                    "does not have this share of the records, its answers are wrong.",
-                    stacklevel=2,
-                )
+    def weigh_sites(self) -> dict[str, dict[str, Any]]:
+        """What each site does to the posterior, by gradients ``g_m`` and Hessians ``H_m`` of all sites at the last point.
+
+        Without site m the precision is ``P``, of the other sites and the prior, and the optimum moves by ``P⁻¹ g_m``. If
+        all records have the same parameters, this has mean zero and covariance ``P⁻¹ − (P + H_m)⁻¹``. ``contradicts`` is
+        the largest of these moves in standard deviations, in ``parameter``; ``share`` the site's part of the information,
+        and ``least_records`` the smallest number of records within the declared columns with these derivatives.
+        """
+        last, prior = {name: told[-1] for name, told in self._told.items()}, self._study.prior_place
+        total = sum((told.hessian for told in last.values()), np.zeros(2 * (len(self._study.names),)))
+        total = total if prior is None else total + np.diag(prior[1] ** -2.0)
+        if len(last) < 2 or np.linalg.eigvalsh(total)[0] <= 0:
+            return {}
+        covariance, found = np.linalg.inv(total), {}
+        shares = {name: float(np.trace(covariance @ told.hessian)) for name, told in last.items()}
+        for name, (x, spread, _, gradient, hessian) in last.items():
+            slope, curvature = self._of_one_record(x, spread)
+            records = max((np.diag(hessian) / np.diag(curvature)).max(), (np.abs(gradient) / slope).max())
+            found[name] = {"share": shares[name] / sum(shares.values()), "least_records": int(np.ceil(records))}
+            others = total - hessian
+            if np.linalg.eigvalsh(others)[0] > 0:
+                without = np.linalg.inv(others)
+                variance = np.diag(without - covariance)
+                moves = np.abs(without @ gradient) / np.sqrt(np.where(variance > 0, variance, np.inf))
+                worst = int(np.argmax(moves))
+                found[name] |= {"contradicts": float(moves[worst]), "parameter": self._study.names[worst]}
+        return found
 
     def check_posterior(self, mean: np.ndarray, sd: np.ndarray) -> None:
         """Warn if no records of this study could give this posterior, or if it equals the prior."""
@@ -227,6 +247,24 @@ class Plausible:
                 "records.",
                 stacklevel=2,
             )
+
+
+def doubts(weights: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which site has nearly all information, and which contradicts the others most, if one does."""
+    words = [
+        f"Site {name!r} contributes {100 * own['share']:.4g} % of the information about the parameters. If it does not have "
+        "this share of the records, its answers are wrong."
+        for name, own in weights.items()
+        if own["share"] > MOST_OF_ALL
+    ]
+    name = max(weights, key=lambda one: weights[one].get("contradicts", 0.0), default="")
+    if name and (own := weights[name]).get("contradicts", 0.0) > CONTRADICTS:
+        words.append(
+            f"Site {name!r} contradicts the other sites: {own['parameter']} differs by {own['contradicts']:.3g} standard "
+            f"errors. {100 * own['share']:.3g} % of the information is from this site, of at least "
+            f"{own['least_records']:,} records. Check them; if sites do differ, let them in the model."
+        )
+    return words
 
 
 def _same_spread(one: Told, other: Told) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from fedpdmc.errors import InputError
+from fedpdmc.federation.derivative_plausibility import doubts
 from fedpdmc.federation.derivative_rounding import TOLERANCE
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
@@ -43,6 +45,8 @@ class RunRecorder:
 
     def __init__(self, connection: Connection):
         self.connection = connection
+        # What each site does to the posterior.
+        self.weights: dict[str, dict[str, Any]] = {}
 
     def block(self, block: Block | Skeleton) -> None:
         """Store a block's knots."""
@@ -71,6 +75,7 @@ class RunRecorder:
                 "burn_in": sampler.burn_in_time,
                 "goal": list(sampler.goal),
                 "reference": facts,
+                "weights": self.weights,
             },
             arrays,
         )
@@ -98,7 +103,8 @@ class RunRecorder:
     def facts(self) -> dict[str, Any]:
         """Which study and run this is."""
         study = self.connection.study
-        return {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+        known = {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+        return known | {"influence": self.weights, "doubts": doubts(self.weights)}
 
 
 def sample_study(
@@ -120,6 +126,8 @@ def sample_study(
         raise InputError("keep", repr(keep), f"The run in this store was started with keep={saved.facts['keep']!r}.")
     method = _method(connection, saved if begun else None, keep)
     recorder, federation = RunRecorder(connection), connection.federation
+    if federation.plausible is not None:
+        recorder.weights = saved.facts.get("weights", {}) if begun and saved else federation.plausible.weigh_sites()
     federation.flips, federation.private = study.dynamics().flips, study.epsilon is not None
     elsewhere = method.sites[: len(federation.names)]
     federation.columns = [local_columns(site, opening(method, site)) for site in elsewhere]
@@ -253,9 +261,8 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     )
     made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
-        scale = np.asarray(made.scale_tril)
-        hessians = {name: np.asarray(own.quadratic.precision) for name, own in (made.control or {}).items()}
-        federation.plausible.warn_if_dominated(hessians, scale @ scale.T)
+        for doubt in doubts(federation.plausible.weigh_sites()):
+            warnings.warn(doubt, stacklevel=2)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
     return dataclasses.replace(made, rounds=found.rounds + made.rounds, bytes=traffic)
 

@@ -149,7 +149,7 @@ class Joining:
     folder : path
         The study's folder at this site. Existing files are kept; a different contract or authority is refused.
     ledger : path, optional
-        The site's privacy ledger, if the contract has a budget.
+        The site's privacy ledger. Its folder has the register of the record sets that the site's studies have used.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Joining:
         self.bundle, self.name, self.query, self.folder = bundle, name, query, Path(folder).absolute()
         self.source = source if is_database(source) else Path(source).absolute()
         self.study, self.key = bundle.study, ""
-        self.ledger = None if self.study.epsilon is None else (ledger or default_path()).absolute()
+        self.ledger = (ledger or default_path()).absolute()
         if name not in self.study.sites:
             raise InputError("name", repr(name), f"Give one of the contract's sites: {', '.join(self.study.sites)}.")
 
@@ -172,6 +172,7 @@ class Joining:
         """Write the files that do not exist yet, including a private key; returns their names."""
         keys, made = self.folder / "keys", []
         keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         given = {self.folder / CONTRACT: self.bundle.contract, keys / AUTHORITY: self.bundle.authority}
         if self.study.model_file is not None:
             given[self.folder / self.study.model_file] = self.bundle.model
@@ -210,7 +211,7 @@ class Joining:
             ("--ledger", self.ledger, None),
         ):
             words += [] if value == usual else [option, str(value)]
-        writes = [self.folder, *([] if self.ledger is None else [self.ledger.parent])]
+        writes = [self.folder, self.ledger.parent]
         try:
             user = getpass.getuser()
         except (KeyError, OSError, ImportError):

@@ -23,9 +23,10 @@ from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
 from fedpdmc.federation.site_agent.secrets import refuse_links
+from fedpdmc.federation.site_agent.start import admit
 from fedpdmc.operations.network_probes import TIMEOUT, bind, dial, handshake, handshake_with_self
 from fedpdmc.study import Study, read_policy, read_study
-from fedpdmc.study.read_data import check_cells, site_records
+from fedpdmc.study.read_data import site_records
 
 # Seconds by which the clocks of two machines may differ.
 MOST_SKEW = 60.0
@@ -185,9 +186,8 @@ class SiteCheck(Check):
 
     def _policy(self) -> str:
         self.policy = read_policy(self.policy_path)
-        self.policy.check(self.name, self.study, len(self.records))
-        if self.study.epsilon is None:
-            check_cells(self.study, self.records, self.policy.least_cell)
+        records = site_records(self.study, self.name, self.source, self.query, self.policy.record_id)
+        admit(self.study, self.name, records, self.policy, self.ledger_path)
         return "allows this contract with these records"
 
     def _ledger(self) -> str:

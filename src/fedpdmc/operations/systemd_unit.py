@@ -21,7 +21,7 @@ RestartSec=10
 RestartPreventExitStatus=2
 UMask=0077
 LimitNOFILE=65536
-# Write access: the study's folder, and a cache of compiled programs.
+# Write access: the study's folder, the folder of the ledger, and a cache of compiled programs.
 ProtectSystem=strict
 ProtectHome={home}
 ReadWritePaths={writes}

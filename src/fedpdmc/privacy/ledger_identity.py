@@ -39,9 +39,9 @@ def close(*connections: sqlite3.Connection) -> None:
         connection.close()
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, timeout: float = 0.0) -> sqlite3.Connection:
     """A connection whose commits are durable when they return, including the directory entry of the journal."""
-    db = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
+    db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON"):
         db.execute(f"PRAGMA {pragma}")
     return db

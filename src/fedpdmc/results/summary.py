@@ -179,7 +179,7 @@ def _notes(post: Posterior) -> list[str]:
         lines.append(
             f"Laplace reference and a burn-in of {post.settings['burn_in']:.3g}: {post.settings['reference_why']}. {NEARER}"
         )
-    return [*lines, bounds_line(post), *privacy_lines(post.privacy)]
+    return [*lines, bounds_line(post), *post.settings.get("doubts", ()), *privacy_lines(post.privacy)]
 
 
 def bounds_line(post: Posterior) -> str:

@@ -139,6 +139,11 @@ class Study:
         """Whether derivatives are released with noise."""
         return self.derivatives in ("noisy", "noisy-summed")
 
+    @property
+    def label(self) -> bool:
+        """Whether a privacy budget protects outcomes only."""
+        return self.epsilon is not None and self.neighbours == "label"
+
     @cached_property
     def design(self) -> Design:
         """The formula over the declared columns."""

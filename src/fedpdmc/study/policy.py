@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpdmc.errors import InputError, Refused
+from fedpdmc.privacy.account_bounds import spent_epsilon
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.contract import Study
 from fedpdmc.study.contract_keys import DERIVATIVES, FAMILIES
@@ -17,11 +18,14 @@ from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
 UNPROTECTED = (
-    "A coordinator can reconstruct most of so few records from an honest run without a privacy budget. Agree on "
-    "a contract with [privacy], or lower least_without_budget in the site's policy.toml."
+    "Without a privacy budget a coordinator can reconstruct records, few or many. Agree on a contract with [privacy]; or, "
+    "if it may know them, lower least_without_budget in the site's policy.toml."
 )
 MOST_CHAINS = 2048
 LEAST_WITHOUT_BUDGET = 50
+# The chance of a breach for each record must be far below one over the number of records.
+LARGEST_DELTA = 1e-5
+NEIGHBOURS = ("replace", "add-remove")
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -58,6 +62,10 @@ class Policy:
         Upper limits for the contract's limits.
     largest_epsilon : float or None
         If given, a contract must have a privacy budget with at most this epsilon.
+    largest_delta : float
+        The largest delta of a privacy budget, unless its epsilon at this delta is at most ``largest_epsilon``.
+    neighbours : tuple of {"replace", "add-remove", "label"}
+        Which relations of a privacy budget are allowed. With "label" only outcomes are protected.
     dataset : str or None
         The name of the records in the site's privacy ledger, whatever columns a contract uses and however it names the
         site; None: the whole ledger is one data set.
@@ -77,10 +85,14 @@ class Policy:
     hours : (int, int) or None
         The hours of the day, by the site's clock, between which it answers; None: always.
     least_without_budget : int
-        The smallest number of records with which the site takes part in a contract without a privacy budget. Arrivals are
-        not noisy, and from those of an honest run most of a few dozen records can be reconstructed.
+        The smallest number of records with which the site takes part in a contract without a privacy budget. It is no
+        protection: exact answers determine the records, however many there are.
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
+    least_difference : int
+        The smallest number of records in which a set may differ from those of earlier studies.
+    record_id : tuple of str
+        The columns of the site's own table that identify a person; empty: records are compared by their values.
     """
 
     least_records: int
@@ -107,6 +119,10 @@ class Policy:
     least_without_budget: int = LEAST_WITHOUT_BUDGET
     models: tuple[str, ...] = ()
     most_operations: int = 0
+    largest_delta: float = LARGEST_DELTA
+    neighbours: tuple[str, ...] = NEIGHBOURS
+    least_difference: int = 20
+    record_id: tuple[str, ...] = ()
 
     def allows_model(self, study: Study) -> bool:
         """Whether the family, or the model file, is one that the site allows."""
@@ -122,6 +138,15 @@ class Policy:
             terms |= {"epsilon": self.total[0], "delta": self.total[1], "granted": (study.epsilon, study.delta)}
         return terms
 
+    def _allows_delta(self, study: Study) -> bool:
+        """Whether the delta is small enough, or the budget has an allowed epsilon at the largest that is."""
+        budget = study.budget(**self.budget_terms(study))
+        if budget is None or study.delta <= self.largest_delta or self.largest_epsilon is None:
+            return budget is None or study.delta <= self.largest_delta
+        account, alone = budget.terms(study.one_shot), study.one_shot and not study.release
+        bound, spent = "gaussian" if alone else account.bound, budget.study_limit(account, alone)
+        return spent_epsilon(bound, account.alpha, spent, self.largest_delta) <= self.largest_epsilon
+
     def check(self, site: str, study: Study, records: int) -> None:
         """Raise `Refused` if the contract, or the site's number of records, violates the policy."""
         dim = len(study.names)
@@ -132,7 +157,8 @@ class Policy:
             "POLICY_PARAMETERS": dim > self.most_parameters_per_record * records,
             "POLICY_FAMILY": not self.allows_model(study),
             "POLICY_DERIVATIVES": DERIVATIVES.index(study.derivatives) > DERIVATIVES.index(self.derivatives),
-            "POLICY_POINTS": study.derivatives in EXACT and study.most_derivatives > self.most_derivatives,
+            "POLICY_POINTS": (study.derivatives in EXACT or study.label)
+            and study.most_derivatives > self.most_derivatives,
             "POLICY_PASSES": study.passes and not self.passes,
             "POLICY_ROUNDS": study.rounds > self.most_rounds,
             "POLICY_TIME": study.observed_time > self.most_observed_time,
@@ -143,6 +169,8 @@ class Policy:
             "POLICY_COLLUDING": study.colluding is not None and study.colluding < self.least_colluding,
             "POLICY_EPSILON": self.largest_epsilon is not None
             and (study.epsilon is None or study.epsilon > self.largest_epsilon),
+            "POLICY_DELTA": not self._allows_delta(study),
+            "POLICY_NEIGHBOURS": study.epsilon is not None and study.neighbours not in self.neighbours,
         }
         for code, broken in faults.items():
             if broken:
@@ -158,14 +186,10 @@ def read_policy(path: str | Path) -> Policy:
 def _policy(table: Table) -> Policy:
     models = table.texts("models", ())
     most = table.whole("most_operations", 0)
-    families = table.texts("families", () if models or most else REQUIRED)
-    for family in families:
-        if family not in FAMILIES:
-            raise table.invalid("families", f"Known families: {', '.join(FAMILIES)}.")
     policy = Policy(
         least_records=table.whole("least_records", least=0),
         most_parameters_per_record=table.number("most_parameters_per_record", least=0.0),
-        families=families,
+        families=table.texts("families", () if models or most else REQUIRED, among=FAMILIES),
         derivatives=table.text("derivatives", "none", among=DERIVATIVES),
         passes=table.flag("passes", False),
         most_rounds=table.whole("most_rounds", least=1, most=2**62),
@@ -187,6 +211,10 @@ def _policy(table: Table) -> Policy:
         least_without_budget=table.whole("least_without_budget", LEAST_WITHOUT_BUDGET),
         models=_digests(table, models),
         most_operations=most,
+        largest_delta=table.number("largest_delta", LARGEST_DELTA, least=0.0, most=0.5),
+        neighbours=table.texts("neighbours", NEIGHBOURS, among=(*NEIGHBOURS, "label")),
+        least_difference=table.whole("least_difference", table.values.get("least_records", 0)),
+        record_id=table.texts("record_id", ()),
     )
     table.done()
     return policy

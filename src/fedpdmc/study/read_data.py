@@ -6,7 +6,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ DATABASES = ("sqlite:", "postgresql://", "postgres://")
 
 
 def read_records(
-    study: Study, source: str | Path, query: str | None = None, *, site: str | None = None
+    study: Study, source: str | Path, query: str | None = None, *, site: str | None = None, also: Sequence[str] = ()
 ) -> pd.DataFrame:
     """The declared columns of a site's records, as numbers and levels.
 
@@ -35,6 +35,8 @@ def read_records(
         The query that gives the records; for databases only.
     site : str, optional
         The site's name, for messages.
+    also : sequence of str
+        Columns that the contract does not use: in ``attrs["raw"]``, with the used ones as the source has them.
 
     Raises
     ------
@@ -47,7 +49,8 @@ def read_records(
     if database != (query is not None):
         found = "a database without a query" if database else "a query for a file"
         raise InputError(whose, found, "Give a query for sqlite: and postgresql:// sources, and only for them.")
-    needed, origin = _needed(study), Origin(f"{whose} ({shown(str(source))})", None if database else Path(source))
+    needed = [*_needed(study), *(name for name in also if name not in study.used)]
+    origin = Origin(f"{whose} ({shown(str(source))})", None if database else Path(source))
     raw = _from_database(str(source), str(query), whose) if database else _from_file(Path(source), needed, whose)
     missing = ", ".join(repr(name) for name in needed if name not in raw)
     faults = [Fault(-1, "", f"no column {missing}", f"Give the columns {', '.join(needed)}, by these names.")]
@@ -57,7 +60,19 @@ def read_records(
         raise FaultyRecords(origin, faults, count)
     if not count:
         raise InputError(origin.where, "no records", "Give at least one record.")
-    return checked_records(study, {name: raw[name] for name in needed if name in raw}, origin, count, faults)
+    used = {name: raw[name] for name in needed if name in raw and name in study.used}
+    records = checked_records(study, used, origin, count, faults)
+    records.attrs["raw"] = {name: raw[name][records.attrs["rows"]] for name in needed}
+    return records
+
+
+def identifying_texts(values: pl.Series) -> list[str]:
+    """Texts that are equal for equal values, from whichever kind of source and however a contract declares them."""
+    texts = values.cast(pl.String).fill_null("").str.strip_chars()
+    numbers = zip(texts, texts.cast(pl.Float64, strict=False), strict=True)
+    # Whole numbers may be identifiers of many digits. Programs write true and True.
+    plain = [str(int(t)) if t.isdecimal() else t if x is None else f"{x:.12g}" for t, x in numbers]
+    return [t.lower() if t in ("True", "TRUE", "False", "FALSE") else t for t in plain]
 
 
 def is_database(source: str | Path) -> bool:
@@ -65,9 +80,11 @@ def is_database(source: str | Path) -> bool:
     return isinstance(source, str) and source.startswith(DATABASES)
 
 
-def site_records(study: Study, site: str, source: str | Path, query: str | None = None) -> pd.DataFrame:
+def site_records(
+    study: Study, site: str, source: str | Path, query: str | None = None, also: Sequence[str] = ()
+) -> pd.DataFrame:
     """The records of a site, as `read_records` returns them, checked against the contract's limits."""
-    records = read_records(study, source, query, site=site)
+    records = read_records(study, source, query, site=site, also=also)
     if study.count(records) > study.most_records:
         raise InputError(
             f"data of site {site!r}",

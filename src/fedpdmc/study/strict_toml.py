@@ -90,14 +90,16 @@ class Table:
             )
         return value
 
-    def texts(self, key: str, default: Any = REQUIRED, least: int = 1) -> tuple[str, ...]:
-        """A list of different texts."""
+    def texts(self, key: str, default: Any = REQUIRED, least: int = 1, among: Any = None) -> tuple[str, ...]:
+        """A list of different texts, all of them ``among`` known ones if there are such."""
         value = self._take(key, default)
         if value is default and default is not REQUIRED:
             return value
         good = isinstance(value, list) and len(value) >= least and all(map(_is_text, value))
         if not good or len(set(value)) != len(value):
             raise self.invalid(key, f"Give a list of at least {least} different printable texts.")
+        if among is not None and not set(value) <= set(among):
+            raise self.invalid(key, f"Give some of {', '.join(among)}.")
         return tuple(value)
 
     def number(self, key: str, default: Any = REQUIRED, least: float = -math.inf, most: float = math.inf) -> float:

@@ -19,7 +19,7 @@ from fedpdmc.federation.message_format import claimed_kind
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.request_checks import RequestRefused, failed_disk
+from fedpdmc.federation.site_agent.request_checks import RequestRefused, failed_disk, refusing_privacy_errors
 from fedpdmc.version import __version__
 
 logger = logging.getLogger("fedpdmc.site")
@@ -69,10 +69,12 @@ class Agent:
         With the answers of an earlier process, if any.
     credentials : Credentials, optional
         The site's keys, with which it signs the hash of its log.
+    use : callable, optional
+        Registers the use of the site's records before the first answer.
     """
 
-    def __init__(self, computation: Computation, log: AuditLog, credentials: Credentials | None = None):
-        self.computation, self.log = computation, log
+    def __init__(self, computation: Computation, log: AuditLog, credentials: Credentials | None = None, use=None):
+        self.computation, self.log, self._use = computation, log, use
         self.study, self.site = computation.study, computation.site
         self.run: bytes | None = None
         self.finished, self.contact = False, Contact()
@@ -223,6 +225,10 @@ class Agent:
         if self._in_progress != asked and not suspect:
             self._append(Kind.REQUEST, data)
         self._in_progress = asked
+        if self._use is not None:
+            with refusing_privacy_errors():
+                self._use()
+            self._use = None
         try:
             answer = self.computation.compute(message, asked)
         except (RequestRefused, OSError):

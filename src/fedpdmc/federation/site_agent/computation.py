@@ -16,7 +16,7 @@ from fedpdmc.bent_coordinates import Bend
 from fedpdmc.clocks import VIOLATED, Clock, LatentClock
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
-from fedpdmc.federation.derivative_rounding import Release, release
+from fedpdmc.federation.derivative_rounding import FINE, Release, release
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, Place
 from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
@@ -33,7 +33,7 @@ from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumPart
 from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS, TooMuchWork, arrivals_along
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.federation.turn_plans import fingerprint, whole
-from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_status
+from fedpdmc.members.noisy_derivatives import noisy_derivatives, release_point, release_status
 from fedpdmc.members.private_site import PrivateSite
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.members.shared_noise import Group, share_terms, shared_derivatives
@@ -195,7 +195,18 @@ class Computation:
             raise RequestRefused("KEY_NOT_PROVED") from error
         return messages.Opened(message.run, message.sequence, asked)
 
+    def _check_covariates(self, message: messages.Derive) -> None:
+        """Disclosure control of a Hessian without noise under a budget, where it is evaluated."""
+        budget = self.site.budget
+        if budget is None or self._control is None:
+            return
+        places = (self._own(message), *self._points)
+        own, *released = (place._replace(x=release_point(place.x, budget.bounds)) for place in places)
+        with refusing_disclosure():
+            self._control.check(Place(message.x, message.about), own, released)
+
     def _derive(self, message: messages.Derive, asked: bytes) -> messages.Derivatives | messages.Masked:
+        self._check_covariates(message)
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
@@ -204,8 +215,10 @@ class Computation:
                 schedule = ONE_SHOT if self.study.one_shot else REFERENCE
                 told = noisy_derivatives(self.site, message.x, len(self._points), schedule, message.about)
                 numbers = release_status(self.site).numbers()
-            noise = np.asarray([told.gradient_sd, told.hessian_sd, *numbers])
-            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
+            noise, hessian = np.asarray([told.gradient_sd, told.hessian_sd, *numbers]), told.hessian
+            if self.study.label:
+                hessian = release(message.x, told.gradient, hessian, None, self._dither(message), FINE).hessian
+            return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
                 whole = Place(message.x, message.about, self._bend(message))
@@ -233,11 +246,14 @@ class Computation:
         place, before = self._own(message), self._released[-1] if self._released else None
         if before is not None and before[0].bend_bytes != place.bend_bytes:
             before = None
-        key = f"grid/{self.site.seed}/{self._run_seed}/{self.site.name}".encode()
-        secret = b"/".join([key, place.x.tobytes(), message.spread.tobytes(), message.bend.tobytes()])
-        made = release(place.x, gradient, hessian, None if before is None else before[1], secret)
+        made = release(place.x, gradient, hessian, None if before is None else before[1], self._dither(message))
         self._made_release = message, made
         return made
+
+    def _dither(self, message: messages.Derive) -> bytes:
+        """The secret from which the dither of a release follows."""
+        key = f"grid/{self.site.seed}/{self._run_seed}/{self.site.name}".encode()
+        return b"/".join([key, message.x.tobytes(), message.spread.tobytes(), message.bend.tobytes()])
 
     def _derive_shared(self, party: SecureSumParty, message: messages.Derive, asked: bytes) -> messages.Masked:
         """The site's part of the sum, with its share of the noise, masked and charged."""

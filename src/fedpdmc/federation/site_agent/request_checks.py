@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedpdmc.bent_coordinates import moderate
-from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError
+from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, PrivacyError, Refused
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
@@ -59,6 +59,9 @@ def refusing_privacy_errors() -> Iterator[None]:
     except BudgetSpent as error:
         logger.error("%s", error)
         raise RequestRefused("BUDGET_SPENT") from error
+    except Refused as error:
+        logger.error("%s", error)
+        raise RequestRefused(error.code) from error
     except NotFinite as error:
         raise RequestRefused("NOT_FINITE", error.chain + 1) from error
     except InputError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -20,13 +23,13 @@ from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
 from fedpdmc.models.model_file.records import RecordModel
+from fedpdmc.privacy.budget import default_path
+from fedpdmc.privacy.data_sets import PERSON, DataSets, Use
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.consistency import EXACT
-from fedpdmc.study.read_data import check_cells, site_records
+from fedpdmc.study.read_data import check_cells, identifying_texts, site_records
 
 logger = logging.getLogger("fedpdmc.site")
-# A fifth of 100 records was reconstructed from the arrivals of an honest run: docs/study-security.md.
-FEW = 200
 
 
 @double_precision
@@ -61,7 +64,8 @@ def open_agent(
     run_seed : int, optional
         Derive the site's randomness from the run's seed instead; only for sites in the coordinator's process.
     ledger : path, optional
-        The site's privacy ledger, for a contract with a budget; the user's own by default.
+        The site's privacy ledger, for a contract with a budget; the user's own by default. The register of the record sets
+        that its studies have used is in the same folder.
     dataset : str, optional
         The data set's name in the ledger, if the policy gives none; None: the whole ledger is one data set.
     seeded_for_tests : bool
@@ -69,16 +73,11 @@ def open_agent(
     credentials : Credentials, optional
         The site's keys; required if the contract has derivatives summed.
     """
-    records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query)
-    if policy is not None:
-        policy.check(name, study, study.count(records))
-        if study.epsilon is None:
-            check_cells(study, records, policy.least_cell)
-            if len(records) < FEW:
-                logger.warning(
-                    "%d records and no privacy budget: the operator of the coordinator can reconstruct a part of them",
-                    len(records),
-                )
+    also = () if policy is None else policy.record_id
+    records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query, also)
+    use = None if policy is None else admit(study, name, records, policy, ledger)
+    if policy is not None and study.epsilon is None:
+        logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
         raise InputError(
             "seed",
@@ -97,6 +96,12 @@ def open_agent(
         region = TrustRegion(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
         control = disclosure_control(study, name, records, potential, policy)
+    elif policy is not None and study.label and study.noisy:
+        # Hessians have no noise. Outcomes, which are protected, do not change them and must not decide what is released.
+        column = study.columns[study.design.response_name]
+        public = pd.Categorical(column.levels[:1] * len(records), column.levels) if column.levels else column.range[0]
+        blank = records.assign(**{column.name: public})
+        control = disclosure_control(study, name, blank, study.potential(blank, name), policy)
     elif policy is not None and study.epsilon is None and isinstance(potential, RecordModel):
         ModelDisclosure(study, potential, policy).check_start()
     party = None
@@ -113,7 +118,30 @@ def open_agent(
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
         computation = Computation(study, site, run_seed or 0, party, control, region, seconds)
-        return Agent(computation, log, credentials)
+        return Agent(computation, log, credentials, use)
     except BaseException:
         log.close()
         raise
+
+
+def admit(
+    study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
+) -> Callable[[], None]:
+    """Check contract and records by the site's policy; returns what registers the use of the records."""
+    policy.check(name, study, study.count(records))
+    if study.epsilon is None:
+        check_cells(study, records, policy.least_cell)
+    texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}
+    # Outcomes are what the relation "label" protects: they must not decide whether the site takes part.
+    hidden = {study.design.response_name} if study.label else set()
+    columns = {column: texts[column] for column in sorted(study.used - hidden)}
+    if policy.record_id:
+        columns[PERSON] = [json.dumps(person) for person in zip(*map(texts.get, policy.record_id), strict=True)]
+        if any("" in texts[column] for column in policy.record_id):
+            raise InputError("policy.toml: record_id", "a record without a value", "Name columns that are never empty.")
+    register = DataSets(Path(default_path() if ledger is None else ledger).parent)
+    exact = study.epsilon is None or study.label
+    use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
+    known = register.hash_records(columns), use, policy.least_difference
+    register.use(*known, register=False)
+    return partial(register.use, *known)

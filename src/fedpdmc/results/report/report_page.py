@@ -194,7 +194,10 @@ def _sites(post: Posterior) -> str:
     # The member that walks the prior is the coordinator's own: it has no records and no line to it.
     site = np.asarray([name != post.settings.get("prior_site") for name in names])
     cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes[site].sum()):,} bytes in all.</p>"
-    return cost + _table(table.loc[site])
+    weights = post.settings.get("influence") or {}
+    lines = [f"{name}: {100 * own['share']:.3g} % of the information" for name, own in weights.items()]
+    lines += post.settings.get("doubts", [])
+    return cost + _table(table.loc[site]) + (_list(lines) if lines else "")
 
 
 def _convergence(post: Posterior) -> str:
