@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Binary digits of the first release, which is far from the reference, and more in all others.
-COARSE, FINER = 3, 3
+COARSE, FINE = 3, 6
 # The smallest relative curvature of a direction in which a gradient is rounded finer than along the axes.
 LEAST = 1e-3
 # Tolerance of the search, in posterior standard deviations; above the effect of rounding on a step.
@@ -35,7 +35,7 @@ MOST_PARAMETER = 40  # of a Rice code
 
 def digits_of(dim: int, first: bool) -> int:
     """Binary digits of a release. The error of a matrix grows with its dimension."""
-    return COARSE + FINER * (not first) + int(np.log2(dim) / 4)
+    return (COARSE if first else FINE) + int(np.log2(dim) / 4)
 
 
 class Release(NamedTuple):
@@ -52,16 +52,22 @@ class Release(NamedTuple):
         return _exponents(self.hessian)
 
 
-def release(x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, before: Release | None, secret: bytes) -> Release:
+def release(
+    x: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, before: Release | None, secret: bytes,
+    digits: int | None = None,
+) -> Release:  # fmt: skip
     """The derivatives on the grid, coded by their difference from the release before.
 
     Parameters
     ----------
     secret : bytes
         Of the site, for this request: the dither follows from it.
+    digits : int, optional
+        Binary digits, if not the usual ones.
     """
     chance = np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(secret).digest()[:16], "little")))
-    exponents, digits = _exponents(hessian), digits_of(len(x), before is None)
+    exponents = _exponents(hessian)
+    digits = digits_of(len(x), before is None) if digits is None else digits
     if before is None:
         bits = EXPONENT_BITS + rice_bits(np.diff(exponents))
     else:
