@@ -119,10 +119,16 @@ class Refused(FedPDMCError):
 
 
 class LimitReached(Refused):
-    """A site has answered all that the contract allows, in rounds or in observed time."""
+    """A site has answered all that the contract allows, in rounds or observed time, or its policy, in information."""
 
     def __init__(self, site: str, code: str, used: str = ""):
-        super().__init__(site, code, f"The contract's limits are used up: going on takes a new contract.{used}")
+        remedy = f"The contract's limits are used up: going on takes a new contract.{used}"
+        if code == "INFORMATION_SPENT":
+            remedy = (
+                "Its answers would carry more information than its policy allows (most_bits for each record). Ask for fewer "
+                "effective samples, agree on a contract with [privacy], or have the site raise most_bits in its policy.toml."
+            )
+        super().__init__(site, code, remedy)
 
 
 class PrivacyError(FedPDMCError):

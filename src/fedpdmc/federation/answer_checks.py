@@ -18,7 +18,7 @@ ROUNDING = 1e-9
 FASTEST = 40.0
 # The largest entry of a Hessian, and its largest relative asymmetry.
 LARGEST, SYMMETRIC = 1e150, 1e-6
-LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT")
+LIMITS = ("TOO_MANY_ROUNDS", "OBSERVED_TIME_SPENT", "INFORMATION_SPENT")
 # What the site's operator can do if its policy refuses.
 REMEDIES = {
     "FEW_RECORDS": "Too few of the site's records contribute to the answer, by the least_records and largest_share of its "

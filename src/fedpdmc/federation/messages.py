@@ -387,3 +387,20 @@ class Checked(Message):
 
     clock: Real
     software: Text
+
+
+@message(30)
+class Account(SiteRequest):
+    """Coordinator → site: how much information have your answers in this study carried? Not part of the sequence."""
+
+
+@message(31)
+class Accounted(SiteAnswer):
+    """Site → coordinator: bits, rounded up to a multiple that is public; zero under a privacy budget."""
+
+    bits: Real
+
+    def check(self):
+        """No negative number."""
+        if self.bits < 0:
+            raise WireError("bits", "a negative amount")

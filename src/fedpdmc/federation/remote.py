@@ -266,6 +266,12 @@ class RemoteFederation(Federation):
         requests = self._all(messages.Farewell)
         self._check(self.transport.ask_last(requests), requests, messages.Opened, counted=False)
 
+    def information(self) -> dict[str, float]:
+        """Bits that the answers of each site have carried, as it reports them. Not part of the sequence."""
+        requests = self._all(messages.Account)
+        found = self._check(self.transport.ask(requests), requests, messages.Accounted, counted=False)
+        return {name: message.bits for name, message in zip(self.names, found, strict=True)}
+
     def exchange_seals(self, witness: Witness, last: bool = False) -> bool:
         """Exchange seals of the sites' logs. This is not part of the sequence either.
 

@@ -47,6 +47,8 @@ class RunRecorder:
         self.connection = connection
         # What each site does to the posterior.
         self.weights: dict[str, dict[str, Any]] = {}
+        # Bits that the answers of each site have carried.
+        self.information: dict[str, float] = {}
 
     def block(self, block: Block | Skeleton) -> None:
         """Store a block's knots."""
@@ -104,7 +106,7 @@ class RunRecorder:
         """Which study and run this is."""
         study = self.connection.study
         known = {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
-        return known | {"influence": self.weights, "doubts": doubts(self.weights)}
+        return known | {"influence": self.weights, "doubts": doubts(self.weights), "information": self.information}
 
 
 def sample_study(
@@ -153,6 +155,8 @@ def sample_study(
             sampler.burn_in(progress, duration, ess)
     connection.saved = None
     post = sampler.to_length(duration, ess, progress)
+    if study.epsilon is None:
+        recorder.information = post.settings["information"] = federation.information()
     if federation.plausible is not None:
         federation.plausible.check_posterior(post.mean(), np.sqrt(np.diag(post.cov())))
     return post

@@ -186,6 +186,18 @@ class DataSets:
                 row = astuple(replace(use, digest=digest, time=time.time()))[:-2]
                 db.execute(f"INSERT OR IGNORE INTO uses VALUES ({', '.join('?' * len(row))})", row)
 
+    def bits(self, use: Use) -> tuple[float, float]:
+        """Bits of the answers to this study's contract so far, and of those to others about the same data set."""
+        every = [each for each in self.uses() if each.dataset == use.dataset and each.exact]
+        own = sum(each.bits for each in every if (each.contract, each.site) == (use.contract, use.site))
+        return own, sum(each.bits for each in every) - own
+
+    def charge(self, use: Use, digest: str, bits: float) -> None:
+        """Add the bits of an answer to a registered use."""
+        with self._transaction() as db:
+            row = (bits, use.contract, use.site, use.dataset, digest)
+            db.execute("UPDATE uses SET bits = bits + ? WHERE (contract, site, dataset, digest) = (?, ?, ?, ?)", row)
+
     def uses(self) -> list[Use]:
         """All uses, in the order of time."""
         with self._transaction() as db:

@@ -101,6 +101,11 @@ class Posterior:
         return f"Posterior({size}, {self.rounds} rounds)"
 
     @property
+    def information(self) -> dict[str, float] | None:
+        """Bits that the answers of each site on a network carry about its records, on average at most, as it reports them."""
+        return self.settings.get("information") or None
+
+    @property
     def certificate(self) -> Certificate:
         """The basis of ``certified`` for each site: a list of dicts that prints as text. Says nothing about convergence."""
         entries, prior = self.settings.get("certificate", []), self.settings.get("prior_site")

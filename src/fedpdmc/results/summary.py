@@ -179,7 +179,8 @@ def _notes(post: Posterior) -> list[str]:
         lines.append(
             f"Laplace reference and a burn-in of {post.settings['burn_in']:.3g}: {post.settings['reference_why']}. {NEARER}"
         )
-    return [*lines, bounds_line(post), *post.settings.get("doubts", ()), *privacy_lines(post.privacy)]
+    lines += [bounds_line(post), *post.settings.get("doubts", ())]
+    return [*lines, *information_lines(post), *privacy_lines(post.privacy)]
 
 
 def bounds_line(post: Posterior) -> str:
@@ -188,6 +189,14 @@ def bounds_line(post: Posterior) -> str:
         return "event bounds: certified (every event time is exact; this says nothing about convergence)"
     seen = f"{int(post.violations.sum()):,} violations seen"
     return f"event bounds: NOT certified: not exact; {seen} (this is apart from convergence)"
+
+
+def information_lines(post: Posterior) -> list[str]:
+    """How much the sites' answers carry about their records."""
+    if not post.information:
+        return []
+    bits = ", ".join(f"{name} {bits:,.0f}" for name, bits in post.information.items())
+    return [f"information that each site's answers carry about its records, in bits, on average at most: {bits}"]
 
 
 def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:

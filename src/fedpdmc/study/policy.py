@@ -26,6 +26,9 @@ LEAST_WITHOUT_BUDGET = 50
 # The chance of a breach for each record must be far below one over the number of records.
 LARGEST_DELTA = 1e-5
 NEIGHBOURS = ("replace", "add-remove")
+# A record of treatment, outcome and age in whole years has about eight bits: half of it, and all of it.
+MOST_BITS = 4.0
+MOST_BITS_IN_ALL = 8.0
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -91,6 +94,9 @@ class Policy:
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
     least_difference : int
         The smallest number of records in which a set may differ from those of earlier studies.
+    most_bits, most_bits_in_all : float
+        The most information that exact answers may carry, in bits for each record: in a study, and in all studies with the
+        same records.
     record_id : tuple of str
         The columns of the site's own table that identify a person; empty: records are compared by their values.
     """
@@ -122,6 +128,8 @@ class Policy:
     largest_delta: float = LARGEST_DELTA
     neighbours: tuple[str, ...] = NEIGHBOURS
     least_difference: int = 20
+    most_bits: float = MOST_BITS
+    most_bits_in_all: float = MOST_BITS_IN_ALL
     record_id: tuple[str, ...] = ()
 
     def allows_model(self, study: Study) -> bool:
@@ -214,6 +222,8 @@ def _policy(table: Table) -> Policy:
         largest_delta=table.number("largest_delta", LARGEST_DELTA, least=0.0, most=0.5),
         neighbours=table.texts("neighbours", NEIGHBOURS, among=(*NEIGHBOURS, "label")),
         least_difference=table.whole("least_difference", table.values.get("least_records", 0)),
+        most_bits=table.number("most_bits", MOST_BITS, least=1e-6),
+        most_bits_in_all=table.number("most_bits_in_all", MOST_BITS_IN_ALL, least=1e-6),
         record_id=table.texts("record_id", ()),
     )
     table.done()

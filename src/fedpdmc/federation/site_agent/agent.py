@@ -145,6 +145,8 @@ class Agent:
         study, spent = self.study, ""
         if self.privacy_spent is not None:
             spent = f"; {100 * self.privacy_spent:.3g} % of the privacy budget spent"
+        elif self.site.budget is None:
+            spent = f"; {self.computation.information.words()}"
         return (
             f"answered {self.log.answers:,} of at most {study.rounds:,} requests; observed process time "
             f"{self.observed_time:,.4g} of at most {study.observed_time:,.4g}{spent}"
@@ -196,7 +198,7 @@ class Agent:
 
     def _stored_answer(self, message: messages.Message, asked: bytes) -> bytes | None:
         """The answer to a request that was answered before, or is not part of the sequence; None if it is new."""
-        if not isinstance(message, (*REQUESTS, messages.Farewell, messages.Attest)):
+        if not isinstance(message, (*REQUESTS, messages.Farewell, messages.Attest, messages.Account)):
             raise RequestRefused("NOT_A_REQUEST")
         if message.run != self.run:
             raise RequestRefused("OTHER_RUN")
@@ -204,6 +206,9 @@ class Agent:
             return self._end_run(message, asked)
         if isinstance(message, messages.Attest):
             return self._seal(message, asked)
+        if isinstance(message, messages.Account):
+            bits = self.computation.information.reported if self.site.budget is None else 0.0
+            return messages.encode(messages.Accounted(message.run, message.sequence, asked, bits))
         if message.sequence < 1 or message.sequence > self.log.answers + 1:
             raise RequestRefused("OUT_OF_ORDER")
         if message.sequence == self.log.answers + 1:

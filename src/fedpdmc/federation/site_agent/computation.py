@@ -20,6 +20,7 @@ from fedpdmc.federation.derivative_rounding import FINE, Release, release
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, Place
 from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
+from fedpdmc.federation.site_agent.information import Information
 from fedpdmc.federation.site_agent.request_checks import (
     DECLINED,
     ROUNDING,
@@ -27,6 +28,7 @@ from fedpdmc.federation.site_agent.request_checks import (
     RequestRefused,
     check,
     refusing_disclosure,
+    refusing_information,
     refusing_privacy_errors,
 )
 from fedpdmc.federation.site_agent.secure_sum import KeyNotProved, SecureSumParty
@@ -64,6 +66,8 @@ class Computation:
         Decides in which coordinates plans are answered, and how far out; None: no limits.
     most_seconds : float
         Time limit for one plan.
+    information : Information, optional
+        The account of what the answers carry, without a budget.
     """
 
     def __init__(
@@ -75,9 +79,11 @@ class Computation:
         control: DisclosureControl | None = None,
         region: TrustRegion | None = None,
         most_seconds: float = MOST_SECONDS,
+        information: Information | None = None,
     ):
         self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
         self._run_seed, self._control, self._region = run_seed, control, region
+        self.information = Information(site.records) if information is None else information
         self._clock, self._keys = None, None
         self._made_clock: tuple[messages.Open, Clock] | None = None
         self._made_release: tuple[messages.Derive, Release] | None = None
@@ -224,6 +230,8 @@ class Computation:
                 whole = Place(message.x, message.about, self._bend(message))
                 self._control.check(whole, self._own(message), self._points)
         told = self._release(message)
+        with refusing_information():
+            self.information.add_release(told.bits)
         spread = self._own(message).spread
         if self._region is not None and spread is not None:
             with refusing_disclosure():
@@ -285,7 +293,8 @@ class Computation:
     def _open(self, message: messages.Open, asked: bytes) -> messages.Opened:
         if self.site.budget is None:
             self._check_opening(message)
-            self._opened_clock(message)
+            with refusing_information():
+                self.information.check_run(self._opened_clock(message), self.study)
             return messages.Opened(message.run, message.sequence, asked)
         with refusing_privacy_errors():
             status = self._private_site(message).status
@@ -337,6 +346,9 @@ class Computation:
         if self._region is not None:
             with refusing_disclosure():
                 self._region.check_plans(message)
+        horizon = message.duration.sum(-1)
+        with refusing_information():
+            self.information.check_plans(horizon)
         latents = None if self.latents is None else self.latents.before(message, plan)
         try:
             arrival, walk = arrivals_along(clock, keys, plan, self.site.records, self.most_seconds, latents)
@@ -347,11 +359,11 @@ class Computation:
         if faults.size:
             first = int(faults[0])
             raise RequestRefused("BOUND_VIOLATED" if int(walk.fault[first]) == VIOLATED else "NOT_FINITE", first + 1)
-        horizon = message.duration.sum(-1)
         time, rang, mark = (np.asarray(x)[chain] for x in (arrival.time, arrival.rang, arrival.mark))
         if self.progress.observed_time + np.minimum(time, horizon).sum() > self.study.observed_time * (1 + ROUNDING):
             raise RequestRefused("OBSERVED_TIME_SPENT")
         passes = self.passes + int(np.asarray(walk.passes).sum()) if self.study.passes else 0
+        self.information.add_arrivals(clock, plan, np.asarray(arrival.time), np.asarray(arrival.rang), latents)
         return messages.Arrivals.of_chains(message.run, message.sequence, asked, time, rang, mark, passes=passes)
 
     def _arrays(self, message: messages.Plans) -> tuple[np.ndarray, ...]:

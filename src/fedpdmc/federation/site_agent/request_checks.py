@@ -16,6 +16,7 @@ from fedpdmc.errors import BudgetSpent, InputError, LedgerError, NotFinite, Priv
 from fedpdmc.federation import messages
 from fedpdmc.federation.codecs import MOST_BYTES
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused
+from fedpdmc.federation.site_agent.information import InformationSpent
 from fedpdmc.study.contract import Study
 from fedpdmc.whitening import VB
 
@@ -80,6 +81,16 @@ def refusing_disclosure() -> Iterator[None]:
     except DisclosureRefused as error:
         logger.error("not answered: %s", error)
         raise RequestRefused(error.code) from error
+
+
+@contextlib.contextmanager
+def refusing_information() -> Iterator[None]:
+    """Turn the end of the information account into a refusal. The figures go to the site's own log."""
+    try:
+        yield
+    except InformationSpent as error:
+        logger.error("not answered: %s", error)
+        raise RequestRefused("INFORMATION_SPENT") from error
 
 
 @dataclass

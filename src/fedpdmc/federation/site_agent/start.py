@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
+from fedpdmc.federation.site_agent.information import Information
 from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure, disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
@@ -75,7 +77,7 @@ def open_agent(
     """
     also = () if policy is None else policy.record_id
     records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query, also)
-    use = None if policy is None else admit(study, name, records, policy, ledger)
+    use, information = (None, None) if policy is None else admit(study, name, records, policy, ledger)
     if policy is not None and study.epsilon is None:
         logger.warning("no privacy budget: the operator of the coordinator can reconstruct the records")
     if study.epsilon is not None and seed is not None and not seeded_for_tests:
@@ -117,7 +119,7 @@ def open_agent(
             logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        computation = Computation(study, site, run_seed or 0, party, control, region, seconds)
+        computation = Computation(study, site, run_seed or 0, party, control, region, seconds, information)
         return Agent(computation, log, credentials, use)
     except BaseException:
         log.close()
@@ -126,8 +128,8 @@ def open_agent(
 
 def admit(
     study: Study, name: str, records: pd.DataFrame, policy: Policy, ledger: str | Path | None
-) -> Callable[[], None]:
-    """Check contract and records by the site's policy; returns what registers the use of the records."""
+) -> tuple[Callable[[], None], Information]:
+    """Check contract and records by the site's policy; returns what registers the use of the records, and its account."""
     policy.check(name, study, study.count(records))
     if study.epsilon is None:
         check_cells(study, records, policy.least_cell)
@@ -144,4 +146,6 @@ def admit(
     use = Use(study.name, study.digest.hex(), name, policy.dataset or "", exact)
     known = register.hash_records(columns), use, policy.least_difference
     register.use(*known, register=False)
-    return partial(register.use, *known)
+    limits = (policy.most_bits, policy.most_bits_in_all) if use.exact else (math.inf, math.inf)
+    keep = partial(register.charge, use, known[0].digest)
+    return partial(register.use, *known), Information(len(records), limits, register.bits(use), keep)

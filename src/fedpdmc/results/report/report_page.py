@@ -14,7 +14,7 @@ import pandas as pd
 from fedpdmc.models.variables import scalars
 from fedpdmc.results.report import figures
 from fedpdmc.results.report.methods_text import PAPER, methods_text
-from fedpdmc.results.summary import bounds_line, privacy_lines
+from fedpdmc.results.summary import bounds_line, information_lines, privacy_lines
 
 if TYPE_CHECKING:
     from fedpdmc.results.posterior import Posterior
@@ -196,7 +196,7 @@ def _sites(post: Posterior) -> str:
     cost = f"<p>{post.rounds} rounds of communication, {int(post.bytes[site].sum()):,} bytes in all.</p>"
     weights = post.settings.get("influence") or {}
     lines = [f"{name}: {100 * own['share']:.3g} % of the information" for name, own in weights.items()]
-    lines += post.settings.get("doubts", [])
+    lines += [*post.settings.get("doubts", []), *information_lines(post)]
     return cost + _table(table.loc[site]) + (_list(lines) if lines else "")
 
 
