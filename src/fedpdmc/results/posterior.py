@@ -102,7 +102,7 @@ class Posterior:
 
     @property
     def information(self) -> dict[str, float] | None:
-        """Bits that the answers of each site on a network carry about its records, on average at most, as it reports them."""
+        """Bits that the answers of each site on a network carry about its records, on average at most, as it reports."""
         return self.settings.get("information") or None
 
     @property

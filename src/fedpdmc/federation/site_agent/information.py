@@ -177,7 +177,7 @@ def _latents(clock: Clock, number: np.ndarray) -> np.ndarray | None:
 
 def _rates(clock: Clock, zeta, a, v):
     """Rates (n, k) of a site at states, and the shape of the predictor's rates."""
-    gradient = clock.potential.gradients(a) if zeta is None else clock.potential.gradients(a, zeta)
+    gradient = clock.potential.gradients(a) if zeta is None else clock.potential.gradients(a, zeta)  # type: ignore[call-arg]
     if clock.dynamics.flips:
         return jnp.maximum(signed_rates(clock.dynamics, gradient, v), 0.0), jnp.abs(v)
     shape = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(v, axis=-1)
