@@ -44,7 +44,7 @@ demo: install
 	$(BIN)/fedpdmc demo
 
 paper: install
-	$(BIN)/fedpdmc reproduce all
+	$(BIN)/python -m paper all
 
 # Most of a short test is compilation; these settings of XLA take a third off it. Long tests compile as users do.
 QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1
@@ -83,7 +83,8 @@ wheel-check:
 	$(PYTHON) -m venv "$$folder/venv"; \
 	"$$folder/venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$$folder" .; \
 	"$$folder/venv/bin/python" -m pip install --quiet --constraint constraints.txt "$$folder"/fedpdmc-*.whl; \
-	cd "$$folder"; test -e venv/lib/python*/site-packages/fedpdmc/py.typed; env -u PYTHONPATH venv/bin/fedpdmc demo
+	cd "$$folder"; test -e venv/lib/python*/site-packages/fedpdmc/py.typed; \
+	test ! -e venv/lib/python*/site-packages/paper; env -u PYTHONPATH venv/bin/fedpdmc demo
 
 # No other Python is needed: pip resolves the pinned versions, with all extras, from what there are wheels for.
 python-check: install
@@ -139,4 +140,4 @@ figures: $(BENCH_STAMP)
 
 clean:
 	rm -rf $(VENV) $(RIVAL_VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist wheelhouse fedpdmc-demo fedpdmc-paper fedpdmc-soak
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks paper -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Put the figures and numbers of a full run of ``fedpdmc reproduce`` into docs/paper.md.
+"""Put the figures and numbers of a full run of ``python -m paper all`` into docs/paper.md.
 
 ``python -m benchmarks.paper_page FOLDER``: the tables stand between ``<!-- NAME -->`` and ``<!-- end -->``. What the folder
 does not have is left as it is.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpdmc.experiments.distances import bias, by, ratio
+from paper.distances import bias, by, ratio
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURES = ROOT / "docs" / "paper.md", ROOT / "docs" / "figures" / "paper"

@@ -4,14 +4,10 @@ import sys
 from importlib.metadata import version
 
 import pytest
-from typer.testing import CliRunner
 
 import fedpdmc as fp
-from fedpdmc import experiments
-from fedpdmc.cli import app
 from fedpdmc.cli.runner import log_to
 from fedpdmc.errors import InputError
-from fedpdmc.experiments.result_folder import Verdict
 
 SCRIPT = """
 import sys
@@ -32,19 +28,13 @@ def run(*arguments):
 
 def test_help_names_the_commands_and_imports_nothing_heavy():
     text, heavy = run("--help")
-    assert "demo" in text and "reproduce" in text
+    assert "demo" in text and "coordinator" in text
     assert heavy == []
 
 
 def test_help_of_a_command_imports_nothing_heavy():
     text, heavy = run("demo", "--help")
     assert "--seed" in text
-    assert heavy == []
-
-
-def test_help_of_the_experiments_names_them_and_imports_nothing_heavy():
-    text, heavy = run("reproduce", "--help")
-    assert "--quick" in text and "gaussian" in text
     assert heavy == []
 
 
@@ -59,24 +49,6 @@ def test_version_is_the_installed_one():
     assert text == f"fedpdmc {version('fedpdmc')}"
     assert version("fedpdmc") == fp.__version__
     assert heavy == []
-
-
-def test_an_unknown_experiment_is_refused_with_the_names():
-    result = CliRunner().invoke(app, ["reproduce", "gauss"], env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert "'gaussian', 'logistic', 'time-series'" in result.output
-
-
-def test_reproduce_prints_every_verdict_and_fails_if_one_does_not_hold(tmp_path, monkeypatch):
-    def verdicts(name, out, quick):
-        assert (name, out, quick) == ("all", tmp_path, True)
-        yield Verdict("gaussian", True, "as it should be")
-        yield Verdict("cox", False, "off")
-
-    monkeypatch.setattr(experiments, "reproduce", verdicts)
-    result = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--out", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "gaussian: holds: as it should be" in result.output and "cox: DOES NOT HOLD: off" in result.output
 
 
 def test_a_log_file_is_begun_again_when_it_is_moved_away(tmp_path, capsys):

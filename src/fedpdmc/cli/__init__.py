@@ -4,14 +4,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from fedpdmc.cli import assess, audit, effects, keys, model, network, privacy, report, study
-from fedpdmc.cli.runner import CHECK_FAILED, REFUSED, command
+from fedpdmc.cli.runner import CHECK_FAILED, command
 from fedpdmc.console.interrupts import remains
-from fedpdmc.console.wrapping import say
-from fedpdmc.experiments import NAMES
 
 # Local variables in a traceback could show a site's records, so they are never printed.
 app = typer.Typer(
@@ -55,32 +52,6 @@ def _demo(
     from fedpdmc.cli.demo import run
 
     return 0 if run(out, seed=seed, check=check) else CHECK_FAILED
-
-
-@command(app, "reproduce")
-def _reproduce(
-    name: Annotated[str, typer.Argument(help="Which experiment.", click_type=click.Choice([*NAMES, "all"]))],
-    quick: Annotated[bool, typer.Option("--quick", help="Run a small version of the experiment.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for figures (PNG, SVG) and numbers (CSV).")] = Path("fedpdmc-paper"),
-) -> int:
-    """Reproduce the paper's figures and check its claims."""
-    from importlib.util import find_spec
-
-    missing = [package for package in ("blackjax", "scipy") if find_spec(package) is None]
-    if missing:
-        typer.echo(
-            f"{' and '.join(missing)} not found. Install the extra: pip install 'fedpdmc[experiments]'.", err=True
-        )
-        return REFUSED
-    remains(f"Interrupted. Finished figures are in {out}.")
-    from fedpdmc.experiments import reproduce
-
-    good = True
-    for verdict in reproduce(name, out, quick):
-        typer.echo(str(verdict))
-        good &= verdict.holds
-    say(f"Figures and numbers are in {out}.")
-    return 0 if good else CHECK_FAILED
 
 
 command(app, "run")(study.run)

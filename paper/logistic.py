@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 import fedpdmc as fp
-from fedpdmc.experiments.distances import Exact, bias, by, draw_distances, measure, range_of, ratio
-from fedpdmc.experiments.hmc import hmc
-from fedpdmc.experiments.problems import Regression, regression
-from fedpdmc.experiments.result_folder import Study, Verdict, line_of
+from paper.distances import Exact, bias, by, draw_distances, measure, range_of, ratio
+from paper.hmc import hmc
+from paper.problems import Regression, regression
+from paper.result_folder import Study, Verdict, line_of
 
 SEED = 62
 

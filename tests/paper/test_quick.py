@@ -9,13 +9,13 @@ import pytest
 from benchmarks.paper_page import PAGE, filled
 from rich.console import Console
 
-from fedpdmc.experiments import NAMES, logistic, reproduce
-from fedpdmc.experiments.distances import Ratio, bias, ratio
-from fedpdmc.experiments.dynamics import DYNAMICS
-from fedpdmc.experiments.gaussian import QUICK as GAUSSIAN
-from fedpdmc.experiments.non_identical import SITES, splits
-from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.redistribution import IGNORED, MEAN_OFF, READ, WITHOUT
+from paper import NAMES, logistic, reproduce
+from paper.distances import Ratio, bias, ratio
+from paper.dynamics import DYNAMICS
+from paper.gaussian import QUICK as GAUSSIAN
+from paper.non_identical import SITES, splits
+from paper.problems import Regression
+from paper.redistribution import IGNORED, MEAN_OFF, READ, WITHOUT
 
 
 def number(text):

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedpdmc as fp
-from fedpdmc.experiments.distances import Exact, bias, by, measure, range_of, ratio
-from fedpdmc.experiments.logistic import Size, paper_problem, size
-from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.result_folder import COLOURS, GREY, Study, Verdict, axes_of, log_sites, log_values
+from paper.distances import Exact, bias, by, measure, range_of, ratio
+from paper.logistic import Size, paper_problem, size
+from paper.problems import Regression
+from paper.result_folder import COLOURS, GREY, Study, Verdict, axes_of, log_sites, log_values
 
 DYNAMICS = {
     "Zig-Zag": fp.ZigZag(),

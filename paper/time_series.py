@@ -7,10 +7,10 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 import fedpdmc as fp
-from fedpdmc.experiments.distances import Exact, bias, by, draw_distances, measure, range_of, ratio
-from fedpdmc.experiments.hmc import hmc
-from fedpdmc.experiments.problems import series
-from fedpdmc.experiments.result_folder import Study, Verdict, line_of
+from paper.distances import Exact, bias, by, draw_distances, measure, range_of, ratio
+from paper.hmc import hmc
+from paper.problems import series
+from paper.result_folder import Study, Verdict, line_of
 
 SEED = 63
 PARAMETERS = ("x", "c")

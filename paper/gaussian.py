@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedpdmc as fp
-from fedpdmc.experiments.result_folder import COLOURS, DARK, GREY, Study, Verdict, axes_of, log_sites, log_values
+from paper.result_folder import COLOURS, DARK, GREY, Study, Verdict, axes_of, log_sites, log_values
 
 SEED, TRUTH = 61, 0.5
 # Standard errors within which the mean rate must lie of its expectation.

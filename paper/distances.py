@@ -13,7 +13,7 @@ from numpy import ndarray
 from scipy.stats import t as student_t
 
 import fedpdmc as fp
-from fedpdmc.experiments.result_folder import COLOURS, GREY, axes_of, log_sites
+from paper.result_folder import COLOURS, GREY, axes_of, log_sites
 
 # Number of positions that represent a path.
 DRAWS = 2000

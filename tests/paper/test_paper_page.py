@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpdmc.experiments import NAMES
+from paper import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
@@ -53,6 +53,6 @@ def test_every_figure_and_experiment_is_there():
         path.name for path in (ROOT / "docs" / "figures" / "paper").glob("*.png")
     )
     for name in NAMES:
-        assert f"| `{name}` |" in PAGE and (ROOT / f"src/fedpdmc/experiments/{name.replace('-', '_')}.py").exists()
-    for path in re.findall(r"`((?:experiments|clocks|dynamics|potentials|federation)/[\w/]+\.py)`", PAGE):
-        assert (ROOT / "src" / "fedpdmc" / path).exists(), path
+        assert f"| `{name}` |" in PAGE and (ROOT / f"paper/{name.replace('-', '_')}.py").exists()
+    for path in re.findall(r"`((?:paper|clocks|dynamics|potentials|federation)/[\w/]+\.py)`", PAGE):
+        assert any((root / path).exists() for root in (ROOT, ROOT / "src" / "fedpdmc")), path

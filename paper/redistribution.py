@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 import fedpdmc as fp
-from fedpdmc.experiments.distances import bias, by, draw_distances, measure, range_of, ratio
-from fedpdmc.experiments.eavesdropper import Overheard, Profile, average, estimate, listen, prior_part
-from fedpdmc.experiments.hmc import hmc
-from fedpdmc.experiments.logistic import paper_problem, size, zigzag
-from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.result_folder import COLOURS, DARK, Study, Verdict, axes_of, line_of, log_values
+from paper.distances import bias, by, draw_distances, measure, range_of, ratio
+from paper.eavesdropper import Overheard, Profile, average, estimate, listen, prior_part
+from paper.hmc import hmc
+from paper.logistic import paper_problem, size, zigzag
+from paper.problems import Regression
+from paper.result_folder import COLOURS, DARK, Study, Verdict, axes_of, line_of, log_values
 
 RATE = 0.1
 # The federation that is eavesdropped on: small sites, whose gradients do not dwarf that of the prior.

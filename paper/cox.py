@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from numpy import ndarray
 
 import fedpdmc as fp
-from fedpdmc.experiments.distances import Exact, Ratio, bias, by, measure, ratio
-from fedpdmc.experiments.hmc import hmc
-from fedpdmc.experiments.result_folder import COLOURS, DARK, GREY, Study, Verdict, axes_of
+from paper.distances import Exact, Ratio, bias, by, measure, ratio
+from paper.hmc import hmc
+from paper.result_folder import COLOURS, DARK, GREY, Study, Verdict, axes_of
 
 ALPHA, BETA, SEED = 0.1, 1.0, 66
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedpdmc.experiments.distances import Exact, bias, effective_size, measure, ratio
+from paper.distances import Exact, bias, effective_size, measure, ratio
 
 RUNS, DRAWS, EACH = 20, 600, 4
 

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy import ndarray
 
-from fedpdmc.experiments.distances import bias, by, measure, range_of, ratio
-from fedpdmc.experiments.logistic import paper_problem, size, zigzag
-from fedpdmc.experiments.problems import Regression
-from fedpdmc.experiments.result_folder import COLOURS, GREY, Study, Verdict, axes_of
+from paper.distances import bias, by, measure, range_of, ratio
+from paper.logistic import paper_problem, size, zigzag
+from paper.problems import Regression
+from paper.result_folder import COLOURS, GREY, Study, Verdict, axes_of
 
 SITES, TINY = 5, 3
 

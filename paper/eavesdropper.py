@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 import fedpdmc as fp
-from fedpdmc.experiments.problems import Regression
+from paper.problems import Regression
 
 # Points of a path at which its bin is found, to measure the time in each bin.
 MOMENTS = 4

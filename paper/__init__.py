@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedpdmc.experiments.result_folder import Verdict
+    from paper.result_folder import Verdict
 
 # In the order of the paper.
 NAMES = ("gaussian", "logistic", "time-series", "redistribution", "cox", "non-identical", "dynamics")
@@ -34,14 +34,14 @@ def reproduce(name: str, out: Path, quick: bool = False, console: Console | None
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from fedpdmc.experiments.result_folder import Study, record
     from fedpdmc.results.verdict import ConvergenceWarning
+    from paper.result_folder import Study, record
 
     console = Console(stderr=True) if console is None else console
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         for one in NAMES if name == "all" else (name,):
-            module = importlib.import_module(f"fedpdmc.experiments.{one.replace('-', '_')}")
+            module = importlib.import_module(f"paper.{one.replace('-', '_')}")
             processor, wall = time.process_time(), time.perf_counter()
             with warnings.catch_warnings():
                 # The paper's runs start in stationarity and have lengths of their own: what is checked is their error.
