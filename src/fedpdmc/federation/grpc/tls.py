@@ -16,6 +16,7 @@ from fedpdmc.certificates.keys import Credentials, Revocations, certificate_name
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
 from fedpdmc.study.contract import Study
+from fedpdmc.validation import check_host
 
 
 class StreamExpired(Exception):
@@ -235,7 +236,7 @@ def split_address(address: str, argument: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) >= 2**16:
         raise InputError(argument, repr(address), "Give host:port, such as 192.0.2.7:4433.")
-    return host, int(port)
+    return check_host(host, argument), int(port)
 
 
 def check_loopback(host: str, argument: str) -> None:
