@@ -9,6 +9,7 @@ import numpy as np
 
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.message_format import OtherVersion, version_remedy
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
 
@@ -31,9 +32,13 @@ def check_answer(name: str, data: bytes, kind: type, asked: tuple[bytes, int, by
     """The decoded answer of a site, if it is of this kind and answers this run, sequence number and request hash."""
     try:
         message = messages.decode(data)
+    except OtherVersion as error:
+        raise Refused(name, "VERSION", version_remedy(data, "MALFORMED") or str(error)) from error
     except WireError as error:
         raise BadAnswer(name, str(error)) from error
     if isinstance(message, messages.Refusal):
+        if (remedy := version_remedy(data, message.code)) is not None:
+            raise Refused(name, "VERSION", remedy)
         raise _refusal(name, message)
     if not isinstance(message, kind):
         raise BadAnswer(name, f"{type(message).__name__} instead of {kind.__name__}")

@@ -34,6 +34,7 @@ from fedpdmc.federation.grpc.tls import (
     split_address,
     stream_end,
 )
+from fedpdmc.federation.message_format import version_remedy
 from fedpdmc.federation.site_agent.agent import Agent
 
 logger = logging.getLogger("fedpdmc.site")
@@ -231,7 +232,11 @@ def inquire(
     try:
         with _channel(coordinator, credentials, server_name) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{CHECK}")(iter([hello]), timeout=seconds)
-            return messages.decode(next(call))
+            data = next(call)
+            told = messages.decode(data)
+            if isinstance(told, messages.Refusal) and (remedy := version_remedy(data, told.code)) is not None:
+                raise InputError("coordinator", f"{coordinator}: a refusal, code VERSION", remedy)
+            return told
     except (grpc.RpcError, StopIteration, WireError) as error:
         reason = (
             f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error) or "no answer"

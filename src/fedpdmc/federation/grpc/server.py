@@ -46,7 +46,7 @@ from fedpdmc.federation.grpc.tls import (
     split_address,
 )
 from fedpdmc.federation.mailbox import Mailbox, PendingRequest, RoundAnswers
-from fedpdmc.federation.message_format import may_answer
+from fedpdmc.federation.message_format import READABLE, may_answer, version_of
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.transport import Request, SiteState, Transport
 from fedpdmc.study.contract import Study
@@ -231,13 +231,16 @@ class StreamTransport(Transport):
             timeout.daemon = True
             timeout.start()
             try:
-                hello = None if code else self._admission.read_hello(caller, _next(incoming))
+                data = b"" if code else _next(incoming)
+                hello = None if code else self._admission.read_hello(caller, data)
                 if isinstance(hello, messages.Hello):
                     return hello
                 code = code or str(hello)
                 self._log_refusal(peer, code)
                 refusal = messages.Refusal(bytes(RUN_BYTES), 0, messages.NOTHING_ASKED, code, 0)
-                yield messages.encode(refusal)
+                # In the site's own version, if it is known here, so that the site can read it.
+                version = version_of(data)
+                yield messages.encode(refusal, version if version in READABLE else None)
                 return None
             finally:
                 timeout.cancel()

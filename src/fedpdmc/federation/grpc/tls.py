@@ -15,6 +15,7 @@ from fedpdmc.certificates import keys
 from fedpdmc.certificates.keys import Credentials, Revocations, certificate_name
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.message_format import VERSION, OtherVersion, refuse_version, version_of
 from fedpdmc.study.contract import Study
 from fedpdmc.validation import check_host
 
@@ -86,10 +87,15 @@ class Admission:
         """The hello of one of the study's sites, or the code of its refusal."""
         try:
             hello = messages.decode(data)
+        except OtherVersion:
+            return refuse_version()
         except WireError:
             return "MALFORMED"
         if not isinstance(hello, messages.Hello):
             return "MALFORMED"
+        if version_of(data) != VERSION:
+            # This side reads the site's messages, but the site does not read these.
+            return refuse_version()
         if self.credentials is not None and (hello.site.encode(),) != caller.names:
             return "NAME_NOT_IN_CERTIFICATE"
         if hello.site not in self.study.sites:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +90,11 @@ class Computation:
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
         # Where derivatives were released, in the site's own parameters.
         self._points: list[Place] = []
+        # The releases themselves, at the places of the requests; and where disclosure control has declined.
+        self._released: list[tuple[Place, messages.SiteAnswer]] = []
+        self._declined: list[Place] = []
+        # The place of the last request, for a new release or a stored one.
+        self._asked_last: Place | None = None
         self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
@@ -101,7 +107,8 @@ class Computation:
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
-        check(self.study, self._whole(message), self.progress)
+        again = isinstance(message, messages.Derive) and self._stored_release(message) is not None
+        check(self.study, self._whole(message), self.progress, again)
 
     def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
         """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
@@ -148,10 +155,13 @@ class Computation:
         elif isinstance(message, messages.Agree) and self.party is not None:
             self.party.record(message)
             progress.agreed = True
-        elif isinstance(message, messages.Derive):
-            progress.exact = self._asked_again(message) and self.site.budget is None
-            progress.points += 1
-            self._points.append(self._own(message))
+        elif isinstance(message, messages.Derive) and isinstance(given, messages.SiteAnswer):
+            if self._stored_release(message) is None:
+                self._released.append((self._place(message), given))
+                progress.exact = self._asked_again(message) and self.site.budget is None
+                progress.points += 1
+                self._points.append(self._own(message))
+            self._asked_last = self._place(message)
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             if self.latents is not None:
                 self.latents.answered(message, self._arrays(message), given)
@@ -160,9 +170,16 @@ class Computation:
             progress.next[message.chain] = np.where(horizon > 0, message.number + 1, progress.next[message.chain])
             progress.observed_time += float(given.observed_times(horizon).sum())
 
-    def record_refusal(self, code: str) -> None:
-        """Count a point that disclosure control has declined."""
-        self.progress.points += code in DECLINED
+    def record_refusal(self, code: str, message: messages.Message | None) -> None:
+        """Count a point that disclosure control has declined, once however often it is requested."""
+        if code not in DECLINED:
+            return
+        if isinstance(message, messages.Derive):
+            place = self._place(message)
+            if any(place.same(other) for other in self._declined):
+                return
+            self._declined.append(place)
+        self.progress.points += 1
 
     def check_ledger(self, run: bytes, folder: Path) -> None:
         """Raise `LedgerError` if the ledger lacks answers that the log in ``folder`` has: it is new, or an old copy."""
@@ -191,7 +208,9 @@ class Computation:
             raise RequestRefused("KEY_NOT_PROVED") from error
         return messages.Opened(message.run, message.sequence, asked)
 
-    def _derive(self, message: messages.Derive, asked: bytes) -> messages.Derivatives | messages.Masked:
+    def _derive(self, message: messages.Derive, asked: bytes) -> messages.SiteAnswer:
+        if (stored := self._stored_release(message)) is not None:
+            return dataclasses.replace(stored, sequence=message.sequence, request=asked)
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
         if self.site.budget is not None:
@@ -204,8 +223,7 @@ class Computation:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, told.hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
-                whole = Place(message.x, message.about, self._bend(message))
-                self._control.check(whole, self._own(message), self._points)
+                self._control.check(self._place(message), self._own(message), self._points)
         value, gradient, hessian = self.site.bent(self._bend(message)).derivatives(message.x, message.about)
         if not (np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all()):
             raise RequestRefused("NOT_FINITE")
@@ -236,7 +254,20 @@ class Computation:
 
     def _asked_again(self, message: messages.Derive) -> bool:
         """Whether this is the previous request again. Its derivatives are then released exactly, and none after that."""
-        return bool(self._points) and self._points[-1].same(self._own(message))
+        return self._asked_last is not None and self._asked_last.same(self._place(message))
+
+    def _stored_release(self, message: messages.Derive) -> messages.SiteAnswer | None:
+        """The release at the place of a request: released once, it is neither computed, counted nor charged again.
+
+        None for a new place, and for one that is now to be released exactly.
+        """
+        if self._asked_again(message) and not self.progress.exact and self.site.budget is None:
+            return None
+        place = self._place(message)
+        return next((given for other, given in reversed(self._released) if other.same(place)), None)
+
+    def _place(self, message: messages.Derive) -> Place:
+        return Place(message.x, message.about, self._bend(message))
 
     def _own(self, message: messages.Derive) -> Place:
         x, spread = own_part(message.x, message.about, self.site.coordinates)
