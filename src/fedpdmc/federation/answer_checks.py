@@ -25,6 +25,11 @@ REMEDIES = {
     "TOO_FAR": "The point is further from the prior's mean than the site's policy allows (farthest). Check the prior.",
     "NOT_ANSWERED": "An error occurred at the site. The site's own log has it.",
     "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
+    "TOO_WIDE": "The reference is wider than the site's records allow, or its derivatives were false. Check the prior.",
+    "OTHER_RUN": "The site's store belongs to another run. Restore the coordinator's store, or give all parties new ones.",
+    "SAME_ROUND_OTHER_PLAN": "The site has answered this round of another computation: go on with the software, machine "
+    "and store that began the run.",
+    "TOO_MANY_REFUSALS": "The site has stopped after 20 refusals in a row. `fedpdmc audit show` at the site shows them.",
 }
 
 

@@ -45,6 +45,8 @@ READABLE = (8, 9)
 MEANING = 8
 # A refusal because of the version: this and the version of the side that refuses.
 VERSION_CODE = "VERSION_"
+# The kind of message that ends a run.
+REFUSAL = "Refusal"
 HEADER = struct.Struct("<4sBB")
 # Where every answer has the hash of its request.
 ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)
@@ -218,9 +220,11 @@ def version_remedy(refusal: bytes, code: str) -> str | None:
 def may_answer(data: bytes, asked: bytes) -> bool:
     """Whether a message may be the answer to the request with this hash; true if it is not a well-formed answer at all.
 
-    Reads the message's kind and the hash in it only.
+    Reads the message's kind and the hash in it only. A refusal to take part answers whatever is asked.
     """
     found, kind = data[ASKED], KINDS.get(data[HEADER.size - 1]) if len(data) >= HEADER.size else None
+    if found == bytes(DIGEST_BYTES) and claimed_kind(data) == REFUSAL:
+        return True
     return found == asked or len(found) < DIGEST_BYTES or kind is None or not issubclass(kind, SiteAnswer)
 
 

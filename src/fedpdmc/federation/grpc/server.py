@@ -146,9 +146,9 @@ class StreamTransport(Transport):
         return [found.get(name) for name in self.names]
 
     def _wait_for_all(self, answers: RoundAnswers, asked: Mapping[str, Request]) -> dict[str, bytes]:
-        """All answers, however long they take. The log says from time to time which sites are missing."""
+        """All answers, however long they take, or a refusal. The log says from time to time which sites are missing."""
         pause, waited = STALLED, 0.0
-        while len(found := answers.wait(pause)) < len(asked):
+        while len(found := answers.wait(pause)) < len(asked) and not answers.refused:
             waited, pause = waited + pause, 2 * pause
             for name in (name for name in asked if name not in found):
                 state = "connected" if self._mailboxes[name].connected else "not connected"
