@@ -22,6 +22,7 @@ from fedpdmc.federation.grpc.tls import check_loopback, check_party, split_addre
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
+from fedpdmc.federation.site_agent.model_trial import try_model_file
 from fedpdmc.federation.site_agent.secrets import refuse_links
 from fedpdmc.operations.network_probes import TIMEOUT, bind, dial, handshake, handshake_with_self
 from fedpdmc.study import Study, read_policy, read_study
@@ -186,6 +187,7 @@ class SiteCheck(Check):
     def _policy(self) -> str:
         self.policy = read_policy(self.policy_path)
         self.policy.check(self.name, self.study, len(self.records))
+        try_model_file(self.study, self.name, self.policy)
         if self.study.epsilon is None:
             check_cells(self.study, self.records, self.policy.least_cell)
         return "allows this contract with these records"

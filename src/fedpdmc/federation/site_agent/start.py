@@ -13,13 +13,13 @@ from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
-from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure, disclosure_control
+from fedpdmc.federation.site_agent.model_trial import try_model_file
+from fedpdmc.federation.site_agent.record_contributions import disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
-from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.study import Policy, Study
 from fedpdmc.study.consistency import EXACT
 from fedpdmc.study.read_data import check_cells, site_records
@@ -72,6 +72,7 @@ def open_agent(
     records = source if isinstance(source, pd.DataFrame) else site_records(study, name, source, query)
     if policy is not None:
         policy.check(name, study, study.count(records))
+        try_model_file(study, name, policy)
         if study.epsilon is None:
             check_cells(study, records, policy.least_cell)
             if len(records) < FEW:
@@ -97,8 +98,6 @@ def open_agent(
         region = TrustRegion(study, name, policy)
     if policy is not None and study.derivatives in EXACT:
         control = disclosure_control(study, name, records, potential, policy)
-    elif policy is not None and study.epsilon is None and isinstance(potential, RecordModel):
-        ModelDisclosure(study, potential, policy).check_start()
     party = None
     if study.summed:
         pinned = None if policy is None else policy.certificates
