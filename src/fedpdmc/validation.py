@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import unicodedata
 from collections.abc import Collection, Mapping
@@ -15,6 +16,10 @@ from fedpdmc.errors import InputError
 MOST_SEED = 2**63 - 1
 # The name of the coordinator in certificates, and the longest name of a site.
 COORDINATOR, MOST_NAME = "coordinator", 64
+# In no site's name: a name is a part of paths, of a certificate's subject and of command lines.
+NOT_IN_NAMES = frozenset("/\\=,`$\"';&|<>*?!(){}[]#~%^")
+# A host's name, an IPv4 or an IPv6 address. It cannot begin with a hyphen: it would be an option of a command.
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}|\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Fa-f:.]{2,45}")
 
 
 def as_float(value: Any) -> float:
@@ -98,14 +103,21 @@ def one_script(name: str) -> bool:
     return len(scripts) <= 1 and unicodedata.normalize("NFKC", name) == name
 
 
+def check_host(name: Any, argument: str) -> str:
+    """The name or the address of a host."""
+    if not isinstance(name, str) or not HOST.fullmatch(name):
+        raise InputError(argument, repr(name), "Give the name of a host, such as trial.example.org, or an IP address.")
+    return name
+
+
 def check_name(name: str) -> str:
-    """A site's name, if a certificate may have it: printable, at most 64 characters, no slash, not the coordinator's."""
+    """A site's name, if a certificate and a command line may have it; not the coordinator's."""
     good = isinstance(name, str) and 0 < len(name) <= MOST_NAME and name.isprintable() and name == name.strip()
-    if not good or any(c in name for c in "/\\=,\0") or name in (".", "..") or not one_script(name):
+    if not good or NOT_IN_NAMES & set(name) or name in (".", "..") or name[0] == "-" or not one_script(name):
         raise InputError(
             "site name",
             repr(name),
-            "Give 1 to 64 printable characters, letters of one script, without / \\ = , or spaces at its ends.",
+            "Give 1 to 64 letters of one script, digits, spaces inside, and . - _ + : @, not beginning with a hyphen.",
         )
     if name == COORDINATOR:
         raise InputError(

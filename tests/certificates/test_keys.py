@@ -30,7 +30,9 @@ def test_a_site_is_added_later_and_the_others_keep_their_keys(tmp_path):
     assert read_credentials(tmp_path / "sites" / "south").authority == before.authority
 
 
-@pytest.mark.parametrize("name", ["", "coordinator", "a/b", " north", "..", "x" * 65, "a\nb", "a=b"])
+@pytest.mark.parametrize(
+    "name", ["", "coordinator", "a/b", " north", "..", "x" * 65, "a\nb", "a=b", "`id`", "$(id)", "-a", 'a"b']
+)
 def test_names_that_cannot_be_trusted_are_refused(tmp_path, name):
     with pytest.raises(InputError, match="site name"):
         make_keys(tmp_path, [name])

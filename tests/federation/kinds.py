@@ -43,6 +43,7 @@ def messages(chains=3, segments=2, dim=4):
         wire.Refusal(RUN, 4, DIGEST, "TOO_MANY_ROUNDS", 2),
         wire.Farewell(RUN, 5),
         wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, np.zeros((0, 0)), np.zeros(0), arrays(d)),
+        wire.Open(RUN, 2, c, s, arrays(d), arrays(d, d), 2, arrays(d, d), arrays(d), arrays(d), wide=arrays(d, 1)),
         wire.Opened(RUN, 2, DIGEST, 3.5, np.arange(14.0)),
         wire.Offer(RUN, 1),
         wire.Offered(RUN, 1, DIGEST, DIGEST, b"certificate", b"signature"),

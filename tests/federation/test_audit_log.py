@@ -240,8 +240,16 @@ def test_the_log_says_with_what_it_was_written_and_a_replay_with_something_else_
 def test_a_log_of_another_version_is_named(zigzag, agent, monkeypatch):
     store = agent.log.folder
     agent.log.close()
-    monkeypatch.setattr(message_format, "VERSION", message_format.VERSION + 1)
-    with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: version"):
+    # The control: software that reads the log's version goes on with it.
+    zigzag.agent("north", store).log.close()
+    layouts = {(message_format.VERSION + 1, kind): layout for (_, kind), layout in message_format.LAYOUTS.items()}
+    for name, value in (
+        ("READABLE", (message_format.VERSION + 1,)),
+        ("LAYOUTS", layouts),
+        ("VERSION", message_format.VERSION + 1),
+    ):
+        monkeypatch.setattr(message_format, name, value)
+    with pytest.raises(InputError, match=rf"a log of fedpdmc {re.escape(fedpdmc.__version__)}: wire version"):
         zigzag.agent("north", store)
     with pytest.raises(InputError, match="Replay it with the version that wrote it"):
         replay(zigzag.study, "north", zigzag.data["north"], store=store)

@@ -12,9 +12,11 @@ import fedpdmc as fp
 import fedpdmc.certificates.keys
 from fedpdmc.certificates.keys import read_credentials
 from fedpdmc.errors import BadAnswer, Refused
+from fedpdmc.federation import mailbox
 from fedpdmc.federation import messages as wire
 from fedpdmc.federation.grpc.client import serve
 from fedpdmc.federation.site_agent.agent import MOST_REFUSALS
+from fedpdmc.federation.site_agent.request_checks import RequestRefused
 from fedpdmc.federation.transport import Request
 
 
@@ -117,8 +119,58 @@ def test_a_refusal_reaches_the_coordinator_with_its_code(folder, fresh):
         object.__setattr__(folder.study, "rounds", 2000)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_refusal_ends_the_run_at_once_though_another_site_is_away(folder, fresh, monkeypatch, waits):
+    """North refuses and south never dials. The control: a coordinator that collects all answers first waits for ever."""
+    agents = fresh()
+    agents.pop("south").log.close()
+    monkeypatch.setattr(agents["north"].computation, "check", refuse)
+    if waits:
+        monkeypatch.setattr(mailbox, "REFUSAL", "none")
+    ends = []
+
+    def run(connection):
+        with pytest.raises(Refused, match="'north' refused .code FEW_RECORDS.. Too few .* policy") as error:
+            fp.sample(connection, progress=False)
+        ends.append(error.value.code)
+
+    with folder.listening() as connection, folder.sites(connection, agents):
+        worker = threading.Thread(target=run, args=(connection,), daemon=True)
+        worker.start()
+        worker.join(3.0 if waits else 30.0)
+        assert ends == ([] if waits else ["FEW_RECORDS"])
+
+
+def refuse(message):
+    raise RequestRefused("FEW_RECORDS")
+
+
+def test_a_site_whose_store_is_of_another_run_is_named(folder, fresh):
+    """It leaves after the welcome: the coordinator does not wait for it, but says what to do."""
+    agents, ends = fresh(), []
+    south = agents.pop("south")
+    south.join(wire.encode(wire.Welcome(b"o" * 16, folder.study.digest)))
+
+    def run(address):
+        try:
+            serve(south, address, read_credentials(folder.keys("south")))
+        except Refused as error:
+            ends.append(error.code)
+
+    with folder.listening() as connection, folder.sites(connection, agents):
+        worker = threading.Thread(target=run, args=(connection.address,), daemon=True)
+        worker.start()
+        with pytest.raises(
+            Refused, match="'south' refused .code OTHER_RUN.. The site's store belongs to another run.*new"
+        ):
+            fp.sample(connection, progress=False)
+        worker.join(20)
+    south.log.close()
+    assert ends == ["OTHER_RUN"]
+
+
 def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder, fresh):
-    """It ends with a sentence that says what to do, and the coordinator waits for it as for any that is lost."""
+    """It ends with a sentence that says what to do, and the coordinator is told why."""
     agents, ends = fresh(), []
     south = agents.pop("south")
 
@@ -135,9 +187,11 @@ def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder
         for k in range(MOST_REFUSALS):
             _, data = connection.transport._exchange([None, Request(b"no request %d" % k)], 20.0)
             assert wire.decode(data).code == "MALFORMED"
-        assert connection.transport._exchange([None, Request(b"once more")], 1.0) == [None, None]
+        _, data = connection.transport._exchange([None, Request(b"once more")], 20.0)
+        assert wire.decode(data).code == "TOO_MANY_REFUSALS"
+        connection.close()
         worker.join(20)
-        assert not worker.is_alive() and "lost" in connection.transport.status()
+        assert not worker.is_alive()
         stop.set()
     for agent in (south, *agents.values()):
         agent.log.close()
@@ -156,7 +210,9 @@ def test_an_endless_plan_is_refused_over_the_network_and_the_site_goes_on(tmp_pa
 
         def asked(data):
             message = dataclasses.replace(wire.decode(data), run=connection.run)
-            return [wire.decode(answer) for answer in connection.transport.ask([Request.of(message)] * 2)]
+            # The first refusal ends the round.
+            answers = connection.transport.ask([Request.of(message)] * 2)
+            return [wire.decode(answer) for answer in answers if answer is not None]
 
         assert {type(one) for one in asked(opening())} == {wire.Opened}
         assert {one.code for one in asked(plans(**far))} == {"TOO_MUCH_WORK"}

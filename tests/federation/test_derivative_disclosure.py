@@ -276,7 +276,9 @@ def test_exact_numbers_are_told_once_and_end_the_release(agent):
     x = np.array([0.1, 0.2, 0.1])
     rough, exact = derive(agent, x), derive(agent, x)
     assert (rough.gradient != exact.gradient).all()
-    assert [code(derive(agent, y)) for y in (x, x + 1e-9)] == ["TOO_MANY_DERIVATIVES"] * 2
+    again, points = derive(agent, x), agent.computation.progress.points
+    assert np.array_equal(again.gradient, exact.gradient) and points == 2
+    assert code(derive(agent, x + 1e-9)) == "TOO_MANY_DERIVATIVES"
 
 
 def test_sums_are_controlled_at_each_site(tmp_path):

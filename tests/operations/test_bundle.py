@@ -1,6 +1,7 @@
 """A site invited with one file: made ready step by step, against a coordinator that runs; changed files are refused."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import shlex
@@ -43,17 +44,18 @@ def test_from_an_invitation_to_a_site_that_is_ready(folder, tmp_path, caplog):
         join = ("join", bundle, "--name", "north", "--data", folder.path / "many.csv", "--folder", site)
         said = call(*join)
         hashes = re.findall(r"^SHA-256 of .*?([0-9a-f]{64})", said, re.M | re.S)
-        assert len(hashes) == 3 and re.findall(r"[0-9a-f]{64}", told) == hashes[:2]
-        assert folder.study.digest.hex() == hashes[0] and "ok   data: 200 records" in said and "ok   policy" in said
+        assert len(hashes) == 2 and re.findall(r"[0-9a-f]{64}", told) == hashes[:1]
+        assert hashlib.sha256(bundle.read_bytes()).hexdigest() == hashes[0]
+        assert "ok   data: 200 records" in said and "ok   policy" in said
         key = site / "keys" / "key.pem"
         secret = key.read_bytes()
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         # The authority reads the same hash from the request; the certificate comes back.
         request = site / "keys" / "request.pem"
-        assert sign_request(folder.path / "keys" / "authority", request, "north", tmp_path / "signed") == hashes[2]
+        assert sign_request(folder.path / "keys" / "authority", request, "north", tmp_path / "signed") == hashes[1]
         (site / "keys" / "certificate.pem").write_bytes((tmp_path / "signed" / "certificate.pem").read_bytes())
         (site / "policy.toml").write_text((site / "policy.toml").read_text() + "# read\n")
-        said = call(*join)
+        said = call(*join, "--sha256", hashes[0])
         assert "Ready." in said and "FAIL" not in said and said.count("ok   ") == 13
     assert key.read_bytes() == secret and (site / "policy.toml").read_text().endswith("# read\n")
     assert "has joined" not in caplog.text and not (site / "store").exists()
@@ -128,6 +130,65 @@ def test_a_bundle_that_was_changed_is_refused_and_nothing_is_unpacked(folder, tm
     (tmp_path / "text.zip").write_text("no archive")
     with pytest.raises(InputError, match="fedpdmc bundle"):
         read_bundle(tmp_path / "text.zip")
+
+
+INJECTIONS = [
+    "`id`",
+    "$(id)",
+    "a;id",
+    "a|id",
+    "a&id",
+    "a\nid",
+    "a id",
+    "'a'",
+    '"a"',
+    "--keys",
+    "a>b",
+    "",
+    "fe80::1%$(id)",
+]
+
+
+@pytest.mark.parametrize("value", INJECTIONS)
+@pytest.mark.parametrize("field", ["server_name", "coordinator", "fedpdmc"])
+def test_what_a_shell_would_run_is_refused_in_writing_and_in_reading(folder, tmp_path, field, value):
+    facts = {"format": 1, "coordinator": "192.0.2.7:4433", "server_name": "coordinator", "fedpdmc": "0.1.0"}
+    value += ":4433" if field == "coordinator" else ""
+    changes = {"bundle.json": json.dumps(facts | {field: value}).encode()}
+    with pytest.raises(InputError, match=f"bundle: {field}|host:port"):
+        read_bundle(rewritten(invited(folder, tmp_path), tmp_path / "changed.zip", **changes))
+    if field != "fedpdmc":
+        told = {"coordinator": "192.0.2.7:4433", field: value}
+        with pytest.raises(InputError, match="host"):
+            make_bundle(
+                folder.path / "study.toml", folder.keys("coordinator") / "authority.pem", out=tmp_path / "b", **told
+            )
+    # The control: a name of a host passes.
+    changes = {"bundle.json": json.dumps(facts | {"server_name": "trial-1.example.org"}).encode()}
+    found = read_bundle(rewritten(tmp_path / "study.zip", tmp_path / "good.zip", **changes))
+    assert found.server_name == "trial-1.example.org"
+
+
+@pytest.mark.parametrize("member", sorted(MEMBERS))
+def test_the_compared_hash_covers_every_member_of_a_bundle(folder, tmp_path, member, caplog):
+    """The old control compared contract and authority only: a changed name of the server or instruction passed."""
+    bundle = invited(folder, tmp_path)
+    told = hashlib.sha256(bundle.read_bytes()).hexdigest()
+    with zipfile.ZipFile(bundle) as file:
+        before = file.read(member)
+    after = before.replace(b'"server_name": "coordinator"', b'"server_name": "attacker.example"')
+    after = before + b"\n" if after == before else after
+    changed = rewritten(bundle, tmp_path / "changed.zip", **{member: after})
+    # Without the hash this file is read: nothing else protects it.
+    assert read_bundle(changed).digest != told
+    site = tmp_path / "site"
+    words = ("--name", "north", "--data", folder.path / "many.csv", "--folder", site)
+    call("join", changed, *words, "--sha256", told, status=2)
+    assert "changed on its way" in caplog.text and not site.exists()
+    call("join", bundle, *words, "--sha256", told)
+    # Nor does it replace the bundle of the first step.
+    with pytest.raises(InputError, match="a different"):
+        Joining(read_bundle(changed), "north", folder.path / "many.csv", site).write()
 
 
 def test_a_drafted_policy_allows_the_contract_and_no_more(folder, tmp_path):

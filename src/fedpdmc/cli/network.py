@@ -157,7 +157,8 @@ def bundle(
 
     path = make_bundle(study, authority, coordinator, out, server_name)
     say(f"Send {path} to every site. It contains no secrets.")
-    _print_hashes(study.read_bytes(), authority.read_bytes())
+    say(f"SHA-256 of the bundle: {hashlib.sha256(path.read_bytes()).hexdigest()}")
+    say("Tell it to every site by telephone: it covers everything in the file, which is not signed.")
 
 
 def join(
@@ -167,19 +168,22 @@ def join(
     query: Query = None,
     folder: Annotated[Path, typer.Option(help="Folder for the study's files at this site.")] = Path("study"),
     ledger: Ledger = None,
+    sha256: Annotated[
+        str | None, typer.Option(help="The bundle's SHA-256, as its sender told you; another file is refused.")
+    ] = None,
 ) -> int:
     """Set up a site from a bundle: key, certificate request, policy and systemd unit; then check it. Nothing is started."""
     from fedpdmc.operations.bundle import UNIT, Joining, read_bundle
 
-    found = read_bundle(bundle)
+    found = read_bundle(bundle, sha256)
     joining = Joining(found, name, data, folder, query, ledger)
     for path in joining.write():
         say(f"written: {path}")
     failed = print_findings(joining.findings())
     if joining.key:
-        _print_hashes(found.contract, found.authority)
+        say(f"SHA-256 of the bundle: {found.digest}")
         say(f"SHA-256 of this site's key: {joining.key}")
-        say(f"Compare all three hashes by telephone with the sender of the bundle, and send {folder}/keys/request.pem.")
+        say(f"Compare both hashes by telephone with the sender of the bundle, and send {folder}/keys/request.pem.")
         say(f"Put the certificate.pem that you receive into {folder}/keys, and run this command again.")
     elif not failed:
         say(f"Ready. Read {folder}/policy.toml, then run {folder}/{UNIT} or the command in it.")
@@ -218,10 +222,3 @@ def _report(check: "Preflight") -> int:
     failed = print_findings(check.findings())
     say(f"Not ready. Fix: {', '.join(failed)}." if failed else "Ready. Nothing was started or sent.")
     return CHECK_FAILED if failed else 0
-
-
-def _print_hashes(contract: bytes, authority: bytes) -> None:
-    from fedpdmc.certificates.keys import fingerprint
-
-    say(f"SHA-256 of the contract: {hashlib.sha256(contract).hexdigest()}")
-    say(f"SHA-256 of the authority's certificate: {fingerprint(authority)}")

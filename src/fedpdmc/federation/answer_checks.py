@@ -9,6 +9,7 @@ import numpy as np
 
 from fedpdmc.errors import BadAnswer, BoundViolation, BudgetSpent, LimitReached, NotFinite, Refused, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.message_format import OtherVersion, version_remedy
 from fedpdmc.plan import Arrival, Plan
 from fedpdmc.privacy.account_status import AccountStatus
 
@@ -27,6 +28,11 @@ REMEDIES = {
     "SIMILAR_RECORDS": "The site's records differ in few from those of another study. Its operator decides what to do.",
     "NOT_ANSWERED": "An error occurred at the site. The site's own log has it.",
     "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
+    "TOO_WIDE": "The reference is wider than the site's records allow, or its derivatives were false. Check the prior.",
+    "OTHER_RUN": "The site's store belongs to another run. Restore the coordinator's store, or give all parties new ones.",
+    "SAME_ROUND_OTHER_PLAN": "The site has answered this round of another computation: go on with the software, machine "
+    "and store that began the run.",
+    "TOO_MANY_REFUSALS": "The site has stopped after 20 refusals in a row. `fedpdmc audit show` at the site shows them.",
 }
 
 
@@ -34,9 +40,13 @@ def check_answer(name: str, data: bytes, kind: type, asked: tuple[bytes, int, by
     """The decoded answer of a site, if it is of this kind and answers this run, sequence number and request hash."""
     try:
         message = messages.decode(data)
+    except OtherVersion as error:
+        raise Refused(name, "VERSION", version_remedy(data, "MALFORMED") or str(error)) from error
     except WireError as error:
         raise BadAnswer(name, str(error)) from error
     if isinstance(message, messages.Refusal):
+        if (remedy := version_remedy(data, message.code)) is not None:
+            raise Refused(name, "VERSION", remedy)
         raise _refusal(name, message)
     if not isinstance(message, kind):
         raise BadAnswer(name, f"{type(message).__name__} instead of {kind.__name__}")

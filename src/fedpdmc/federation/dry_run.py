@@ -16,6 +16,8 @@ from fedpdmc.study.contract import Study
 from fedpdmc.study.read_data import read_records
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedpdmc.results.posterior import Posterior
 
 DURATION = 10.0
@@ -100,6 +102,12 @@ def _of_site(study: Study, site: str, records: int, seed: int) -> pl.DataFrame:
             "Distinguish sites by the levels of a column.",
         )
     return found
+
+
+def records_of(study: Study, site: str, records: int, folder: Path) -> pd.DataFrame:
+    """Synthetic records of a site, read from a file in a folder as any others."""
+    _of_site(study, site, records, 1).write_parquet(folder / "public.parquet")
+    return read_records(study, folder / "public.parquet")
 
 
 def try_study(study: Study, *, records: int = 100, seed: int = 1) -> Trial:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedpdmc.console.interrupts import waiting
+from fedpdmc.federation.message_format import REFUSAL, claimed_kind
 from fedpdmc.federation.transport import Request, SiteState
 
 
@@ -18,20 +19,21 @@ def _nothing() -> None:
 
 
 class RoundAnswers:
-    """The answers of one round. The thread that waits for them is woken once, by the last one."""
+    """The answers of one round. Its thread is woken by the last of them, or by a refusal, which ends the run."""
 
     def __init__(self, sites: int):
-        self.sites, self.answers = sites, dict[str, bytes]()
+        self.sites, self.answers, self.refused = sites, dict[str, bytes](), False
         self._complete: queue.SimpleQueue = queue.SimpleQueue()
 
     def add(self, name: str, answer: bytes) -> None:
         """Add the answer of one site."""
         self.answers[name] = answer
-        if len(self.answers) == self.sites:
+        self.refused |= claimed_kind(answer) == REFUSAL
+        if len(self.answers) == self.sites or self.refused:
             self._complete.put(None)
 
     def wait(self, seconds: float | None = None) -> dict[str, bytes]:
-        """All answers, or those that arrived in time."""
+        """All answers, or those that arrived in time or before a refusal."""
         if self.sites:
             with contextlib.suppress(queue.Empty), waiting():
                 self._complete.get(timeout=seconds)

@@ -4,6 +4,10 @@ A message consists of a header, whose size depends on the message's kind only, a
 version, the kind, and for each field the part of fixed size: numbers, hashes, shapes of arrays. The bodies are the arrays'
 numbers, little-endian, and text. Nothing in a message names a type, a function or a file, so nothing can be executed.
 Decoding allocates nothing: sizes are checked against the message's length, and arrays are read-only views of the message.
+
+Messages of all `READABLE` versions are read and written. A field that a later version has added is declared with `since`:
+earlier versions leave it out, and it has its default. So a run goes on, after all parties were upgraded, in the version in
+which it began.
 """
 
 from __future__ import annotations
@@ -33,13 +37,29 @@ from fedpdmc.federation.codecs import (
     Whole,
     finite,
 )
+from fedpdmc.version import __version__
 
 MAGIC, VERSION = b"FPDM", 10
+READABLE = (9, 10)
+# The last version that changed what a message means: a run that began before it cannot go on after an upgrade.
+MEANING = 10
+# A refusal because of the version: this and the version of the side that refuses.
+VERSION_CODE = "VERSION_"
+# The kind of message that ends a run.
+REFUSAL = "Refusal"
 HEADER = struct.Struct("<4sBB")
 # Where every answer has the hash of its request.
 ASKED = slice(HEADER.size + RUN_BYTES + 8, HEADER.size + RUN_BYTES + 8 + DIGEST_BYTES)
 KINDS: dict[int, type[Message]] = {}
-LAYOUTS: dict[int, _Layout] = {}
+# By version and kind.
+LAYOUTS: dict[tuple[int, int], _Layout] = {}
+
+
+class OtherVersion(WireError):
+    """A message of a version that is not read here."""
+
+    def __init__(self, version: int):
+        super().__init__("message", f"wire version {version}; this software reads {', '.join(map(str, READABLE))}")
 
 
 class Message:
@@ -54,13 +74,19 @@ class Message:
 Form = TypeVar("Form", bound=type[Message])
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+def since(version: int, default_factory: Callable[[], Any]) -> Any:
+    """A field that messages have from this version on; in earlier ones it has its default."""
+    return dataclasses.field(default_factory=default_factory, metadata={"since": version})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, since))
 def message(kind: int) -> Callable[[Form], Form]:
     """Make a class the message of this kind: a frozen dataclass that `encode` and `decode` know."""
 
     def register(form: Form) -> Form:
         KINDS[kind] = made = dataclass(frozen=True, eq=False)(form)
-        LAYOUTS[kind], made.kind = _Layout(made), kind
+        LAYOUTS.update({(version, kind): _Layout(made, version) for version in READABLE})
+        made.kind = kind
         return made
 
     return register
@@ -84,25 +110,25 @@ class SiteAnswer(Message):
 
 
 class _Field(NamedTuple):
-    """A field: its place in the declaration, its name, its codec and its part of the header."""
+    """A field: its name, its codec and its part of the header."""
 
-    place: int
     name: str
     codec: Codec
     head: slice
 
 
 class _Layout:
-    """Header and fields of one kind of message. The header is padded so that the numbers after it are aligned."""
+    """Header and fields of one kind and version. The header is padded so that the numbers after it are aligned."""
 
-    def __init__(self, form: type[Message]):
-        types = get_type_hints(form, include_extras=True)
-        names = [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
+    def __init__(self, form: type[Message], version: int):
+        types, declared = get_type_hints(form, include_extras=True), dataclasses.fields(form)  # type: ignore[arg-type]
+        names = [field.name for field in declared if field.metadata.get("since", 0) <= version]
+        self.later = tuple(field for field in declared if field.name not in names)
         self.form, self.named = form, tuple((name, types[name].__metadata__[0]) for name in names)
         codes, fields, at = HEADER.format, [], 3
-        for place, (name, codec) in enumerate(self.named):
+        for name, codec in self.named:
             codes, size = codes + codec.head, len(struct.unpack(codec.head, bytes(struct.calcsize(codec.head))))
-            fields.append(_Field(place, name, codec, slice(at, at + size)))
+            fields.append(_Field(name, codec, slice(at, at + size)))
             at += size
         self.padding = bytes(-struct.calcsize(codes) % 8)
         self.head = struct.Struct(f"{codes}{len(self.padding)}s")
@@ -111,10 +137,14 @@ class _Layout:
         self.reals = sum(field.codec.place == REALS for field in fields)
 
 
-def encode(message: Message) -> bytes:
-    """A message as bytes."""
-    layout = LAYOUTS[message.kind]
-    heads: list[Any] = [MAGIC, VERSION, message.kind]
+def encode(message: Message, version: int | None = None) -> bytes:
+    """A message as bytes, of the present version or of an earlier one that has all that it says."""
+    version = VERSION if version is None else version
+    layout = LAYOUTS[version, message.kind]
+    for field in layout.later:
+        if not np.array_equal(getattr(message, field.name), field.default_factory()):  # type: ignore[operator]
+            raise WireError(field.name, f"a value that wire version {version} does not have")
+    heads: list[Any] = [MAGIC, version, message.kind]
     bodies: Bodies = ([], [], [])
     for name, codec in layout.named:
         codec.write(getattr(message, name), heads, bodies)
@@ -133,17 +163,17 @@ def decode(data: bytes, most_bytes: int = MOST_BYTES) -> Message:
     heads, reader = layout.head.unpack_from(data), Reader(data, layout.head.size)
     if heads[-1] != layout.padding:
         raise WireError("message", "non-zero padding after the header")
-    values: list[Any] = [None] * len(layout.fields)
-    for place, name, codec, own in layout.fields[: layout.reals]:
-        values[place] = codec.read(heads[own], reader, name)
+    values: dict[str, Any] = {}
+    for name, codec, own in layout.fields[: layout.reals]:
+        values[name] = codec.read(heads[own], reader, name)
     if not finite(data, layout.head.size, reader.at):
-        wrong = [name for place, name, _, _ in layout.fields[: layout.reals] if not np.isfinite(values[place]).all()]
+        wrong = [name for name, numbers in values.items() if not np.isfinite(numbers).all()]
         raise WireError(wrong[0], "numbers that are not finite")
-    for place, name, codec, own in layout.fields[layout.reals :]:
-        values[place] = codec.read(heads[own], reader, name)
+    for name, codec, own in layout.fields[layout.reals :]:
+        values[name] = codec.read(heads[own], reader, name)
     if reader.at != len(data):
         raise WireError("message", f"{len(data) - reader.at} bytes after its end")
-    message = layout.form(*values)
+    message = layout.form(**values)
     message.check()
     return message
 
@@ -155,19 +185,46 @@ def _layout(data: bytes) -> _Layout:
     magic, version, kind = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise WireError("message", "bytes that are not a message")
-    if version != VERSION:
-        raise WireError("message", f"version {version}; this software uses version {VERSION}")
-    if kind not in LAYOUTS:
+    if version not in READABLE:
+        raise OtherVersion(version)
+    if kind not in KINDS:
         raise WireError("message", f"kind {kind}")
-    return LAYOUTS[kind]
+    return LAYOUTS[version, kind]
+
+
+def version_of(data: bytes) -> int:
+    """The version that a message's header claims; the present one if there is no header."""
+    return data[len(MAGIC)] if data.startswith(MAGIC) and len(data) >= HEADER.size else VERSION
+
+
+def refuse_version() -> str:
+    """The code with which a message of another version is refused."""
+    return f"{VERSION_CODE}{VERSION}"
+
+
+def version_remedy(refusal: bytes, code: str) -> str | None:
+    """What to do after a refusal because of the version; None for other refusals.
+
+    Software before version 9 refuses every other version as MALFORMED: its refusal's own header has its version.
+    """
+    told = code.removeprefix(VERSION_CODE)
+    other = int(told) if told != code and told.isdigit() else version_of(refusal)
+    if other == VERSION or code not in ("MALFORMED", f"{VERSION_CODE}{told}"):
+        return None
+    return (
+        f"The other side uses wire version {other}, this one {VERSION} (fedpdmc {__version__}). Install the same version of "
+        "fedpdmc on both sides and start them again with the same stores: the run goes on."
+    )
 
 
 def may_answer(data: bytes, asked: bytes) -> bool:
     """Whether a message may be the answer to the request with this hash; true if it is not a well-formed answer at all.
 
-    Reads the message's kind and the hash in it only.
+    Reads the message's kind and the hash in it only. A refusal to take part answers whatever is asked.
     """
     found, kind = data[ASKED], KINDS.get(data[HEADER.size - 1]) if len(data) >= HEADER.size else None
+    if found == bytes(DIGEST_BYTES) and claimed_kind(data) == REFUSAL:
+        return True
     return found == asked or len(found) < DIGEST_BYTES or kind is None or not issubclass(kind, SiteAnswer)
 
 

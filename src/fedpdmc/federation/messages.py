@@ -28,7 +28,7 @@ from fedpdmc.federation.codecs import (
     Whole,
     Words,
 )
-from fedpdmc.federation.message_format import Message, SiteAnswer, SiteRequest, decode, digest, encode, message
+from fedpdmc.federation.message_format import Message, SiteAnswer, SiteRequest, decode, digest, encode, message, since
 
 QUARTER = math.pi / 2
 # The encoding is used through this module too.
@@ -148,7 +148,7 @@ class Open(SiteRequest):
     turns: Counts = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint32))
     kept: Real = 1.0
     bend: Matrix = dataclasses.field(default_factory=_nothing)
-    wide: Matrix = dataclasses.field(default_factory=_nothing)
+    wide: Matrix = since(9, default_factory=_nothing)
 
     def check(self):
         """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none; a bend or none."""

@@ -15,6 +15,8 @@ from fedpdmc.federation.answer_checks import check_answer, check_derivatives, re
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import Heights, digits_of
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
+from fedpdmc.federation.message_format import VERSION
+from fedpdmc.federation.opening_journal import OpeningJournal, close
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.member import Member, NotBent
@@ -60,10 +62,15 @@ class RemoteFederation(Federation):
         Whether marks are coordinates, not normals; None: either is accepted.
     private : bool or None
         Whether sites must have privacy budgets; None: not checked.
+    journal : OpeningJournal
+        The rounds of the opening, which are not asked twice.
+    version : int
+        The wire version of the run's requests.
     """
 
     def __init__(self, transport: Transport, run: bytes):
-        self.transport, self.run = transport, run
+        self.transport, self.run, self.version = transport, run, VERSION
+        self.journal = OpeningJournal()
         self.sequence, self.bytes = np.zeros((2, len(transport.names)), dtype=np.int64)
         self._columns: list[np.ndarray | None] = [None] * len(transport.names)
         self.coordinates: list[np.ndarray | None] = [None] * len(transport.names)
@@ -83,6 +90,12 @@ class RemoteFederation(Federation):
         self._early = ImmediateArrivals(transport.names)
         self.plausible: Plausible | None = None
         self._heights = [Heights() for _ in transport.names]
+
+    def rewind(self) -> None:
+        """Begin the opening again: rounds that were answered are taken from the journal."""
+        self._point, self._agreed, self._noisy_sums = None, False, {}
+        self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
+        self.journal.rewind()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,7 +118,7 @@ class RemoteFederation(Federation):
         """``U_m``, ``∇U_m`` and ``∇²U_m`` of all sites at one point, or their means, in one round. The last is cached."""
         asked = _derive(x, spread, bend)
         if self._point is None or not all(map(np.array_equal, self._point, asked)):
-            found = self._ask(self._all(messages.Derive, *asked), messages.Derivatives)
+            found = self._ask_opening(self._all(messages.Derive, *asked), messages.Derivatives)
             for name, message, own in zip(self.names, found, self.coordinates, strict=True):
                 index = np.arange(len(x)) if own is None else own
                 check_derivatives(name, message, len(index))
@@ -120,6 +133,13 @@ class RemoteFederation(Federation):
             self.noise = [np.array(m.noise) for m in found]
             self._point = asked
         return self._derived
+
+    def as_sent(self, x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """The last point as it was sent: after a restart with other software it may be computed with other last bits."""
+        sent = self.journal.last_request()
+        if isinstance(sent, messages.Derive) and all(map(close, _derive(x, spread, None)[:2], (sent.x, sent.spread))):
+            return np.array(sent.x), None if sent.about is None else np.array(sent.about)
+        return x, spread
 
     def sums(
         self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None
@@ -166,12 +186,11 @@ class RemoteFederation(Federation):
     ) -> list[messages.Masked]:
         """Masked derivatives of all sites, which have agreed on their masks before."""
         if not self._agreed:
-            requests = self._all(messages.Offer)
-            offered = self.transport.ask(requests)
-            self._check(offered, requests, messages.Offered)
-            self._ask(self._all(messages.Agree, tuple(offered)), messages.Opened)
+            self._ask_opening(self._all(messages.Offer), messages.Offered)
+            offered = tuple(self.journal.rounds[0][1])
+            self._ask_opening(self._all(messages.Agree, offered), messages.Opened)
             self._agreed = True
-        return self._ask(self._all(messages.Derive, *_derive(x, spread, bend)), messages.Masked)
+        return self._ask_opening(self._all(messages.Derive, *_derive(x, spread, bend)), messages.Masked)
 
     def _words(self, found: Sequence[messages.Masked], size: int) -> list[np.ndarray]:
         """The masked numbers of all sites, ``size`` from each."""
@@ -208,8 +227,8 @@ class RemoteFederation(Federation):
             if reference.wide is not None and order == 2:
                 extra["wide"] = reference.wide
             message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, **extra)
-            requests.append(Request.of(message))
-        found = self._ask(requests, messages.Opened)
+            requests.append(Request.of(message, self.version))
+        found = self._ask_opening(requests, messages.Opened)
         for name, message in zip(self.names, found, strict=True):
             if self.private is not None and self.private != (message.remaining >= 0):
                 raise BadAnswer(name, f"{'no' if self.private else 'a'} privacy budget, contrary to the contract")
@@ -237,7 +256,9 @@ class RemoteFederation(Federation):
             if plan is not None:
                 # Sites with the same plan share one message.
                 key = id(plan), int(sequence) + 1
-                made[key] = made.get(key) or Request.of(_plans_message(self.run, key[1], plan, self.turning))
+                made[key] = made.get(key) or Request.of(
+                    _plans_message(self.run, key[1], plan, self.turning), self.version
+                )
                 requests[-1] = made[key]
         try:
             found = self._ask(requests, messages.Arrivals)
@@ -288,8 +309,13 @@ class RemoteFederation(Federation):
 
     def _all(self, kind: type, *content: Any) -> list[Request]:
         """The same request to every site, each with its own number."""
-        made = {int(n): Request.of(kind(self.run, int(n) + 1, *content)) for n in np.unique(self.sequence)}
+        numbers = map(int, np.unique(self.sequence))
+        made = {n: Request.of(kind(self.run, n + 1, *content), self.version) for n in numbers}
         return [made[int(n)] for n in self.sequence]
+
+    def _ask_opening(self, requests: Sequence[Request], kind: type) -> list:
+        """A round of the opening, which is asked once."""
+        return self.journal.ask(requests, self.transport, lambda answers, sent: self._check(answers, sent, kind))
 
     def _ask(self, requests: Sequence[Request | None], kind: type) -> list:
         return self._check(self.transport.ask(requests), requests, kind)

@@ -65,9 +65,7 @@ class RunRecorder:
         arrays |= pack_position(sampler.position()) | {"bytes": np.asarray(connection.federation.bytes)}
         connection.checkpoint.write(
             {
-                "study": connection.study.digest.hex(),
-                "run": connection.run.hex(),
-                "seed": connection.seed,
+                **connection.facts,
                 "sequence": connection.federation.sequence.tolist(),
                 "keep": sampler.keep,
                 "accounts": {
@@ -117,6 +115,7 @@ def sample_study(
     ``ess`` or ``duration`` replace those of the contract. Its limits still apply.
     """
     study, saved = connection.study, connection.saved
+    connection.federation.rewind()
     if study.one_shot:
         return _one_shot(connection, ess, duration)
     if ess is None and duration is None:
@@ -263,6 +262,7 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     found, x, spread = (
         search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
     )
+    x, spread = federation.as_sent(x, spread)
     made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
         for doubt in doubts(federation.plausible.weigh_sites()):

@@ -17,13 +17,16 @@ from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.codecs import RUN_BYTES
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.in_process import DirectTransport
+from fedpdmc.federation.message_format import MEANING, READABLE, VERSION
 from fedpdmc.federation.messages import Welcome, encode
+from fedpdmc.federation.opening_journal import OpeningJournal
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.transport import Transport
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.run_state import RunState
 from fedpdmc.sampling.api import StudyConnection
 from fedpdmc.validation import has_fields, optional_seed, require_posix
+from fedpdmc.version import __version__
 
 INTERRUPTED = (
     "before the first block of samples was complete. With a store, connect and sample again to resume; without one a new "
@@ -31,6 +34,8 @@ INTERRUPTED = (
 )
 # Seconds between two exchanges of seals.
 SEAL_SECONDS = 60.0
+# The wire version of stores that do not name theirs.
+FIRST_STORED = 9
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +76,14 @@ class Connection(StudyConnection):
         self.checkpoint, self.saved = checkpoint, saved
         self.federation = RemoteFederation(transport, run)
         self.federation.plausible = Plausible(study)
+        self.federation.version = _wire_version(saved)
+        # What every stored state says of the run.
+        self.facts = {"study": study.digest.hex(), "run": run.hex(), "seed": seed, "wire": self.federation.version}
+        self._sampled = False
+        if checkpoint is not None:
+            self.federation.journal = OpeningJournal(lambda facts, arrays: checkpoint.write(self.facts | facts, arrays))
+        if saved is not None:
+            self.federation.journal.read(saved)
         # Called with the display of every run, so that a status page can follow it.
         self.shown_to: Callable[[Showing], None] | None = None
         self._witness: Witness | None = None
@@ -91,6 +104,10 @@ class Connection(StudyConnection):
         """Sample the study's posterior, from the start or from the stored state."""
         from fedpdmc.federation.resume import sample_study
 
+        if self._sampled and self.checkpoint is not None:
+            # An earlier call was interrupted.
+            self.saved = self.checkpoint.read()
+        self._sampled = True
         with showing(progress, self.transport.status) as this:
             if self.shown_to is not None:
                 self.shown_to(this)
@@ -207,7 +224,21 @@ def join(
     checkpoint = None if store is None else Checkpoint(store)
     saved = None if checkpoint is None else checkpoint.read()
     run, seed = _identity(study, checkpoint, saved, seed)
+    # Before the sites are called.
+    _wire_version(saved)
     return Connection(study, transport(study, run, seed), run, seed, checkpoint, saved)
+
+
+def _wire_version(saved: RunState | None) -> int:
+    """The wire version of a run: that of its first block. One that cannot go on here is refused, with how to finish it."""
+    wire = VERSION if saved is None or "goal" not in saved.facts else saved.facts.get("wire", FIRST_STORED)
+    if wire not in READABLE or wire < MEANING:
+        raise InputError(
+            "store",
+            f"a run in wire version {wire!r}; fedpdmc {__version__} continues runs in version {MEANING} to {VERSION}",
+            "Finish it with the version of fedpdmc that began it, at all parties. Upgrade between two studies.",
+        )
+    return wire
 
 
 def _contract(study: Study | str | Path) -> Study:
@@ -240,7 +271,7 @@ def _identity(study, checkpoint, saved: RunState | None, seed: int | None) -> tu
         return bytes.fromhex(saved.facts["run"]), int(saved.facts["seed"])
     run, seed = secrets.token_bytes(RUN_BYTES), secrets.randbits(31) if seed is None else int(seed)
     if checkpoint is not None:
-        checkpoint.write({"study": study.digest.hex(), "run": run.hex(), "seed": seed}, {})
+        checkpoint.write({"study": study.digest.hex(), "run": run.hex(), "seed": seed, "wire": VERSION}, {})
     return run, seed
 
 

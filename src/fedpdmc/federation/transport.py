@@ -20,9 +20,9 @@ class Request:
         self.data = data
 
     @classmethod
-    def of(cls, message: messages.Message) -> Request:
-        """Encode a message."""
-        return cls(messages.encode(message))
+    def of(cls, message: messages.Message, version: int | None = None) -> Request:
+        """Encode a message, in the present wire version or in another."""
+        return cls(messages.encode(message, version))
 
     @functools.cached_property
     def digest(self) -> bytes:

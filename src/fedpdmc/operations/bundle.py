@@ -1,15 +1,18 @@
 """A bundle: one file with everything that a site needs to join a study; and the set-up of a site from it.
 
 The file is a zip archive that anyone can open and read. It contains no secrets and is not signed. The attacker is someone
-who changes it in transit: the site compares the printed hashes over another channel.
+who changes it in transit: the site compares the SHA-256 of the whole file over another channel, so every byte of it is
+covered. What goes into command lines must be the name of a host or a version, both in writing and in reading a bundle.
 """
 
 from __future__ import annotations
 
 import getpass
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -26,6 +29,7 @@ from fedpdmc.privacy.budget import default_path
 from fedpdmc.study import Study, parse_study, read_study
 from fedpdmc.study.policy import MOST_CHAINS
 from fedpdmc.study.read_data import is_database
+from fedpdmc.validation import check_fingerprint, check_host
 from fedpdmc.version import __version__
 
 FORMAT, MOST_BYTES = 1, 2**20
@@ -34,19 +38,21 @@ CONTRACT, AUTHORITY, FACTS, README = "study.toml", "authority.pem", "bundle.json
 MODEL = "model.fpm"
 MEMBERS = {CONTRACT, AUTHORITY, FACTS, README}
 UNIT = "fedpdmc-site.service"
+# In a site's folder: the hash of the bundle from which it was set up.
+JOINED = "bundle.sha256"
+# A version of the package, which goes into `pip install`.
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+!-]{0,63}")
 INSTRUCTIONS = """\
 An invitation to take part in the study "{name}" with fedpdmc {version}.
 
-1. Install the same version:         pip install 'fedpdmc[federation]=={version}'
-2. Set up your site:                 fedpdmc join THIS-FILE --name YOUR-SITE --data RECORDS.csv --folder study
+1. Compare the SHA-256 of this file (sha256sum THIS-FILE) by telephone with its sender, before you follow this text.
+2. Install the same version:         pip install 'fedpdmc[federation]=={version}'
+3. Set up your site:                 fedpdmc join THIS-FILE --sha256 HASH --name YOUR-SITE --data RECORDS.csv --folder study
    This makes your private key, which never leaves your machine, and a certificate request, keys/request.pem.
-3. Compare by telephone with the sender of this file:
-     SHA-256 of the contract         {contract}
-     authority's certificate         {authority}
-   and the SHA-256 of your key, which step 2 prints.
+   Tell the sender the SHA-256 of your key, which this step prints.
 4. Send keys/request.pem to them. Put the certificate.pem that you receive into study/keys.
 5. Read study.toml and policy.toml, and a model file if there is one (fedpdmc model show). You decide what your site allows.
-6. Run the command of step 2 again. It checks everything, without joining.
+6. Run the command of step 3 again. It checks everything, without joining.
 7. Run study/fedpdmc-site.service, or the command in it.
 
 Coordinator: {coordinator}
@@ -62,6 +68,8 @@ class Bundle(NamedTuple):
     server_name: str
     version: str
     model: bytes = b""
+    # SHA-256 of the file.
+    digest: str = ""
 
     @property
     def study(self) -> Study:
@@ -88,14 +96,13 @@ def make_bundle(
         The name that the coordinator's certificate has.
     """
     split_address(coordinator, "coordinator")
+    check_host(server_name, "server_name")
     named = read_study(study).model_file
     model = b"" if named is None else _read(Path(study).parent / named)
     bundle = Bundle(_read(study), _read(authority), coordinator, server_name, __version__, model)
     name = bundle.study.name
-    text = INSTRUCTIONS.format(
-        name=name, version=__version__, contract=hashlib.sha256(bundle.contract).hexdigest(),
-        authority=_authority(bundle.authority), coordinator=coordinator,
-    )  # fmt: skip
+    text = INSTRUCTIONS.format(name=name.replace("\n", " "), version=__version__, coordinator=coordinator)
+    _check_authority(bundle.authority)
     facts = {"format": FORMAT, "coordinator": coordinator, "server_name": server_name, "fedpdmc": __version__}
     path = Path(out)
     try:
@@ -110,11 +117,17 @@ def make_bundle(
     return path
 
 
-def read_bundle(path: str | Path) -> Bundle:
-    """Read a bundle. Nothing is unpacked to the paths that it names."""
+def read_bundle(path: str | Path, sha256: str | None = None) -> Bundle:
+    """Read a bundle whose SHA-256 is the given one, if there is one. Nothing is unpacked to the paths that it names."""
     remedy = "Give the file from `fedpdmc bundle`, unchanged."
+    data = _read(path)
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 is not None and check_fingerprint(sha256) != digest:
+        raise InputError(
+            "bundle", f"a file with SHA-256 {digest}", "It was changed on its way, or the hash is another's."
+        )
     try:
-        with zipfile.ZipFile(path) as file:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
             infos = {info.filename: info for info in file.infolist()}
             if set(infos) - {MODEL} != MEMBERS or len(file.infolist()) != len(infos):
                 raise InputError("bundle", f"{path} with {', '.join(sorted(infos)[:8])}", remedy)
@@ -124,16 +137,19 @@ def read_bundle(path: str | Path) -> Bundle:
             model = file.read(MODEL) if MODEL in infos else b""
         facts = json.loads(told)
         texts = [facts[key] for key in ("coordinator", "server_name", "fedpdmc")]
-        if facts["format"] != FORMAT or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        if facts["format"] != FORMAT or not all(isinstance(text, str) for text in texts):
             raise InputError("bundle", f"{path}: bundle.json in an unknown format", remedy)
+        if not VERSION.fullmatch(texts[2]):
+            raise InputError("bundle: fedpdmc", repr(texts[2]), "Ask for a bundle with the number of a version.")
     except InputError:
         raise
     except Exception as error:
         # Damaged archives raise many kinds of errors.
         raise InputError("bundle", f"{path}: {error}", remedy) from error
     split_address(texts[0], "bundle: coordinator")
-    _authority(authority)
-    return Bundle(contract, authority, texts[0], texts[1], texts[2], model)
+    check_host(texts[1], "bundle: server_name")
+    _check_authority(authority)
+    return Bundle(contract, authority, texts[0], texts[1], texts[2], model, digest)
 
 
 class Joining:
@@ -147,7 +163,7 @@ class Joining:
     source, query
         The records, as `fedpdmc.study.read_records` takes them.
     folder : path
-        The study's folder at this site. Existing files are kept; a different contract or authority is refused.
+        The study's folder at this site. Existing files are kept; another bundle is refused.
     ledger : path, optional
         The site's privacy ledger. Its folder has the register of the record sets that the site's studies have used.
     """
@@ -173,12 +189,19 @@ class Joining:
         keys, made = self.folder / "keys", []
         keys.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        given = {self.folder / CONTRACT: self.bundle.contract, keys / AUTHORITY: self.bundle.authority}
+        given = {
+            self.folder / CONTRACT: self.bundle.contract,
+            keys / AUTHORITY: self.bundle.authority,
+            self.folder / JOINED: self.bundle.digest.encode(),
+        }
         if self.study.model_file is not None:
             given[self.folder / self.study.model_file] = self.bundle.model
         for path, data in given.items():
             if path.exists() and path.read_bytes() != data:
-                raise InputError("bundle", f"a different {path.name} than {path}", "Give every study its own folder.")
+                remedy = (
+                    "Give every study its own folder. If the sender means to replace the file, compare its hash first."
+                )
+                raise InputError("bundle", f"a different {path.name} than {path}", remedy)
         drafts = {
             **given,
             self.folder / "policy.toml": draft_policy(self.study).encode(),
@@ -264,8 +287,8 @@ def _read(path: str | Path) -> bytes:
         raise InputError("bundle", f"{error.strerror}: {path}", "Give a file that can be read.") from error
 
 
-def _authority(certificate: bytes) -> str:
+def _check_authority(certificate: bytes) -> None:
     try:
-        return fingerprint(certificate)
+        fingerprint(certificate)
     except ValueError as error:
         raise InputError("authority", str(error), "Give the authority's certificate, authority.pem.") from error

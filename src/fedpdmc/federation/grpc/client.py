@@ -21,9 +21,9 @@ import grpc  # noqa: E402
 from fedpdmc.certificates.keys import Credentials, renewed
 from fedpdmc.console.interrupts import waiting
 from fedpdmc.console.warnings import quiet_compiler
-from fedpdmc.errors import InputError, WireError
+from fedpdmc.errors import InputError, Refused, WireError
 from fedpdmc.federation import messages
-from fedpdmc.federation.codecs import DIGEST_BYTES
+from fedpdmc.federation.codecs import DIGEST_BYTES, RUN_BYTES
 from fedpdmc.federation.grpc.options import CHANNEL, CHECK, JOIN, SERVICE
 from fedpdmc.federation.grpc.tls import (
     DialSettings,
@@ -34,6 +34,7 @@ from fedpdmc.federation.grpc.tls import (
     split_address,
     stream_end,
 )
+from fedpdmc.federation.message_format import version_remedy
 from fedpdmc.federation.site_agent.agent import Agent
 
 logger = logging.getLogger("fedpdmc.site")
@@ -79,6 +80,7 @@ class AnswerStream:
         yield self._hello
         call = self.calls.get()
         if not self._next(call, self._join):
+            yield from self._last_words()
             return
         reported = time.monotonic()
         while (answer := self._next(call, self.agent.answer)) is not None:
@@ -89,6 +91,12 @@ class AnswerStream:
             if time.monotonic() - reported > PROGRESS:
                 reported = time.monotonic()
                 logger.info("%s", self.agent.progress())
+        yield from self._last_words()
+
+    def _last_words(self) -> Iterator[bytes]:
+        """The reason for which this site leaves, if it refuses to go on: the coordinator must not wait for it."""
+        if isinstance(self.error, Refused):
+            yield messages.encode(messages.Refusal(bytes(RUN_BYTES), 0, messages.NOTHING_ASKED, self.error.code, 0))
 
     def close(self) -> None:
         """Answer nothing more. Waits until the current answer is done."""
@@ -203,7 +211,7 @@ def _session(agent: Agent, coordinator: str, credentials: Credentials | None, se
             if call.add_callback(lambda: answers.ended.put(None)):
                 with waiting():
                     answers.ended.get()
-            if agent.finished and call.is_active():
+            if (agent.finished or isinstance(answers.error, Refused)) and call.is_active():
                 # The last answer may not have arrived until the coordinator closes the stream.
                 with contextlib.suppress(queue.Empty):
                     answers.ended.get(timeout=CLOSING)
@@ -231,7 +239,11 @@ def inquire(
     try:
         with _channel(coordinator, credentials, server_name) as channel:
             call = channel.stream_stream(f"/{SERVICE}/{CHECK}")(iter([hello]), timeout=seconds)
-            return messages.decode(next(call))
+            data = next(call)
+            told = messages.decode(data)
+            if isinstance(told, messages.Refusal) and (remedy := version_remedy(data, told.code)) is not None:
+                raise InputError("coordinator", f"{coordinator}: a refusal, code VERSION", remedy)
+            return told
     except (grpc.RpcError, StopIteration, WireError) as error:
         reason = (
             f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error) or "no answer"

@@ -46,7 +46,7 @@ from fedpdmc.federation.grpc.tls import (
     split_address,
 )
 from fedpdmc.federation.mailbox import Mailbox, PendingRequest, RoundAnswers
-from fedpdmc.federation.message_format import may_answer
+from fedpdmc.federation.message_format import READABLE, may_answer, version_of
 from fedpdmc.federation.site_agent.agent import SOFTWARE
 from fedpdmc.federation.transport import Request, SiteState, Transport
 from fedpdmc.study.contract import Study
@@ -146,9 +146,9 @@ class StreamTransport(Transport):
         return [found.get(name) for name in self.names]
 
     def _wait_for_all(self, answers: RoundAnswers, asked: Mapping[str, Request]) -> dict[str, bytes]:
-        """All answers, however long they take. The log says from time to time which sites are missing."""
+        """All answers, however long they take, or a refusal. The log says from time to time which sites are missing."""
         pause, waited = STALLED, 0.0
-        while len(found := answers.wait(pause)) < len(asked):
+        while len(found := answers.wait(pause)) < len(asked) and not answers.refused:
             waited, pause = waited + pause, 2 * pause
             for name in (name for name in asked if name not in found):
                 state = "connected" if self._mailboxes[name].connected else "not connected"
@@ -231,13 +231,16 @@ class StreamTransport(Transport):
             timeout.daemon = True
             timeout.start()
             try:
-                hello = None if code else self._admission.read_hello(caller, _next(incoming))
+                data = b"" if code else _next(incoming)
+                hello = None if code else self._admission.read_hello(caller, data)
                 if isinstance(hello, messages.Hello):
                     return hello
                 code = code or str(hello)
                 self._log_refusal(peer, code)
                 refusal = messages.Refusal(bytes(RUN_BYTES), 0, messages.NOTHING_ASKED, code, 0)
-                yield messages.encode(refusal)
+                # In the site's own version, if it is known here, so that the site can read it.
+                version = version_of(data)
+                yield messages.encode(refusal, version if version in READABLE else None)
                 return None
             finally:
                 timeout.cancel()

@@ -15,7 +15,9 @@ from fedpdmc.certificates import keys
 from fedpdmc.certificates.keys import Credentials, Revocations, certificate_name
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.message_format import VERSION, OtherVersion, refuse_version, version_of
 from fedpdmc.study.contract import Study
+from fedpdmc.validation import check_host
 
 
 class StreamExpired(Exception):
@@ -85,10 +87,15 @@ class Admission:
         """The hello of one of the study's sites, or the code of its refusal."""
         try:
             hello = messages.decode(data)
+        except OtherVersion:
+            return refuse_version()
         except WireError:
             return "MALFORMED"
         if not isinstance(hello, messages.Hello):
             return "MALFORMED"
+        if version_of(data) != VERSION:
+            # This side reads the site's messages, but the site does not read these.
+            return refuse_version()
         if self.credentials is not None and (hello.site.encode(),) != caller.names:
             return "NAME_NOT_IN_CERTIFICATE"
         if hello.site not in self.study.sites:
@@ -235,7 +242,7 @@ def split_address(address: str, argument: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) >= 2**16:
         raise InputError(argument, repr(address), "Give host:port, such as 192.0.2.7:4433.")
-    return host, int(port)
+    return check_host(host, argument), int(port)
 
 
 def check_loopback(host: str, argument: str) -> None:

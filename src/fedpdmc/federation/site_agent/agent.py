@@ -5,6 +5,7 @@ An agent turns one message into another. It does not know how messages travel: e
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from fedpdmc.errors import FedPDMCError, InputError, Refused, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.audit_seals import Sealing
 from fedpdmc.federation.codecs import RUN_BYTES
-from fedpdmc.federation.message_format import claimed_kind
+from fedpdmc.federation.message_format import OtherVersion, claimed_kind, refuse_version, version_remedy
 from fedpdmc.federation.site_agent import versions
 from fedpdmc.federation.site_agent.audit_log import AuditLog, Kind
 from fedpdmc.federation.site_agent.computation import Computation
@@ -97,7 +98,8 @@ class Agent:
                 request = entry.payload
             elif entry.kind is Kind.REFUSAL:
                 self.refusals += 1
-                self.computation.record_refusal(getattr(versions.logged(entry.payload, software), "code", ""))
+                code = getattr(versions.logged(entry.payload, software), "code", "")
+                self.computation.record_refusal(code, _decoded(request if self._in_progress is not None else None))
             elif entry.kind is Kind.ANSWER and request is not None:
                 self.refusals = 0
                 self._restore_answer(*(versions.logged(data, software) for data in (request, entry.payload)))
@@ -160,9 +162,15 @@ class Agent:
         """Accept the coordinator's welcome, or raise `Refused`."""
         try:
             message = messages.decode(data)
+        except OtherVersion as error:
+            remedy = version_remedy(data, "MALFORMED")
+            self.log.note("refused", code="VERSION")
+            raise Refused(self.site.name, "VERSION", remedy or str(error)) from error
         except WireError as error:
             raise self._refuse_to_join("MALFORMED") from error
         if isinstance(message, messages.Refusal):
+            if (remedy := version_remedy(data, message.code)) is not None:
+                raise Refused(self.site.name, "VERSION", remedy)
             raise Refused(self.site.name, message.code, "The coordinator refused this site.")
         if not isinstance(message, messages.Welcome):
             raise self._refuse_to_join("NOT_WELCOMED")
@@ -189,7 +197,8 @@ class Agent:
             return stored if stored is not None else self._new_answer(message, data, asked)  # type: ignore[arg-type]
         except WireError as error:
             logger.warning("refused a message of the coordinator: %s", error)
-            return self._refuse(data, asked, sequence, RequestRefused("MALFORMED"))
+            code = refuse_version() if isinstance(error, OtherVersion) else "MALFORMED"
+            return self._refuse(data, asked, sequence, RequestRefused(code))
         except RequestRefused as refused:
             if (failure := failed_disk(refused)) is not None:
                 raise failure from refused
@@ -278,7 +287,7 @@ class Agent:
         except OSError as error:
             logger.error("the audit log cannot be written: %s", error)
         self._in_progress = None
-        self.computation.record_refusal(refused.code)
+        self.computation.record_refusal(refused.code, _decoded(data))
         return refusal
 
     def _log_refused_request(self, data: bytes, asked: bytes, code: str) -> None:
@@ -305,3 +314,10 @@ class Agent:
         self.log.append(Kind.REQUEST, request)
         self.log.append(Kind.ANSWER, answer)
         self.computation.record(messages.decode(request), messages.decode(answer))
+
+
+def _decoded(data: bytes | None) -> messages.Message | None:
+    """A request, if it can be read."""
+    with contextlib.suppress(WireError):
+        return None if data is None else messages.decode(data)
+    return None

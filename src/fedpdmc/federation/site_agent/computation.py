@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -96,8 +97,11 @@ class Computation:
         self.progress = Progress(party is not None, study.dynamics().unit_speed)
         # Where derivatives were released, in the site's own parameters.
         self._points: list[Place] = []
-        # What was released there, without a budget.
+        # What was released there, without a budget; all answers, at the places of the requests; and where disclosure control
+        # has declined.
         self._released: list[tuple[Place, Release]] = []
+        self._answers: list[tuple[Place, messages.SiteAnswer]] = []
+        self._declined: list[Place] = []
         self.passes, self._rounds = 0, 0
         self._handlers: dict[type, Callable[..., messages.SiteAnswer]] = {
             messages.Derive: self._derive,
@@ -110,7 +114,8 @@ class Computation:
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
-        check(self.study, self._whole(message), self.progress)
+        again = isinstance(message, messages.Derive) and self._stored_release(message) is not None
+        check(self.study, self._whole(message), self.progress, again)
 
     def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
         """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
@@ -157,11 +162,13 @@ class Computation:
         elif isinstance(message, messages.Agree) and self.party is not None:
             self.party.record(message)
             progress.agreed = True
-        elif isinstance(message, messages.Derive):
-            progress.points += 1
-            if self.site.budget is None:
-                self._released.append((self._own(message), self._release(message)))
-            self._points.append(self._own(message))
+        elif isinstance(message, messages.Derive) and isinstance(given, messages.SiteAnswer):
+            if self._stored_release(message) is None:
+                self._answers.append((self._place(message), given))
+                if self.site.budget is None:
+                    self._released.append((self._own(message), self._release(message)))
+                progress.points += 1
+                self._points.append(self._own(message))
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             if self.latents is not None:
                 self.latents.answered(message, self._arrays(message), given)
@@ -170,9 +177,16 @@ class Computation:
             progress.next[message.chain] = np.where(horizon > 0, message.number + 1, progress.next[message.chain])
             progress.observed_time += float(given.observed_times(horizon).sum())
 
-    def record_refusal(self, code: str) -> None:
-        """Count a point that disclosure control has declined."""
-        self.progress.points += code in DECLINED
+    def record_refusal(self, code: str, message: messages.Message | None) -> None:
+        """Count a point that disclosure control has declined, once however often it is requested."""
+        if code not in DECLINED:
+            return
+        if isinstance(message, messages.Derive):
+            place = self._place(message)
+            if any(place.same(other) for other in self._declined):
+                return
+            self._declined.append(place)
+        self.progress.points += 1
 
     def check_ledger(self, run: bytes, folder: Path) -> None:
         """Raise `LedgerError` if the ledger lacks answers that the log in ``folder`` has: it is new, or an old copy."""
@@ -211,7 +225,9 @@ class Computation:
         with refusing_disclosure():
             self._control.check(Place(message.x, message.about), own, released)
 
-    def _derive(self, message: messages.Derive, asked: bytes) -> messages.Derivatives | messages.Masked:
+    def _derive(self, message: messages.Derive, asked: bytes) -> messages.SiteAnswer:
+        if (stored := self._stored_release(message)) is not None:
+            return dataclasses.replace(stored, sequence=message.sequence, request=asked)
         self._check_covariates(message)
         if self.site.budget is not None and self.party is not None:
             return self._derive_shared(self.party, message, asked)
@@ -227,8 +243,7 @@ class Computation:
             return messages.Derivatives(message.run, message.sequence, asked, 0.0, told.gradient, hessian, noise)
         if self._control is not None:
             with refusing_disclosure():
-                whole = Place(message.x, message.about, self._bend(message))
-                self._control.check(whole, self._own(message), self._points)
+                self._control.check(self._place(message), self._own(message), self._points)
         told = self._release(message)
         with refusing_information():
             self.information.add_release(told.bits)
@@ -273,6 +288,14 @@ class Computation:
             numbers = release_status(self.site).numbers()
         noise = np.asarray([terms.gradient, terms.hessian, *numbers])
         return messages.Masked(message.run, message.sequence, asked, words, noise)
+
+    def _stored_release(self, message: messages.Derive) -> messages.SiteAnswer | None:
+        """The release at the place of a request: released once, it is neither computed, counted nor charged again."""
+        place = self._place(message)
+        return next((given for other, given in reversed(self._answers) if other.same(place)), None)
+
+    def _place(self, message: messages.Derive) -> Place:
+        return Place(message.x, message.about, self._bend(message))
 
     def _own(self, message: messages.Derive) -> Place:
         x, spread = own_part(message.x, message.about, self.site.coordinates)

@@ -123,8 +123,8 @@ class Progress:
     observed_time: float = 0.0
 
 
-def check(study: Study, message: messages.Message, so_far: Progress) -> None:
-    """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
+def check(study: Study, message: messages.Message, so_far: Progress, again: bool = False) -> None:
+    """Raise `RequestRefused` for a request that the contract does not allow, or not now; ``again``: of a stored release."""
     if message.sequence > study.rounds:  # type: ignore[attr-defined]
         raise RequestRefused("TOO_MANY_ROUNDS")
     if isinstance(message, (messages.Offer, messages.Agree)):
@@ -133,14 +133,14 @@ def check(study: Study, message: messages.Message, so_far: Progress) -> None:
         if so_far.agreed:
             raise RequestRefused("ALREADY_AGREED")
     elif isinstance(message, messages.Derive):
-        _derive(study, message, so_far)
+        _derive(study, message, so_far, again)
     elif isinstance(message, messages.Open):
         _open(study, message, so_far)
     elif isinstance(message, messages.Plans):
         _plans(study, message, so_far)
 
 
-def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
+def _derive(study: Study, message: messages.Derive, so_far: Progress, again: bool) -> None:
     if study.derivatives == "none":
         raise RequestRefused("DERIVATIVES_NOT_ALLOWED")
     if so_far.shape is not None:
@@ -150,7 +150,7 @@ def _derive(study: Study, message: messages.Derive, so_far: Progress) -> None:
     if message.about is not None and (study.reference != VB or study.one_shot):
         raise RequestRefused("NOT_IN_CONTRACT")
     _bend(study, message.bend)
-    if so_far.points >= study.most_derivatives:
+    if not again and so_far.points >= study.most_derivatives:
         raise RequestRefused("TOO_MANY_DERIVATIVES")
     if so_far.summed and not so_far.agreed:
         raise RequestRefused("NOT_AGREED")

@@ -18,13 +18,13 @@ from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
 from fedpdmc.federation.site_agent.information import Information
-from fedpdmc.federation.site_agent.record_contributions import ModelDisclosure, disclosure_control
+from fedpdmc.federation.site_agent.model_trial import try_model_file
+from fedpdmc.federation.site_agent.record_contributions import disclosure_control
 from fedpdmc.federation.site_agent.secrets import refuse_links, site_seed, sum_secret
 from fedpdmc.federation.site_agent.secure_sum import SecureSumParty
 from fedpdmc.federation.site_agent.timed_walks import MOST_SECONDS
 from fedpdmc.federation.site_agent.trust_region import TrustRegion
 from fedpdmc.members.site import Site
-from fedpdmc.models.model_file.records import RecordModel
 from fedpdmc.privacy.budget import default_path
 from fedpdmc.privacy.data_sets import PERSON, DataSets, Use
 from fedpdmc.study import Policy, Study
@@ -104,8 +104,6 @@ def open_agent(
         public = pd.Categorical(column.levels[:1] * len(records), column.levels) if column.levels else column.range[0]
         blank = records.assign(**{column.name: public})
         control = disclosure_control(study, name, blank, study.potential(blank, name), policy)
-    elif policy is not None and study.epsilon is None and isinstance(potential, RecordModel):
-        ModelDisclosure(study, potential, policy).check_start()
     party = None
     if study.summed:
         pinned = None if policy is None else policy.certificates
@@ -131,6 +129,7 @@ def admit(
 ) -> tuple[Callable[[], None], Information]:
     """Check contract and records by the site's policy; returns what registers the use of the records, and its account."""
     policy.check(name, study, study.count(records))
+    try_model_file(study, name, policy)
     if study.epsilon is None:
         check_cells(study, records, policy.least_cell)
     texts = {column: identifying_texts(values) for column, values in records.attrs["raw"].items()}

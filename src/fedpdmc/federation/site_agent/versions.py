@@ -9,6 +9,7 @@ from importlib import metadata
 
 from fedpdmc.errors import InputError, WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.message_format import MEANING, OtherVersion, version_of
 from fedpdmc.federation.site_agent.audit_log import Entry, Kind
 
 EVENT = "software"
@@ -45,6 +46,8 @@ def differences(entries: Iterable[Entry]) -> list[str]:
 def logged(data: bytes, by: dict[str, str] | None) -> messages.Message:
     """A message from a log, which the software ``by`` has written."""
     try:
+        if (wire := version_of(data)) < MEANING:
+            raise OtherVersion(wire)
         return messages.decode(data)
     except WireError as error:
         version = (by or {}).get("fedpdmc", UNKNOWN)
