@@ -126,7 +126,7 @@ def test_ratios_prior_and_dropped_records_are_told(family, scale, ratio, tmp_pat
     methods = page.text[page.text.index("The model was") :]
     assert "1 of 40 records dropped for a missing value." in methods and "hold 90 % of the posterior" in methods
     deviation = np.asarray(sites.prior.precision)[1, 1] ** -0.5
-    assert "The prior was weakly informative" in methods and f"{deviation:.3g} (dose)" in methods
+    assert "The prior was weakly informative" in methods and f"dose ~ normal(0, {deviation:.3g})" in methods
     estimates = page.text[page.text.index("Estimates") : page.text.index("Intervals")]
     if scale is None:
         assert "log " not in estimates and "ratio" not in estimates

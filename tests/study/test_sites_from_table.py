@@ -145,7 +145,7 @@ def test_families_of_the_standard_library(family, formula, options, last, tmp_pa
     assert read_study(found.write(tmp_path / "study.toml")).names == found.names
     assert np.isfinite(value(found[0].sized(len(found.names)), np.full(len(found.names), 0.01)))
     scale = dict(zip(found.names, found.study.prior_scale, strict=True))
-    assert scale.get("Intercept", 5.0) == 5.0 and all(np.isfinite(x) for x in scale.values())
+    assert all(np.isfinite(x) for x in scale.values())
 
 
 @pytest.mark.parametrize("formula", ["died ~ 0 + age", "died ~ drug:age"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -98,6 +98,11 @@ class Showing:
         self._foreseen = text
         self.screen.changed()
         self.screen.foresee(f"{self._phase}, {text}", seconds)
+
+    def note_prior(self, lines: Sequence[str]) -> None:
+        """Show the prior of every parameter, before anything is drawn; it stays on the screen."""
+        if lines:
+            self.screen.note("\n".join(["fedpdmc: prior", *(f"  {line}" for line in lines)]))
 
     def quality(self, ess: float, rhat: float | None) -> None:
         """The worst effective sample size and R-hat so far."""

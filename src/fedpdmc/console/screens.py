@@ -71,6 +71,9 @@ class Screen:
     def foresee(self, text: str, seconds: float | None) -> None:
         """Show the expected cost of the phase, and its duration in seconds if known."""
 
+    def note(self, text: str) -> None:
+        """Show lines that stay."""
+
     def finish(self, text: str) -> None:
         """Show the final line of a successful run."""
 
@@ -90,6 +93,10 @@ class LiveScreen(Screen):
 
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
+
+    def note(self, text: str) -> None:
+        """Print lines above the bar."""
+        self._console.print(Text(text), soft_wrap=True)
 
     def finish(self, text: str) -> None:
         """Print the final line in place of the bar."""
@@ -134,6 +141,10 @@ class PlainScreen(Screen):
             self._spoke = True
             _say(f"fedpdmc: {text}")
 
+    def note(self, text: str) -> None:
+        """Print lines, however short the run."""
+        _say(text)
+
     def finish(self, text: str) -> None:
         """Print the final line, if there were lines before."""
         self._over.set()
@@ -175,6 +186,10 @@ class NotebookScreen(Screen):
         share = "" if view.share is None else f" {100 * view.share:.0f} %"
         facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
         self._show(f"{view.phase}{share}, {times(view)}" + (f"\n{facts}" if facts else ""))
+
+    def note(self, text: str) -> None:
+        """An output of its own."""
+        self._display({"text/plain": text}, raw=True)
 
     def finish(self, text: str) -> None:
         """Replace the output by the final line."""

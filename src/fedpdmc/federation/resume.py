@@ -32,6 +32,7 @@ from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_state_arrays import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
+from fedpdmc.study.description import prior_lines
 from fedpdmc.whitening import VB, Reference
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class RunRecorder:
     def facts(self) -> dict[str, Any]:
         """Which study and run this is."""
         study = self.connection.study
-        return {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
+        run = self.connection.run.hex()
+        return {"study": study.name, "contract": study.digest.hex(), "run": run, "prior": prior_lines(study)}
 
 
 def sample_study(

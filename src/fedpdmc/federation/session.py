@@ -90,10 +90,12 @@ class Connection(StudyConnection):
     def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
         """Sample the study's posterior, from the start or from the stored state."""
         from fedpdmc.federation.resume import sample_study
+        from fedpdmc.study.description import prior_lines
 
         with showing(progress, self.transport.status) as this:
             if self.shown_to is not None:
                 self.shown_to(this)
+            this.note_prior(prior_lines(self.study))
             report("waiting for the sites")
             try:
                 return sample_study(self, ess=ess, duration=duration, keep=keep, progress=progress)

@@ -67,6 +67,8 @@ class Sampler:
     def __init__(self, method: Method, burn_in: float, keep: str, watch: Watch | None = None):
         self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
+        # The prior of every parameter in words, where it is known.
+        self.prior_lines: list[str] = []
         self.goal: Goal | None = None
         # The cost of an abandoned burn-in before this run, and of this run's burn-in.
         self.given_up = self._cost = GivenUp.nothing(len(method.sites))
@@ -157,7 +159,7 @@ class Sampler:
             self.method = self.method.replace(open_dynamics=False)
             return self
         better = Sampler(method, max(self.burn_in_time, method.burn_in(None, None)), self.keep, self.watch)
-        better.given_up = self._cost
+        better.given_up, better.prior_lines = self._cost, self.prior_lines
         return better
 
     @property
@@ -396,5 +398,5 @@ class Sampler:
         if self._proofs is None:
             names = [site.name for site in self.method.sites]
             self._proofs = certificate(names, self.engine.federation.clocks)
-        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs}
-        return ({} if self.watch is None else self.watch.facts()) | describe(self.method, self.engine) | own
+        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs, "prior": self.prior_lines}
+        return describe(self.method, self.engine) | own | ({} if self.watch is None else self.watch.facts())

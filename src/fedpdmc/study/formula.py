@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,19 +70,13 @@ class Design:
                     out[list(index)] *= max(abs(x) for x in column.range)
         return out[self._kept]
 
-    @property
-    def spread(self) -> np.ndarray:
-        """Approximate standard deviation of each column of the design: 1 for a number in model units, ½ for a level."""
-        out = np.ones(len(self.names))
+    def products(self, values: Mapping[str, float]) -> np.ndarray:
+        """For each column of the design, the product of the values of its factors; 1 for the intercept."""
+        out = np.ones(len(self._spec.column_names))
         for term, index in self._spec.term_indices.items():
             for factor in term.factors:
-                column = self.columns.get(factor.expr)
-                if column is not None and column.type == "level":
-                    out[list(index)] *= 0.5
-                elif column is not None and (not column.center and column.scale == 1):
-                    low, high = column.range
-                    out[list(index)] *= 0.5 if (low, high) == (0, 1) else (high - low) / 4
-        return out
+                out[list(index)] *= values.get(factor.expr, 1.0)
+        return out[self._kept]
 
     def _template(self) -> pd.DataFrame:
         most = max([len(column.levels) for column in self.columns.values()] + [2])

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import polars as pl
 
@@ -22,7 +23,8 @@ from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
 from fedpdmc.study.contract_model import FILE
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
-from fedpdmc.study.description import modelled, ratios, released, spread_words
+from fedpdmc.study.default_prior import COUNTS, LOGITS, Place, Scales, in_model_units, place_covariate, place_response
+from fedpdmc.study.description import modelled, prior_lines, ratios, released
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
 from fedpdmc.study.prior_names import Prior, prior_by_name
@@ -65,6 +67,7 @@ class Sites(DescribedSites):
         self.study, self.tables, self._prior = study, tables, prior
         self._members = tuple(_site(study, name, records) for name, records in tables.items())
         self.prior = study.prior() if study.effects else prior.potential(study)
+        self.prior_lines = prior_lines(study, prior)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -94,7 +97,9 @@ class Sites(DescribedSites):
         """
         if not self._prior.in_contracts:
             raise InputError(
-                "prior", self._prior.words, "Contracts have no prior that is flat for some parameters only: say normal."
+                "prior",
+                "; ".join(self._prior.lines()),
+                "Contracts have no prior that is flat for some parameters only: say normal.",
             )
         path = Path(path)
         path.write_bytes(self.study.text)
@@ -113,7 +118,7 @@ class Sites(DescribedSites):
     def lines(self) -> list[str]:
         """What is modelled, as a text."""
         counts = [len(table) for table in self.tables.values()]
-        first, *others = modelled(self.study, self._prior.words + spread_words(self.study))
+        first, *others = modelled(self.study, self._prior)
         read = sum(table.attrs.get("count", len(table)) for table in self.tables.values())
         dropped = (
             [f"{read - sum(counts):,} of {read:,} records dropped for a missing value"] if read > sum(counts) else []
@@ -176,8 +181,8 @@ def sites(
         ``"normal(0, 2.5)"``, ``"student_t(3, 0, 2.5)"``, ``"horseshoe(0.1)"`` with its global scale (a second number is the
         slab's sd), ``"flat"``, or one for each parameter by name with ``"others"`` for the rest. Parameters with the same
         horseshoe share its global scale; given for all, it leaves out the intercept. None: a weakly informative prior
-        in which all terms together explain about half of the variation (`fedpdmc.study.prior_names`). All are for the
-        coefficients of centred and scaled columns.
+        in which all terms together explain about half of the variation, from the values or the stated scales of the columns
+        (`fedpdmc.study.default_prior`). All are for the coefficients of columns as they enter the model.
     columns : mapping, optional
         Declarations by column, which override what the table shows:
         ``{"age": {"bounds": [18, 100]}, "dose": {"log": True}, "ward": {"levels": ["A", "B"]}}``. Keys: type, levels,
@@ -217,7 +222,9 @@ def sites(
         # Its coefficient varies by group: it is neither centred nor scaled, so that the effects are in its own units.
         told[mixed.slope] = {"center": 0.0, "scale": 1.0} | dict(told.get(mixed.slope, {}))
         used = used._replace(covariates=[*used.covariates, mixed.slope])
-    declared = _declare(parts, fixed, used, told, standardize and predictor)
+    whole = _whole(parts, used.columns)
+    declared = _declare(whole, fixed, used, told, standardize and predictor)
+    scales = _scales(whole, declared, used, family, columns or {})
     if mixed is not None and mixed.groups != by:
         declared[mixed.groups] = Column(mixed.groups, "key")
     elif mixed is not None:
@@ -241,9 +248,12 @@ def sites(
     names = design.names
     if mixed is None or not predictor:
         names = parsed({"model": model | {"formula": fixed}, "prior": {"flat": True}}).names
-    rule = prior_by_name(prior, names, design, declared, family if isinstance(family, str) else FILE)
+    rule = prior_by_name(prior, names, design, scales)
     if mixed is not None and not rule.normal:
-        raise InputError("prior", rule.words, "With effects the coefficients' priors are normal.")
+        raise InputError("prior", "; ".join(rule.lines()), "With effects the coefficients' priors are normal.")
+    if spread_scale is None and family not in (*COUNTS, *LOGITS, FILE):
+        # Effects are in the units of the predictor, which are those of the response or its logarithm.
+        spread_scale = scales.response.spread
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parsed({"prior": rule.table() | of_spread})
     return Sites(study, _records(study, parts), rule)
@@ -257,6 +267,7 @@ class _Uses(NamedTuple):
     covariates: list[str]
     offset: str | None
     standard_response: bool
+    died: str | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -276,7 +287,8 @@ def _uses(formula: str, family: str | Model, options: Mapping[str, Any], predict
     first, *others = source.columns
     roles = {response: ROLES[first.domain]}
     roles |= {str(options.get(column.name, column.name)): ROLES[column.domain] for column in others}
-    return _Uses(response, roles, covariates, None, False)
+    died = str(options.get("died", "died")) if any(column.name == "died" for column in others) else None
+    return _Uses(response, roles, covariates, None, False, died)
 
 
 def _example(family: str) -> Model:
@@ -307,14 +319,15 @@ def _by_site(table: Any, by: str | None) -> dict[str, Any]:
     return {site: frame.filter((owner == site).to_list()).to_native() for site in sorted(owner.unique().to_list())}
 
 
-def _declare(
-    parts: Mapping[str, Any], formula: str, uses: _Uses, told: Mapping[str, Mapping[str, Any]], standardize: bool
-) -> dict[str, Column]:
-    """Declarations of all columns that the model uses, from all sites' values."""
-    used = uses.columns
-    stray = sorted(set(told) - set(used))
-    if stray:
-        raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(used)}.")
+class _Values(NamedTuple):
+    """The values of a column at all sites, and its categories if it is categorical."""
+
+    series: pl.Series
+    levels: tuple[str, ...] | None
+
+
+def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
+    """The columns that the model uses, of all sites."""
     values: dict[str, list[pl.Series]] = {column: [] for column in used}
     levels: dict[str, tuple[str, ...] | None] = dict.fromkeys(used)
     for site, part in parts.items():
@@ -323,17 +336,25 @@ def _declare(
             ordered = ordered_levels(part, column)
             known = levels[column] or ()
             levels[column] = levels[column] if ordered is None else (*known, *(x for x in ordered if x not in known))
-    whole = {column: _joined(series) for column, series in values.items()}
+    return {column: _Values(_joined(series), levels[column]) for column, series in values.items()}
+
+
+def _declare(
+    whole: Mapping[str, _Values], formula: str, uses: _Uses, told: Mapping[str, Mapping[str, Any]], standardize: bool
+) -> dict[str, Column]:
+    """Declarations of all columns that the model uses."""
+    stray = sorted(set(told) - set(whole))
+    if stray:
+        raise InputError("columns", repr(stray[0]), f"The model uses {', '.join(whole)}.")
 
     def all_declared(standard: bool) -> dict[str, Column]:
         found = {}
-        for column in used:
-            moved = standard and column != uses.offset and not _zero_one(whole[column])
+        for column, (series, levels) in whole.items():
+            moved = standard and column != uses.offset and not _zero_one(series)
             if column in uses.roles:
                 moved = standard and column == uses.response and uses.standard_response
             own = ({"log": True} if column == uses.offset else {}) | dict(told.get(column, {}))
-            role = uses.roles.get(column, "covariate")
-            found[column] = declare(column, whole[column], own, role, levels[column], moved)
+            found[column] = declare(column, series, own, uses.roles.get(column, "covariate"), levels, moved)
         return found
 
     found = all_declared(standardize)
@@ -344,6 +365,39 @@ def _declare(
         # Centring cannot be undone, as for an interaction without its main effects: the numbers stay as they are.
         return all_declared(False)
     return found
+
+
+def _scales(
+    whole: Mapping[str, _Values],
+    declared: Mapping[str, Column],
+    uses: _Uses,
+    family: str | Model,
+    told: Mapping[str, Mapping[str, Any]],
+) -> Scales:
+    """What the default prior is made of: places of the values, or scales that ``told`` states."""
+    complete = pl.DataFrame([one.series.is_not_null().alias(name) for name, one in whole.items()]).min_horizontal()
+    if not complete.any():
+        raise InputError(
+            "table", "a missing value in every record", "Remove the column that is empty from the formula."
+        )
+    numbers = {name: _numbers(one.series.filter(complete), declared[name]) for name, one in whole.items()}
+    covariates = {
+        name: place_covariate(declared[name], numbers[name], "scale" in told.get(name, {})) for name in uses.covariates
+    }
+    if isinstance(family, Model):
+        return Scales(covariates, Place(), known=False)
+    offset = None if uses.offset is None else in_model_units(declared[uses.offset], numbers[uses.offset])
+    died = numbers[uses.died] if uses.died else None
+    place, others = place_response(family, declared[uses.response], numbers[uses.response], offset, died)
+    return Scales(covariates, place, others)
+
+
+def _numbers(seen: pl.Series, column: Column) -> np.ndarray:
+    """Values as numbers; levels as 0, 1 and so on."""
+    if column.type != "level":
+        return seen.cast(pl.Float64).to_numpy()
+    names = _as_declared(seen, column).cast(pl.String)
+    return names.replace_strict(list(column.levels), range(len(column.levels)), default=0).to_numpy()
 
 
 def _joined(series: Sequence[pl.Series]) -> pl.Series:
