@@ -123,9 +123,9 @@ def test_bad_values_are_refused_by_line_and_column(tmp_path, row, column, value,
 
 
 def test_counts_and_logarithms(tmp_path):
-    contract = CONTRACT.replace('"logistic"', '"poisson"\noffset = "days"').replace("ill ~ drug + age", "falls ~ age")
+    contract = CONTRACT.replace('"logistic"', '"poisson"\nexposure = "days"').replace("ill ~ drug + age", "falls ~ age")
     contract = contract.replace("[prior]", 'falls = { type = "count", bounds = [0, 50] }\n'
-                                'days = { type = "number", bounds = [1, 365], log = true }\n\n[prior]')  # fmt: skip
+                                'days = { type = "number", bounds = [1, 365] }\n\n[prior]')  # fmt: skip
     study = parse_study(contract.encode())
     (tmp_path / "a.csv").write_text("falls,age,days\n2,40,7\n0,60,1\n")
     records = read_records(study, tmp_path / "a.csv")

@@ -9,6 +9,7 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.study import read_study
+from fedpdmc.study.contract import parse_study
 from fedpdmc.study.read_data import read_records
 from fedpdmc.study.sites_from_table import sites
 
@@ -84,7 +85,7 @@ def test_response_and_sigma_of_a_linear_regression_in_original_units():
 
 def test_pandas_polars_arrow_and_tables_by_site_are_the_same_study():
     frame = table()
-    formula = {"formula": "falls ~ drug + age", "family": "poisson", "offset": "days"}
+    formula = {"formula": "falls ~ drug + age", "family": "poisson", "exposure": "days"}
     plain = pl.DataFrame({name: frame[name].to_list() for name in ("centre", "drug", "age", "falls", "days")})
     by_site = {name: frame[frame.centre == name] for name in ("north", "south", "west")}
     studies = [
@@ -96,6 +97,48 @@ def test_pandas_polars_arrow_and_tables_by_site_are_the_same_study():
     assert len({found.study.digest for found in studies}) == 1
     assert len({value(found[0], [0.1, 0.2, 0.3]) for found in studies}) == 1
     assert studies[0].study.columns["days"].log
+
+
+def test_an_offset_is_on_the_scale_of_the_linear_predictor_and_an_exposure_is_logged(tmp_path):
+    """In tables, contracts and `fp.models.poisson` alike."""
+    frame, x = table().assign(log_days=lambda t: np.log(t.days)), np.asarray([0.1, 0.2])
+    told = {"by": "centre", "formula": "falls ~ smoker", "family": "poisson"}
+    by_exposure, by_offset = sites(frame, **told, exposure="days"), sites(frame, **told, offset="log_days")
+    assert by_exposure.prior_lines == by_offset.prior_lines
+    again = read_study(by_exposure.write(tmp_path / "study.toml"))
+    for one, other, name in zip(by_exposure, by_offset, by_exposure.tables, strict=True):
+        own = frame[frame.centre == name]
+        eta = x[0] + x[1] * own.smoker + own.log_days
+        assert value(one, x) == pytest.approx(np.sum(np.exp(eta) - own.falls * eta), rel=1e-9)
+        assert value(other, x) == pytest.approx(value(one, x), rel=1e-9)
+        design = np.c_[np.ones(len(own)), own.smoker]
+        for plain in ({"offset": own.log_days}, {"exposure": own.days}):
+            site = fp.Site(fp.models.poisson(design, own.falls, **plain), name="plain")
+            assert value(site, x) == pytest.approx(value(one, x), rel=1e-9)
+        own.to_csv(tmp_path / "own.csv")
+        records = read_records(again, tmp_path / "own.csv")
+        np.testing.assert_allclose(records["days"], own.log_days)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"offset": "days"}, "offset: found values of 'days' from .* give exposure='days'"),
+        ({"exposure": "smoker"}, "column 'smoker': found values from 0 to 1. Give values above 0"),
+        ({"exposure": "days", "offset": "smoker"}, "an offset or an exposure, not both"),
+        ({"exposure": "days", "formula": "falls ~ days"}, "'days' is a term of the formula too"),
+    ],
+)
+def test_offsets_and_exposures_that_are_mistaken(change, words):
+    with pytest.raises(InputError, match=words):
+        sites(table(), **{"by": "centre", "formula": "falls ~ drug", "family": "poisson"} | change)
+
+
+def test_a_contract_of_the_former_meaning_is_refused(tmp_path):
+    text = sites(table(), by="centre", formula="falls ~ drug", family="poisson", exposure="days").study.text.decode()
+    old = text.replace('exposure = "days"', 'offset = "days"').replace("days = { type", "days = { log = true, type")
+    with pytest.raises(InputError, match="For a time at risk write exposure = 'days' and remove log = true"):
+        parse_study(old.encode())
 
 
 def test_the_contract_that_is_written_is_the_study_that_was_tried(tmp_path):

@@ -23,7 +23,7 @@ from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
 from fedpdmc.study.contract_model import FILE
 from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
-from fedpdmc.study.default_prior import COUNTS, LOGITS, Place, Scales, in_model_units, place_covariate, place_response
+from fedpdmc.study.default_prior import COUNTS, LOGITS, Place, Scales, place_covariate, place_response
 from fedpdmc.study.description import modelled, prior_lines, ratios, released
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
@@ -44,6 +44,8 @@ MODEL_FILE = "model.fpm"
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
 
+# The largest range of an offset, which is a logarithm: rates that differ by a factor of three million.
+MOST_OFFSET = 15.0
 # What to do about values out of bounds.
 WIDEN = ' For more, give fedpdmc.sites wider bounds and sample: columns={{"{name}": {{"bounds": [least, most]}}}}.'
 
@@ -199,8 +201,9 @@ def sites(
         The prior of the spread of effects: "half-normal" (if None), "exponential" or "half-Cauchy", and its scale (1 if
         None) in the units of the model.
     **options
-        Of the family: ``scale``, ``df``, ``offset`` (a column of times at risk, taken as its logarithm), with effects a
-        known ``size`` of a negative binomial; the table's columns for those of the family that are not the response, such as
+        Of the family: ``scale``, ``df``, for counts ``exposure`` (a column of times at risk or numbers of persons, whose
+        logarithm is added to the linear predictor) or ``offset`` (a column that is added as it is), with effects a known
+        ``size`` of a negative binomial; the table's columns for those of the family that are not the response, such as
         ``died="status"``; constants, such as ``cuts=[1.0, 2.0]``.
 
     Returns
@@ -279,7 +282,8 @@ def _uses(formula: str, family: str | Model, options: Mapping[str, Any], predict
     response, covariates = columns_of(formula)
     if predictor and isinstance(family, str):
         roles = {response: RESPONSES.get(family, "number")}
-        offset = options.get("offset")
+        offset = options.get("offset", options.get("exposure"))
+        roles |= {} if offset is None or "offset" in options else {offset: "positive"}
         return _Uses(response, roles, covariates, offset, family == "linear" and "scale" not in options)
     source = (family if isinstance(family, Model) else _example(family)).source
     if source.group is not None:
@@ -353,8 +357,9 @@ def _declare(
             moved = standard and column != uses.offset and not _zero_one(series)
             if column in uses.roles:
                 moved = standard and column == uses.response and uses.standard_response
-            own = ({"log": True} if column == uses.offset else {}) | dict(told.get(column, {}))
-            found[column] = declare(column, series, own, uses.roles.get(column, "covariate"), levels, moved)
+            found[column] = declare(
+                column, series, told.get(column, {}), uses.roles.get(column, "covariate"), levels, moved
+            )
         return found
 
     found = all_declared(standardize)
@@ -386,7 +391,16 @@ def _scales(
     }
     if isinstance(family, Model):
         return Scales(covariates, Place(), known=False)
-    offset = None if uses.offset is None else in_model_units(declared[uses.offset], numbers[uses.offset])
+    offset = None if uses.offset is None else numbers[uses.offset]
+    if offset is not None and uses.offset in uses.roles:
+        offset = np.log(offset)
+    elif offset is not None and np.ptp(offset) > MOST_OFFSET:
+        raise InputError(
+            "offset",
+            f"values of {uses.offset!r} from {offset.min():g} to {offset.max():g}",
+            "An offset is added to the linear predictor, as a logarithm. For times at risk or numbers of persons, whose "
+            f"logarithm is to be added, give exposure={uses.offset!r}.",
+        )
     died = numbers[uses.died] if uses.died else None
     place, others = place_response(family, declared[uses.response], numbers[uses.response], offset, died)
     return Scales(covariates, place, others)
