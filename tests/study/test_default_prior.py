@@ -26,7 +26,7 @@ def table(seed=0):
     end = np.exp(6) * rng.exponential(2, N)
     share = 1 / (1 + np.exp(-eta))
     return frame.assign(
-        ill=latent > 0, grade=pd.Categorical(np.digitize(latent, [-2, 1]).astype(str)), pressure=120 + 10 * latent,
+        ill=latent > 0, grade=np.digitize(latent, [-2, 1]), pressure=120 + 10 * latent,
         falls=rng.poisson(np.exp(eta) * rng.gamma(2, 0.5, N)), time=np.minimum(time, end),
         died=(time < end).astype(int), share=rng.beta(8 * share + 0.01, 8 * (1 - share) + 0.01).clip(1e-3, 1 - 1e-3),
         hits=rng.binomial(12, rng.beta(4 * share + 0.01, 4 * (1 - share) + 0.01)), cost=np.exp(eta) * rng.gamma(2, 500, N),

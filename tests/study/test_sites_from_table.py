@@ -16,7 +16,7 @@ from fedpdmc.study.sites_from_table import sites
 
 def table(n=120, seed=0):
     rng = np.random.default_rng(seed)
-    grades = pd.Categorical(rng.choice(["mild", "bad", "grave"], n), categories=["mild", "bad", "grave"])
+    grades = pd.Categorical(rng.choice(["mild", "bad", "grave"], n), ["mild", "bad", "grave"], ordered=True)
     frame = pd.DataFrame({
         "centre": rng.choice(["north", "south", "west"], n, p=[0.6, 0.3, 0.1]),
         "age": rng.normal(60, 12, n), "drug": rng.choice(["placebo", "verum"], n), "grade": grades,
@@ -189,6 +189,25 @@ def test_families_of_the_standard_library(family, formula, options, last, tmp_pa
     assert np.isfinite(value(found[0].sized(len(found.names)), np.full(len(found.names), 0.01)))
     scale = dict(zip(found.names, found.study.prior_scale, strict=True))
     assert all(np.isfinite(x) for x in scale.values())
+
+
+@pytest.mark.parametrize("family", ["ordered_logit", "ordered_probit"])
+def test_an_ordered_response_has_a_declared_order(family):
+    frame, order = table(), ["mild", "bad", "grave"]
+    text = frame.assign(grade=frame.grade.astype(str))
+    told = {"by": "centre", "formula": "grade ~ age", "family": family}
+    unordered = frame.assign(grade=pd.Categorical(text.grade))
+    plain = pl.DataFrame({name: text[name].to_list() for name in ("centre", "age", "grade")})
+    for refused in (text, plain, unordered):
+        with pytest.raises(InputError, match=r"column 'grade': found text without an order \('bad', 'grave', 'mild'\)"):
+            sites(refused, **told)
+    whole = plain.with_columns(pl.col("grade").cast(pl.Enum(order)))
+    numbers = text.assign(grade=text.grade.map({name: i + 9 for i, name in enumerate(order)}))
+    declared = sites(text, **told, columns={"grade": {"levels": order}})
+    for found in (sites(frame, **told), declared, sites(whole, **told)):
+        assert found.study.columns["grade"].levels == tuple(order)
+        assert "the levels of grade in their order: mild < bad < grave" in repr(found)
+    assert "9 < 10 < 11" in repr(sites(numbers, **told))
 
 
 @pytest.mark.parametrize("formula", ["died ~ 0 + age", "died ~ drug:age"])

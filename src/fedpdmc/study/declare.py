@@ -65,6 +65,23 @@ def ordered_levels(table: Any, name: str) -> tuple[str, ...] | None:
     return None
 
 
+def check_order(name: str, table: Any, seen: pl.Series) -> None:
+    """Refuse text as an ordered response, unless it is an ordered categorical: the alphabet is not its order."""
+    column = as_frame(table)[name].to_native()
+    categorical = isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype)
+    known = categorical and column.cat.ordered or isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum)
+    found = seen.drop_nulls().unique().sort().to_list()
+    if known or (seen.dtype != pl.String and not categorical) or found == ["false", "true"]:
+        return
+    some = ", ".join(map(repr, found[:3])) + (", ..." if len(found) > 3 else "")
+    raise InputError(
+        f"column {name!r}",
+        f"text without an order ({some}) as the response of an ordered family",
+        f'Give its levels from the lowest to the highest: columns={{"{name}": {{"levels": [...]}}}}; or an ordered '
+        "categorical (pandas: ordered=True; polars: Enum).",
+    )
+
+
 def declare(
     name: str,
     values: pl.Series,

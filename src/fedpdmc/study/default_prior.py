@@ -31,6 +31,7 @@ DIGITS = 2  # of spreads and places, so that a contract reveals little about the
 BISECTIONS = 60
 COUNTS = ("poisson", "negative_binomial", "zero_inflated_poisson")
 LOGITS = ("logistic", "ordered_logit", "multinomial_logit", "beta", "beta_binomial")
+ORDERED = ("ordered_logit", "ordered_probit")
 # Parameters that are in place of an intercept.
 IN_PLACE = ("first_cut", "log_hazard")
 
@@ -99,7 +100,7 @@ def place_response(
         spread = _significant(LOG_HAZARD_SD / shape)
         others = {"log_shape": _round(np.log(shape)), "log_sigma": _round(np.log(spread))}
         return Place(_round(np.log(scale)), spread), others
-    if family in ("ordered_logit", "ordered_probit"):
+    if family in ORDERED:
         return _place_levels(family, values, len(column.levels))
     if family == "multinomial_logit":
         return Place(0.0, MULTINOMIAL_SD), {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedpdmc.study.default_prior import ORDERED
 from fedpdmc.study.prior_names import Prior
 from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
@@ -38,6 +39,9 @@ def modelled(study: Study, prior: Prior | None = None) -> list[str]:
     if scaled:
         undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
         found.append(f"the model takes {', '.join(scaled)}{undone}")
+    if study.family in ORDERED:
+        response = study.columns[study.design.response_name]
+        found.append(f"the levels of {response.name} in their order: {' < '.join(response.levels)}")
     if study.model is not None:
         return found
     response = study.columns[study.design.response_name]

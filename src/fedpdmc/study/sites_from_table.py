@@ -22,8 +22,8 @@ from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
 from fedpdmc.study.contract_model import FILE
-from fedpdmc.study.declare import GIVE, as_columns, as_frame, declare, ordered_levels
-from fedpdmc.study.default_prior import COUNTS, LOGITS, Place, Scales, place_covariate, place_response
+from fedpdmc.study.declare import GIVE, as_columns, as_frame, check_order, declare, ordered_levels
+from fedpdmc.study.default_prior import COUNTS, LOGITS, ORDERED, Place, Scales, place_covariate, place_response
 from fedpdmc.study.description import modelled, prior_lines, ratios, released
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
@@ -226,6 +226,9 @@ def sites(
         told[mixed.slope] = {"center": 0.0, "scale": 1.0} | dict(told.get(mixed.slope, {}))
         used = used._replace(covariates=[*used.covariates, mixed.slope])
     whole = _whole(parts, used.columns)
+    if family in ORDERED and "levels" not in told.get(used.response, {}):
+        for part in parts.values():
+            check_order(used.response, part, as_columns(part, [used.response])[used.response])
     declared = _declare(whole, fixed, used, told, standardize and predictor)
     scales = _scales(whole, declared, used, family, columns or {})
     if mixed is not None and mixed.groups != by:
