@@ -198,7 +198,7 @@ def test_records_with_missing_values_are_dropped_if_the_contract_says_so(tmp_pat
     path.write_text("ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,\nyes,placebo,60\n")
     records = read_records(study, path, site="north")
     np.testing.assert_array_equal(records["age"], [-1.0, 1.0])
-    assert f"data of site 'north' ({path}): 2 of 4 records dropped for a missing value" in caplog.text
+    assert f"data of site 'north' ({path}): 2 of 4 records (50 %) dropped for a missing value" in caplog.text
     path.write_text("ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,999\n")
     with pytest.raises(InputError, match="line 4, column 'age': found a value out of bounds"):
         read_records(study, path)
@@ -281,7 +281,7 @@ def test_records_with_missing_values_are_dropped_at_every_site_and_counted_once(
     with fp.connect(study, data=data) as connection:
         assert [agent.site.records for agent in connection.transport.agents] == [2, 2]
     for name, path in data.items():
-        said = f"data of site {name!r} ({path}): 2 of 4 records dropped for a missing value"
+        said = f"data of site {name!r} ({path}): 2 of 4 records (50 %) dropped for a missing value"
         assert caplog.text.count(said) == 1
     # Faults are found beside what is dropped.
     data["north"].write_text(text + "no,verum,10\n")

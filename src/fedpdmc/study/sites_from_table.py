@@ -12,12 +12,14 @@ import pandas as pd
 import polars as pl
 
 from fedpdmc._jax.precision import double_precision
+from fedpdmc.console.warnings import warn
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import DescribedSites
 from fedpdmc.members.site import Site
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.families import family as record_family
 from fedpdmc.models.model_file.model import Model
+from fedpdmc.results.report.methods_text import MANY_DROPPED
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
 from fedpdmc.study.contract_keys import PREDICTOR_FAMILIES, of_record
@@ -121,16 +123,17 @@ class Sites(DescribedSites):
         """What is modelled, as a text."""
         counts = [len(table) for table in self.tables.values()]
         first, *others = modelled(self.study, self._prior)
-        read = sum(table.attrs.get("count", len(table)) for table in self.tables.values())
-        dropped = (
-            [f"{read - sum(counts):,} of {read:,} records dropped for a missing value"] if read > sum(counts) else []
-        )
-        return [
-            first,
-            f"{len(self)} sites with {min(counts)} to {max(counts)} records, {sum(counts):,} in all",
-            *dropped,
-            *others,
-        ]
+        found = [first, f"{len(self)} sites with {min(counts)} to {max(counts)} records, {sum(counts):,} in all"]
+        if dropped := self.dropped():
+            gone = sum(count for count, _ in dropped.values())
+            shares = ", ".join(f"{site} {100 * count / read:.0f} %" for site, (count, read) in dropped.items())
+            found.append(f"{gone:,} of {gone + sum(counts):,} records ({shares}) dropped for a missing value")
+        return [*found, *others]
+
+    def dropped(self) -> dict[str, tuple[int, int]]:
+        """Records that were dropped for a missing value and all records, at each site that has some."""
+        read = {name: (table.attrs.get("count", len(table)), len(table)) for name, table in self.tables.items()}
+        return {name: (count - kept, count) for name, (count, kept) in read.items() if count > kept}
 
     def __repr__(self) -> str:
         return "\n".join(["Sites: " + self.lines()[0], *(f"  {line}" for line in self.lines()[1:])])
@@ -262,7 +265,18 @@ def sites(
         spread_scale = scales.response.spread
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parsed({"prior": rule.table() | of_spread})
-    return Sites(study, _records(study, parts), rule)
+    found = Sites(study, _records(study, parts), rule)
+    many = [
+        f"{site} {100 * gone / read:.0f} %"
+        for site, (gone, read) in found.dropped().items()
+        if gone > MANY_DROPPED * read
+    ]
+    if many:
+        warn(
+            f"missing='drop' leaves out many records: {', '.join(many)}. If values are not missing at random the estimates "
+            "are biased. Leave the column out of the formula, or fill in its values."
+        )
+    return found
 
 
 class _Uses(NamedTuple):

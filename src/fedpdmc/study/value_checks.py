@@ -164,7 +164,8 @@ def checked_records(
     if faults:
         raise FaultyRecords(origin, faults, count)
     if not kept.all():
-        logger.warning("%s: %d of %d records dropped for a missing value", origin.where, count - kept.sum(), count)
+        logger.warning("%s: %d of %d records (%.0f %%) dropped for a missing value", origin.where, count - kept.sum(), count,
+                       100 * (1 - kept.sum() / count))  # fmt: skip
     records = pd.DataFrame({name: values[kept] for name, values in frame.items()})
     records.attrs |= {"origin": origin, "rows": np.flatnonzero(kept), "count": count}
     return records
