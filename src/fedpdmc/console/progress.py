@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedpdmc.console.compiler_progress import Compilations
 from fedpdmc.console.interrupts import check
-from fedpdmc.console.screens import View, clock, open_screen
+from fedpdmc.console.screens import View, clock, open_screen, say
 from fedpdmc.console.warnings import quiet_compiler
 
 # Weight of earlier ticks in the estimate of the speed, per tick.
@@ -98,11 +98,6 @@ class Showing:
         self._foreseen = text
         self.screen.changed()
         self.screen.foresee(f"{self._phase}, {text}", seconds)
-
-    def note_prior(self, lines: Sequence[str]) -> None:
-        """Show the prior of every parameter, before anything is drawn; it stays on the screen."""
-        if lines:
-            self.screen.note("\n".join(["fedpdmc: prior", *(f"  {line}" for line in lines)]))
 
     def quality(self, ess: float, rhat: float | None) -> None:
         """The worst effective sample size and R-hat so far."""
@@ -197,6 +192,12 @@ def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[S
             this.screen.finish(this.final_line())
     finally:
         _showing.reset(token)
+
+
+def show_prior(wanted: bool, lines: Sequence[str]) -> None:
+    """Print the prior of every parameter before the screen opens, so that it stays."""
+    if wanted and lines:
+        say("\n  ".join(["fedpdmc: prior", *lines]))
 
 
 def report(phase: str, number: int = 0, of: int = 0) -> None:

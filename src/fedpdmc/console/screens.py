@@ -71,9 +71,6 @@ class Screen:
     def foresee(self, text: str, seconds: float | None) -> None:
         """Show the expected cost of the phase, and its duration in seconds if known."""
 
-    def note(self, text: str) -> None:
-        """Show lines that stay."""
-
     def finish(self, text: str) -> None:
         """Show the final line of a successful run."""
 
@@ -93,10 +90,6 @@ class LiveScreen(Screen):
 
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
-
-    def note(self, text: str) -> None:
-        """Print lines above the bar."""
-        self._console.print(Text(text), soft_wrap=True)
 
     def finish(self, text: str) -> None:
         """Print the final line in place of the bar."""
@@ -139,18 +132,14 @@ class PlainScreen(Screen):
         """Print the expected cost of a long phase."""
         if self._spoke or (seconds or 0.0) > FIRST_LINE:
             self._spoke = True
-            _say(f"fedpdmc: {text}")
-
-    def note(self, text: str) -> None:
-        """Print lines, however short the run."""
-        _say(text)
+            say(f"fedpdmc: {text}")
 
     def finish(self, text: str) -> None:
         """Print the final line, if there were lines before."""
         self._over.set()
         self._thread.join()
         if self._spoke:
-            _say(f"fedpdmc: {text}")
+            say(f"fedpdmc: {text}")
 
     def _speak(self) -> None:
         silence = FIRST_LINE
@@ -158,12 +147,12 @@ class PlainScreen(Screen):
             view = self._view()
             share = "" if view.share is None else f" {100 * view.share:.0f} %"
             facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
-            _say(f"fedpdmc: {view.phase}{share}, {times(view)}" + (f"; {facts}" if facts else ""))
+            say(f"fedpdmc: {view.phase}{share}, {times(view)}" + (f"; {facts}" if facts else ""))
             self._spoke, silence = True, min(2 * silence, LONGEST_SILENCE)
 
 
-def _say(line: str) -> None:
-    # A full disk below the log is no reason to end a run.
+def say(line: str) -> None:
+    """Print on standard error. A full disk below the log is no reason to end a run."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
@@ -186,10 +175,6 @@ class NotebookScreen(Screen):
         share = "" if view.share is None else f" {100 * view.share:.0f} %"
         facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
         self._show(f"{view.phase}{share}, {times(view)}" + (f"\n{facts}" if facts else ""))
-
-    def note(self, text: str) -> None:
-        """An output of its own."""
-        self._display({"text/plain": text}, raw=True)
 
     def finish(self, text: str) -> None:
         """Replace the output by the final line."""

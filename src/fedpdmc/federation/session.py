@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpdmc.console.interrupts import Interrupted
-from fedpdmc.console.progress import report, showing
+from fedpdmc.console.progress import report, show_prior, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.codecs import RUN_BYTES
@@ -92,10 +92,10 @@ class Connection(StudyConnection):
         from fedpdmc.federation.resume import sample_study
         from fedpdmc.study.description import prior_lines
 
+        show_prior(progress, prior_lines(self.study))
         with showing(progress, self.transport.status) as this:
             if self.shown_to is not None:
                 self.shown_to(this)
-            this.note_prior(prior_lines(self.study))
             report("waiting for the sites")
             try:
                 return sample_study(self, ess=ess, duration=duration, keep=keep, progress=progress)

@@ -214,17 +214,7 @@ def logistic(X: Any, y: Any) -> Potential:
 
 @double_precision
 def poisson(X: Any, y: Any, offset: Any = None, exposure: Any = None) -> Potential:
-    """Poisson regression ``y_i ~ Poisson(exposure_i e^{ξ_i·x + offset_i})``.
-
-    Parameters
-    ----------
-    X : array of shape (n, p)
-    y : array of shape (n,), counts
-    offset : array of shape (n,), optional
-        On the scale of the linear predictor.
-    exposure : array of shape (n,), optional
-        Times at risk, or numbers of persons: positive. Its logarithm is an offset.
-    """
+    """Poisson regression ``y_i ~ Poisson(exposure_i e^{ξ_i·x + offset_i})``: exposures are times at risk, and logged."""
     design, response = _design(X, y, "poisson")
     added = None
     for name, given in (("offset", offset), ("exposure", exposure)):

@@ -9,7 +9,7 @@ from typing import Any
 from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
-from fedpdmc.console.progress import showing
+from fedpdmc.console.progress import show_prior, showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import DescribedSites
@@ -160,8 +160,8 @@ def sample(
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
         names=names, constraints=constraints,
     )  # fmt: skip
-    with showing(progress) as shown:
-        shown.note_prior(prior_lines)
+    show_prior(progress, prior_lines)
+    with showing(progress):
         with Uncollected():
             chosen = suited(choose(wanted))
             sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)

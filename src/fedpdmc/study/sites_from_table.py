@@ -407,7 +407,7 @@ def _scales(
         name: place_covariate(declared[name], numbers[name], "scale" in told.get(name, {})) for name in uses.covariates
     }
     if isinstance(family, Model):
-        return Scales(covariates, Place(), known=False)
+        return Scales(covariates, Place(), {}, known=False)
     offset = None if uses.offset is None else numbers[uses.offset]
     if offset is not None and uses.offset in uses.roles:
         offset = np.log(offset)
