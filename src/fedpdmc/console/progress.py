@@ -137,7 +137,9 @@ class Showing:
         if self._rate > 0:
             facts.append(f"{self._rate:,.0f} events/s")
         facts.append(f"process time {tick.time - self._begin:.4g} of {until - self._begin:.4g}")
-        phase = "measuring the ESS" if there and self._phase == "sampling" else self._phase
+        # The first draws are made together with the burn-in, which ends at process time zero.
+        phase = "sampling" if self._phase == "burn-in" and tick.time > 0 else self._phase
+        phase = "measuring the ESS" if there and self._phase == "sampling" else phase
         return View(phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
 
     def facts(self) -> dict[str, Any]:

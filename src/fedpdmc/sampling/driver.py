@@ -133,9 +133,9 @@ class Sampler:
             self.distance.deciding = self._may_switch
         try:
             with self._display(progress, "burn-in") as display:
-                first = block_length.first_block(self.method, duration, ess) if joined else 0.0
-                whole = first + self.burn_in_time
-                self._set_goal(first, block_length.fewest(self.method, whole) if joined else 1)
+                first = block_length.joined_block(self.method, duration, ess) if joined else 0.0
+                latents = joined and any(site.latents for site in self.method.own_sites)
+                self._set_goal(first, block_length.fewest(self.method, first + self.burn_in_time) if latents else 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
