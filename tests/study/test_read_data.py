@@ -237,7 +237,7 @@ def test_the_faults_of_all_sites_are_in_one_report(tmp_path):
     assert north < west < east and "south" not in str(error.value)
     assert said[north + 1].startswith("    line 3, column 'ill': an unknown level ('Yes').")
     assert said[north + 4].startswith("    line 4, column 'age': text that is not a number ('old').")
-    assert said[west + 1].endswith("column 'age': a value out of bounds ('10'). The contract allows 18 to 100.")
+    assert said[west + 1].endswith("column 'age': a value out of bounds ('10'). The declared bounds are 18 to 100.")
     assert said[west + 2] == "    line 3, column 'age': a value out of bounds ('10')."
     assert said[east - 1] == "    and 16 more."
     assert said[east + 1].startswith("    no column 'age'. Give the columns")

@@ -247,11 +247,53 @@ def test_errors_name_what_is_wrong(change, words):
         sites(table(), **told)
 
 
+def test_names_with_dots_spaces_signs_and_accents(tmp_path):
+    frame = table(300).rename(columns={"age": "âge", "smoker": "ph.ecog", "grade": "grade (WHO)", "drug": "drug given"})
+    formula = "died ~ `drug given` * âge + ph.ecog + `grade (WHO)`"
+    found = sites(frame, by="centre", formula=formula, family="logistic", prior={"ph.ecog": "student_t(3, 0, 1)"})
+    assert found.names[:4] == ("Intercept", "drug given[T.verum]", "âge", "ph.ecog")
+    assert "drug given[T.verum]:âge" in found.names
+    plain = sites(table(300), by="centre", formula="died ~ drug * age + smoker + grade", family="logistic")
+    x = np.random.default_rng(0).normal(size=len(found.names))
+    assert value(found[0], x) == value(plain[0], x)
+    study = read_study(found.write(tmp_path / "study.toml"))
+    frame[frame.centre == "west"].to_csv(tmp_path / "west.csv")
+    np.testing.assert_array_equal(study.matrix(read_records(study, tmp_path / "west.csv")),
+                                  found.study.matrix(found.tables["west"]))  # fmt: skip
+    mixed = sites(frame.rename(columns={"days": "ward no"}).assign(**{"ward no": frame.centre}), by="centre",
+                  formula="died ~ ph.ecog + (1 + âge | `ward no`)", family="logistic")  # fmt: skip
+    assert mixed.study.effects.formula.groups == "ward no" and mixed.study.effects.formula.slope == "âge"
+    post = fp.sample(found, ess=50, seed=1, progress=False)
+    assert len(fp.assessment.predict(post, found, frame.head(3))) == 3
+    for name in ("a:b", "a`b", "1st", "x" * 65, "a[b]", " a"):
+        with pytest.raises(InputError, match="letters of one script"):
+            parse_study(found.study.text.replace(b"ph.ecog", name.encode()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"formula": "died ~ drug +"}, "^formula: found 'died ~ drug [+]'. Give a formula such as"),
+        ({"formula": "died ~ log(age)"}, "^formula: found 'died ~ log.age.'. Functions are not evaluated"),
+        (
+            {"formula": "falls ~ age"},
+            "^column 'falls': found [0-9]+ levels. The response of logistic is a level of two",
+        ),
+        ({"columns": {"age": {"bounds": [90, 10]}}}, r"^columns\['age'\]: bounds: found \[90, 10\]"),
+        ({"columns": {"drug": {"levels": ["placebo", "other"]}}}, "The declared levels are 'placebo', 'other'"),
+    ],
+)
+def test_errors_are_in_words_of_the_table(change, words):
+    with pytest.raises(InputError, match=words) as error:
+        sites(table(), **{"by": "centre", "formula": "died ~ drug + age", "family": "logistic"} | change)
+    assert "study.toml" not in str(error.value) and "contract" not in str(error.value)
+
+
 def test_missing_values_are_refused_by_record_or_dropped():
     frame = table()
     frame.loc[[3, 5], "age"] = np.nan
     told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"}
-    with pytest.raises(InputError, match="a missing value"):
+    with pytest.raises(InputError, match="a missing value. Remove or impute the record, or leave .* missing='drop'"):
         sites(frame, **told)
     assert sum(map(len, sites(frame, **told, missing="drop").tables.values())) == len(frame) - 2
 

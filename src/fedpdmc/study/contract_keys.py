@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from fedpdmc.validation import one_script
 # Families of a linear predictor with bounds of their own; all others are models of one record.
 PREDICTOR_FAMILIES = ("linear", "logistic", "poisson", "student_t")
 FAMILIES = (*PREDICTOR_FAMILIES, *RECORD_FAMILIES)
+# In a formula, names other than letters, digits, dots and underscores are in backticks.
+COLUMN_NAME = re.compile(r"(?=.{1,64}$)[^\W\d]([^:;,|~`+\"'\\\[\]]*[^\s:;,|~`+\"'\\\[\]])?")
 VALUES = ("number", "count", "level")
 TYPES = (*VALUES, "key")
 QUARTER_TURNS = "quarter-turns"
@@ -40,8 +43,9 @@ def read_columns(table: Table) -> dict[str, Column]:
     """The declared columns."""
     columns = {}
     for name in table.keys():
-        if not name.isidentifier() or not one_script(name):
-            raise InputError(f"{table.where}: {name}", repr(name), "Use letters of one script, digits and underscores.")
+        if not COLUMN_NAME.fullmatch(name) or not name.isprintable() or not one_script(name):
+            remedy = "Use letters of one script, digits, and at most 64 characters without : ; , | ~ ` [ ] + or quotes."
+            raise InputError(f"{table.where}: {name}", repr(name), remedy)
         one = table.table(name)
         kind = one.text("type", among=TYPES)
         if kind == "key":

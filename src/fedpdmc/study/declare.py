@@ -128,6 +128,8 @@ def declare(
         found = f"values from {numbers.min():g} to {numbers.max():g}"
         raise InputError(f"column {name!r}", found, f"Give values above 0 and below {INSIDE[role]:g}.")
     bounds = told.get("bounds") or _bounds(numbers, kind, log or role in INSIDE, INSIDE.get(role, np.inf))
+    if len(bounds) != 2 or not bounds[0] < bounds[1]:
+        raise InputError(f"columns[{name!r}]: bounds", repr(bounds), "Give [least, most].")
     used = np.log(numbers) if log else numbers
     center, scale = (0.0, 1.0) if kind == "count" and role == "count" or not standardize else _standard(used)
     return Column(

@@ -11,7 +11,7 @@ from formulaic import Formula
 from formulaic.parser.types import Factor
 
 from fedpdmc.errors import InputError
-from fedpdmc.study.formula_syntax import WHERE, check_size
+from fedpdmc.study.formula_syntax import SUCH_AS, WHERE, check_size
 
 if TYPE_CHECKING:
     from fedpdmc.study.column import Column
@@ -41,7 +41,7 @@ class Design:
             left, right = list(parsed.lhs), list(parsed.rhs)
         except Exception as error:
             # The parser was not made for untrusted input: whatever it raises, the formula is not valid.
-            raise InputError(WHERE, repr(formula), "Give a formula such as 'outcome ~ treatment + age'.") from error
+            raise InputError(WHERE, repr(formula), SUCH_AS) from error
         self.used = {factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns)}
         if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
             raise InputError(WHERE, repr(formula), "Give one declared column, the response, left of '~'.")
@@ -121,7 +121,8 @@ class Design:
         if not good:
             count = "a count, neither centred nor scaled"
             need = {"logistic": "a level of two", "poisson": count, "negative_binomial": count}.get(family, "a number")
-            raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
+            found = f"{len(column.levels)} levels" if column.type == "level" else column.type
+            raise InputError(f"study.toml: columns: {column.name}", found, f"The response of {family} is {need}.")
 
 
 def columns_of(formula: str) -> tuple[str, list[str]]:
@@ -131,7 +132,7 @@ def columns_of(formula: str) -> tuple[str, list[str]]:
         parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
         left, right = list(parsed.lhs), list(parsed.rhs)
     except Exception as error:
-        raise InputError("formula", repr(formula), "Give a formula such as 'outcome ~ treatment + age'.") from error
+        raise InputError("formula", repr(formula), SUCH_AS) from error
     found = [factor.expr for term in right for factor in term.factors if factor.eval_method is Factor.EvalMethod.LOOKUP]
     if len(left) != 1 or len(left[0].factors) != 1:
         raise InputError("formula", repr(formula), "Give one column, the response, left of '~'.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -153,6 +154,20 @@ def _site(study: Study, name: str, records: pd.DataFrame) -> Site:
     return site
 
 
+@contextlib.contextmanager
+def _in_words_of_the_table() -> Iterator[None]:
+    """Errors of the contract that is made here name the column or the argument, not a file that nobody wrote."""
+    try:
+        yield
+    except InputError as error:
+        _, *path = error.argument.split(": ")
+        if type(error) is not InputError or not error.argument.startswith("study.toml: "):
+            raise
+        own = f"column {path[1]!r}" + "".join(f": {key}" for key in path[2:]) if path[0] == "columns" else path[-1]
+        raise InputError(own, error.found, error.remedy) from None
+
+
+@_in_words_of_the_table()
 def sites(
     table: Any,
     *,
@@ -313,13 +328,9 @@ def _uses(formula: str, family: str | Model, options: Mapping[str, Any], predict
 
 
 def _example(family: str) -> Model:
-    """A family of the standard library with as few levels and pieces as possible: its columns do not depend on them."""
-    sizes = {}
-    if RECORD_FAMILIES[family].levels:
-        sizes["levels"] = 3
-    if RECORD_FAMILIES[family].pieces:
-        sizes["pieces"] = 2
-    return record_family(family, **sizes)
+    """A family of the standard library in some size: its columns do not depend on it."""
+    found = RECORD_FAMILIES[family]
+    return record_family(family, **({"levels": 3} if found.levels else {"pieces": 2} if found.pieces else {}))
 
 
 def _by_site(table: Any, by: str | None) -> dict[str, Any]:
