@@ -231,7 +231,13 @@ def test_default_prior_explains_half_whatever_the_number_of_terms():
         ({"formula": "died ~ weight"}, "no column 'weight'"),
         ({"formula": "died ~ log(age)"}, "Functions are not evaluated"),
         ({"formula": "age ~ drug"}, "column 'age': found numbers that are not whole"),
-        ({"family": "gaussian"}, "family: found 'gaussian'"),
+        ({"family": "Weibul"}, "family: found 'weibul'. Did you mean 'weibull'?"),
+        ({"priors": {"age": "normal(0, 1)"}}, "priors: found an unknown argument. Did you mean 'prior'?"),
+        ({"df": 3.0}, "df: found an unknown argument. The family 'logistic' takes no others."),
+        ({"formula": "days ~ age", "family": "weibull", "dead": "died"}, "dead: .* Did you mean 'died'?"),
+        ({"formula": "days ~ age", "family": "piecewise_exponential"}, "cuts: found no value. The family"),
+        ({"formula": "age ~ drug", "family": "student_t", "df": 3.0}, "scale: found no value. The family 'student_t'"),
+        ({"formula": "falls ~ age", "family": "negative_binomial", "exposure": "days"}, "exposure: found an unknown"),
         ({"prior": "cauchy(0, 1)"}, "prior of 'Intercept'"),
         ({"prior": {"weight": "normal(0, 1)"}}, "a prior of 'weight'"),
         ({"by": None}, "by: found None"),
@@ -243,8 +249,33 @@ def test_default_prior_explains_half_whatever_the_number_of_terms():
 )
 def test_errors_name_what_is_wrong(change, words):
     told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"} | change
-    with pytest.raises(InputError, match=words.replace("(", r"\(")):
+    with pytest.raises(InputError, match=words.replace("(", r"\(").replace("?", "[?]")):
         sites(table(), **told)
+
+
+@pytest.mark.parametrize(
+    ("alias", "family", "response"),
+    [
+        ("binomial", "logistic", "died"),
+        ("Bernoulli", "logistic", "died"),
+        ("gaussian", "linear", "pressure"),
+        ("Normal", "linear", "pressure"),
+        ("Poisson", "poisson", "falls"),
+    ],
+)
+def test_families_have_their_other_names(alias, family, response):
+    assert sites(table(), by="centre", formula=f"{response} ~ age", family=alias).study.family == family
+
+
+@pytest.mark.parametrize("family", ["logistic", "ordered_logit"])
+def test_constant_and_collinear_columns_are_named(family):
+    frame = table().assign(one=1.0, twice=lambda t: 2 * t.age + 3)
+    told = {"by": "centre", "family": family}
+    response = "died" if family == "logistic" else "grade"
+    with pytest.warns(UserWarning, match="formula: one, twice is constant, or a combination of the terms before it"):
+        sites(frame, **told, formula=f"{response} ~ age + one + smoker + twice")
+    # Unlike scales are no dependence.
+    sites(frame.assign(days=1e6 * frame.days), **told, formula=f"{response} ~ age * drug + days", standardize=False)
 
 
 def test_names_with_dots_spaces_signs_and_accents(tmp_path):

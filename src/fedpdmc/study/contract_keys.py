@@ -98,23 +98,20 @@ def _offset(table: Table, columns: dict[str, Column], formula: str) -> dict[str,
     if len(given) == 2:
         raise table.invalid("offset", "Give an offset or an exposure, not both.")
     for key, name in given.items():
-        column = columns.get(name)
+        column, logged = columns.get(name), key == "exposure"
         if column is None or column.type in ("level", "key"):
             raise table.invalid(key, "Name a declared column of numbers.")
-        if key == "offset" and column.log:
-            remedy = f"write exposure = {name!r} and remove log = true from the column"
-            raise table.invalid(key, f"An offset is on the scale of the linear predictor. For a time at risk {remedy}.")
-        if key == "exposure" and not (column.bounds[0] > 0 and column.center == 0 and column.scale == 1):
-            raise table.invalid(key, "An exposure has a positive least bound, and neither center nor scale.")
-        if key == "exposure" and column.log:
-            raise table.invalid(key, f"An exposure is logged already: remove log = true from {name!r}.")
-        if key == "exposure" and name in columns_of(formula)[1]:
+        if logged and not (column.bounds[0] > 0 and column.center == 0 and column.scale == 1 and not column.log):
+            raise table.invalid(key, "An exposure has a positive least bound, and neither center, scale nor log.")
+        if logged and name in columns_of(formula)[1]:
             raise table.invalid(
                 key, f"{name!r} is a term of the formula too: add a copy of the column for one of them."
             )
-        columns[name] = dataclasses.replace(column, log=key == "exposure")
-        return {"offset": name}
-    return {}
+        if column.log and not logged:
+            remedy = f"write exposure = {name!r} and remove log = true from the column"
+            raise table.invalid(key, f"An offset is on the scale of the linear predictor. For a time at risk {remedy}.")
+        columns[name] = dataclasses.replace(column, log=logged)
+    return {"offset": next(iter(given.values()))} if given else {}
 
 
 def of_record(family: Any, options: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedpdmc.members.site import Site
 from fedpdmc.models.families import FAMILIES as RECORD_FAMILIES
 from fedpdmc.models.families import family as record_family
 from fedpdmc.models.model_file.model import Model
+from fedpdmc.models.model_file.source import Source
 from fedpdmc.results.report.methods_text import MANY_DROPPED
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract import Study, parse_study
@@ -31,10 +33,10 @@ from fedpdmc.study.description import modelled, prior_lines, ratios, released
 from fedpdmc.study.formula import Design, columns_of
 from fedpdmc.study.mixed_formula import by_site, is_mixed, parse_mixed
 from fedpdmc.study.prior_names import Prior, prior_by_name
-from fedpdmc.study.units import design_map
+from fedpdmc.study.units import INTERCEPT, design_map
 from fedpdmc.study.value_checks import Origin, checked_records, faulty_sites
 from fedpdmc.study.write_contract import contract_text
-from fedpdmc.validation import one_of
+from fedpdmc.validation import one_of, suggest
 
 # Role of the response by family; a number for any other family.
 RESPONSES = {"logistic": "level", "poisson": "count", "negative_binomial": "count"}
@@ -47,6 +49,11 @@ MODEL_FILE = "model.fpm"
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
 
+# Other names of families.
+ALIASES = {"binomial": "logistic", "bernoulli": "logistic", "gaussian": "linear", "normal": "linear"}
+OPTIONS = {"linear": ("scale",), "student_t": ("scale", "df"), "poisson": ("offset", "exposure"),
+           "negative_binomial": ("size", "offset", "exposure")}  # fmt: skip
+DEPENDENT = 1e-7  # what is left of a column of length one that counts as none
 # The largest range of an offset, which is a logarithm: rates that differ by a factor of three million.
 MOST_OFFSET = 15.0
 # What to do about values out of bounds.
@@ -234,11 +241,14 @@ def sites(
             "spread", "a prior of a spread without effects", "Give a formula with a term such as (1 | ward)."
         )
     own = family if isinstance(family, Model) else None
-    if own is None:
+    if isinstance(family, str):
+        family = ALIASES.get(family.lower(), family.lower())
         one_of("family", family, (*PREDICTOR_FAMILIES, *RECORD_FAMILIES))
     predictor = family in PREDICTOR_FAMILIES or (own is None and mixed is not None and not of_record(family, options))
     parts, fixed = _by_site(table, by), formula if mixed is None else mixed.fixed
-    used, told = _uses(fixed, family, options, predictor), dict(columns or {})
+    source = None if predictor else (family if isinstance(family, Model) else _example(family)).source
+    _check_options(family, options, source, next(iter(parts.values())))
+    used, told = _uses(fixed, family, options, source), dict(columns or {})
     if mixed is not None and mixed.slope is not None:
         # Its coefficient varies by group: it is neither centred nor scaled, so that the effects are in its own units.
         told[mixed.slope] = {"center": 0.0, "scale": 1.0} | dict(told.get(mixed.slope, {}))
@@ -281,17 +291,45 @@ def sites(
     of_spread = {} if mixed is None else {"spread": spread, "spread_scale": spread_scale}
     study = parsed({"prior": rule.table() | of_spread})
     found = Sites(study, _records(study, parts), rule)
-    many = [
-        f"{site} {100 * gone / read:.0f} %"
-        for site, (gone, read) in found.dropped().items()
-        if gone > MANY_DROPPED * read
-    ]
-    if many:
+    _name_dependent_columns(study, found.tables)
+    shares = {site: gone / read for site, (gone, read) in found.dropped().items()}
+    if many := [f"{site} {100 * share:.0f} %" for site, share in shares.items() if share > MANY_DROPPED]:
         warn(
             f"missing='drop' leaves out many records: {', '.join(many)}. If values are not missing at random the estimates "
             "are biased. Leave the column out of the formula, or fill in its values."
         )
     return found
+
+
+def _check_options(family: str | Model, options: Mapping[str, Any], source: Source | None, table: Any) -> None:
+    """Refuse arguments that the family does not take, and name those that it needs."""
+    known = OPTIONS.get(str(family), ())
+    needed = known if family == "student_t" else ()
+    if source is not None:
+        others, constants = ([one.name for one in part] for part in (source.columns[1:], source.constants))
+        known, there = (*others, *constants), as_frame(table).columns
+        needed = [*constants, *(name for name in others if name not in there)]
+    named = repr(family) if isinstance(family, str) else "of your own"
+    for name in sorted(set(options) - set(known)):
+        near = suggest(name, [*inspect.signature(sites).parameters, *known])
+        raise InputError(
+            name, "an unknown argument", f"{near}The family {named} takes {', '.join(known) or 'no others'}."
+        )
+    for name in (name for name in needed if name not in options):
+        raise InputError(name, "no value", f"The family {named} needs it: give {name}=, a column's name or numbers.")
+
+
+def _name_dependent_columns(study: Study, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Warn of columns of the design that are constant, or a combination of those before them."""
+    X = np.concatenate([study.design.matrix(table) for table in tables.values()])
+    names, implied = study.design.names, study.model is not None and INTERCEPT not in study.design.names
+    X = np.c_[np.ones(len(X)), X] if implied else X
+    left = np.abs(np.diag(np.linalg.qr(X / np.maximum(np.linalg.norm(X, axis=0), 1e-300), mode="r")))[int(implied) :]
+    if alike := [name for name, size in zip(names, left, strict=False) if size < DEPENDENT]:
+        warn(
+            f"formula: {', '.join(alike)} is constant, or a combination of the terms before it, so that only the prior "
+            "tells its coefficient. Leave it out of the formula."
+        )
 
 
 class _Uses(NamedTuple):
@@ -310,14 +348,13 @@ class _Uses(NamedTuple):
         return list(dict.fromkeys([*self.roles, *self.covariates, *offset]))
 
 
-def _uses(formula: str, family: str | Model, options: Mapping[str, Any], predictor: bool) -> _Uses:
+def _uses(formula: str, family: str | Model, options: Mapping[str, Any], source: Source | None) -> _Uses:
     response, covariates = columns_of(formula)
-    if predictor and isinstance(family, str):
-        roles = {response: RESPONSES.get(family, "number")}
+    if source is None:
+        roles = {response: RESPONSES.get(str(family), "number")}
         offset = options.get("offset", options.get("exposure"))
         roles |= {} if offset is None or "offset" in options else {offset: "positive"}
         return _Uses(response, roles, covariates, offset, family == "linear" and "scale" not in options)
-    source = (family if isinstance(family, Model) else _example(family)).source
     if source.group is not None:
         raise InputError("family", "a model of groups of rows", "A table has one row for each record: use Model.of.")
     first, *others = source.columns
@@ -351,24 +388,19 @@ def _by_site(table: Any, by: str | None) -> dict[str, Any]:
     return {site: frame.filter((owner == site).to_list()).to_native() for site in sorted(owner.unique().to_list())}
 
 
-class _Values(NamedTuple):
-    """The values of a column at all sites, and its categories if it is categorical."""
-
-    series: pl.Series
-    levels: tuple[str, ...] | None
+# The values of a column at all sites, and its categories if it is categorical.
+_Values = tuple[pl.Series, tuple[str, ...] | None]
 
 
 def _whole(parts: Mapping[str, Any], used: Sequence[str]) -> dict[str, _Values]:
     """The columns that the model uses, of all sites."""
-    values: dict[str, list[pl.Series]] = {column: [] for column in used}
-    levels: dict[str, tuple[str, ...] | None] = dict.fromkeys(used)
-    for site, part in parts.items():
-        for column, series in as_columns(part, used, f"table of site {site!r}").items():
-            values[column].append(series)
-            ordered = ordered_levels(part, column)
-            known = levels[column] or ()
-            levels[column] = levels[column] if ordered is None else (*known, *(x for x in ordered if x not in known))
-    return {column: _Values(_joined(series), levels[column]) for column, series in values.items()}
+    found: dict[str, _Values] = {}
+    read = [(part, as_columns(part, used, f"table of site {site!r}")) for site, part in parts.items()]
+    for column in used:
+        ordered = [levels for part, _ in read if (levels := ordered_levels(part, column)) is not None]
+        levels = tuple(dict.fromkeys(level for one in ordered for level in one)) if ordered else None
+        found[column] = _joined([series[column] for _, series in read]), levels
+    return found
 
 
 def _declare(
@@ -408,12 +440,12 @@ def _scales(
     told: Mapping[str, Mapping[str, Any]],
 ) -> Scales:
     """What the default prior is made of: places of the values, or scales that ``told`` states."""
-    complete = pl.DataFrame([one.series.is_not_null().alias(name) for name, one in whole.items()]).min_horizontal()
+    complete = pl.DataFrame([series.is_not_null().alias(name) for name, (series, _) in whole.items()]).min_horizontal()
     if not complete.any():
         raise InputError(
             "table", "a missing value in every record", "Remove the column that is empty from the formula."
         )
-    numbers = {name: _numbers(one.series.filter(complete), declared[name]) for name, one in whole.items()}
+    numbers = {name: _numbers(series.filter(complete), declared[name]) for name, (series, _) in whole.items()}
     covariates = {
         name: place_covariate(declared[name], numbers[name], "scale" in told.get(name, {})) for name in uses.covariates
     }
