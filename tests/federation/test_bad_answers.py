@@ -1,6 +1,7 @@
 """Sites that send wrong answers, and coordinators that send wrong requests."""
 
 import dataclasses
+import re
 import threading
 
 import numpy as np
@@ -128,6 +129,7 @@ def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder
 
     stop = threading.Event()
     with folder.listening() as connection:
+        assert re.fullmatch(r"north waiting for \d+ s, south waiting for \d+ s", connection.transport.status())
         worker = threading.Thread(target=run, args=(connection.address,), daemon=True)
         worker.start()
         for k in range(MOST_REFUSALS):
@@ -135,7 +137,8 @@ def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder
             assert wire.decode(data).code == "MALFORMED"
         assert connection.transport._exchange([None, Request(b"once more")], 1.0) == [None, None]
         worker.join(20)
-        assert not worker.is_alive() and "lost" in connection.transport.status()
+        said = connection.transport.status()
+        assert not worker.is_alive() and "south lost for" in said and "north waiting for" in said
         stop.set()
     for agent in (south, *agents.values()):
         agent.log.close()

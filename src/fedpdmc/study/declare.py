@@ -73,13 +73,10 @@ def check_order(name: str, table: Any, seen: pl.Series) -> None:
     found = seen.drop_nulls().unique().sort().to_list()
     if known or (seen.dtype != pl.String and not categorical) or found == ["false", "true"]:
         return
-    some = ", ".join(map(repr, found[:3])) + (", ..." if len(found) > 3 else "")
-    raise InputError(
-        f"column {name!r}",
-        f"text without an order ({some}) as the response of an ordered family",
-        f'Give its levels from the lowest to the highest: columns={{"{name}": {{"levels": [...]}}}}; or an ordered '
-        "categorical (pandas: ordered=True; polars: Enum).",
-    )
+    some = f"text without an order ({', '.join(map(repr, found[:3]))}{', ...' if len(found) > 3 else ''})"
+    given = f'Give its levels from the lowest to the highest: columns={{"{name}": {{"levels": [...]}}}}; or an ordered '
+    remedy = f"{given}categorical (pandas: ordered=True; polars: Enum)."
+    raise InputError(f"column {name!r}", f"{some} as the response of an ordered family", remedy)
 
 
 def declare(

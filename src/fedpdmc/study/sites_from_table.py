@@ -49,7 +49,6 @@ MODEL_FILE = "model.fpm"
 LIMITS = {"rounds": 5000, "observed_time": 100_000.0}
 
 
-# Other names of families.
 ALIASES = {"binomial": "logistic", "bernoulli": "logistic", "gaussian": "linear", "normal": "linear"}
 OPTIONS = {"linear": ("scale",), "student_t": ("scale", "df"), "poisson": ("offset", "exposure"),
            "negative_binomial": ("size", "offset", "exposure")}  # fmt: skip
@@ -442,9 +441,7 @@ def _scales(
     """What the default prior is made of: places of the values, or scales that ``told`` states."""
     complete = pl.DataFrame([series.is_not_null().alias(name) for name, (series, _) in whole.items()]).min_horizontal()
     if not complete.any():
-        raise InputError(
-            "table", "a missing value in every record", "Remove the column that is empty from the formula."
-        )
+        raise InputError("table", "a missing value in every record", "Leave empty columns out of the formula.")
     numbers = {name: _numbers(series.filter(complete), declared[name]) for name, (series, _) in whole.items()}
     covariates = {
         name: place_covariate(declared[name], numbers[name], "scale" in told.get(name, {})) for name in uses.covariates
