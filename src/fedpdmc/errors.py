@@ -4,8 +4,9 @@ from __future__ import annotations
 
 # What to do about an operation that is not finite, in a user's function.
 GUARD = (
-    "Give that operation an argument for which it is smooth, by a jnp.where inside of it and another around it; write "
-    "sqrt(x * x) as abs(x); or keep the parameters away from there with constraints=(A, b) or a change of variables."
+    "Give that operation an argument for which it is smooth, by a jnp.where inside of it and another around it (for a power "
+    "of zero: jnp.where(d > 0, jnp.where(d > 0, d, 1.0) ** h, 0.0)); write sqrt(x * x) as abs(x); or keep the parameters "
+    "away from there with constraints=(A, b) or a change of variables."
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import sys
@@ -93,8 +94,16 @@ def has_fields(record: Any, fields: Mapping[str, type | tuple[type, ...]]) -> bo
 def one_of(argument: str, value: Any, allowed: Collection[str]) -> str:
     """One of several words."""
     if not isinstance(value, str) or value not in allowed:
-        raise InputError(argument, repr(value), f"Give one of {', '.join(map(repr, allowed))}.")
+        raise InputError(
+            argument, repr(value), f"{suggest(value, allowed)}Give one of {', '.join(map(repr, allowed))}."
+        )
     return value
+
+
+def suggest(value: Any, allowed: Collection[str]) -> str:
+    """The nearest of the allowed words, as a question; empty if none is near."""
+    near = difflib.get_close_matches(str(value), allowed, 1)
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def one_script(name: str) -> bool:

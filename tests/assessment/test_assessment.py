@@ -178,7 +178,7 @@ def test_log_densities_of_all_families(family):
     rng = np.random.default_rng(1)
     frame = pd.DataFrame({"site": ["a"] * 40, "x": rng.normal(size=40), "days": rng.uniform(1, 9, 40)})
     frame["y"] = rng.integers(0, 2, 40) if family == "logistic" else rng.poisson(3, 40)
-    options = {"student_t": {"df": 4.0, "scale": 1.5}, "poisson": {"offset": "days"}}.get(family, {})
+    options = {"student_t": {"df": 4.0, "scale": 1.5}, "poisson": {"exposure": "days"}}.get(family, {})
     found = sites(frame, by="site", formula="y ~ x", family=family, **options)
     draws = rng.normal(size=(2, len(found.names)))
     density = Outcome(found.study, draws).log_density(found.tables["a"]).sum(0)

@@ -43,7 +43,9 @@ def frame():
     found["falls"], found["good"], found["bad"] = rng.poisson(2, N), rng.integers(0, 7, N), rng.integers(0, 5, N)
     found["days"], found["share"] = rng.gamma(2.0, 0.6, N).round(3) + 0.01, rng.beta(2, 3, N).round(3)
     found["status"] = np.where(rng.random(N) < 0.7, 1, 0)
-    found["stage"] = pd.Categorical.from_codes(rng.permutation(np.arange(N) % 4), ["I", "II", "III", "IV"])
+    found["stage"] = pd.Categorical.from_codes(
+        rng.permutation(np.arange(N) % 4), ["I", "II", "III", "IV"], ordered=True
+    )
     return found
 
 

@@ -50,7 +50,7 @@ def test_sites_write_what_they_would_release_and_the_report_has_it(folder):
            "--title", "Falls", "--question", "Do older patients fall?")  # fmt: skip
     text = (folder / "report.html").read_text()
     digest = fp.load(folder / "store" / "posterior.zarr").settings["contract"]
-    for words in ("Do older patients fall?", "falls ~ age", "Student-t", "predictive accuracy", "log of north", "ab" * 32,
+    for words in ("Do older patients fall?", "falls ~ age", "~ student_t(", "predictive accuracy", "log of north", "ab" * 32,
                   digest, "derivatives summed over the sites", "of the fit of their records"):  # fmt: skip
         assert words in text, words
 

@@ -90,7 +90,10 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     for name in folder.study.sites:
         words += ["--data", f"{name}={name}.csv", "--site-seed", f"{name}={SITE_SEED}"]
     said = call("run", "study.toml", *words)
-    assert said.startswith("NOT converged: ") and "event bounds: certified" in said
+    assert (
+        said.startswith("fedpdmc: prior\n  Intercept, drug[T.verum], age ~ normal(0.1, 1.5)\nNOT converged: ")
+        and "event bounds: certified" in said
+    )
     expected = folder.in_process()
     np.testing.assert_array_equal(fp.load(tmp_path / "post.zarr").mean(), expected.mean())
     store = tmp_path / "run" / "sites" / "north"
@@ -104,6 +107,19 @@ def test_a_study_runs_in_process_is_shown_and_replayed(call, folder, tmp_path, m
     said = " ".join(call(*other, status=1).split())
     assert "the answer differs from the log" in said
     assert f"It was written with jax {here['jax']} (here 99.0). Answers may differ in the last bits" in said
+
+
+def test_a_report_of_a_simulated_run_needs_its_store_only(call, folder, tmp_path, caplog):
+    words = ["run", "study.toml", "--seed", SEED, "--store", tmp_path / "run"]
+    for name in folder.study.sites:
+        words += ["--data", f"{name}={name}.csv"]
+    said = call(*words)
+    assert "posterior.zarr" in said and "fedpdmc report" in said
+    call("report", tmp_path / "run", "--out", tmp_path / "report.html")
+    assert "<b>Sampling</b>" in (tmp_path / "report.html").read_text()
+    (tmp_path / "empty").mkdir()
+    call("report", tmp_path / "empty", status=2)
+    assert "which holds no posterior. Give the folder of a run that has ended" in caplog.text
 
 
 def test_the_faults_of_all_files_are_told_at_once(call, folder, tmp_path, caplog):

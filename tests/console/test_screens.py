@@ -8,6 +8,8 @@ import pyte
 import pytest
 from tests.console.pseudo import Terminal
 
+from fedpdmc.console import progress
+
 # Every condition in one process: Rich reads these variables when a display is opened.
 SCRIPT = '''
 import fcntl, os, signal, struct, sys, termios, time
@@ -149,3 +151,12 @@ def test_a_pipe_gets_whole_lines_whatever_its_colours_or_none():
     words[2] = SCRIPT.replace("showing(True", "showing(False").replace("Display(True", "Display(False")
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_first_draws_are_not_called_burn_in():
+    """They are made together with it, from process time zero on."""
+    with progress.showing(False) as this:
+        this.begin("burn-in")
+        for time, phase in ((-3.0, "burn-in"), (2.0, "sampling")):
+            this.tick(progress.Tick(-5.0, time, 20.0, 1, 1, 0.1))
+            assert this.view().phase == phase

@@ -16,7 +16,7 @@ VERDICT = (
 )
 NOTE = "event bounds: certified (every event time is exact; this says nothing about convergence)"
 REPORT = "data: found 2 faults at 2 of 2 sites. Correct them:\n" + "\n".join(
-    f"    line {k}, column 'age': a value out of bounds ('10'). The contract allows 18 to 100." for k in (2, 3)
+    f"    line {k}, column 'age': a value out of bounds ('10'). The declared bounds are 18 to 100." for k in (2, 3)
 )
 SCRIPT = f"""
 from fedpdmc.cli import runner

@@ -223,3 +223,28 @@ def test_a_run_stops_at_a_quotient_that_jumps_within_a_scan():
     settings = {"reference": fp.Reference([0.3], [1.0]), "chains": 16, "duration": 10.0, "seed": 1, "progress": False}
     with pytest.raises(NotFinite):
         fp.sample(site, fp.models.normal_prior(1), dynamics=fp.ZigZag(), **settings)
+
+
+def test_a_second_derivative_that_is_not_finite_is_named():
+    """A power of zero has a value and a gradient, but no second derivative with respect to its exponent."""
+    dose, y = jnp.asarray([0.0, 1.0, 3.0, 10.0, 30.0]), jnp.asarray([2.0, 2.2, 3.1, 4.9, 6.2])
+
+    def power(d, hill):
+        return d**hill
+
+    def guarded(d, hill):
+        return jnp.where(d > 0, jnp.where(d > 0, d, 1.0) ** hill, 0.0)
+
+    def of(rise):
+        def minus_log_likelihood(x, data):
+            d, response = data
+            share = rise(d / jnp.exp(x[1]), jnp.exp(x[2]))
+            return 5.0 * jnp.sum((response - 2 - x[0] * share / (1 + share)) ** 2)
+
+        return fp.Site(minus_log_likelihood, name="north", data=(dose, y))
+
+    prior = fp.models.normal_prior(3, mean=[4.0, 2.0, 0.0])
+    words = r"the second derivative at site 'north' \('pow' at .*test_not_finite.py.*power\)\).*jnp.where inside"
+    with pytest.raises(NotFinite, match=words):
+        fp.laplace([of(power)], prior)
+    assert np.isfinite(np.asarray(fp.laplace([of(guarded)], prior).center)).all()

@@ -1,6 +1,7 @@
 """Sites that send wrong answers, and coordinators that send wrong requests."""
 
 import dataclasses
+import re
 import threading
 
 import numpy as np
@@ -182,6 +183,7 @@ def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder
 
     stop = threading.Event()
     with folder.listening() as connection:
+        assert re.fullmatch(r"north waiting for \d+ s, south waiting for \d+ s", connection.transport.status())
         worker = threading.Thread(target=run, args=(connection.address,), daemon=True)
         worker.start()
         for k in range(MOST_REFUSALS):
@@ -191,7 +193,7 @@ def test_a_site_stops_a_coordinator_that_asks_nothing_but_what_it_may_not(folder
         assert wire.decode(data).code == "TOO_MANY_REFUSALS"
         connection.close()
         worker.join(20)
-        assert not worker.is_alive()
+        assert not worker.is_alive() and "north waiting for" in connection.transport.status()
         stop.set()
     for agent in (south, *agents.values()):
         agent.log.close()

@@ -206,6 +206,16 @@ def test_a_drafted_policy_does_not_allow_a_contract_that_would_fill_the_memory(f
         read_policy(tmp_path / "policy.toml").check("north", study, 100)
 
 
+def test_a_database_of_a_relative_path_is_found_by_the_unit(folder, tmp_path, monkeypatch):
+    """The unit runs in the study's folder, not where `fedpdmc join` was called."""
+    monkeypatch.chdir(tmp_path)
+    found = read_bundle(invited(folder, tmp_path))
+    joining = Joining(found, "north", "sqlite:records.db", tmp_path / "site", query="SELECT 1")
+    assert joining.source == f"sqlite:{tmp_path / 'records.db'}" and joining.source in joining.unit()
+    remote = Joining(found, "north", "postgresql://host/db", tmp_path / "site", query="SELECT 1")
+    assert remote.source == "postgresql://host/db"
+
+
 def test_names_in_a_unit_stay_words():
     folder = Path("/srv/a study")
     text = site_unit("user", folder, ["/opt/fedpdmc", "--name", 'a "b" $HOME %h; rm'], [folder])

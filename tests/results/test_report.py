@@ -68,7 +68,35 @@ def test_a_run_that_has_not_converged_is_said_first(tmp_path):
     short = fp.sample(site, dynamics=fp.ZigZag(), reference="identity", chains=2, duration=3.0, burn_in=0.0,
                       init=np.zeros(1), seed=1, progress=False)  # fmt: skip
     text = short.report(tmp_path / "short.html").read_text()
-    assert 'class="verdict bad"' in text and text.index("NOT converged") < text.index("Estimates")
+    assert '<p class="verdict bad"><b>Sampling</b>: NOT converged' in text
+    assert '<p class="verdict open"><b>Fit</b>: not assessed:' in text and text.index("not assessed") < text.index(
+        "Estimates"
+    )
+
+
+def test_misfit_and_dropped_records_are_in_the_banner(tmp_path):
+    """A run that has converged is no fit: sites with slopes of opposite sign, and records that are left out."""
+    rng = np.random.default_rng(1)
+    n = 240
+    frame = pd.DataFrame({"region": np.repeat(["n", "s", "w"], n // 3), "dose": rng.normal(size=n)})
+    slope = frame.region.map({"n": 2.0, "s": -2.0, "w": 0.0})
+    frame["falls"] = rng.poisson(np.exp(1 + slope * frame.dose).clip(upper=60) * rng.gamma(0.3, 1 / 0.3, n))
+    frame.loc[:19, "dose"] = np.nan
+    with pytest.warns(UserWarning, match="leaves out many records: n 25 %"):
+        sites = fp.sites(frame, by="region", formula="falls ~ dose", family="poisson", missing="drop")
+    assert "20 of 240 records (n 25 %) dropped for a missing value" in repr(sites)
+    post = fp.sample(sites, ess=200, seed=1, progress=False)
+    fit = fp.assessment.assess(post, sites)
+    banner = post.report(tmp_path / "study.html", sites=sites, assessment=fit).read_text().split("<h2>")[0]
+    assert '<p class="verdict"><b>Sampling</b>: converged' in banner
+    assert '<p class="verdict bad"><b>Fit</b>: n, s' in banner and "do not share the parameters" in banner
+    assert "predictive checks have p &lt; 0.01" in banner
+    assert '<p class="verdict bad"><b>Records</b> dropped for a missing value: n 20 of 80 (25 %).' in banner
+    one_law = frame.dropna().assign(falls=rng.poisson(np.exp(1 + 0.3 * frame.dose.dropna())))
+    good = fp.sites(one_law, by="region", formula="falls ~ dose", family="poisson")
+    post = fp.sample(good, ess=200, seed=1, progress=False)
+    page = post.report(tmp_path / "good.html", sites=good, assessment=fp.assessment.assess(post, good)).read_text()
+    assert '<p class="verdict"><b>Fit</b>: no misfit was found at the sites.' in page and "<b>Records" not in page
 
 
 def _with_effects():
@@ -124,9 +152,9 @@ def test_ratios_prior_and_dropped_records_are_told(family, scale, ratio, tmp_pat
     post = fp.sample(sites, chains=2, duration=6.0, burn_in=1.0, seed=1, progress=False)
     page = Page(post.report(tmp_path / "study.html", sites=sites).read_text())
     methods = page.text[page.text.index("The model was") :]
-    assert "1 of 40 records dropped for a missing value." in methods and "hold 90 % of the posterior" in methods
+    assert "1 of 40 records (n 5 %) dropped for a missing value." in methods and "hold 90 % of the posterior" in methods
     deviation = np.asarray(sites.prior.precision)[1, 1] ** -0.5
-    assert "The prior was weakly informative" in methods and f"{deviation:.3g} (dose)" in methods
+    assert "The prior was weakly informative" in methods and f"dose ~ normal(0, {deviation:.3g})" in methods
     estimates = page.text[page.text.index("Estimates") : page.text.index("Intervals")]
     if scale is None:
         assert "log " not in estimates and "ratio" not in estimates

@@ -118,6 +118,18 @@ def test_an_interrupt_drops_the_unfinished_block(monkeypatch):
         np.testing.assert_array_equal(kept.a[own], path.a[other][:n])
 
 
+def test_what_is_drawn_is_kept_however_many_effective_samples_were_asked_for(monkeypatch):
+    interrupt(monkeypatch, after=120.0)
+    with pytest.warns(UserWarning, match="Interrupted: the unfinished block is dropped"):
+        part = short_run(**RUN, reference="laplace", duration=None, ess=1e6)
+    # A Ctrl-C is seen between two chunks.
+    assert part.duration in (100.0, 150.0)
+    open_method = method(dynamics=fp.Boomerang(refresh="quarter-turns"), reference="laplace")
+    assert block_length.joined_block(open_method, None, 1e7) == block_length.MOST_BLOCK
+    assert block_length.first_block(open_method, None, 1e7) > block_length.MOST_BLOCK
+    assert block_length.joined_block(open_method, 7.0, None) == 7.0
+
+
 def test_an_interrupt_in_the_first_block_leaves_nothing_new(monkeypatch):
     first = zigzag_run()
     mean = first.mean()

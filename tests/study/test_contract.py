@@ -195,7 +195,9 @@ STRANGE = {
     "tilde": "ill ~ ~ ~ age",
     "call": "ill ~ __import__('os').system('true')",
     "braces": "ill ~ {age}",
-    "back quotes": "ill ~ `age`",
+    "open back quote": "ill ~ `age",
+    "call in back quotes": "ill ~ `__import__('os').system('true')`",
+    "column that nobody declared in back quotes": "ill ~ `age `",
     "huge power": "ill ~ age**" + "9" * 500,
     "variable power": "ill ~ age**drug",
     "nul": "ill ~ age\\u0000",
@@ -211,7 +213,7 @@ def test_strange_formulas_are_refused_at_once_and_in_a_sentence(formula):
 
 
 @pytest.mark.parametrize(
-    "formula", ["ill ~ (drug + age)**2", "ill ~ drug * age", "ill ~ drug:age - 1", "ill ~ 0 + age"]
+    "formula", ["ill ~ (drug + age)**2", "ill ~ drug * `age`", "ill ~ drug:age - 1", "ill ~ 0 + age"]
 )
 def test_usual_formulas_pass(formula):
     assert parse_study(changed("ill ~ drug + age", formula)).names

@@ -44,7 +44,7 @@ def test_a_contract_has_parameters_prior_and_model_of_effects():
     assert isinstance(model, RandomEffects)
     assert model.labels == ("a", "b")
     assert model.names == study.names
-    assert "of each spread half-normal with scale 1.5" in " ".join(modelled(study))
+    assert "sd ~ half-normal(1.5)" in " ".join(modelled(study))
 
 
 @double_precision
@@ -191,7 +191,7 @@ def test_a_model_of_one_record_has_sites_of_a_table_and_a_file_beside_its_contra
 
     model = fp.Model(hurdle, predictors=["eta"], columns={"ill": "binary"})
     for formula in ("ill ~ dose + (1 | ward)", "ill ~ dose"):
-        found = fp.sites(table(), formula=formula, family=model, by="hospital")
+        found = fp.sites(table(), formula=formula, family=model, by="hospital", prior="normal(0, 2)")
         assert found.names[:2] == ("Intercept", "dose")
         again = read_study(found.write(tmp_path / "study.toml"))
         assert again.names == found.names

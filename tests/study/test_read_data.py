@@ -123,9 +123,9 @@ def test_bad_values_are_refused_by_line_and_column(tmp_path, row, column, value,
 
 
 def test_counts_and_logarithms(tmp_path):
-    contract = CONTRACT.replace('"logistic"', '"poisson"\noffset = "days"').replace("ill ~ drug + age", "falls ~ age")
+    contract = CONTRACT.replace('"logistic"', '"poisson"\nexposure = "days"').replace("ill ~ drug + age", "falls ~ age")
     contract = contract.replace("[prior]", 'falls = { type = "count", bounds = [0, 50] }\n'
-                                'days = { type = "number", bounds = [1, 365], log = true }\n\n[prior]')  # fmt: skip
+                                'days = { type = "number", bounds = [1, 365] }\n\n[prior]')  # fmt: skip
     study = parse_study(contract.encode())
     (tmp_path / "a.csv").write_text("falls,age,days\n2,40,7\n0,60,1\n")
     records = read_records(study, tmp_path / "a.csv")
@@ -198,7 +198,7 @@ def test_records_with_missing_values_are_dropped_if_the_contract_says_so(tmp_pat
     path.write_text("ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,\nyes,placebo,60\n")
     records = read_records(study, path, site="north")
     np.testing.assert_array_equal(records["age"], [-1.0, 1.0])
-    assert f"data of site 'north' ({path}): 2 of 4 records dropped for a missing value" in caplog.text
+    assert f"data of site 'north' ({path}): 2 of 4 records (50 %) dropped for a missing value" in caplog.text
     path.write_text("ill,drug,age\nno,verum,40\nno,NA,40\nyes,placebo,999\n")
     with pytest.raises(InputError, match="line 4, column 'age': found a value out of bounds"):
         read_records(study, path)
@@ -237,7 +237,7 @@ def test_the_faults_of_all_sites_are_in_one_report(tmp_path):
     assert north < west < east and "south" not in str(error.value)
     assert said[north + 1].startswith("    line 3, column 'ill': an unknown level ('Yes').")
     assert said[north + 4].startswith("    line 4, column 'age': text that is not a number ('old').")
-    assert said[west + 1].endswith("column 'age': a value out of bounds ('10'). The contract allows 18 to 100.")
+    assert said[west + 1].endswith("column 'age': a value out of bounds ('10'). The declared bounds are 18 to 100.")
     assert said[west + 2] == "    line 3, column 'age': a value out of bounds ('10')."
     assert said[east - 1] == "    and 16 more."
     assert said[east + 1].startswith("    no column 'age'. Give the columns")
@@ -281,7 +281,7 @@ def test_records_with_missing_values_are_dropped_at_every_site_and_counted_once(
     with fp.connect(study, data=data) as connection:
         assert [agent.site.records for agent in connection.transport.agents] == [2, 2]
     for name, path in data.items():
-        said = f"data of site {name!r} ({path}): 2 of 4 records dropped for a missing value"
+        said = f"data of site {name!r} ({path}): 2 of 4 records (50 %) dropped for a missing value"
         assert caplog.text.count(said) == 1
     # Faults are found beside what is dropped.
     data["north"].write_text(text + "no,verum,10\n")

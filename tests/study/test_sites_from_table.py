@@ -9,13 +9,14 @@ import pytest
 import fedpdmc as fp
 from fedpdmc.errors import InputError
 from fedpdmc.study import read_study
+from fedpdmc.study.contract import parse_study
 from fedpdmc.study.read_data import read_records
 from fedpdmc.study.sites_from_table import sites
 
 
 def table(n=120, seed=0):
     rng = np.random.default_rng(seed)
-    grades = pd.Categorical(rng.choice(["mild", "bad", "grave"], n), categories=["mild", "bad", "grave"])
+    grades = pd.Categorical(rng.choice(["mild", "bad", "grave"], n), ["mild", "bad", "grave"], ordered=True)
     frame = pd.DataFrame({
         "centre": rng.choice(["north", "south", "west"], n, p=[0.6, 0.3, 0.1]),
         "age": rng.normal(60, 12, n), "drug": rng.choice(["placebo", "verum"], n), "grade": grades,
@@ -84,7 +85,7 @@ def test_response_and_sigma_of_a_linear_regression_in_original_units():
 
 def test_pandas_polars_arrow_and_tables_by_site_are_the_same_study():
     frame = table()
-    formula = {"formula": "falls ~ drug + age", "family": "poisson", "offset": "days"}
+    formula = {"formula": "falls ~ drug + age", "family": "poisson", "exposure": "days"}
     plain = pl.DataFrame({name: frame[name].to_list() for name in ("centre", "drug", "age", "falls", "days")})
     by_site = {name: frame[frame.centre == name] for name in ("north", "south", "west")}
     studies = [
@@ -96,6 +97,48 @@ def test_pandas_polars_arrow_and_tables_by_site_are_the_same_study():
     assert len({found.study.digest for found in studies}) == 1
     assert len({value(found[0], [0.1, 0.2, 0.3]) for found in studies}) == 1
     assert studies[0].study.columns["days"].log
+
+
+def test_an_offset_is_on_the_scale_of_the_linear_predictor_and_an_exposure_is_logged(tmp_path):
+    """In tables, contracts and `fp.models.poisson` alike."""
+    frame, x = table().assign(log_days=lambda t: np.log(t.days)), np.asarray([0.1, 0.2])
+    told = {"by": "centre", "formula": "falls ~ smoker", "family": "poisson"}
+    by_exposure, by_offset = sites(frame, **told, exposure="days"), sites(frame, **told, offset="log_days")
+    assert by_exposure.prior_lines == by_offset.prior_lines
+    again = read_study(by_exposure.write(tmp_path / "study.toml"))
+    for one, other, name in zip(by_exposure, by_offset, by_exposure.tables, strict=True):
+        own = frame[frame.centre == name]
+        eta = x[0] + x[1] * own.smoker + own.log_days
+        assert value(one, x) == pytest.approx(np.sum(np.exp(eta) - own.falls * eta), rel=1e-9)
+        assert value(other, x) == pytest.approx(value(one, x), rel=1e-9)
+        design = np.c_[np.ones(len(own)), own.smoker]
+        for plain in ({"offset": own.log_days}, {"exposure": own.days}):
+            site = fp.Site(fp.models.poisson(design, own.falls, **plain), name="plain")
+            assert value(site, x) == pytest.approx(value(one, x), rel=1e-9)
+        own.to_csv(tmp_path / "own.csv")
+        records = read_records(again, tmp_path / "own.csv")
+        np.testing.assert_allclose(records["days"], own.log_days)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"offset": "days"}, "offset: found values of 'days' from .* give exposure='days'"),
+        ({"exposure": "smoker"}, "column 'smoker': found values from 0 to 1. Give values above 0"),
+        ({"exposure": "days", "offset": "smoker"}, "an offset or an exposure, not both"),
+        ({"exposure": "days", "formula": "falls ~ days"}, "'days' is a term of the formula too"),
+    ],
+)
+def test_offsets_and_exposures_that_are_mistaken(change, words):
+    with pytest.raises(InputError, match=words):
+        sites(table(), **{"by": "centre", "formula": "falls ~ drug", "family": "poisson"} | change)
+
+
+def test_a_contract_of_the_former_meaning_is_refused(tmp_path):
+    text = sites(table(), by="centre", formula="falls ~ drug", family="poisson", exposure="days").study.text.decode()
+    old = text.replace('exposure = "days"', 'offset = "days"').replace("days = { type", "days = { log = true, type")
+    with pytest.raises(InputError, match="For a time at risk write exposure = 'days' and remove log = true"):
+        parse_study(old.encode())
 
 
 def test_the_contract_that_is_written_is_the_study_that_was_tried(tmp_path):
@@ -145,7 +188,26 @@ def test_families_of_the_standard_library(family, formula, options, last, tmp_pa
     assert read_study(found.write(tmp_path / "study.toml")).names == found.names
     assert np.isfinite(value(found[0].sized(len(found.names)), np.full(len(found.names), 0.01)))
     scale = dict(zip(found.names, found.study.prior_scale, strict=True))
-    assert scale.get("Intercept", 5.0) == 5.0 and all(np.isfinite(x) for x in scale.values())
+    assert all(np.isfinite(x) for x in scale.values())
+
+
+@pytest.mark.parametrize("family", ["ordered_logit", "ordered_probit"])
+def test_an_ordered_response_has_a_declared_order(family):
+    frame, order = table(), ["mild", "bad", "grave"]
+    text = frame.assign(grade=frame.grade.astype(str))
+    told = {"by": "centre", "formula": "grade ~ age", "family": family}
+    unordered = frame.assign(grade=pd.Categorical(text.grade))
+    plain = pl.DataFrame({name: text[name].to_list() for name in ("centre", "age", "grade")})
+    for refused in (text, plain, unordered):
+        with pytest.raises(InputError, match=r"column 'grade': found text without an order \('bad', 'grave', 'mild'\)"):
+            sites(refused, **told)
+    whole = plain.with_columns(pl.col("grade").cast(pl.Enum(order)))
+    numbers = text.assign(grade=text.grade.map({name: i + 9 for i, name in enumerate(order)}))
+    declared = sites(text, **told, columns={"grade": {"levels": order}})
+    for found in (sites(frame, **told), declared, sites(whole, **told)):
+        assert found.study.columns["grade"].levels == tuple(order)
+        assert "the levels of grade in their order: mild < bad < grave" in repr(found)
+    assert "9 < 10 < 11" in repr(sites(numbers, **told))
 
 
 @pytest.mark.parametrize("formula", ["died ~ 0 + age", "died ~ drug:age"])
@@ -169,7 +231,13 @@ def test_default_prior_explains_half_whatever_the_number_of_terms():
         ({"formula": "died ~ weight"}, "no column 'weight'"),
         ({"formula": "died ~ log(age)"}, "Functions are not evaluated"),
         ({"formula": "age ~ drug"}, "column 'age': found numbers that are not whole"),
-        ({"family": "gaussian"}, "family: found 'gaussian'"),
+        ({"family": "Weibul"}, "family: found 'weibul'. Did you mean 'weibull'?"),
+        ({"priors": {"age": "normal(0, 1)"}}, "priors: found an unknown argument. Did you mean 'prior'?"),
+        ({"df": 3.0}, "df: found an unknown argument. The family 'logistic' takes no others."),
+        ({"formula": "days ~ age", "family": "weibull", "dead": "died"}, "dead: .* Did you mean 'died'?"),
+        ({"formula": "days ~ age", "family": "piecewise_exponential"}, "cuts: found no value. The family"),
+        ({"formula": "age ~ drug", "family": "student_t", "df": 3.0}, "scale: found no value. The family 'student_t'"),
+        ({"formula": "falls ~ age", "family": "negative_binomial", "exposure": "days"}, "exposure: found an unknown"),
         ({"prior": "cauchy(0, 1)"}, "prior of 'Intercept'"),
         ({"prior": {"weight": "normal(0, 1)"}}, "a prior of 'weight'"),
         ({"by": None}, "by: found None"),
@@ -181,15 +249,82 @@ def test_default_prior_explains_half_whatever_the_number_of_terms():
 )
 def test_errors_name_what_is_wrong(change, words):
     told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"} | change
-    with pytest.raises(InputError, match=words.replace("(", r"\(")):
+    with pytest.raises(InputError, match=words.replace("(", r"\(").replace("?", "[?]")):
         sites(table(), **told)
+
+
+@pytest.mark.parametrize(
+    ("alias", "family", "response"),
+    [
+        ("binomial", "logistic", "died"),
+        ("Bernoulli", "logistic", "died"),
+        ("gaussian", "linear", "pressure"),
+        ("Normal", "linear", "pressure"),
+        ("Poisson", "poisson", "falls"),
+    ],
+)
+def test_families_have_their_other_names(alias, family, response):
+    assert sites(table(), by="centre", formula=f"{response} ~ age", family=alias).study.family == family
+
+
+@pytest.mark.parametrize("family", ["logistic", "ordered_logit"])
+def test_constant_and_collinear_columns_are_named(family):
+    frame = table().assign(one=1.0, twice=lambda t: 2 * t.age + 3)
+    told = {"by": "centre", "family": family}
+    response = "died" if family == "logistic" else "grade"
+    with pytest.warns(UserWarning, match="formula: one, twice is constant, or a combination of the terms before it"):
+        sites(frame, **told, formula=f"{response} ~ age + one + smoker + twice")
+    # Unlike scales are no dependence.
+    sites(frame.assign(days=1e6 * frame.days), **told, formula=f"{response} ~ age * drug + days", standardize=False)
+
+
+def test_names_with_dots_spaces_signs_and_accents(tmp_path):
+    frame = table(300).rename(columns={"age": "âge", "smoker": "ph.ecog", "grade": "grade (WHO)", "drug": "drug given"})
+    formula = "died ~ `drug given` * âge + ph.ecog + `grade (WHO)`"
+    found = sites(frame, by="centre", formula=formula, family="logistic", prior={"ph.ecog": "student_t(3, 0, 1)"})
+    assert found.names[:4] == ("Intercept", "drug given[T.verum]", "âge", "ph.ecog")
+    assert "drug given[T.verum]:âge" in found.names
+    plain = sites(table(300), by="centre", formula="died ~ drug * age + smoker + grade", family="logistic")
+    x = np.random.default_rng(0).normal(size=len(found.names))
+    assert value(found[0], x) == value(plain[0], x)
+    study = read_study(found.write(tmp_path / "study.toml"))
+    frame[frame.centre == "west"].to_csv(tmp_path / "west.csv")
+    np.testing.assert_array_equal(study.matrix(read_records(study, tmp_path / "west.csv")),
+                                  found.study.matrix(found.tables["west"]))  # fmt: skip
+    mixed = sites(frame.rename(columns={"days": "ward no"}).assign(**{"ward no": frame.centre}), by="centre",
+                  formula="died ~ ph.ecog + (1 + âge | `ward no`)", family="logistic")  # fmt: skip
+    assert mixed.study.effects.formula.groups == "ward no" and mixed.study.effects.formula.slope == "âge"
+    post = fp.sample(found, ess=50, seed=1, progress=False)
+    assert len(fp.assessment.predict(post, found, frame.head(3))) == 3
+    for name in ("a:b", "a`b", "1st", "x" * 65, "a[b]", " a"):
+        with pytest.raises(InputError, match="letters of one script"):
+            parse_study(found.study.text.replace(b"ph.ecog", name.encode()))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"formula": "died ~ drug +"}, "^formula: found 'died ~ drug [+]'. Give a formula such as"),
+        ({"formula": "died ~ log(age)"}, "^formula: found 'died ~ log.age.'. Functions are not evaluated"),
+        (
+            {"formula": "falls ~ age"},
+            "^column 'falls': found [0-9]+ levels. The response of logistic is a level of two",
+        ),
+        ({"columns": {"age": {"bounds": [90, 10]}}}, r"^columns\['age'\]: bounds: found \[90, 10\]"),
+        ({"columns": {"drug": {"levels": ["placebo", "other"]}}}, "The declared levels are 'placebo', 'other'"),
+    ],
+)
+def test_errors_are_in_words_of_the_table(change, words):
+    with pytest.raises(InputError, match=words) as error:
+        sites(table(), **{"by": "centre", "formula": "died ~ drug + age", "family": "logistic"} | change)
+    assert "study.toml" not in str(error.value) and "contract" not in str(error.value)
 
 
 def test_missing_values_are_refused_by_record_or_dropped():
     frame = table()
     frame.loc[[3, 5], "age"] = np.nan
     told = {"by": "centre", "formula": "died ~ drug + age", "family": "logistic"}
-    with pytest.raises(InputError, match="a missing value"):
+    with pytest.raises(InputError, match="a missing value. Remove or impute the record, or leave .* missing='drop'"):
         sites(frame, **told)
     assert sum(map(len, sites(frame, **told, missing="drop").tables.values())) == len(frame) - 2
 

@@ -137,6 +137,23 @@ class Assessment:
         shown = _formatted(self.without)
         return shown.assign(note=[notes.get(site, "") for site in told]) if notes else shown
 
+    @property
+    def unlike(self) -> list[str]:
+        """Sites that do not share the parameters of the others, by the score test."""
+        if self.scores is None:
+            return []
+        return [site for site, p in self.scores["p"].to_dict().items() if p < 0.01 / len(self.scores)]
+
+    def misfit(self) -> list[str]:
+        """What the model does not fit, in a few words; empty if nothing was found."""
+        found = [f"{', '.join(self.unlike)} do not share the parameters of the other sites"] if self.unlike else []
+        failed = {one.site: [k for k, v in (one.checks or {}).items() if v["p"] < 0.01] for one in self.sites}
+        words = [f"{site}: {', '.join(names)}" for site, names in failed.items() if names]
+        if words:
+            count = sum(map(len, failed.values()))
+            found.append(f"{count} predictive checks have p < 0.01 ({'; '.join(words)})")
+        return found
+
     def warnings(self) -> list[str]:
         """Remarkable findings, as sentences."""
         found = []
@@ -155,10 +172,8 @@ class Assessment:
             strong = [name for name, x in self.prior_pull.items() if abs(x) > NOTABLE]
             if strong:
                 found.append(f"the prior matters for {', '.join(strong)}: see .sensitivity.")
-        if self.scores is not None:
-            unlike = [site for site, p in self.scores["p"].to_dict().items() if p < 0.01 / len(self.scores)]
-            if len(unlike):
-                found.append(f"{', '.join(unlike)}: does not share the parameters of the other sites: see .scores.")
+        if self.unlike:
+            found.append(f"{', '.join(self.unlike)}: does not share the parameters of the other sites: see .scores.")
         return found
 
     def __repr__(self) -> str:

@@ -30,6 +30,9 @@ def report(
     from fedpdmc.study.description import modelled, ratios, released
 
     inside = run / "posterior.zarr"
+    if not inside.exists() and not (run / "zarr.json").exists():
+        remedy = "Give the folder of a run that has ended: what --out or --store named there."
+        raise InputError("run", f"{run}, which holds no posterior", remedy)
     post = fp.load(inside if inside.exists() else run)
     contract = None if study is None else read_study(study)
     if contract is not None and post.settings.get("contract", contract.digest.hex()) != contract.digest.hex():

@@ -84,9 +84,9 @@ def run(
     if happened():
         remains(f"Interrupted. This is the result so far. {resume}", finishes=True)
     print(post.summary())
-    if out is not None:
-        post.save(out)
-        say(f"Saved: {out} (read it with fedpdmc.load).")
+    if target := out or (store and store / "posterior.zarr"):
+        post.save(target)
+        say(f"Saved: {target} (read it with fedpdmc.load; `fedpdmc report {out or store}` makes a report).")
     else:
         say("The posterior was not saved. Give --out FOLDER to save it.")
     return 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from fedpdmc.console.compiler_progress import Compilations
 from fedpdmc.console.interrupts import check
-from fedpdmc.console.screens import View, clock, open_screen
+from fedpdmc.console.screens import View, clock, open_screen, say
 from fedpdmc.console.warnings import quiet_compiler
 
 # Weight of earlier ticks in the estimate of the speed, per tick.
@@ -137,7 +137,9 @@ class Showing:
         if self._rate > 0:
             facts.append(f"{self._rate:,.0f} events/s")
         facts.append(f"process time {tick.time - self._begin:.4g} of {until - self._begin:.4g}")
-        phase = "measuring the ESS" if there and self._phase == "sampling" else self._phase
+        # The first draws are made together with the burn-in, which ends at process time zero.
+        phase = "sampling" if self._phase == "burn-in" and tick.time > 0 else self._phase
+        phase = "measuring the ESS" if there and self._phase == "sampling" else phase
         return View(phase, min(share, 1.0), gone, None if left is None else left[0], facts, status)
 
     def facts(self) -> dict[str, Any]:
@@ -192,6 +194,12 @@ def showing(wanted: bool, status: Callable[[], str] | None = None) -> Iterator[S
             this.screen.finish(this.final_line())
     finally:
         _showing.reset(token)
+
+
+def show_prior(wanted: bool, lines: Sequence[str]) -> None:
+    """Print the prior of every parameter before the screen opens, so that it stays."""
+    if wanted and lines:
+        say("\n  ".join(["fedpdmc: prior", *lines]))
 
 
 def report(phase: str, number: int = 0, of: int = 0) -> None:

@@ -132,14 +132,14 @@ class PlainScreen(Screen):
         """Print the expected cost of a long phase."""
         if self._spoke or (seconds or 0.0) > FIRST_LINE:
             self._spoke = True
-            _say(f"fedpdmc: {text}")
+            say(f"fedpdmc: {text}")
 
     def finish(self, text: str) -> None:
         """Print the final line, if there were lines before."""
         self._over.set()
         self._thread.join()
         if self._spoke:
-            _say(f"fedpdmc: {text}")
+            say(f"fedpdmc: {text}")
 
     def _speak(self) -> None:
         silence = FIRST_LINE
@@ -147,12 +147,12 @@ class PlainScreen(Screen):
             view = self._view()
             share = "" if view.share is None else f" {100 * view.share:.0f} %"
             facts = "; ".join([*view.facts, *([view.status] if view.status else [])])
-            _say(f"fedpdmc: {view.phase}{share}, {times(view)}" + (f"; {facts}" if facts else ""))
+            say(f"fedpdmc: {view.phase}{share}, {times(view)}" + (f"; {facts}" if facts else ""))
             self._spoke, silence = True, min(2 * silence, LONGEST_SILENCE)
 
 
-def _say(line: str) -> None:
-    # A full disk below the log is no reason to end a run.
+def say(line: str) -> None:
+    """Print on standard error. A full disk below the log is no reason to end a run."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

@@ -38,7 +38,7 @@ class _Watched(TimeInterval):
 
 
 def not_finite_at(function: Callable, x: Any) -> str | None:
-    """The operation of ``function``, or of its gradient, that makes it not finite at a point; None if all is finite.
+    """The operation of ``function`` or its derivatives that makes them not finite at a point; None if all is finite.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def not_finite_at(function: Callable, x: Any) -> str | None:
     str or None
         Such as ``"'sqrt' at model.py:12 (likelihood)"``.
     """
-    for program in (function, jax.grad(function)):
+    for program in (function, jax.grad(function), jax.hessian(function)):
         closed = jax.make_jaxpr(program)(jnp.asarray(x))
         found = _culprit(closed.jaxpr, closed.consts, [jnp.asarray(x)])
         if found is not None:

@@ -56,7 +56,7 @@ class Mailbox:
         self._pending: PendingRequest | None = None
         self._inbox: queue.SimpleQueue | None = None
         self._cancel: Callable[[], object] = _nothing
-        self.since, self.round_trip, self._put = time.monotonic(), 0.0, 0.0
+        self.since, self.round_trip, self._put, self.joined = time.monotonic(), 0.0, 0.0, False
 
     @property
     def connected(self) -> bool:
@@ -87,7 +87,7 @@ class Mailbox:
             if self._inbox is not None:
                 self._inbox.put(None)
             inbox = self._inbox = queue.SimpleQueue()
-            self.since = time.monotonic()
+            self.since, self.joined = time.monotonic(), True
             if self._pending is not None:
                 inbox.put(self._pending)
         cancel_previous()

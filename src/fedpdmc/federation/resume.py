@@ -34,6 +34,7 @@ from fedpdmc.sampling.laplace_reference import search_laplace
 from fedpdmc.sampling.one_shot import exact_cost, exact_words, private_laplace
 from fedpdmc.sampling.run_state_arrays import pack_position, pack_reference, unpack_position, unpack_reference
 from fedpdmc.sampling.vb_reference import reference_at, search_vb
+from fedpdmc.study.description import prior_lines
 from fedpdmc.whitening import VB, Reference
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ class RunRecorder:
         """Which study and run this is."""
         study = self.connection.study
         known = {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
-        return known | {"influence": self.weights, "doubts": doubts(self.weights), "information": self.information}
+        known |= {"prior": prior_lines(study), "information": self.information}
+        return known | {"influence": self.weights, "doubts": doubts(self.weights)}
 
 
 def sample_study(

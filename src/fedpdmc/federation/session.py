@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpdmc.console.interrupts import Interrupted
-from fedpdmc.console.progress import report, showing
+from fedpdmc.console.progress import report, show_prior, showing
 from fedpdmc.errors import InputError
 from fedpdmc.federation.checkpoint import Checkpoint
 from fedpdmc.federation.codecs import RUN_BYTES
@@ -103,11 +103,13 @@ class Connection(StudyConnection):
     def sample(self, *, ess: float | None, duration: float | None, keep: str, progress: bool) -> Posterior:
         """Sample the study's posterior, from the start or from the stored state."""
         from fedpdmc.federation.resume import sample_study
+        from fedpdmc.study.description import prior_lines
 
         if self._sampled and self.checkpoint is not None:
             # An earlier call was interrupted.
             self.saved = self.checkpoint.read()
         self._sampled = True
+        show_prior(progress, prior_lines(self.study))
         with showing(progress, self.transport.status) as this:
             if self.shown_to is not None:
                 self.shown_to(this)

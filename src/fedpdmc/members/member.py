@@ -85,6 +85,9 @@ class DescribedSites(Sequence):
     ----------
     prior
         The prior that `fedpdmc.sample` uses if it is given no other.
+    prior_lines : sequence of str
+        The same in words, for every parameter.
     """
 
     prior: Any = None
+    prior_lines: Sequence[str] = ()

@@ -213,16 +213,23 @@ def logistic(X: Any, y: Any) -> Potential:
 
 
 @double_precision
-def poisson(X: Any, y: Any, offset: Any = None) -> Potential:
-    """Poisson regression ``y_i ~ Poisson(e^{ξ_i·x + offset_i})``."""
+def poisson(X: Any, y: Any, offset: Any = None, exposure: Any = None) -> Potential:
+    """Poisson regression ``y_i ~ Poisson(exposure_i e^{ξ_i·x + offset_i})``: exposures are times at risk, and logged."""
     design, response = _design(X, y, "poisson")
-    if offset is not None:
-        offset = finite_array("poisson(offset)", offset, 1, "(n,)")
-        if offset.shape != response.shape:
+    added = None
+    for name, given in (("offset", offset), ("exposure", exposure)):
+        if given is None:
+            continue
+        values = finite_array(f"poisson({name})", given, 1, "(n,)")
+        if values.shape != response.shape:
             raise InputError(
-                "poisson(offset)", f"shape {offset.shape}", f"Give one for each record: shape {response.shape}."
+                f"poisson({name})", f"shape {values.shape}", f"Give one for each record: shape {response.shape}."
             )
-    return _predictor(design, _counts("poisson(y)", response), Poisson(), offset)
+        if name == "exposure" and not (values > 0).all():
+            where = int(np.argmin(values))
+            raise InputError("poisson(exposure)", f"{values[where]} at index {where}", "Give positive numbers.")
+        added = (0.0 if added is None else added) + (values if name == "offset" else np.log(values))
+    return _predictor(design, _counts("poisson(y)", response), Poisson(), added)
 
 
 @double_precision

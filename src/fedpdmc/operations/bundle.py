@@ -178,7 +178,10 @@ class Joining:
         ledger: Path | None = None,
     ):
         self.bundle, self.name, self.query, self.folder = bundle, name, query, Path(folder).absolute()
-        self.source = source if is_database(source) else Path(source).absolute()
+        # Absolute paths: the unit runs in the study's folder.
+        path = str(source).removeprefix("sqlite:")
+        address = source if path == str(source) else f"sqlite:{Path(path).absolute()}"
+        self.source = address if is_database(source) else Path(source).absolute()
         self.study, self.key = bundle.study, ""
         self.ledger = (ledger or default_path()).absolute()
         if name not in self.study.sites:

@@ -392,7 +392,10 @@ class Posterior:
         """
         from fedpdmc.results.report.report_page import write_report
 
-        told = {} if sites is None else {"about": sites.lines(), "released": sites.released(), "ratios": sites.ratios()}
+        told: dict[str, Any] = {}
+        if sites is not None:
+            told = {"about": sites.lines(), "released": sites.released(), "ratios": sites.ratios()}
+            told["dropped"] = sites.dropped()
         return write_report(self, path, title=title, question=question, assessment=assessment, **told)
 
     def plot_forest(self, **options: Any):

@@ -179,6 +179,8 @@ def _notes(post: Posterior) -> list[str]:
         lines.append(
             f"Laplace reference and a burn-in of {post.settings['burn_in']:.3g}: {post.settings['reference_why']}. {NEARER}"
         )
+    prior = post.settings.get("prior")
+    lines += [f"prior of the parameters that were sampled: {'; '.join(prior)}"] if prior else []
     lines += [bounds_line(post), *post.settings.get("doubts", ())]
     return [*lines, *information_lines(post), *privacy_lines(post.privacy)]
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedpdmc._jax.garbage_collection import Uncollected
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.console.interrupts import deferred
-from fedpdmc.console.progress import showing
+from fedpdmc.console.progress import show_prior, showing
 from fedpdmc.dynamics import Dynamics
 from fedpdmc.errors import InputError
 from fedpdmc.members.member import DescribedSites
@@ -138,8 +138,9 @@ def sample(
     ConvergenceWarning
         The run has not converged: the message and `Posterior.verdict` say why and what to do.
     """
+    prior_lines: list[str] = []
     if prior is None and isinstance(sites, DescribedSites):
-        prior = sites.prior
+        prior, prior_lines = sites.prior, list(sites.prior_lines)
     if method not in (None, "exact", PRIVATE_LAPLACE):
         raise InputError("method", repr(method), f"Give None, 'exact' or {PRIVATE_LAPLACE!r}.")
     if method == PRIVATE_LAPLACE or (method is None and dynamics is None and _budgeted(sites)):
@@ -164,10 +165,12 @@ def sample(
         chains=chains, duration=duration, ess=ess, burn_in=burn_in, init=init, seed=seed, bounds=bounds, keep=keep,
         names=names, constraints=constraints, bounce=bounce,
     )  # fmt: skip
+    show_prior(progress, prior_lines)
     with showing(progress):
         with Uncollected():
             chosen = suited(choose(wanted))
             sampler = Sampler(chosen, chosen.burn_in(burn_in, duration), keep)
+            sampler.prior_lines = prior_lines
         sampler.check_budget(0.0 if duration is None else float(duration))
         if sampler.burn_in_time > 0:
             sampler = sampler.burn_in(progress, duration, ess)

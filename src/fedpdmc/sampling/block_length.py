@@ -25,6 +25,7 @@ MOST_JOINED = 500.0
 # Limits of a run to an effective sample size: the number of blocks, and for the few-rounds method the number of times that
 # its length may exceed its first block.
 MOST_BLOCKS, MOST_LENGTH = 40, 50
+MOST_BLOCK = 50.0  # process time of a block in one process; in a run of more than `MOST_PIECES` of them a part of it
 # Chains wait for each other at the end of a block: few blocks, of many plans each.
 PLANS_PER_BLOCK, MOST_PIECES = 5000, 20
 # The least number of blocks if sites have private latents, which are recorded at the ends of blocks; and the least length.
@@ -74,9 +75,12 @@ def pieces(plans_per_time: float, length: float) -> int:
 
 
 def fewest(method: Method, length: float, before: float = 0.0) -> int:
-    """The least number of blocks: not too few if sites record private latents at their ends, given the time before."""
+    """The least number of blocks: not too few if sites record private latents at their ends, given the time before.
+
+    In one process Ctrl-C drops the unfinished block, so none is long. A run over a network goes on from its store.
+    """
     if not any(site.latents for site in method.own_sites):
-        return 1
+        return 1 if method.elsewhere else int(np.clip(np.ceil(length / MOST_BLOCK), 1, MOST_PIECES))
     return int(np.clip(length / max(LATENT_BLOCK, before / LATENT_BLOCKS), 1, LATENT_BLOCKS))
 
 
@@ -100,6 +104,11 @@ def first_block(method: Method, duration: float | None, ess: float | None) -> fl
     else:
         length = float(duration)
     return min(length, MOST_JOINED) if method.dynamics.turns else length
+
+
+def joined_block(method: Method, duration: float | None, ess: float | None) -> float:
+    """Process time that is run together with the burn-in."""
+    return min(first_block(method, duration, ess), MOST_JOINED if method.elsewhere else MOST_BLOCK)
 
 
 def ess_to_reach(method: Method, ess: float | None) -> float:

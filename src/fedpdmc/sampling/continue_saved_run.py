@@ -101,6 +101,7 @@ class SavedRun:
         sampler.engine.set_latents(latents_at(method.own_sites, sampler.engine.time, method.chains))
         rounds, plans, segments = facts["given_up"]
         sampler.given_up = GivenUp(rounds, plans, segments, arrays["given_up_passes"])
+        sampler.prior_lines = post.settings.get("prior", [])
         sampler.store, sampler.origin = post.store.copy(), post.origin
         sampler.engine.federation.continue_accounts(before)
         return sampler

@@ -67,6 +67,8 @@ class Sampler:
     def __init__(self, method: Method, burn_in: float, keep: str, watch: Watch | None = None):
         self.method, self.keep, self.watch = method, keep, watch
         self.burn_in_time = burn_in
+        # The prior of every parameter in words, where it is known.
+        self.prior_lines: list[str] = []
         self.goal: Goal | None = None
         # The cost of an abandoned burn-in before this run, and of this run's burn-in.
         self.given_up = self._cost = GivenUp.nothing(len(method.sites))
@@ -131,9 +133,9 @@ class Sampler:
             self.distance.deciding = self._may_switch
         try:
             with self._display(progress, "burn-in") as display:
-                first = block_length.first_block(self.method, duration, ess) if joined else 0.0
-                whole = first + self.burn_in_time
-                self._set_goal(first, block_length.fewest(self.method, whole) if joined else 1)
+                first = block_length.joined_block(self.method, duration, ess) if joined else 0.0
+                latents = joined and any(site.latents for site in self.method.own_sites)
+                self._set_goal(first, block_length.fewest(self.method, first + self.burn_in_time) if latents else 1)
                 self._reach_goal(display)
             if self.distance is not None and (self.distance.deciding or self.method.elsewhere):
                 self.distance.judge_burn_in(float(np.mean(self.burn_in_events)), self.burn_in_time)
@@ -157,7 +159,7 @@ class Sampler:
             self.method = self.method.replace(open_dynamics=False)
             return self
         better = Sampler(method, max(self.burn_in_time, method.burn_in(None, None)), self.keep, self.watch)
-        better.given_up = self._cost
+        better.given_up, better.prior_lines = self._cost, self.prior_lines
         return better
 
     @property
@@ -396,5 +398,5 @@ class Sampler:
         if self._proofs is None:
             names = [site.name for site in self.method.sites]
             self._proofs = certificate(names, self.engine.federation.clocks)
-        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs}
-        return ({} if self.watch is None else self.watch.facts()) | describe(self.method, self.engine) | own
+        own = {"burn_in": self.burn_in_time, "keep": self.keep, "certificate": self._proofs, "prior": self.prior_lines}
+        return describe(self.method, self.engine) | own | ({} if self.watch is None else self.watch.facts())

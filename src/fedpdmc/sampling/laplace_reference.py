@@ -11,7 +11,8 @@ import numpy as np
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.bent_coordinates import Bend
 from fedpdmc.console.progress import report
-from fedpdmc.errors import FedPDMCError, ImproperPosterior, InputError, NotFinite
+from fedpdmc.enclosures import not_finite_at
+from fedpdmc.errors import GUARD, FedPDMCError, ImproperPosterior, InputError, NotFinite
 from fedpdmc.members.member import Member
 from fedpdmc.members.site import Site, own_part
 from fedpdmc.models.variables import coordinate_names
@@ -120,13 +121,15 @@ class Search(NamedTuple):
         """The mode up to ``tolerance`` standard deviations, from derivatives that are checked on the way."""
         first = self.ask(self.start)
         if not (np.isfinite(first.value) and np.all(np.isfinite(first.hessian))):
-            raise NotFinite(
-                "laplace",
-                0,
-                f"laplace: the sites' likelihood is not finite at the starting point {self.start[:4]} (the prior's mean, or "
-                "zero). Check offsets and covariates for values that overflow, or centre the prior where the likelihood is "
-                "finite.",
-            )
+            what = "second derivative" if np.isfinite(first.value) else "value"
+            remedy = "Check offsets and covariates for values that overflow, or centre the prior where it is finite."
+            for site in self.sites:
+                own = self.start if site.coordinates is None else self.start[site.coordinates]
+                if isinstance(site, Site) and site.model and (where := not_finite_at(site.bare_potential.value, own)):
+                    what, remedy = f"{what} at site {site.name!r} ({where})", GUARD
+                    break
+            found = f"the {what} of the likelihood is not finite at the starting point {self.start[:4]}"
+            raise NotFinite("laplace", 0, f"laplace: {found} (the prior's mean, or zero). {remedy}")
         try:
             here, step, rounds = find_mode(self.ask, first, tolerance, self.flat, reach, self.names)
         except FedPDMCError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedpdmc.models.mixture_prior import MOST_DF
 from fedpdmc.privacy.schedule import PRIVATE_LAPLACE
 from fedpdmc.study.column import Column
 from fedpdmc.study.contract_model import FILE, read_model
+from fedpdmc.study.formula import columns_of
 from fedpdmc.study.mixed_formula import SITE, Effects, is_mixed, parse_mixed
 from fedpdmc.study.strict_toml import Table
 from fedpdmc.validation import one_script
@@ -23,6 +25,8 @@ from fedpdmc.validation import one_script
 # Families of a linear predictor with bounds of their own; all others are models of one record.
 PREDICTOR_FAMILIES = ("linear", "logistic", "poisson", "student_t")
 FAMILIES = (*PREDICTOR_FAMILIES, *RECORD_FAMILIES)
+# In a formula, names other than letters, digits, dots and underscores are in backticks.
+COLUMN_NAME = re.compile(r"(?=.{1,64}$)[^\W\d]([^:;,|~`+\"'\\\[\]]*[^\s:;,|~`+\"'\\\[\]])?")
 VALUES = ("number", "count", "level")
 TYPES = (*VALUES, "key")
 QUARTER_TURNS = "quarter-turns"
@@ -39,8 +43,9 @@ def read_columns(table: Table) -> dict[str, Column]:
     """The declared columns."""
     columns = {}
     for name in table.keys():
-        if not name.isidentifier() or not one_script(name):
-            raise InputError(f"{table.where}: {name}", repr(name), "Use letters of one script, digits and underscores.")
+        if not COLUMN_NAME.fullmatch(name) or not name.isprintable() or not one_script(name):
+            remedy = "Use letters of one script, digits, and at most 64 characters without : ; , | ~ ` [ ] + or quotes."
+            raise InputError(f"{table.where}: {name}", repr(name), remedy)
         one = table.table(name)
         kind = one.text("type", among=TYPES)
         if kind == "key":
@@ -79,20 +84,34 @@ def read_likelihood(
         table.number("scale", None)
     if family == "student_t":
         options["df"] = table.number("df", least=1e-3)
+    formula = table.text("formula")
     if family == "poisson":
-        options |= _offset(table, columns)
-    formula, units = table.text("formula"), table.text("units", "declared", among=("declared", "original"))
+        options |= _offset(table, columns, formula)
+    units = table.text("units", "declared", among=("declared", "original"))
     table.done()
     return {"family": family, "options": options, "formula": formula, "units": units}
 
 
-def _offset(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
-    offset = table.text("offset", None)
-    if offset is None:
-        return {}
-    if offset not in columns or columns[offset].type in ("level", "key"):
-        raise InputError(f"{table.where}: offset", repr(offset), "Name a declared column of numbers.")
-    return {"offset": offset}
+def _offset(table: Table, columns: dict[str, Column], formula: str) -> dict[str, Any]:
+    """The column that is added to the linear predictor: an offset as it is, an exposure as its logarithm."""
+    given = {key: name for key in ("offset", "exposure") if (name := table.text(key, None)) is not None}
+    if len(given) == 2:
+        raise table.invalid("offset", "Give an offset or an exposure, not both.")
+    for key, name in given.items():
+        column, logged = columns.get(name), key == "exposure"
+        if column is None or column.type in ("level", "key"):
+            raise table.invalid(key, "Name a declared column of numbers.")
+        if logged and not (column.bounds[0] > 0 and column.center == 0 and column.scale == 1 and not column.log):
+            raise table.invalid(key, "An exposure has a positive least bound, and neither center, scale nor log.")
+        if logged and name in columns_of(formula)[1]:
+            raise table.invalid(
+                key, f"{name!r} is a term of the formula too: add a copy of the column for one of them."
+            )
+        if column.log and not logged:
+            remedy = f"write exposure = {name!r} and remove log = true from the column"
+            raise table.invalid(key, f"An offset is on the scale of the linear predictor. For a time at risk {remedy}.")
+        columns[name] = dataclasses.replace(column, log=logged)
+    return {"offset": next(iter(given.values()))} if given else {}
 
 
 def of_record(family: Any, options: Any) -> bool:
@@ -110,7 +129,7 @@ def _mixed(
     if FILE in table.values or of_record(table.values.get("family"), table.values):
         found |= {"family": table.values.get("family", FILE), "model": read_model(table, columns, sites, file, parsed)}
     else:
-        found |= _predictor_with_effects(table, columns)
+        found |= _predictor_with_effects(table, columns, parsed.fixed)
     groups = columns.get(parsed.groups)
     if groups is None and parsed.groups != SITE or groups is not None and groups.type != "key":
         raise table.invalid(
@@ -123,14 +142,14 @@ def _mixed(
     return found
 
 
-def _predictor_with_effects(table: Table, columns: dict[str, Column]) -> dict[str, Any]:
+def _predictor_with_effects(table: Table, columns: dict[str, Column], fixed: str) -> dict[str, Any]:
     """A family with bounds of its own."""
     family = table.text("family", among=tuple(dict.fromkeys((*GROUPED_FAMILIES, *RECORD_FAMILIES))))
     options: dict[str, Any] = {}
     for name in {"student_t": ("scale", "df"), "negative_binomial": ("size",)}.get(family, ()):
         options[name] = table.number(name, least=1e-300)
     if family in ("poisson", "negative_binomial"):
-        options |= _offset(table, columns)
+        options |= _offset(table, columns, fixed)
     units = table.text("units", "declared", among=("declared", "original"))
     table.done()
     return {"family": family, "options": options, "units": units}

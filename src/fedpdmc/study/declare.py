@@ -65,6 +65,20 @@ def ordered_levels(table: Any, name: str) -> tuple[str, ...] | None:
     return None
 
 
+def check_order(name: str, table: Any, seen: pl.Series) -> None:
+    """Refuse text as an ordered response, unless it is an ordered categorical: the alphabet is not its order."""
+    column = as_frame(table)[name].to_native()
+    categorical = isinstance(column, pd.Series) and isinstance(column.dtype, pd.CategoricalDtype)
+    known = categorical and column.cat.ordered or isinstance(column, pl.Series) and isinstance(column.dtype, pl.Enum)
+    found = seen.drop_nulls().unique().sort().to_list()
+    if known or (seen.dtype != pl.String and not categorical) or found == ["false", "true"]:
+        return
+    some = f"text without an order ({', '.join(map(repr, found[:3]))}{', ...' if len(found) > 3 else ''})"
+    given = f'Give its levels from the lowest to the highest: columns={{"{name}": {{"levels": [...]}}}}; or an ordered '
+    remedy = f"{given}categorical (pandas: ordered=True; polars: Enum)."
+    raise InputError(f"column {name!r}", f"{some} as the response of an ordered family", remedy)
+
+
 def declare(
     name: str,
     values: pl.Series,
@@ -111,6 +125,8 @@ def declare(
         found = f"values from {numbers.min():g} to {numbers.max():g}"
         raise InputError(f"column {name!r}", found, f"Give values above 0 and below {INSIDE[role]:g}.")
     bounds = told.get("bounds") or _bounds(numbers, kind, log or role in INSIDE, INSIDE.get(role, np.inf))
+    if len(bounds) != 2 or not bounds[0] < bounds[1]:
+        raise InputError(f"columns[{name!r}]: bounds", repr(bounds), "Give [least, most].")
     used = np.log(numbers) if log else numbers
     center, scale = (0.0, 1.0) if kind == "count" and role == "count" or not standardize else _standard(used)
     return Column(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedpdmc.study.default_prior import ORDERED
+from fedpdmc.study.prior_names import Prior
 from fedpdmc.study.units import INTERCEPT, OriginalUnits
 
 if TYPE_CHECKING:
@@ -19,23 +21,27 @@ DERIVATIVES = {
     "summed": ["derivatives summed over the sites"],
     "own": ["each site's derivatives"],
 }
+DEFAULT = "weakly informative (all terms together explain about half of the variation), "
 # What coefficients are logarithms of.
 LOG_SCALES = {"logistic": "odds", "poisson": "rates", "negative_binomial": "rates"}
 
 
-def modelled(study: Study, prior: str | None = None) -> list[str]:
+def modelled(study: Study, prior: Prior | None = None) -> list[str]:
     """Family and formula, parameters, prior, and how columns enter."""
     found = [
         f"{study.family} regression, {study.formula}"
         if study.model is None
         else _of_records(study.model, study.formula),
         f"parameters: {', '.join(study.names)}",
-        f"prior: {_prior(study) if prior is None else prior}",
+        f"prior: {DEFAULT if prior is not None and prior.default else ''}{'; '.join(prior_lines(study, prior))}",
     ]
     scaled = [words for column in study.columns.values() if (words := scaling(column))]
     if scaled:
         undone = "; results are per original unit" if isinstance(study.naming, OriginalUnits) else ""
         found.append(f"the model takes {', '.join(scaled)}{undone}")
+    if study.family in ORDERED:
+        response = study.columns[study.design.response_name]
+        found.append(f"the levels of {response.name} in their order: {' < '.join(response.levels)}")
     if study.model is not None:
         return found
     response = study.columns[study.design.response_name]
@@ -66,11 +72,17 @@ def ratios(study: Study) -> dict[str, list[str]]:
     return {LOG_SCALES[study.family]: [name for name in study.design.names if name != INTERCEPT]}
 
 
-def spread_words(study: Study) -> str:
-    """The prior of the spreads of effects, to follow that of the coefficients."""
-    if study.effects is None:
-        return ""
-    return f"; of each spread {study.effects.spread} with scale {study.effects.spread_scale:g}"
+def prior_lines(study: Study, prior: Prior | None = None) -> list[str]:
+    """The law of every parameter that is sampled; ``prior`` is that of the coefficients if no contract can say it."""
+    found = (Prior.of(study) if prior is None else prior).lines()
+    if (effects := study.effects) is None or study.prior_scale is None:
+        return found
+    spreads = ["sigma"] if study.unknown_scale else []
+    spreads += ["sd"] if effects.formula.slope is None else ["sd[0]", "sd[1]"]
+    found.append(f"{', '.join(spreads)} ~ {effects.spread}({effects.spread_scale:.3g})")
+    if effects.formula.slope is not None:
+        found.append(f"atanh_correlation ~ normal(0, {effects.correlation_scale:.3g})")
+    return found
 
 
 def as_html(study: Study) -> str:
@@ -89,17 +101,3 @@ def scaling(column: Column) -> str:
     name = f"log({column.name})" if column.log else column.name
     moved = f"({name} {'−' if column.center > 0 else '+'} {abs(column.center):g})" if column.center else name
     return moved if column.scale == 1 else f"{moved}/{column.scale:g}"
-
-
-def _prior(study: Study) -> str:
-    if study.prior_scale is None:
-        return "flat"
-    scale = study.prior_scale if isinstance(study.prior_scale, tuple) else (study.prior_scale,)
-    found = f"normal, with standard deviations {', '.join(f'{x:g}' for x in scale)}"
-    if study.prior_df:
-        told = ", ".join(f"{name} ({df} degrees of freedom)" for name, df in study.prior_df.items())
-        found += f"; Student-t with these scales: {told}"
-    if study.prior_horseshoe:
-        shrunk = ", ".join(study.prior_horseshoe)
-        found += f"; horseshoe of global scale {study.prior_global_scale:g} with these slabs: {shrunk}"
-    return found + spread_words(study)

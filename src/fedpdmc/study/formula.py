@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from formulaic import Formula
 from formulaic.parser.types import Factor
 
 from fedpdmc.errors import InputError
-from fedpdmc.study.formula_syntax import WHERE, check_size
+from fedpdmc.study.formula_syntax import SUCH_AS, WHERE, check_size
 
 if TYPE_CHECKING:
     from fedpdmc.study.column import Column
@@ -40,7 +41,7 @@ class Design:
             left, right = list(parsed.lhs), list(parsed.rhs)
         except Exception as error:
             # The parser was not made for untrusted input: whatever it raises, the formula is not valid.
-            raise InputError(WHERE, repr(formula), "Give a formula such as 'outcome ~ treatment + age'.") from error
+            raise InputError(WHERE, repr(formula), SUCH_AS) from error
         self.used = {factor.expr for term in [*left, *right] for factor in term.factors if _is_column(factor, columns)}
         if len(left) != 1 or len(left[0].factors) != 1 or str(left[0]) not in columns:
             raise InputError(WHERE, repr(formula), "Give one declared column, the response, left of '~'.")
@@ -69,19 +70,13 @@ class Design:
                     out[list(index)] *= max(abs(x) for x in column.range)
         return out[self._kept]
 
-    @property
-    def spread(self) -> np.ndarray:
-        """Approximate standard deviation of each column of the design: 1 for a number in model units, ½ for a level."""
-        out = np.ones(len(self.names))
+    def products(self, values: Mapping[str, float]) -> np.ndarray:
+        """For each column of the design, the product of the values of its factors; 1 for the intercept."""
+        out = np.ones(len(self._spec.column_names))
         for term, index in self._spec.term_indices.items():
             for factor in term.factors:
-                column = self.columns.get(factor.expr)
-                if column is not None and column.type == "level":
-                    out[list(index)] *= 0.5
-                elif column is not None and (not column.center and column.scale == 1):
-                    low, high = column.range
-                    out[list(index)] *= 0.5 if (low, high) == (0, 1) else (high - low) / 4
-        return out
+                out[list(index)] *= values.get(factor.expr, 1.0)
+        return out[self._kept]
 
     def _template(self) -> pd.DataFrame:
         most = max([len(column.levels) for column in self.columns.values()] + [2])
@@ -126,7 +121,8 @@ class Design:
         if not good:
             count = "a count, neither centred nor scaled"
             need = {"logistic": "a level of two", "poisson": count, "negative_binomial": count}.get(family, "a number")
-            raise InputError(f"study.toml: columns: {column.name}", column.type, f"The response of {family} is {need}.")
+            found = f"{len(column.levels)} levels" if column.type == "level" else column.type
+            raise InputError(f"study.toml: columns: {column.name}", found, f"The response of {family} is {need}.")
 
 
 def columns_of(formula: str) -> tuple[str, list[str]]:
@@ -136,7 +132,7 @@ def columns_of(formula: str) -> tuple[str, list[str]]:
         parsed: Any = Formula(formula)  # pyright: ignore[reportAbstractUsage]
         left, right = list(parsed.lhs), list(parsed.rhs)
     except Exception as error:
-        raise InputError("formula", repr(formula), "Give a formula such as 'outcome ~ treatment + age'.") from error
+        raise InputError("formula", repr(formula), SUCH_AS) from error
     found = [factor.expr for term in right for factor in term.factors if factor.eval_method is Factor.EvalMethod.LOOKUP]
     if len(left) != 1 or len(left[0].factors) != 1:
         raise InputError("formula", repr(formula), "Give one column, the response, left of '~'.")

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from fedpdmc.errors import InputError
 
 WHERE = "study.toml: model: formula"
+SUCH_AS = "Give a formula such as 'outcome ~ treatment + age', with names that have spaces in backticks."
 MOST_CHARACTERS, MOST_COLUMNS, MOST_POWER = 2000, 2048, 8
-TOKEN = re.compile(r"\s*(\*\*|%in%|[\w.]+|[-+*:/^()~])")
+TOKEN = re.compile(r"\s*(\*\*|%in%|`[^`]+`|[\w.]+|[-+*:/^()~])")
 # Precedence of operators; '**' and '^' bind most tightly.
 BINDING = {"~": 0, "+": 2, "-": 2, "*": 3, "/": 3, ":": 4, "%in%": 4, "**": 5, "^": 5}
 
@@ -49,7 +50,7 @@ def check_size(formula: str, widths: Mapping[str, int]) -> None:
             operators.append(token)
         else:
             power = previous in ("**", "^")
-            operands.append(_power(token, formula) if power else widths.get(token, 1))
+            operands.append(_power(token, formula) if power else widths.get(token.strip("`"), 1))
         previous = token
     while operators:
         if operators[-1] == "(":
@@ -66,8 +67,8 @@ def _tokens(formula: str) -> list[str]:
             raise InputError(
                 WHERE,
                 repr(text[max(at - 20, 0) : at + 40]),
-                "Functions are not evaluated: name columns only, joined by + - * : / ** and parentheses, and set center, "
-                "scale or log where a column is declared.",
+                "Functions are not evaluated: name columns only (in backticks if they have spaces or signs), joined by + - "
+                "* : / ** and parentheses, and set center, scale or log where a column is declared.",
             )
         found.append(match[1])
         at = match.end()
@@ -97,4 +98,4 @@ def _apply(operator: str, operands: list[int], formula: str) -> None:
 
 
 def _no_formula(formula: str) -> InputError:
-    return InputError(WHERE, repr(formula[:80]), "Give a formula such as 'outcome ~ treatment + age'.")
+    return InputError(WHERE, repr(formula[:80]), SUCH_AS)

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedpdmc.errors import InputError
 
-TERM = re.compile(r"\(\s*([^()|]*?)\s*\|\s*(\w+)\s*\)")
-NAME = re.compile(r"\w+")
+TERM = re.compile(r"\(\s*([^()|]*?)\s*\|\s*(`[^`]+`|[\w.]+)\s*\)")
+NAME = re.compile(r"`[^`]+`|[\w.]+")
 SUCH_AS = "Give one term such as (1 | ward) or (1 + dose | ward)."
 # In place of a column: the site itself is the group.
 SITE = "site"
@@ -97,7 +97,7 @@ def parse_mixed(formula: str, where: str = "formula") -> MixedFormula:
     left, right = formula.split("~", 1)
     terms = [term.strip() for term in TERM.sub("", right).split("+")]
     right = " + ".join(term for term in terms if term) or "1"
-    return MixedFormula(f"{left.strip()} ~ {right}", slopes[0] if slopes else None, groups)
+    return MixedFormula(f"{left.strip()} ~ {right}", slopes[0].strip("`") if slopes else None, groups.strip("`"))
 
 
 def by_site(formula: str) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from fedpdmc.console.warnings import warn
 from fedpdmc.errors import InputError
 from fedpdmc.models.mixture_prior import MOST_DF, mixture_prior
-from fedpdmc.study.column import Column
-from fedpdmc.study.contract import LOG_SIGMA, Study
+from fedpdmc.study.contract import Study
+from fedpdmc.study.default_prior import Scales, default_prior, term_of
 from fedpdmc.study.formula import Design
 from fedpdmc.study.units import INTERCEPT
 
@@ -24,16 +25,6 @@ GIVE = (
 )
 # Slab of a horseshoe, for coefficients of scaled columns.
 SLAB = 2.5
-# Standard deviation of the linear predictor under the default prior: the error's own, so that R² is about a half. On the
-# latent scale of a logistic regression that is π/√3; a Poisson rate varies by a factor of e.
-LATENT_SD = float(np.pi / np.sqrt(3))
-PREDICTOR_SD = {"poisson": 1.0} | dict.fromkeys(
-    ("logistic", "ordered_logit", "multinomial_logit", "beta", "beta_binomial"), LATENT_SD
-)
-# The intercept is at average covariates; others are log σ of a standardised response, a log shape, and the like.
-INTERCEPT_SD, AUXILIARY_SD = 5.0, 2.0
-# Maximum number of parameters whose scales in the default prior are listed one by one.
-MOST_SCALES = 12
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,31 @@ class Prior:
     mean: np.ndarray
     scale: np.ndarray
     df: np.ndarray
-    words: str
+    default: bool = False
     horseshoe: tuple[int, ...] = ()
     global_scale: float = 1.0
+
+    @classmethod
+    def of(cls, study: Study) -> Prior:
+        """The prior of a contract, without that of the spreads of effects."""
+        names = study.normal_names
+        wide = np.inf if study.prior_scale is None else study.prior_scale
+        mean, scale = (np.broadcast_to(np.asarray(x, float), (len(names),)) for x in (study.prior_mean, wide))
+        df = np.asarray([study.prior_df.get(name, np.inf) for name in names])
+        shrunk = tuple(names.index(name) for name in study.prior_horseshoe)
+        return cls(names, mean, scale, df, False, shrunk, study.prior_global_scale)
+
+    def lines(self) -> list[str]:
+        """The law of every parameter as a text, equal ones together."""
+        laws: dict[str, list[str]] = {}
+        for i, name in enumerate(self.names):
+            place = f"{self.mean[i]:.3g}, {self.scale[i]:.3g}"
+            law = f"normal({place})" if np.isinf(self.df[i]) else f"student_t({self.df[i]:g}, {place})"
+            law = "flat" if np.isinf(self.scale[i]) else law
+            if i in self.horseshoe:
+                law = f"horseshoe({self.global_scale:g}, {self.scale[i]:.3g})"
+            laws.setdefault(law, []).append(name)
+        return [f"{', '.join(names)} ~ {law}" for law, names in laws.items()]
 
     @property
     def in_contracts(self) -> bool:
@@ -89,24 +102,12 @@ class Prior:
 
 
 def prior_by_name(
-    told: str | Mapping[str, str] | None,
-    names: tuple[str, ...],
-    design: Design,
-    columns: Mapping[str, Column],
-    family: str,
+    told: str | Mapping[str, str] | None, names: tuple[str, ...], design: Design, scales: Scales
 ) -> Prior:
-    """The prior that was named, or the default.
-
-    The default is normal. All coefficients but the intercept share the variance ``τ²`` of the linear predictor: ``τ²/p``
-    for each of p terms in units of its column's standard deviation (1 for a standardised column, ½ for a level), with τ the
-    standard deviation of the error. The prior's R² is about one half whatever p is.
-    """
-    mean, scale, df = _default(names, design, columns, family)
-    if told is None:
-        usual = "weakly informative (all terms together explain about half of the variation)"
-        return Prior(names, mean, scale, df, f"{usual}, normal with {_scales(names, scale)}")
-    if isinstance(told, str):
-        told = {OTHERS: told}
+    """The prior that was named, or `default_prior`."""
+    mean, scale = default_prior(names, design, scales)
+    df, open_names = np.full(len(names), np.inf), list(names)
+    told = {} if told is None else {OTHERS: told} if isinstance(told, str) else told
     stray = sorted(set(told) - {*names, OTHERS})
     if stray:
         raise InputError("prior", f"a prior of {stray[0]!r}", f"The parameters are {', '.join(names)}; or {OTHERS!r}.")
@@ -114,54 +115,25 @@ def prior_by_name(
     for i, name in enumerate(names):
         words = told.get(name, told.get(OTHERS))
         # If given for all, it is the prior of the coefficients only, not of other parameters such as log σ.
-        if words is None or (name not in told and _term(name, design) is None):
+        if words is None or (name not in told and term_of(name, design) is None):
             continue
         mean_i, scale_i, df_i, global_scale = _parsed(name, words)
         if global_scale is not None:
-            if name not in told and design.names[_term(name, design) or 0] == INTERCEPT:
+            if name not in told and design.names[term_of(name, design) or 0] == INTERCEPT:
                 # The intercept, the predictor at average covariates, has no value to shrink to.
                 continue
             shrunk[i] = global_scale
         mean[i], scale[i], df[i] = mean_i, scale_i, df_i
+        open_names.remove(name)
     if len(set(shrunk.values())) > 1:
         raise InputError("prior", "horseshoes of different global scales", "Give one: its members share it.")
-    said = ", ".join(f"{name}: {words}" for name, words in told.items())
-    return Prior(names, mean, scale, df, said, tuple(shrunk), next(iter(shrunk.values()), 1.0))
-
-
-def _scales(names: tuple[str, ...], scale: np.ndarray) -> str:
-    """The standard deviations as a text, as they enter the model."""
-    if len(names) > MOST_SCALES:
-        return f"standard deviations from {scale.min():.3g} to {scale.max():.3g}"
-    return f"standard deviations {', '.join(f'{x:.3g} ({name})' for name, x in zip(names, scale, strict=True))}"
-
-
-def _default(names: tuple[str, ...], design: Design, columns: Mapping[str, Column], family: str):
-    spread = PREDICTOR_SD.get(family, 1.0)
-    if family in ("linear", "student_t") and LOG_SIGMA not in names:
-        # The response has its own units: a fifth of the range that is allowed.
-        low, high = columns[design.response_name].range
-        spread = (high - low) / 5
-    terms = max(sum(name != INTERCEPT for name in design.names), 1)
-    own = spread / np.sqrt(terms) / design.spread
-    scale = np.full(len(names), AUXILIARY_SD)
-    for i, name in enumerate(names):
-        term = _term(name, design)
-        if term is not None:
-            scale[i] = INTERCEPT_SD * spread if design.names[term] == INTERCEPT else own[term]
-    return np.zeros(len(scale)), scale, np.full(len(scale), np.inf)
-
-
-def _term(name: str, design: Design) -> int | None:
-    """Which term of the formula a parameter is the coefficient of; families of several predictors name them ``B: age``."""
-    for i, term in enumerate(design.names):
-        if (
-            name == term
-            or name.endswith((f" {term}", f".{term}", f"[{term}]", f":{term}"))
-            and name not in design.names
-        ):
-            return i
-    return None
+    if open_names and not scales.known:
+        warn(
+            f"prior: nothing states the scale of {', '.join(open_names)} in a model of your own, so their standard "
+            "deviations are a guess (print(sites) shows them). Give each one, in the units of your function: "
+            f'prior={{"{open_names[0]}": "normal(mean, sd)", ...}}.'
+        )
+    return Prior(names, mean, scale, df, not told, tuple(shrunk), next(iter(shrunk.values()), 1.0))
 
 
 def _parsed(name: str, words: str) -> tuple[float, float, float, float | None]:

@@ -25,7 +25,7 @@ logger = logging.getLogger("fedpdmc.site")
 MOST_SHOWN, WIDTH = 20, 40
 # Texts for a missing value, unless the contract declares them as levels.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
-IMPUTE = "Remove or impute the record, or agree on missing = 'drop' in the contract."
+IMPUTE = "Remove or impute the record, or leave out such records: missing='drop', also as a key of a contract."
 
 
 class Origin(NamedTuple):
@@ -164,7 +164,8 @@ def checked_records(
     if faults:
         raise FaultyRecords(origin, faults, count)
     if not kept.all():
-        logger.warning("%s: %d of %d records dropped for a missing value", origin.where, count - kept.sum(), count)
+        logger.warning("%s: %d of %d records (%.0f %%) dropped for a missing value", origin.where, count - kept.sum(), count,
+                       100 * (1 - kept.sum() / count))  # fmt: skip
     records = pd.DataFrame({name: values[kept] for name, values in frame.items()})
     records.attrs |= {"origin": origin, "rows": np.flatnonzero(kept), "count": count}
     return records
@@ -208,7 +209,7 @@ def _column(
         text = text.str.to_lowercase() if set(column.levels) == {"false", "true"} else text
         known = ", ".join(map(repr, column.levels))
         unknown = ~text.is_in(list(column.levels)).fill_null(value=True).to_numpy()
-        refuse(unknown, "an unknown level", f"The contract knows {known}.")
+        refuse(unknown, "an unknown level", f"The declared levels are {known}.")
         return pd.Categorical(text.to_list(), categories=list(column.levels)), faults
     if not (raw.dtype.is_numeric() or raw.dtype in (pl.String, pl.Boolean)):
         return np.zeros(len(raw)), [Fault(-1, column.name, f"type {raw.dtype}", "Give numbers.")]
@@ -216,7 +217,7 @@ def _column(
     refuse(np.isnan(values), "text that is not a number", "Give a number.")
     refuse(~np.isfinite(values), "a value that is not finite", "Give a finite number.")
     least, most = column.bounds
-    remedy = f"The contract allows {least:g} to {most:g}.{widen.format(name=column.name)}"
+    remedy = f"The declared bounds are {least:g} to {most:g}.{widen.format(name=column.name)}"
     refuse((values < least) | (values > most), "a value out of bounds", remedy)
     if column.type == "count":
         refuse(values != np.round(values), "a number that is not whole", "Give counts.")

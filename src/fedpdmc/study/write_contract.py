@@ -57,7 +57,7 @@ def contract_text(
         f"missing = {toml_value(missing)}",
         "",
         "[columns]",
-        *(f"{one.name} = {toml_value(column_table(one))}" for one in columns.values()),
+        *(f"{_key(one.name)} = {toml_value(column_table(one))}" for one in columns.values()),
     ]
     for table, values in tables.items():
         told = {key: value for key, value in values.items() if value is not None}

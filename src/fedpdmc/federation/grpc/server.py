@@ -160,10 +160,10 @@ class StreamTransport(Transport):
         return [mailbox.state() for mailbox in self._mailboxes.values()]
 
     def status(self) -> str:
-        """Each site with its last round trip, or for how long it has been away."""
+        """Each site with its last round trip, or for how long it is lost, or is being waited for if it never joined."""
         words = []
         for mailbox in self._mailboxes.values():
-            gone = f"lost for {time.monotonic() - mailbox.since:.0f} s"
+            gone = f"{'lost' if mailbox.joined else 'waiting'} for {time.monotonic() - mailbox.since:.0f} s"
             words.append(f"{mailbox.name} {f'{1e3 * mailbox.round_trip:.1f} ms' if mailbox.connected else gone}")
         return ", ".join(words)
 

@@ -12,6 +12,7 @@ PAPER = "Bierkens, J. and Duncan, A. Federated Bayesian Computation via Piecewis
 
 # The end of a line about dropped records.
 DROPPED = "dropped for a missing value"
+MANY_DROPPED = 0.1  # share of a site's records that are left out, above which it is warned of
 
 
 def methods_text(post: Posterior, about: Sequence[str]) -> str:

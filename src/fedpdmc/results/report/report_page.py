@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpdmc.models.variables import scalars
 from fedpdmc.results.report import figures
-from fedpdmc.results.report.methods_text import PAPER, methods_text
+from fedpdmc.results.report.methods_text import MANY_DROPPED, PAPER, methods_text
 from fedpdmc.results.summary import bounds_line, information_lines, privacy_lines
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ th:first-child, td:first-child { text-align: left; }
 h1, p, li, pre { overflow-wrap: anywhere; } pre { white-space: pre-wrap; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; fill: currentColor; }
 .verdict { padding: .7rem 1rem; border-left: .35rem solid var(--good); background: var(--soft); }
-.verdict.bad { border-color: var(--bad); }
+.verdict.bad { border-color: var(--bad); } .verdict.open { border-color: var(--line); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { font-weight: 600; }
 dd { margin: 0; overflow-wrap: anywhere; } blockquote { margin: 0; padding: .7rem 1rem; background: var(--soft); }
 footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
@@ -43,6 +43,7 @@ footer { margin-top: 3rem; font-size: .85rem; opacity: .75; }
 }
 """
 
+NOT_ASSESSED = "not assessed: see fp.assessment.assess(post, sites), or `fedpdmc assess` at each site."
 GLOSSARY = (
     "Pull: the change of a posterior mean, in posterior sd, per unit of power on a site's likelihood or on the prior. "
     "Arrivals: the times of events that sites send. Worst k: the largest Pareto k of importance weights; above 0.7 they are "
@@ -63,14 +64,16 @@ def write_report(
     assessment: Any = None,
     logs: Mapping[str, str] | None = None,
     ratios: Mapping[str, Sequence[str]] | None = None,
+    dropped: Mapping[str, tuple[int, int]] | None = None,
 ) -> Path:
     """Write the report of a posterior; see `Posterior.report`.
 
     ``logs`` are hashes of the sites' logs by name. ``ratios`` has the coefficients on a log scale, by what they are the
-    logarithms of: "odds" or "rates" (`fedpdmc.study.description.ratios`).
+    logarithms of: "odds" or "rates" (`fedpdmc.study.description.ratios`). ``dropped`` are records that were left out for a
+    missing value and all records, by site.
     """
     path = Path(path)
-    text = page(post, title, question, about, released, assessment, logs or {}, ratios or {})
+    text = page(post, title, question, about, released, assessment, logs or {}, ratios or {}, dropped or {})
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -84,11 +87,14 @@ def page(
     assessment: Any,
     logs: Mapping[str, str],
     ratios: Mapping[str, Sequence[str]],
+    dropped: Mapping[str, tuple[int, int]],
 ) -> str:
     """The whole page."""
     head = title or post.settings.get("study") or "A federated posterior"
     sections = [
         _verdict(post),
+        _fit(assessment),
+        _dropped(dropped),
         _section("Question", f"<p>{escape(question)}</p>") if question else "",
         _section("Model", _list(about)) if about else "",
         _section("Estimates", _table(post.summary()._formatted()) + _ratios(post, ratios) + _figures(post)),
@@ -131,7 +137,29 @@ def _verdict(post: Posterior) -> str:
     if post.settings.get("exact") is False:
         return f'<p class="verdict">{escape(post.settings["chosen"])}</p>'
     kind = "verdict" if post.verdict.converged else "verdict bad"
-    return f'<p class="{kind}">{escape(str(post.verdict))}</p>'
+    return f'<p class="{kind}"><b>Sampling</b>: {escape(str(post.verdict))}</p>'
+
+
+def _fit(assessment: Any) -> str:
+    """Whether the model fits is another question than whether the run has converged."""
+    if assessment is None:
+        return f'<p class="verdict open"><b>Fit</b>: {escape(NOT_ASSESSED)}</p>'
+    misfit = assessment.misfit()
+    kind, words = ("verdict bad", misfit) if misfit else ("verdict", ["no misfit was found at the sites"])
+    return f'<p class="{kind}"><b>Fit</b>: {escape("; ".join(words))}.</p>'
+
+
+def _dropped(dropped: Mapping[str, tuple[int, int]]) -> str:
+    """Records that were left out, by site."""
+    if not dropped:
+        return ""
+    shares = [
+        f"{site} {left_out:,} of {read:,} ({100 * left_out / read:.0f} %)" for site, (left_out, read) in dropped.items()
+    ]
+    kind = (
+        "verdict bad" if max(left_out / read for left_out, read in dropped.values()) > MANY_DROPPED else "verdict open"
+    )
+    return f'<p class="{kind}"><b>Records</b> dropped for a missing value: {escape(", ".join(shares))}.</p>'
 
 
 def _each(post: Posterior) -> int:
