@@ -122,7 +122,7 @@ def chacha20(key: tuple[Array, ...], counter: Array, nonce: tuple[Array, Array, 
     return tuple(x + y for x, y in zip(mixed, start, strict=True))
 
 
-def secret_uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: Int[Array, ""], count: int) -> Float[Array, "n C"]:
+def secret_uniforms(keys: ChainKeys, number: Int[Array, " C"], draw: UInt32[Array, ""], count: int) -> Float[Array, "n C"]:
     """Uniforms as those of `uniforms`, from ChaCha20: for numbers that are revealed, and must not reveal the key."""
     blocks, chains = -(-count // 8), number.shape[0]
     counter = jnp.broadcast_to(
