@@ -10,6 +10,7 @@ import pandas as pd
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import InputError
+from fedpdmc.federation.joint_plans import OwnPlans
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
@@ -99,9 +100,13 @@ def open_agent(
         control = disclosure_control(study, name, records, potential, policy)
     elif policy is not None and study.epsilon is None and isinstance(potential, RecordModel):
         ModelDisclosure(study, potential, policy).check_start()
-    party = None
+    party, pinned, own_plans = None, None if policy is None else policy.certificates, None
+    if study.sites_plan:
+        secret = f"run/{run_seed}" if own is None else f"own/{own}"
+        own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None)
+    elif policy is not None and study.epsilon is None:
+        logger.warning("the coordinator chooses the plans of this contract: only the trust region limits them")
     if study.summed:
-        pinned = None if policy is None else policy.certificates
         party = SecureSumParty(study, name, sum_secret(store), credentials, pinned)
     log = AuditLog(refuse_links(store))
     try:
@@ -112,7 +117,7 @@ def open_agent(
             logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        computation = Computation(study, site, run_seed or 0, party, control, region, seconds)
+        computation = Computation(study, site, run_seed or 0, party, control, region, seconds, own_plans)
         return Agent(computation, log, credentials)
     except BaseException:
         log.close()
