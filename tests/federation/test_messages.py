@@ -62,7 +62,7 @@ def test_altered_messages_decode_or_are_refused(message, data):
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**32 - 1, 2**32 - 1)])
 def test_a_claimed_size_allocates_nothing(shape):
     plans = message_format.LAYOUTS[wire.Plans.kind]
-    heads = [message_format.MAGIC, message_format.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0, 0]
+    heads = [message_format.MAGIC, message_format.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0, 0, 0.0, 0]
     data = plans.head.pack(*heads, plans.padding)
     tracemalloc.start()
     with pytest.raises(WireError):
@@ -128,7 +128,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(message, field):
 def test_another_version_is_refused():
     data = bytearray(wire.encode(wire.Farewell(RUN, 1)))
     data[4] = 1
-    with pytest.raises(WireError, match="version 1; this software uses version 9"):
+    with pytest.raises(WireError, match="version 1; this software uses version 10"):
         wire.decode(bytes(data))
 
 

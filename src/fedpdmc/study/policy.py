@@ -16,6 +16,10 @@ from fedpdmc.study.strict_toml import REQUIRED, Table, naming_file, read_bytes
 from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
+CHOICE = (
+    "The coordinator would choose this contract's plans. Agree on one whose plans sites can make: a normal prior, no effects "
+    "of groups, no table [coordinates], no linear control; or set coordinator_may_choose = true in the site's policy.toml."
+)
 UNPROTECTED = (
     "A coordinator can reconstruct most of so few records from an honest run without a privacy budget. Agree on "
     "a contract with [privacy], or lower least_without_budget in the site's policy.toml."
@@ -81,6 +85,8 @@ class Policy:
         not noisy, and from those of an honest run most of a few dozen records can be reconstructed.
     most_seconds : float
         Time limit for one plan, after which it is refused (`TOO_MUCH_WORK`).
+    coordinator_may_choose : bool
+        Whether contracts are accepted whose plans sites cannot make themselves (`Study.sites_plan`).
     """
 
     least_records: int
@@ -107,6 +113,7 @@ class Policy:
     least_without_budget: int = LEAST_WITHOUT_BUDGET
     models: tuple[str, ...] = ()
     most_operations: int = 0
+    coordinator_may_choose: bool = True
 
     def allows_model(self, study: Study) -> bool:
         """Whether the family, or the model file, is one that the site allows."""
@@ -141,12 +148,14 @@ class Policy:
             "POLICY_PINNED": study.summed
             and len(set(self.certificates) & set(study.sites) - {site}) < self.least_pinned,
             "POLICY_COLLUDING": study.colluding is not None and study.colluding < self.least_colluding,
+            "POLICY_CHOICE": not self.coordinator_may_choose and study.epsilon is None and not study.sites_plan,
             "POLICY_EPSILON": self.largest_epsilon is not None
             and (study.epsilon is None or study.epsilon > self.largest_epsilon),
         }
         for code, broken in faults.items():
             if broken:
-                raise Refused(site, code, UNPROTECTED if code == "POLICY_WITHOUT_BUDGET" else CHECK)
+                remedies = {"POLICY_WITHOUT_BUDGET": UNPROTECTED, "POLICY_CHOICE": CHOICE}
+                raise Refused(site, code, remedies.get(code, CHECK))
 
 
 def read_policy(path: str | Path) -> Policy:
@@ -187,6 +196,7 @@ def _policy(table: Table) -> Policy:
         least_without_budget=table.whole("least_without_budget", LEAST_WITHOUT_BUDGET),
         models=_digests(table, models),
         most_operations=most,
+        coordinator_may_choose=table.flag("coordinator_may_choose", True),
     )
     table.done()
     return policy
