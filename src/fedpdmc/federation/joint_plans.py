@@ -47,9 +47,9 @@ def _hash(use: str, *parts: bytes) -> bytes:
     return hashlib.sha256(f"fedpdmc {use}/".encode() + b"".join(parts)).digest()
 
 
-def joint_seed(study: Study, seeds: Sequence[bytes]) -> int:
+def joint_seed(seeds: Sequence[bytes]) -> int:
     """The seed of the run's public stream, from those of the coordinator and of all sites."""
-    return int.from_bytes(_hash("joint seed", study.digest, *seeds)[:8], "little") >> 1
+    return int.from_bytes(_hash("joint seed", *seeds)[:8], "little") >> 1
 
 
 def _public_part(answer: messages.Arrivals, plan: bytes) -> messages.Arrivals:
@@ -168,10 +168,10 @@ class OwnPlans:
             return False
         if self.credentials is None:
             return True
-        if certified.fingerprint(opened.certificate) != self._pinned.get(name, certified.fingerprint(opened.certificate)):
+        said = self._said(self._opening.run, name, announced) if self._opening else b""
+        if certified.signer(self.credentials, opened.certificate, opened.signature, said) != name:
             return False
-        said = self._said(opened.run, name, announced)
-        return certified.signer(self.credentials, opened.certificate, opened.signature, said) == name
+        return name not in self._pinned or certified.fingerprint(opened.certificate) == self._pinned[name]
 
     def turn_keys(self, message: Request):
         """The public keys of the turns; None if the coordinator has sent its own in the opening."""
@@ -184,7 +184,7 @@ class OwnPlans:
             told = [opening.commitment, *(one.commitment for one in self._opened)]
             if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != told:
                 raise RequestRefused("NOT_JOINT")
-            method = _method(self.study, opening, joint_seed(self.study, message.evidence))
+            method = _method(self.study, opening, joint_seed(message.evidence))
             start = start_state(method, -opening.begin)
             # Strong types, as the compiled steps return them.
             start = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), start)

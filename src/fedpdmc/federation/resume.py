@@ -143,7 +143,7 @@ def sample_study(
             federation.joint.seeds, federation.joint.answers = _unpack_joint(saved)
         _restore_accounts(connection, saved)
     if federation.joint is not None:
-        method = method.replace(seed=joint_seed(study, federation.joint.seeds))
+        method = method.replace(seed=joint_seed(federation.joint.seeds))
     sampler = Sampler(method, burn_in, keep, recorder)
     if begun and saved is not None:
         _restore(sampler, connection, saved)
@@ -300,7 +300,8 @@ def check_state(study: Study, saved: RunState) -> None:
         held = prior.law.start(chains).shape if isinstance(prior, MixturePrior) else ()
         good = good and (() if state.scales is None else state.scales.shape) == held
         if study.sites_plan:
-            good = good and [len(part) for part in _unpack_joint(saved)] == [len(study.sites) + 1, len(study.sites)]
+            seeds, answers = _unpack_joint(saved)
+            good = good and len(seeds) == len(study.sites) + 1 and len(answers) in (0, len(study.sites))
         good = good and np.shape(facts["sequence"]) == np.shape(saved.arrays["bytes"]) == (len(study.sites),)
         for name, one in facts["accounts"].items():
             AccountStatus.from_numbers(name, *one)
