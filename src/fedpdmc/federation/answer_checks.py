@@ -25,6 +25,7 @@ REMEDIES = {
     "policy. The site's log names the limit.",
     "TOO_FAR": "The point is further from the prior's mean than the site's policy allows (farthest). Check the prior.",
     "NOT_ANSWERED": "An error occurred at the site. The site's own log has it.",
+    "NOT_MY_PLAN": "The site makes the plans itself, and has another one. Restore the store; compare the versions of both.",
     "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
 }
 
