@@ -11,6 +11,7 @@ from tests.study.contracts import CONTRACT, MODEL_FILE, POLICY, model_file, rows
 import fedpdmc as fp
 from fedpdmc.certificates.keys import make_keys, read_credentials
 from fedpdmc.federation.grpc.client import serve
+from fedpdmc.federation.joint_plans import JointRandomness, OwnPlans, joint_seed
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import parse_study
 
@@ -51,6 +52,12 @@ class Folder:
 
     def keys(self, name):
         return self.path / "keys" / ("coordinator" if name == "coordinator" else f"sites/{name}")
+
+    @property
+    def joint_seed(self):
+        """The seed of the public stream of `connected`."""
+        sites = [OwnPlans(self.study, name, f"own/{SITE_SEED}")._seed for name in self.study.sites]
+        return joint_seed([JointRandomness(self.study, SEED)._own, *sites])
 
     def connected(self, store=None):
         """A connection to all sites in this process, each with its own seed."""

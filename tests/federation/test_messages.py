@@ -88,7 +88,7 @@ def test_altered_messages_decode_or_are_refused(message, data):
 @pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**31, 2**31, 4), (0, 2**32 - 1, 2**32 - 1)])
 def test_a_claimed_size_allocates_nothing(shape):
     plans = message_format.LAYOUTS[message_format.VERSION, wire.Plans.kind]
-    heads = [message_format.MAGIC, message_format.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0, 0]
+    heads = [message_format.MAGIC, message_format.VERSION, wire.Plans.kind, RUN, 1, 0, 0, 0, 0, 0, *shape, 0, 0, 0.0, 0]
     data = plans.head.pack(*heads, plans.padding)
     tracemalloc.start()
     with pytest.raises(WireError):

@@ -27,6 +27,7 @@ REMEDIES = {
     "TOO_FAR": "The point is further from the prior's mean than the site's policy allows (farthest). Check the prior.",
     "SIMILAR_RECORDS": "The site's records differ in few from those of another study. Its operator decides what to do.",
     "NOT_ANSWERED": "An error occurred at the site. The site's own log has it.",
+    "NOT_MY_PLAN": "The site makes the plans itself, and has another one. Restore the store; compare the versions of both.",
     "TOO_MANY_DERIVATIVES": "The search for the mode needs more points than the contract's [limits] derivatives.",
     "TOO_WIDE": "The reference is wider than the site's records allow, or its derivatives were false. Check the prior.",
     "OTHER_RUN": "The site's store belongs to another run. Restore the coordinator's store, or give all parties new ones.",

@@ -130,7 +130,7 @@ class _Text(_Blob):
 
 
 class _Blobs(Codec):
-    """Several blobs: their number in the header, each with its size in the body."""
+    """Several blobs of any size: their number in the header, each with its size in the body."""
 
     head = "H"
     size = struct.Struct("<I")
@@ -140,17 +140,15 @@ class _Blobs(Codec):
             raise WireError("message", f"{len(value)} parts")
         heads.append(len(value))
         for blob in value:
-            sizes: list[int] = []
-            body: Bodies = ([], [], [])
-            BLOB.write(blob, sizes, body)
-            bodies[REST].extend([self.size.pack(*sizes), *body[REST]])
+            bodies[REST].extend([self.size.pack(len(blob)), blob])
 
     def read(self, heads, reader, name):
         (count,) = heads
         if count > MOST_BLOBS:
             raise WireError(name, f"{count} parts")
-        sizes = (self.size.unpack_from(reader.data, reader.take(4, name)) for _ in range(count))
-        return tuple(BLOB.read(size, reader, name) for size in sizes)
+        sizes = (self.size.unpack_from(reader.data, reader.take(4, name))[0] for _ in range(count))
+        begins = ((reader.take(size, name), size) for size in sizes)
+        return tuple(reader.data[begin : begin + size] for begin, size in begins)
 
 
 class _Array(Codec):

@@ -135,6 +135,7 @@ class Open(SiteRequest):
     ``turns`` is the public key of the velocities at turns, two words; empty for dynamics without turns. ``kept`` is the part
     of the released curvature that a control variate of second order has, and ``bend`` that of the last `Derive`. ``wide``
     has columns w: every site takes an equal share of ``w wᵀ``, about the centre, off the curvature of its control variate.
+    Where sites make the plans (`joint_plans`): the hash of the coordinator's seed, and the process time of the starts.
     """
 
     chains: Whole
@@ -149,6 +150,8 @@ class Open(SiteRequest):
     kept: Real = 1.0
     bend: Matrix = dataclasses.field(default_factory=_nothing)
     wide: Matrix = since(9, default_factory=_nothing)
+    commitment: Digest = since(10, default_factory=lambda: NOTHING_ASKED)
+    begin: Real = since(10, default_factory=lambda: 0.0)
 
     def check(self):
         """Shapes of one dimension; a control variate of that dimension or an empty one; a key or none; a bend or none."""
@@ -174,11 +177,16 @@ class Open(SiteRequest):
 class Opened(SiteAnswer):
     """Site → coordinator: done. With a privacy budget: the observed time that remains, and the account.
 
-    ``account`` is empty without a budget, else the numbers of an `AccountStatus`.
+    ``account`` is empty without a budget, else the numbers of an `AccountStatus`. Where sites make the plans: the hash of
+    the site's seed, and the key with which it signs arrivals; both signed with that of its certificate, if it has one.
     """
 
     remaining: Real = NO_BUDGET
     account: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
+    commitment: Digest = since(10, default_factory=lambda: NOTHING_ASKED)
+    public: Key = since(10, default_factory=lambda: NOTHING_ASKED)
+    certificate: Blob = since(10, default_factory=lambda: b"")
+    signature: Blob = since(10, default_factory=lambda: b"")
 
     def check(self):
         """With a budget, an account of non-negative numbers."""
@@ -199,7 +207,9 @@ class Plans(SiteRequest):
     """Coordinator → site: the plans of one round, for those chains that the site is asked about.
 
     Row k is the plan of chain ``chain[k]``. All rows have as many segments as the longest plan needs. ``time`` is the
-    process time at which each begins, for studies whose sites have private latents; empty in others.
+    process time at which each begins, for studies whose sites have private latents; empty in others. ``until`` is the end
+    of the block. ``evidence`` is what plans follow from, where sites make them (`joint_plans`): the seeds of all parties in
+    the first request, and then the signed arrivals of all sites along the last plans.
     """
 
     number: Integers
@@ -208,6 +218,8 @@ class Plans(SiteRequest):
     velocity: Stack
     chain: Integers
     time: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
+    until: Real = since(10, default_factory=lambda: 0.0)
+    evidence: Blobs = since(10, default_factory=lambda: ())
 
     def check(self):
         """Shapes (C,), (C, d), (C, S), (C, S, d), (C,); chains in order; non-negative numbers and durations."""
@@ -228,7 +240,7 @@ class TurnPlans(SiteRequest):
     """Coordinator → site: `Plans` whose segments end in turns, which the site computes itself (`turn_plans`).
 
     ``velocity`` is that of the first segment, ``wait`` the time to the first turn, ``turn`` its number, ``left`` the time to
-    the horizon. ``derived`` is a hash of the plans as the coordinator has them, and ``time`` as in `Plans`.
+    the horizon. ``derived`` is a hash of the plans as the coordinator has them, and the rest as in `Plans`.
     """
 
     number: Counts
@@ -240,6 +252,8 @@ class TurnPlans(SiteRequest):
     left: Vector
     derived: Digest
     time: Vector = dataclasses.field(default_factory=lambda: np.zeros(0))
+    until: Real = since(10, default_factory=lambda: 0.0)
+    evidence: Blobs = since(10, default_factory=lambda: ())
 
     def check(self):
         """One row for each chain; chains in order; positive waits, at most a quarter period; no negative times."""
@@ -274,6 +288,7 @@ class Arrivals(SiteAnswer):
     observed: Real = 0.0
     spent: Real = 0.0
     passes: Whole = 0
+    signature: Blob = since(10, default_factory=lambda: b"")
 
     @classmethod
     def of_chains(cls, run, sequence, request, time, rang, mark, *account, **passes) -> Arrivals:
@@ -387,6 +402,20 @@ class Checked(Message):
 
     clock: Real
     software: Text
+
+
+@message(19)
+class Reveal(SiteRequest):
+    """Coordinator → site: the `Opened` messages of all sites, unchanged, in the order of the contract."""
+
+    openings: Blobs
+
+
+@message(20)
+class Revealed(SiteAnswer):
+    """Site → coordinator: the seed whose hash it has sent before."""
+
+    seed: Digest
 
 
 @message(30)

@@ -15,6 +15,7 @@ from fedpdmc.federation.answer_checks import check_answer, check_derivatives, re
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.derivative_rounding import Heights, digits_of
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
+from fedpdmc.federation.joint_plans import JointRandomness
 from fedpdmc.federation.message_format import VERSION
 from fedpdmc.federation.opening_journal import OpeningJournal, close
 from fedpdmc.federation.transport import Request, Transport
@@ -66,6 +67,8 @@ class RemoteFederation(Federation):
         The rounds of the opening, which are not asked twice.
     version : int
         The wire version of the run's requests.
+    joint : JointRandomness or None
+        Where sites make the plans; set before the opening.
     """
 
     def __init__(self, transport: Transport, run: bytes):
@@ -90,10 +93,12 @@ class RemoteFederation(Federation):
         self._early = ImmediateArrivals(transport.names)
         self.plausible: Plausible | None = None
         self._heights = [Heights() for _ in transport.names]
+        self.joint: JointRandomness | None = None
 
     def rewind(self) -> None:
         """Begin the opening again: rounds that were answered are taken from the journal."""
         self._point, self._agreed, self._noisy_sums = None, False, {}
+        self._heights = [Heights() for _ in self.names]
         self.sequence, self.bytes, self.passes = np.zeros((3, len(self.names)), dtype=np.int64)
         self.journal.rewind()
 
@@ -207,11 +212,12 @@ class RemoteFederation(Federation):
         segments: int,
         own_control: bool = False,
         turns: np.ndarray | None = None,
+        begin: float = 0.0,
     ) -> None:
         """Send every site the whitened coordinates and its control variate, for the rest of the run.
 
         With ``own_control`` only the point is sent: the site uses its own Taylor polynomial at this point. ``turns`` is the
-        public key of the turns, if there are any.
+        public key of the turns, if there are any; empty if it is joint. ``begin`` is the process time of the starts.
         """
         requests = []
         self.turning, key = turns is not None, np.zeros(0, np.uint32) if turns is None else turns
@@ -223,7 +229,9 @@ class RemoteFederation(Federation):
                 parts = tuple(np.asarray(x) for x in (own.quadratic.precision, own.quadratic.linear, own.point))
             order, kept = (0, 1.0) if own is None else (own.order, own.kept)
             shape = (chains, segments, np.asarray(reference.center), np.asarray(reference.scale_tril), order)
-            extra = {"bend": _numbers(reference.bend)}
+            extra: dict[str, Any] = {"bend": _numbers(reference.bend)}
+            if self.joint is not None:
+                extra |= {"commitment": self.joint.commitment, "begin": begin}
             if reference.wide is not None and order == 2:
                 extra["wide"] = reference.wide
             message = messages.Open(self.run, int(sequence) + 1, *shape, *parts, turns=key, kept=kept, **extra)
@@ -237,6 +245,9 @@ class RemoteFederation(Federation):
             name: read_account(name, reference.dim, message.remaining, message.account.tolist())
             for name, message in told.items()
         }
+        if self.joint is not None:
+            openings = tuple(messages.encode(message) for message in found)
+            self.joint.begin(found, self._ask(self._all(messages.Reveal, openings), messages.Revealed))
 
     @property
     def columns(self) -> list[np.ndarray | None]:
@@ -251,20 +262,23 @@ class RemoteFederation(Federation):
         """One round: each site gets the plans of the chains that it is asked about, or no message if there are none."""
         made: dict[tuple[int, int], Request] = {}
         requests: list[Request | None] = []
+        joint, message = None if self.joint is None else (self.until, self.joint.evidence), None
         for plan, sequence in zip(plans, self.sequence, strict=True):
             requests.append(None)
             if plan is not None:
                 # Sites with the same plan share one message.
                 key = id(plan), int(sequence) + 1
-                made[key] = made.get(key) or Request.of(
-                    _plans_message(self.run, key[1], plan, self.turning), self.version
-                )
+                if key not in made:
+                    message = _plans_message(self.run, key[1], plan, self.turning, joint)
+                    made[key] = Request.of(message, self.version)
                 requests[-1] = made[key]
         try:
             found = self._ask(requests, messages.Arrivals)
         except LimitReached as error:
             # The site whose limit it is need not be the one that has used it up.
             raise LimitReached(error.site, error.code, self._early.words()) from error
+        if self.joint is not None and message is not None:
+            self.joint.add(message, found)
         for place, (name, message) in enumerate(zip(self.names, found, strict=True)):
             if message is None:
                 continue
@@ -347,14 +361,14 @@ def _numbers(bend: Bend | None) -> np.ndarray:
     return np.zeros((0, 0)) if bend is None else np.asarray(bend.numbers)
 
 
-def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool) -> messages.Plans | messages.TurnPlans:
+def _plans_message(run: bytes, sequence: int, plan: Plan, turning: bool, joint) -> messages.Plans | messages.TurnPlans:
     """The plans of the chains that are asked about, with as many segments as the longest needs; or their short form."""
     number, start, duration, velocity = (np.asarray(x) for x in (plan.number, plan.start, plan.duration, plan.velocity))
     used = duration > 0
     chain, longest = np.flatnonzero(used.any(1)), max(int(np.max(used * (1 + np.arange(used.shape[1])))), 1)
     rows = number[chain], start[chain], duration[chain, :longest], velocity[chain, :longest]
     time = np.zeros(0) if plan.time is None else np.asarray(plan.time)[chain]
-    plans = messages.Plans(run, sequence, *rows, chain, time)
+    plans = messages.Plans(run, sequence, *rows, chain, time, *(joint or ()))
     return abbreviated(run, sequence, plans, plan) if turning and plan.turns is not None else plans
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from fedpdmc.errors import InputError
 from fedpdmc.federation.derivative_plausibility import doubts
 from fedpdmc.federation.derivative_rounding import TOLERANCE
+from fedpdmc.federation.joint_plans import JointRandomness, joint_seed
 from fedpdmc.federation.remote import AGREEMENT, SUM, RemoteFederation, RemoteSite
 from fedpdmc.federation.session import Connection
 from fedpdmc.members.account_report import account_report
@@ -63,6 +64,7 @@ class RunRecorder:
         if connection.checkpoint is None or sampler.goal is None:
             return
         facts, arrays = pack_reference(sampler.method.reference)
+        joint = connection.federation.joint
         arrays |= pack_position(sampler.position()) | {"bytes": np.asarray(connection.federation.bytes)}
         connection.checkpoint.write(
             {
@@ -77,6 +79,7 @@ class RunRecorder:
                 "goal": list(sampler.goal),
                 "reference": facts,
                 "weights": self.weights,
+                "joint": None if joint is None else [[x.hex() for x in part] for part in (joint.seeds, joint.answers)],
             },
             arrays,
         )
@@ -136,15 +139,22 @@ def sample_study(
     federation.columns = [local_columns(site, opening(method, site)) for site in elsewhere]
     federation.needs_time = study.effects is not None
     burn_in = saved.facts["burn_in"] if begun and saved else method.burn_in(study.burn_in, duration)
+    if study.sites_plan:
+        federation.joint = JointRandomness(study, connection.seed)
+        method = _without_starts(method, study)
     if not begun:
         summed = study.derivatives == "summed"
         control = [method.control.get(SUM if summed else name) for name in federation.names]
         # A site that is not in every round also gets the last velocity, for the time after the plan.
         segments = method.segments + selective_requests.applies(federation.columns, coordinator(method))
-        federation.open(method.reference, control, method.chains, segments, summed, _turn_key(method))
+        federation.open(method.reference, control, method.chains, segments, summed, _turn_key(study, method), -burn_in)
     elif saved is not None:
         federation.turning = method.dynamics.turns
+        if federation.joint is not None:
+            federation.joint.seeds, federation.joint.answers = _unpack_joint(saved)
         _restore_accounts(connection, saved)
+    if federation.joint is not None:
+        method = method.replace(seed=joint_seed(federation.joint.seeds))
     sampler = Sampler(method, burn_in, keep, recorder)
     if begun and saved is not None:
         _restore(sampler, connection, saved)
@@ -163,10 +173,24 @@ def sample_study(
     return post
 
 
-def _turn_key(method: Method) -> np.ndarray | None:
-    """The public key of the turns."""
+def _without_starts(method: Method, study: Study) -> Method:
+    """The method of a run whose plans sites make: they know the reference, and its chains start from it."""
+    if study.control == "quadratic" and method.dynamics.flow.rotating and method.public is not None:
+        remedy = "The sites cannot make the plans of such a run: use kind = 'ZigZag' with reference = 'none'."
+        raise InputError("study.toml: dynamics", "rotations, and a posterior whose curvature is not positive", remedy)
+    return method.replace(reference=dataclasses.replace(method.reference, starts=None))
+
+
+def _unpack_joint(saved: RunState) -> list[tuple[bytes, ...]]:
+    return [tuple(bytes.fromhex(x) for x in part) for part in saved.facts["joint"]]
+
+
+def _turn_key(study: Study, method: Method) -> np.ndarray | None:
+    """The public key of the turns; empty if it follows from the seeds of all parties."""
     if not method.dynamics.turns:
         return None
+    if study.sites_plan:
+        return np.zeros(0, np.uint32)
     return np.asarray(jax.random.key_data(PublicKeys.turn_key(coordinator_key(method))), np.uint32)
 
 
@@ -287,6 +311,9 @@ def check_state(study: Study, saved: RunState) -> None:
         prior = study.prior()
         held = prior.law.start(chains).shape if isinstance(prior, MixturePrior) else ()
         good = good and (() if state.scales is None else state.scales.shape) == held
+        if study.sites_plan:
+            seeds, answers = _unpack_joint(saved)
+            good = good and len(seeds) == len(study.sites) + 1 and len(answers) in (0, len(study.sites))
         good = good and np.shape(facts["sequence"]) == np.shape(saved.arrays["bytes"]) == (len(study.sites),)
         for name, one in facts["accounts"].items():
             AccountStatus.from_numbers(name, *one)

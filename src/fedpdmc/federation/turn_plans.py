@@ -31,7 +31,7 @@ def abbreviated(run: bytes, sequence: int, plans: messages.Plans, plan: Plan) ->
     wait, number, left = (np.asarray(x)[chain] for x in (turns.wait, turns.number, turns.left))
     return messages.TurnPlans(
         run, sequence, plans.number, number, chain, plans.start, plans.velocity[:, 0], wait, left,
-        fingerprint(plans.duration, plans.velocity), plans.time,
+        fingerprint(plans.duration, plans.velocity), plans.time, plans.until, plans.evidence,
     )  # fmt: skip
 
 
@@ -60,8 +60,9 @@ def whole(message: messages.TurnPlans, keys: ChainKeys, segments: int) -> messag
         made = np.asarray(_velocities(count, dim)(keys, jnp.asarray(first)))
         velocity[:, 1:] = np.swapaxes(made[: longest - 1, message.chain], 0, 1)
     number, chain = (x.astype(np.int64) for x in (message.number, message.chain))
+    rest = message.time, message.until, message.evidence
     return messages.Plans(
-        message.run, message.sequence, number, message.start, duration[:, :longest], velocity, chain, message.time
+        message.run, message.sequence, number, message.start, duration[:, :longest], velocity, chain, *rest
     )
 
 

@@ -270,6 +270,12 @@ class Study:
         """Whether some parameters have a scale-mixture prior: Student-t or a horseshoe."""
         return bool(self.prior_df or self.prior_horseshoe)
 
+    @property
+    def sites_plan(self) -> bool:
+        """Whether sites make the plans: not under a budget, which covers any, nor if they do not know all public events."""
+        unknown = self.effects is not None or self.scaled_prior or self.parameters or self.control == "linear"
+        return self.epsilon is None and not unknown
+
     def coordinates(self, site: str) -> list[int] | None:
         """The indices of the parameters that a site's records depend on; None for all."""
         own = self.parameters.get(site)

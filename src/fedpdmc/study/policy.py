@@ -17,6 +17,11 @@ from fedpdmc.study.strict_toml import REQUIRED, Table, naming_file, read_bytes
 from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
+CHOICE = (
+    "The coordinator would choose this contract's plans. Agree on one whose plans sites can make: a normal prior, no "
+    "effects of groups, no table [coordinates], no linear control; or set coordinator_may_choose = true in the site's "
+    "policy.toml."
+)
 UNPROTECTED = (
     "Without a privacy budget a coordinator can reconstruct records, few or many. Agree on a contract with [privacy]; or, "
     "if it may know them, lower least_without_budget in the site's policy.toml."
@@ -99,6 +104,8 @@ class Policy:
         same records.
     record_id : tuple of str
         The columns of the site's own table that identify a person; empty: records are compared by their values.
+    coordinator_may_choose : bool
+        Whether contracts are accepted whose plans sites cannot make themselves (`Study.sites_plan`).
     """
 
     least_records: int
@@ -131,6 +138,7 @@ class Policy:
     most_bits: float = MOST_BITS
     most_bits_in_all: float = MOST_BITS_IN_ALL
     record_id: tuple[str, ...] = ()
+    coordinator_may_choose: bool = True
 
     def allows_model(self, study: Study) -> bool:
         """Whether the family, or the model file, is one that the site allows."""
@@ -175,6 +183,7 @@ class Policy:
             "POLICY_PINNED": study.summed
             and len(set(self.certificates) & set(study.sites) - {site}) < self.least_pinned,
             "POLICY_COLLUDING": study.colluding is not None and study.colluding < self.least_colluding,
+            "POLICY_CHOICE": not self.coordinator_may_choose and study.epsilon is None and not study.sites_plan,
             "POLICY_EPSILON": self.largest_epsilon is not None
             and (study.epsilon is None or study.epsilon > self.largest_epsilon),
             "POLICY_DELTA": not self._allows_delta(study),
@@ -182,7 +191,8 @@ class Policy:
         }
         for code, broken in faults.items():
             if broken:
-                raise Refused(site, code, UNPROTECTED if code == "POLICY_WITHOUT_BUDGET" else CHECK)
+                remedies = {"POLICY_WITHOUT_BUDGET": UNPROTECTED, "POLICY_CHOICE": CHOICE}
+                raise Refused(site, code, remedies.get(code, CHECK))
 
 
 def read_policy(path: str | Path) -> Policy:
@@ -225,6 +235,7 @@ def _policy(table: Table) -> Policy:
         most_bits=table.number("most_bits", MOST_BITS, least=1e-6),
         most_bits_in_all=table.number("most_bits_in_all", MOST_BITS_IN_ALL, least=1e-6),
         record_id=table.texts("record_id", ()),
+        coordinator_may_choose=table.flag("coordinator_may_choose", True),
     )
     table.done()
     return policy

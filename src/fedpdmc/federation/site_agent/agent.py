@@ -33,6 +33,7 @@ REFUSED_REQUEST = "refused request"
 
 # Requests that are part of the sequence: each is answered once.
 REQUESTS = (messages.Derive, messages.Open, messages.Plans, messages.TurnPlans, messages.Offer, messages.Agree)
+REQUESTS = (*REQUESTS, messages.Reveal)
 
 
 @dataclass

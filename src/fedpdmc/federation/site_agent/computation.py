@@ -18,6 +18,7 @@ from fedpdmc.clocks import VIOLATED, Clock, LatentClock
 from fedpdmc.errors import LedgerError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_rounding import FINE, Release, release
+from fedpdmc.federation.joint_plans import OwnPlans, Request
 from fedpdmc.federation.masking import OutOfRange
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureControl, Place
 from fedpdmc.federation.site_agent.effects_between_plans import LatentMemory
@@ -69,6 +70,8 @@ class Computation:
         Time limit for one plan.
     information : Information, optional
         The account of what the answers carry, without a budget.
+    own : OwnPlans, optional
+        Makes the plans, if sites can; None: the coordinator's are answered.
     """
 
     def __init__(
@@ -81,7 +84,9 @@ class Computation:
         region: TrustRegion | None = None,
         most_seconds: float = MOST_SECONDS,
         information: Information | None = None,
+        own: OwnPlans | None = None,
     ):
+        self.own = own
         self.study, self.site, self.party, self.most_seconds = study, site, party, most_seconds
         self._run_seed, self._control, self._region = run_seed, control, region
         self.information = Information(site.records) if information is None else information
@@ -111,15 +116,23 @@ class Computation:
             messages.Offer: self._offer,
             messages.Agree: self._agree,
         }
+        if own is not None:
+            self._handlers[messages.Reveal] = own.reveal
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
         again = isinstance(message, messages.Derive) and self._stored_release(message) is not None
-        check(self.study, self._whole(message), self.progress, again)
+        whole = self._whole(message)
+        check(self.study, whole, self.progress, again)
+        if self.own is not None and isinstance(message, Request) and isinstance(whole, messages.Plans):
+            self.own.check(message, whole)
 
     def compute(self, message: messages.SiteRequest, asked: bytes) -> messages.SiteAnswer:
         """The answer to a checked request, whose hash is ``asked``; or raises `RequestRefused`."""
-        return self._handlers[type(message)](self._whole(message), asked)
+        answer = self._handlers[type(message)](self._whole(message), asked)
+        if self.own is not None and isinstance(message, Request) and isinstance(answer, messages.Arrivals):
+            return self.own.sign(message, answer)
+        return answer
 
     def _whole(self, message: messages.Message) -> messages.Message:
         """The request itself; for `TurnPlans` the plans that they stand for, with the coordinator's hash."""
@@ -129,6 +142,8 @@ class Computation:
             shape = self.progress.shape
             if shape is None:
                 raise RequestRefused("NOT_OPEN")
+            if self._turn_keys is None and self.own is not None and self.study.dynamics().turns:
+                self._turn_keys = self.own.turn_keys(message)
             if self._turn_keys is None:
                 raise RequestRefused("NOT_IN_CONTRACT")
             chains, segments, dim = shape
@@ -143,7 +158,9 @@ class Computation:
 
     def record(self, message: messages.Message, given: messages.Message) -> None:
         """Update the state after a request was answered. The same live and from the log."""
-        progress, message = self.progress, self._whole(message)
+        progress, request, message = self.progress, message, self._whole(message)
+        if self.own is not None:
+            self.own.record(request, message)  # type: ignore[arg-type]
         if isinstance(message, messages.Open):
             progress.next = np.zeros(message.chains, dtype=np.int64)
             if len(message.turns):
@@ -318,6 +335,8 @@ class Computation:
             self._check_opening(message)
             with refusing_information():
                 self.information.check_run(self._opened_clock(message), self.study)
+            if self.own is not None:
+                return self.own.announce(message, asked)
             return messages.Opened(message.run, message.sequence, asked)
         with refusing_privacy_errors():
             status = self._private_site(message).status

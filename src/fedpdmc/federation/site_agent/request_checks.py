@@ -132,6 +132,8 @@ def check(study: Study, message: messages.Message, so_far: Progress, again: bool
             raise RequestRefused("DERIVATIVES_NOT_ALLOWED")
         if so_far.agreed:
             raise RequestRefused("ALREADY_AGREED")
+    elif isinstance(message, messages.Reveal) and not study.sites_plan:
+        raise RequestRefused("NOT_IN_CONTRACT")
     elif isinstance(message, messages.Derive):
         _derive(study, message, so_far, again)
     elif isinstance(message, messages.Open):

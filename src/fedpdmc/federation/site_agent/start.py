@@ -14,6 +14,7 @@ import pandas as pd
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import Credentials
 from fedpdmc.errors import InputError
+from fedpdmc.federation.joint_plans import OwnPlans
 from fedpdmc.federation.site_agent.agent import Agent
 from fedpdmc.federation.site_agent.audit_log import AuditLog
 from fedpdmc.federation.site_agent.computation import Computation
@@ -104,9 +105,13 @@ def open_agent(
         public = pd.Categorical(column.levels[:1] * len(records), column.levels) if column.levels else column.range[0]
         blank = records.assign(**{column.name: public})
         control = disclosure_control(study, name, blank, study.potential(blank, name), policy)
-    party = None
+    party, pinned, own_plans = None, None if policy is None else policy.certificates, None
+    if study.sites_plan:
+        secret = f"run/{run_seed}" if own is None else f"own/{own}"
+        own_plans = OwnPlans(study, name, secret, credentials, pinned, policy is not None)
+    elif policy is not None and study.epsilon is None:
+        logger.warning("the coordinator chooses the plans of this contract: only the trust region limits them")
     if study.summed:
-        pinned = None if policy is None else policy.certificates
         party = SecureSumParty(study, name, sum_secret(store), credentials, pinned)
     log = AuditLog(refuse_links(store))
     try:
@@ -117,7 +122,7 @@ def open_agent(
             logger.warning("the site's randomness comes from a seed, for tests only: nothing is private")
             log.note("seeded for tests: NOT private")
         seconds = MOST_SECONDS if policy is None else policy.most_seconds
-        computation = Computation(study, site, run_seed or 0, party, control, region, seconds, information)
+        computation = Computation(study, site, run_seed or 0, party, control, region, seconds, information, own_plans)
         return Agent(computation, log, credentials, use)
     except BaseException:
         log.close()

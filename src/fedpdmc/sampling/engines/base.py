@@ -27,10 +27,13 @@ class Federation(abc.ABC):
         Messages and bytes between the coordinator and each site so far, if counted.
     needs_time : bool
         Whether sites must know the process time at which a plan begins: those with private latents on a network.
+    until : float
+        The end of the block under way.
     """
 
     bytes: np.ndarray | None = None
     needs_time: bool = False
+    until: float = 0.0
 
     @property
     @abc.abstractmethod

@@ -162,7 +162,7 @@ class RoundsEngine(Engine):
     def _round(self, now: _Unfinished) -> tuple[_Unfinished, Chunk]:
         """One exchange; chains that are finished send a plan of no length and stay where they are."""
         state, end = now.state, self._end(now)
-        itinerary = _plan_ahead(self.coordinator, state, self.keys, end)
+        itinerary = plan_ahead(self.coordinator, state, self.keys, end)
         if not np.all(np.isfinite(np.asarray(itinerary.path.horizon))):
             raise NotFinite("coordinator", 0)
         kept, sent, going = now.kept, None, state.t < end
@@ -170,13 +170,14 @@ class RoundsEngine(Engine):
             plan = itinerary.plan
             if self.federation.needs_time:
                 plan = dataclasses.replace(plan, time=state.t)
+            self.federation.until = now.until
             arrivals = jax.tree.map(lambda *x: np.stack(x), *self.federation.exchange(plan))
             about = np.tile(np.asarray(going), (len(self.federation.names), 1))
         else:
             left = jnp.maximum(end - state.t, 0.0)
             kept, about = pending_arrivals.ask(self.federation, self.coordinator, itinerary, kept, left, going)
             arrivals, sent = pending_arrivals.stacked(kept, self.federation.columns)
-        state, knots, elapsed = _finish_round(self.coordinator, state, itinerary, arrivals, sent, end, going)
+        state, knots, elapsed = finish_round(self.coordinator, state, itinerary, arrivals, sent, end, going)
         if kept is not None and elapsed is not None:
             kept = pending_arrivals.later(kept, elapsed)
         asked = now.asked + np.stack([about.any(1), about.sum(1)])
@@ -198,9 +199,10 @@ class RoundsEngine(Engine):
         return end if now.kept is None else jnp.where(t < now.end, jnp.minimum(now.end, end), end)
 
 
-_finish_round = compiled(selective_requests.finish_round)
+finish_round = compiled(selective_requests.finish_round)
 
 
 @compiled
-def _plan_ahead(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
+def plan_ahead(coordinator: Coordinator, state: State, keys: PublicKeys, end: Float[Array, " C"]) -> Itinerary:
+    """The plans from a state, each chain up to its end."""
     return coordinator.plan_ahead(state, keys, end)

@@ -1,0 +1,292 @@
+"""Plans that nobody chooses: sites make them from joint randomness and signed arrivals, and refuse any other.
+
+In the opening every party commits to a seed by its hash, after the coordinator has fixed the reference and all else, and
+reveals it when all hashes are known. A hash of all seeds is the seed of the run's public stream: starts, velocities at
+turns, refreshments. Each request then has the arrivals of all sites along the last plans, signed together with the hash of
+those plans. So a site knows where every chain is, and computes its plan with the coordinator's own functions. It accepts
+numbers that differ by rounding, as those of another machine may, and goes on from the coordinator's. The end of a block is
+left to the coordinator: it is common to all chains, stays until all have reached it, and only divides the same paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedpdmc.certificates import keys as certified
+from fedpdmc.errors import BadAnswer, WireError
+from fedpdmc.federation import messages
+from fedpdmc.federation.answer_checks import read_arrival
+from fedpdmc.federation.site_agent.request_checks import RequestRefused
+from fedpdmc.potentials import Quadratic
+from fedpdmc.sampling.coordinator import Coordinator, Itinerary, PublicKeys, State
+from fedpdmc.sampling.defaults import Method
+from fedpdmc.sampling.engines.rounds import finish_round, plan_ahead
+from fedpdmc.sampling.factory import coordinator, coordinator_key, start_state
+from fedpdmc.sampling.public_potential import public_potential
+from fedpdmc.study.contract import Study
+from fedpdmc.whitening import Reference
+
+logger = logging.getLogger("fedpdmc.site")
+Request = messages.Plans | messages.TurnPlans
+# Largest difference of numbers that two machines compute, relative to one plus their size.
+ROUNDING = 1e-9
+
+
+def _hash(use: str, *parts: bytes) -> bytes:
+    return hashlib.sha256(f"fedpdmc {use}/".encode() + b"".join(parts)).digest()
+
+
+def joint_seed(seeds: Sequence[bytes]) -> int:
+    """The seed of the run's public stream, from those of the coordinator and of all sites."""
+    return int.from_bytes(_hash("joint seed", *seeds)[:8], "little") >> 1
+
+
+def _public_part(answer: messages.Arrivals, plan: bytes) -> messages.Arrivals:
+    """What other sites are sent of an answer to plans with this hash."""
+    nothing = {"passes": 0, "remaining": messages.NO_BUDGET, "observed": 0.0, "spent": 0.0}
+    return dataclasses.replace(answer, sequence=0, request=plan, **nothing)
+
+
+def _statement(site: str, answer: messages.Arrivals) -> bytes:
+    return _hash("arrivals", site.encode(), messages.encode(dataclasses.replace(answer, signature=b"")))
+
+
+def _digest(request: Request) -> bytes:
+    """The hash of plans, the same for every site."""
+    return messages.digest(messages.encode(dataclasses.replace(request, sequence=0)))
+
+
+class JointRandomness:
+    """The coordinator's part: the seeds of all parties, and the signed arrivals of the last round."""
+
+    def __init__(self, study: Study, seed: int):
+        self.study, self._own = study, _hash("coordinator", str(seed).encode())
+        self.seeds: tuple[bytes, ...] = ()
+        self.answers: tuple[bytes, ...] = ()
+
+    @property
+    def commitment(self) -> bytes:
+        """The hash of the coordinator's seed."""
+        return _hash("commitment", self._own)
+
+    def begin(self, opened: Sequence[messages.Opened], revealed: Sequence[messages.Revealed]) -> None:
+        """All parties have revealed their seeds."""
+        for name, one, other in zip(self.study.sites, opened, revealed, strict=True):
+            if _hash("commitment", other.seed) != one.commitment:
+                raise BadAnswer(name, "another seed than the one that it has committed to")
+        self.seeds = (self._own, *(one.seed for one in revealed))
+
+    @property
+    def evidence(self) -> tuple[bytes, ...]:
+        """What the next request for arrivals has."""
+        return self.answers or self.seeds
+
+    def add(self, request: Request, answers: Sequence[messages.Arrivals]) -> None:
+        """The answers of a round, which the next request carries."""
+        plan = _digest(request)
+        self.answers = tuple(messages.encode(_public_part(answer, plan)) for answer in answers)
+
+
+class _Round(NamedTuple):
+    """Answered plans: their hash, where the chains were, what was planned, and the end of the block."""
+
+    digest: bytes
+    state: State
+    itinerary: Itinerary
+    until: float
+
+
+class OwnPlans:
+    """A site's part: it announces a seed and a key, signs its arrivals, and makes every plan for itself.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+        The site's.
+    secret : str
+        What its seed and its key are derived from.
+    credentials : Credentials, optional
+        Its keys of the study; None on a plain connection, where nobody proves who he is.
+    pinned : dict
+        Fingerprints of the only certificates that are accepted for the named sites.
+    enforced : bool
+        Whether other plans are refused; if not, they are answered, as in the coordinator's own process.
+    """
+
+    def __init__(self, study: Study, name: str, secret: str, credentials=None, pinned=None, enforced: bool = True):
+        self.study, self.name, self.enforced = study, name, enforced
+        self.credentials, self._pinned = credentials, pinned or {}
+        self._seed, private = (_hash(use, name.encode(), b"/", secret.encode()) for use in ("seed", "key"))
+        self._key = Ed25519PrivateKey.from_private_bytes(private)
+        self._own = _hash("commitment", self._seed), self._key.public_key().public_bytes_raw()
+        self._opening: messages.Open | None = None
+        self._opened: list[messages.Opened] = []
+        self._run: tuple[Coordinator, PublicKeys, State] | None = None
+        self._last: _Round | None = None
+        self._next: tuple[Request, _Round] | None = None
+
+    def announce(self, message: messages.Open, asked: bytes) -> messages.Opened:
+        """The answer to the opening, with the hash of the site's seed and its key, signed."""
+        opened = messages.Opened(message.run, message.sequence, asked)
+        if message.commitment == messages.NOTHING_ASKED and not self.enforced:
+            return opened
+        if message.commitment == messages.NOTHING_ASKED or len(message.turns):
+            raise RequestRefused("NOT_JOINT")
+        made, certificate, signature = dict(zip(("commitment", "public"), self._own, strict=True)), b"", b""
+        if self.credentials is not None:
+            certificate = self.credentials.certificate
+            signature = certified.sign(self.credentials, self._said(message.run, self.name, self._own))
+        return dataclasses.replace(opened, **made, certificate=certificate, signature=signature)
+
+    def _said(self, run: bytes, name: str, announced: tuple[bytes, bytes]) -> bytes:
+        return _hash("announced", run, self.study.digest, *announced, name.encode())
+
+    def reveal(self, message: messages.Reveal, asked: bytes) -> messages.Revealed:
+        """The site's seed, if all sites have announced theirs, and proved their keys."""
+        if self._opening is None or self._opened:
+            raise RequestRefused("NOT_OPEN" if self._opening is None else "ALREADY_REVEALED")
+        found = _read_openings(message)
+        if len(found) != len(self.study.sites) or not all(map(self._proved, self.study.sites, found)):
+            raise RequestRefused("KEY_NOT_PROVED")
+        return messages.Revealed(message.run, message.sequence, asked, self._seed)
+
+    def _proved(self, name: str, opened: messages.Opened) -> bool:
+        announced = opened.commitment, opened.public
+        if name == self.name and announced != self._own:
+            return False
+        if self.credentials is None:
+            return True
+        said = self._said(self._opening.run, name, announced) if self._opening else b""
+        if certified.signer(self.credentials, opened.certificate, opened.signature, said) != name:
+            return False
+        return name not in self._pinned or certified.fingerprint(opened.certificate) == self._pinned[name]
+
+    def turn_keys(self, message: Request):
+        """The public keys of the turns; None if the coordinator has sent its own in the opening."""
+        return None if self._opening is None else self._begun(message)[1].turns
+
+    def _begun(self, message: Request) -> tuple[Coordinator, PublicKeys, State]:
+        """The coordinator as this site makes it, and its randomness, from the seeds in the first request."""
+        if self._run is None:
+            assert (opening := self._opening) is not None
+            told = [opening.commitment, *(one.commitment for one in self._opened)]
+            if not self._opened or [_hash("commitment", seed) for seed in message.evidence] != told:
+                raise RequestRefused("NOT_JOINT")
+            method = _method(self.study, opening, joint_seed(message.evidence))
+            start = start_state(method, -opening.begin)
+            # Strong types, as the compiled steps return them.
+            start = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), start)
+            keys = PublicKeys.of(coordinator_key(method), method.chains)
+            self._run = coordinator(method, -opening.begin), keys, start
+        return self._run
+
+    def check(self, message: Request, plans: messages.Plans) -> None:
+        """Raise `RequestRefused` for plans other than the site's own; ``plans`` are those of the message."""
+        if self._opening is not None:
+            self._begun(message)
+            if self.enforced:
+                self._next = message, self._plan(message, plans)
+
+    def record(self, message: messages.SiteRequest, plans: messages.Message) -> None:
+        """Update the state after a request was answered."""
+        if isinstance(message, messages.Open) and message.commitment != messages.NOTHING_ASKED:
+            self._opening = message
+        elif isinstance(message, messages.Reveal):
+            self._opened = _read_openings(message)
+        elif isinstance(message, Request) and isinstance(plans, messages.Plans):
+            if self._next is None or self._next[0] is not message:
+                self.check(message, plans)
+            self._last, self._next = self._next[1] if self._next is not None else None, None
+
+    def sign(self, message: Request, answer: messages.Arrivals) -> messages.Arrivals:
+        """An answer with the site's signature."""
+        if self._opening is None:
+            return answer
+        said = _statement(self.name, _public_part(answer, _digest(message)))
+        return dataclasses.replace(answer, signature=self._key.sign(said))
+
+    def _plan(self, message: Request, plans: messages.Plans) -> _Round:
+        """The site's own plans, after the arrivals in a request; `RequestRefused` if the request has others."""
+        (public, keys, state), last, until, chain = self._begun(message), self._last, message.until, plans.chain
+        before = state.t.min() if last is None else last.until
+        if last is not None:
+            arrivals, end = self._arrivals(message, last), jnp.full(state.t.shape, last.until)
+            state, _, _ = finish_round(public, last.state, last.itinerary, arrivals, None, end, last.state.t < end)
+        t, number, a, v = (np.array(x) for x in (state.t, state.number, state.a, state.v))
+        wrong = not (until == before if (t < before).any() else until > before)
+        if wrong or not np.array_equal(chain, np.flatnonzero(t < until)) or (plans.number != number[chain]).any():
+            raise RequestRefused("NOT_MY_PLAN")
+        _compare(chain, (a[chain], plans.start), (v[chain], plans.velocity[:, 0]))
+        a[chain], v[chain] = plans.start, plans.velocity[:, 0]
+        state = eqx.tree_at(lambda s: (s.a, s.v), state, (jnp.asarray(a), jnp.asarray(v)))
+        itinerary = plan_ahead(public, state, keys, jnp.full(t.shape, until))
+        duration, velocity = (np.asarray(x)[chain] for x in (itinerary.path.duration, itinerary.path.velocity))
+        longest, used = plans.duration.shape[1], (plans.duration > 0)[..., None]
+        own, rest = duration[:, :longest], duration[:, longest:]
+        _compare(chain, (own, plans.duration), (rest, 0.0), (velocity[:, :longest] * used, plans.velocity * used))
+        return _Round(_digest(message), state, itinerary, until)
+
+    def _arrivals(self, message: Request, last: _Round):
+        """The arrivals of all sites along the last plans, stacked; each has its site's signature."""
+        found, plan = [], jax.tree.map(np.asarray, last.itinerary.plan)
+        try:
+            for name, opened, data in zip(self.study.sites, self._opened, message.evidence, strict=True):
+                answer = messages.decode(data)
+                good = isinstance(answer, messages.Arrivals) and (answer.run, answer.request) == (
+                    message.run,
+                    last.digest,
+                )
+                if not good or not isinstance(answer, messages.Arrivals):
+                    raise BadAnswer(name, "not the arrivals along the last plans")
+                Ed25519PublicKey.from_public_bytes(opened.public).verify(answer.signature, _statement(name, answer))
+                found.append(read_arrival(name, answer, plan, self.study.dynamics().flips))
+        except (WireError, BadAnswer, InvalidSignature, ValueError) as error:
+            logger.error("arrivals of other sites that they have not signed: %s", error)
+            raise RequestRefused("NOT_SIGNED") from error
+        return jax.tree.map(lambda *x: np.stack(x), *found)
+
+
+def _compare(chain: np.ndarray, *pairs) -> None:
+    """Raise `RequestRefused` if rows of chains differ by more than rounding."""
+    for mine, other in pairs:
+        off = (np.abs(mine - other) > ROUNDING * (1 + np.abs(mine))).reshape(len(chain), -1).any(1)
+        if off.any():
+            raise RequestRefused("NOT_MY_PLAN", int(chain[np.flatnonzero(off)[0]]) + 1)
+
+
+def _read_openings(message: messages.Reveal) -> list[messages.Opened]:
+    try:
+        found = [messages.decode(data) for data in message.openings]
+    except WireError as error:
+        raise RequestRefused("KEY_NOT_PROVED") from error
+    return [one for one in found if isinstance(one, messages.Opened)]
+
+
+def _method(study: Study, opening: messages.Open, seed: int) -> Method:
+    """The coordinator's method, as far as plans depend on it."""
+    dynamics, prior, whitened = study.dynamics(), study.prior(), study.reference != "none"
+    assert prior is None or isinstance(prior, Quadratic)
+    center, scale = jnp.asarray(opening.center), jnp.asarray(opening.scale)
+    reference, public = Reference(center, scale, {} if whitened else None), None
+    if study.control == "none":
+        public = public_potential((), prior, {}, reference, dynamics)
+    elif not dynamics.flow.rotating:
+        # The reference is the Gaussian of prior and control variates together.
+        public = Quadratic(jnp.eye(reference.dim), jnp.zeros(reference.dim)).separated()
+    return Method(
+        sites=(), dim=reference.dim, prior=prior, prior_at="coordinator", dynamics=dynamics, reference=reference,
+        reference_name=study.reference, control={}, control_name=study.control, chains=opening.chains,
+        names=list(study.names), seed=seed, public=public, segments=opening.segments, wide_starts=whitened,
+    )  # fmt: skip
