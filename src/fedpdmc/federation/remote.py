@@ -15,7 +15,7 @@ from fedpdmc.federation.answer_checks import check_answer, check_derivatives, re
 from fedpdmc.federation.derivative_plausibility import Plausible
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.message_format import VERSION
-from fedpdmc.federation.opening_journal import OpeningJournal, close
+from fedpdmc.federation.opening_journal import OpeningJournal
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.member import Member, NotBent
@@ -128,12 +128,9 @@ class RemoteFederation(Federation):
             self._point = asked
         return self._derived
 
-    def ask_again(self, x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Forget the last point and return it, as it was sent. Requested again, sites answer with exact derivatives."""
-        self._point, sent = None, self.journal.last_request()
-        if isinstance(sent, messages.Derive) and all(map(close, _derive(x, spread, None)[:2], (sent.x, sent.spread))):
-            return np.array(sent.x), None if sent.about is None else np.array(sent.about)
-        return x, spread
+    def ask_again(self) -> None:
+        """Forget the last point. If it is requested a second time, sites answer with exact derivatives."""
+        self._point = None
 
     def sums(
         self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None
