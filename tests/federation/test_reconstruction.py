@@ -137,7 +137,13 @@ def constraints(transcript, exact):
         slope, curve = averaged(told.x, spread)
         size = np.ldexp(1.0, told.exponents)
         if exact:
-            slack, wide = 1e-7, 1e-7
+            # The solver is content with errors of 1e-6: a thousandth of that is left.
+            slope, curve, told = (
+                1e3 * slope,
+                1e3 * curve,
+                told._replace(gradient=1e3 * told.gradient, hessian=1e3 * told.hessian),
+            )
+            slack, wide = 1e-6, 1e-6
         else:
             unit = 2.0 ** -digits_of(3, k == 0)
             slack = unit * np.outer(size, size)[upper]
@@ -145,10 +151,10 @@ def constraints(transcript, exact):
         kept.append(LinearConstraint(curve.T, told.hessian[upper] - slack, told.hessian[upper] + slack))
         kept.append(LinearConstraint(slope.T, told.gradient - wide, told.gradient + wide))
     if exact:
-        for a, normal in transcript.events[:40]:
+        for a, normal in transcript.events[:150]:
             each, control = transcript.gradients(a)
-            across = np.linalg.svd(normal[None])[2][1:]
-            kept.append(LinearConstraint(across @ each, across @ control - 1e-7, across @ control + 1e-7))
+            across = 1e3 * np.linalg.svd(normal[None])[2][1:]
+            kept.append(LinearConstraint(across @ each, across @ control - 1e-6, across @ control + 1e-6))
     return kept
 
 

@@ -180,21 +180,18 @@ def test_a_declined_point_counts_once(tmp_path):
     agent.log.close()
 
 
-@pytest.mark.parametrize("off", [1e-13, 1e-4])
-def test_another_machine_computes_the_same_opening_but_for_rounding(study, tmp_path, monkeypatch, off):
-    folder, post, _ = study
+def test_an_opening_that_is_computed_otherwise_is_named_before_a_site_is_asked(study, tmp_path, monkeypatch):
+    """As on a machine that rounds otherwise: sites would refuse a round that they have answered."""
+    folder, off = study[0], 1e-13
     with folder.connected(tmp_path / "run") as connection:
         killed(connection, 25)
     name = "derivatives" if folder.contract == FEW_ROUNDS else "sums"
     exact = getattr(RemoteFederation, name)
     monkeypatch.setattr(RemoteFederation, name, lambda self, x, *more: exact(self, x * (1 + off), *more))
     with folder.connected(tmp_path / "run") as connection:
-        if off > 1e-9:
-            with pytest.raises(InputError, match="request . this software computes otherwise.*version"):
-                fp.sample(connection, progress=False)
-        else:
-            again = fp.sample(connection, progress=False)
-            np.testing.assert_allclose(again.mean(), post.mean(), atol=2 * post.cov()[0, 0] ** 0.5)
+        connection.transport.ask = None
+        with pytest.raises(InputError, match="request . this software computes otherwise.*version"):
+            fp.sample(connection, progress=False)
 
 
 def upgraded(folder, store, kill):

@@ -17,10 +17,6 @@ from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.results.manifest import RESTORE
 from fedpdmc.results.run_state import RunState
 
-# Relative differences of requests that are the same but for rounding, as on another machine: of points, and of coordinates,
-# which both sides then use with a difference of this size.
-SAME_POINT, SAME_COORDINATES = 1e-9, 1e-12
-
 
 class OpeningJournal:
     """The rounds so far; ``write(facts, arrays)`` stores them, None keeps them in memory."""
@@ -50,7 +46,9 @@ class OpeningJournal:
             self.rounds.append(([request.data for request in requests], []))
             self._save()
         sent, answers = self.rounds[self._at]
-        if len(sent) != len(requests) or not all(_alike(a, b.data) for a, b in zip(sent, requests, strict=True)):
+        # Compared in the present wire version: the last process may have had another.
+        stored, made = ([messages.encode(messages.decode(x)) for x in a] for a in (sent, [r.data for r in requests]))
+        if stored != made:
             found = f"an opening whose request {self._at + 1} this software computes otherwise"
             raise InputError("store", found, "Continue with the version and the kind of machine that began the run.")
         requests = [Request(data) for data in sent]
@@ -62,28 +60,8 @@ class OpeningJournal:
         self._at += 1
         return checked
 
-    def last_request(self) -> messages.Message:
-        """The first site's request of the last round, as it was sent."""
-        return messages.decode(self.rounds[self._at - 1][0][0])
-
     def _save(self) -> None:
         if self._write is not None:
-            parts = [
-                (place, k, part) for place, one in enumerate(self.rounds) for k, part in enumerate(one[0] + one[1])
-            ]
-            arrays = {f"opening.{place}.{k}": np.frombuffer(part, np.uint8) for place, k, part in parts}
+            parts = ((i, k, part) for i, one in enumerate(self.rounds) for k, part in enumerate(one[0] + one[1]))
+            arrays = {f"opening.{i}.{k}": np.frombuffer(part, np.uint8) for i, k, part in parts}
             self._write({"opening": [list(map(len, one)) for one in self.rounds]}, arrays)
-
-
-def _alike(stored: bytes, made: bytes) -> bool:
-    """Whether two requests are the same but for rounding."""
-    a, b = vars(messages.decode(stored)), vars(messages.decode(made))
-    most = SAME_COORDINATES if "center" in a else SAME_POINT
-    return stored == made or a.keys() == b.keys() and all(close(value, b[name], most) for name, value in a.items())
-
-
-def close(a: Any, b: Any, most: float = SAME_POINT) -> bool:
-    """Whether two values are the same but for rounding; what is no array of real numbers must be equal."""
-    if not isinstance(a, np.ndarray) or a.shape != np.shape(b) or a.dtype.kind != "f":
-        return np.array_equal(a, b)
-    return bool(np.all(np.abs(a - b) <= most * max(np.abs(a).max(initial=0.0), 1e-3)))

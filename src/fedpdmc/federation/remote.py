@@ -17,7 +17,7 @@ from fedpdmc.federation.derivative_rounding import Heights, digits_of
 from fedpdmc.federation.immediate_arrivals import ImmediateArrivals
 from fedpdmc.federation.joint_plans import JointRandomness
 from fedpdmc.federation.message_format import VERSION
-from fedpdmc.federation.opening_journal import OpeningJournal, close
+from fedpdmc.federation.opening_journal import OpeningJournal
 from fedpdmc.federation.transport import Request, Transport
 from fedpdmc.federation.turn_plans import abbreviated
 from fedpdmc.members.member import Member, NotBent
@@ -138,13 +138,6 @@ class RemoteFederation(Federation):
             self.noise = [np.array(m.noise) for m in found]
             self._point = asked
         return self._derived
-
-    def as_sent(self, x: np.ndarray, spread: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """The last point as it was sent: after a restart with other software it may be computed with other last bits."""
-        sent = self.journal.last_request()
-        if isinstance(sent, messages.Derive) and all(map(close, _derive(x, spread, None)[:2], (sent.x, sent.spread))):
-            return np.array(sent.x), None if sent.about is None else np.array(sent.about)
-        return x, spread
 
     def sums(
         self, x: np.ndarray, spread: np.ndarray | None = None, bend: Bend | None = None

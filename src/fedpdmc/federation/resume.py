@@ -288,7 +288,6 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     found, x, spread = (
         search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
     )
-    x, spread = federation.as_sent(x, spread)
     made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
         for doubt in doubts(federation.plausible.weigh_sites()):
