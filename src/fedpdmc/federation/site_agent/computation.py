@@ -102,7 +102,9 @@ class Computation:
             messages.TurnPlans: self._plans,
             messages.Offer: self._offer,
             messages.Agree: self._agree,
-        } | ({} if own is None else {messages.Reveal: own.reveal})
+        }
+        if own is not None:
+            self._handlers[messages.Reveal] = own.reveal
 
     def check(self, message: messages.SiteRequest) -> None:
         """Raise `RequestRefused` for a request that the contract does not allow, or not now."""
