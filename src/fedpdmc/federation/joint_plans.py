@@ -68,34 +68,25 @@ def _digest(request: Request) -> bytes:
 
 
 class JointRandomness:
-    """The coordinator's part: the seeds of all parties, and the signed arrivals of the last round."""
+    """The coordinator's part: the seeds of all parties, and what the next request for arrivals has as evidence."""
 
     def __init__(self, study: Study, seed: int):
         self.study, self._own = study, _hash("coordinator", str(seed).encode())
+        self.commitment = _hash("commitment", self._own)
         self.seeds: tuple[bytes, ...] = ()
-        self.answers: tuple[bytes, ...] = ()
-
-    @property
-    def commitment(self) -> bytes:
-        """The hash of the coordinator's seed."""
-        return _hash("commitment", self._own)
+        self.evidence: tuple[bytes, ...] = ()
 
     def begin(self, opened: Sequence[messages.Opened], revealed: Sequence[messages.Revealed]) -> None:
         """All parties have revealed their seeds."""
         for name, one, other in zip(self.study.sites, opened, revealed, strict=True):
             if _hash("commitment", other.seed) != one.commitment:
                 raise BadAnswer(name, "another seed than the one that it has committed to")
-        self.seeds = (self._own, *(one.seed for one in revealed))
-
-    @property
-    def evidence(self) -> tuple[bytes, ...]:
-        """What the next request for arrivals has."""
-        return self.answers or self.seeds
+        self.seeds = self.evidence = (self._own, *(one.seed for one in revealed))
 
     def add(self, request: Request, answers: Sequence[messages.Arrivals]) -> None:
         """The answers of a round, which the next request carries."""
         plan = _digest(request)
-        self.answers = tuple(messages.encode(_public_part(answer, plan)) for answer in answers)
+        self.evidence = tuple(messages.encode(_public_part(answer, plan)) for answer in answers)
 
 
 class _Round(NamedTuple):
