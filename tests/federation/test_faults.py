@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.federation.processes import Parties
-from tests.federation.studies import SEED, SITE_SEED, ZIGZAG, Folder, same_bits
+from tests.federation.studies import FEW_ROUNDS, SEED, SITE_SEED, ZIGZAG, Folder, same_bits
 from tests.study.contracts import with_model_file
 
 import fedpdmc as fp
@@ -22,9 +22,18 @@ LONGER = (
 )
 
 
+# The default dynamics: sites make the plans from turns.
+TURNS = (
+    FEW_ROUNDS.replace("duration = 6.0", "ess = 400")
+    .replace("rounds = 2000", "rounds = 1000000")
+    .replace("observed_time = 1000.0", "observed_time = 1e5")
+)
+
+
 @pytest.fixture(
     params=[
         pytest.param(LONGER, id="family"),
+        pytest.param(TURNS, id="turns"),
         pytest.param(with_model_file(LONGER.replace("ess = 60", "ess = 40")), id="file", marks=pytest.mark.long),
     ]
 )

@@ -183,6 +183,12 @@ def test_what_a_coordinator_chooses_is_refused(restarted, stopped, choice, code)
     assert told(agent, stopped[1][-1]) == "Arrivals"
 
 
+def test_numbers_of_another_machine_are_answered(restarted, stopped):
+    message, agent = messages.decode(stopped[1][-1]), restarted()
+    rounding = {name: getattr(message, name) * (1 + 1e-12) for name in ("start", "velocity")}
+    assert told(agent, forged(agent, message, **rounding)) == "Arrivals"
+
+
 def test_arrivals_of_another_run_are_refused(few_rounds, restarted, stopped, tmp_path):
     """The other run has other numbers of the coordinator, and the same keys of the sites."""
     message = messages.decode(stopped[1][-1])

@@ -37,6 +37,7 @@ def lied(value, rng):
         int: [0, 1, 2**62],
         float: [0.0, -1.0, 1e300, -1e300, 1e-300],
         bytes: [bytes(len(value))] if isinstance(value, bytes) else [],
+        tuple: [(), (b"",), (bytes(32), bytes(32))],
         str: ["X", "NOT_FINITE", "BOUND_VIOLATED", "BUDGET_SPENT", "TOO_MANY_ROUNDS"],
     }
     return rng.choice(choices[type(value)])
@@ -90,8 +91,12 @@ def test_whatever_a_site_answers_the_run_goes_on_or_ends_in_a_sentence(tmp_path,
     ],
 )
 def test_a_site_outlives_whatever_a_coordinator_asks(tmp_path, contract, lies):
-    """Live: the site is a process with a policy, the coordinator has a good key and lies in any field of its requests."""
-    folder, rng, codes = Folder(tmp_path, contract), random.Random(1), set()
+    """Live: the site is a process with a policy, the coordinator has a good key and lies in any field of its requests.
+
+    With a Student-t prior the site does not make the plans itself: it answers any that its policy allows.
+    """
+    chosen = contract.replace("scale = 1.5", "scale = 1.5\nstudent_t = { Intercept = 4 }")
+    folder, rng, codes = Folder(tmp_path, chosen), random.Random(1), set()
     parties, sequence, number = Parties(folder, (SEED, SITE_SEED)), 2, 0
     with folder.listening(listen=parties.address) as connection:
         parties.start("north")

@@ -68,34 +68,25 @@ def _digest(request: Request) -> bytes:
 
 
 class JointRandomness:
-    """The coordinator's part: the seeds of all parties, and the signed arrivals of the last round."""
+    """The coordinator's part: the seeds of all parties, and what the next request for arrivals has as evidence."""
 
     def __init__(self, study: Study, seed: int):
         self.study, self._own = study, _hash("coordinator", str(seed).encode())
+        self.commitment = _hash("commitment", self._own)
         self.seeds: tuple[bytes, ...] = ()
-        self.answers: tuple[bytes, ...] = ()
-
-    @property
-    def commitment(self) -> bytes:
-        """The hash of the coordinator's seed."""
-        return _hash("commitment", self._own)
+        self.evidence: tuple[bytes, ...] = ()
 
     def begin(self, opened: Sequence[messages.Opened], revealed: Sequence[messages.Revealed]) -> None:
         """All parties have revealed their seeds."""
         for name, one, other in zip(self.study.sites, opened, revealed, strict=True):
             if _hash("commitment", other.seed) != one.commitment:
                 raise BadAnswer(name, "another seed than the one that it has committed to")
-        self.seeds = (self._own, *(one.seed for one in revealed))
-
-    @property
-    def evidence(self) -> tuple[bytes, ...]:
-        """What the next request for arrivals has."""
-        return self.answers or self.seeds
+        self.seeds = self.evidence = (self._own, *(one.seed for one in revealed))
 
     def add(self, request: Request, answers: Sequence[messages.Arrivals]) -> None:
         """The answers of a round, which the next request carries."""
         plan = _digest(request)
-        self.answers = tuple(messages.encode(_public_part(answer, plan)) for answer in answers)
+        self.evidence = tuple(messages.encode(_public_part(answer, plan)) for answer in answers)
 
 
 class _Round(NamedTuple):
@@ -108,21 +99,10 @@ class _Round(NamedTuple):
 
 
 class OwnPlans:
-    """A site's part: it announces a seed and a key, signs its arrivals, and makes every plan for itself.
+    """A site's part: it announces a seed and a key, both from a secret, signs its arrivals, and makes the plans for itself.
 
-    Parameters
-    ----------
-    study : Study
-    name : str
-        The site's.
-    secret : str
-        What its seed and its key are derived from.
-    credentials : Credentials, optional
-        Its keys of the study; None on a plain connection, where nobody proves who he is.
-    pinned : dict
-        Fingerprints of the only certificates that are accepted for the named sites.
-    enforced : bool
-        Whether other plans are refused; if not, they are answered, as in the coordinator's own process.
+    Without ``credentials``, on a plain connection, nobody proves who he is. ``pinned`` has the fingerprints of the only
+    certificates that are accepted for these sites. Other plans are refused if ``enforced``: not in one process.
     """
 
     def __init__(self, study: Study, name: str, secret: str, credentials=None, pinned=None, enforced: bool = True):
@@ -144,11 +124,11 @@ class OwnPlans:
             return opened
         if message.commitment == messages.NOTHING_ASKED or len(message.turns):
             raise RequestRefused("NOT_JOINT")
-        made, certificate, signature = dict(zip(("commitment", "public"), self._own, strict=True)), b"", b""
-        if self.credentials is not None:
-            certificate = self.credentials.certificate
-            signature = certified.sign(self.credentials, self._said(message.run, self.name, self._own))
-        return dataclasses.replace(opened, **made, certificate=certificate, signature=signature)
+        made = dataclasses.replace(opened, commitment=self._own[0], public=self._own[1])
+        if (own := self.credentials) is None:
+            return made
+        signature = certified.sign(own, self._said(message.run, self.name, self._own))
+        return dataclasses.replace(made, certificate=own.certificate, signature=signature)
 
     def _said(self, run: bytes, name: str, announced: tuple[bytes, bytes]) -> bytes:
         return _hash("announced", run, self.study.digest, *announced, name.encode())
@@ -192,20 +172,20 @@ class OwnPlans:
             self._run = coordinator(method, -opening.begin), keys, start
         return self._run
 
-    def check(self, message: Request, plans: messages.Plans) -> None:
+    def check(self, message: Request, plans: messages.Message) -> None:
         """Raise `RequestRefused` for plans other than the site's own; ``plans`` are those of the message."""
         if self._opening is not None:
             self._begun(message)
-            if self.enforced:
+            if self.enforced and isinstance(plans, messages.Plans):
                 self._next = message, self._plan(message, plans)
 
-    def record(self, message: messages.SiteRequest, plans: messages.Message) -> None:
+    def record(self, message: messages.Message, plans: messages.Message) -> None:
         """Update the state after a request was answered."""
         if isinstance(message, messages.Open) and message.commitment != messages.NOTHING_ASKED:
             self._opening = message
         elif isinstance(message, messages.Reveal):
             self._opened = _read_openings(message)
-        elif isinstance(message, Request) and isinstance(plans, messages.Plans):
+        elif isinstance(message, Request):
             if self._next is None or self._next[0] is not message:
                 self.check(message, plans)
             self._last, self._next = self._next[1] if self._next is not None else None, None
@@ -240,18 +220,17 @@ class OwnPlans:
 
     def _arrivals(self, message: Request, last: _Round):
         """The arrivals of all sites along the last plans, stacked; each has its site's signature."""
-        found, plan = [], jax.tree.map(np.asarray, last.itinerary.plan)
+        found, plan, flips = [], jax.tree.map(np.asarray, last.itinerary.plan), self.study.dynamics().flips
         try:
             for name, opened, data in zip(self.study.sites, self._opened, message.evidence, strict=True):
                 answer = messages.decode(data)
-                good = isinstance(answer, messages.Arrivals) and (answer.run, answer.request) == (
+                if not isinstance(answer, messages.Arrivals) or (answer.run, answer.request) != (
                     message.run,
                     last.digest,
-                )
-                if not good or not isinstance(answer, messages.Arrivals):
+                ):
                     raise BadAnswer(name, "not the arrivals along the last plans")
                 Ed25519PublicKey.from_public_bytes(opened.public).verify(answer.signature, _statement(name, answer))
-                found.append(read_arrival(name, answer, plan, self.study.dynamics().flips))
+                found.append(read_arrival(name, answer, plan, flips))
         except (WireError, BadAnswer, InvalidSignature, ValueError) as error:
             logger.error("arrivals of other sites that they have not signed: %s", error)
             raise RequestRefused("NOT_SIGNED") from error

@@ -79,7 +79,7 @@ class RunRecorder:
                 "goal": list(sampler.goal),
                 "reference": facts,
                 "weights": self.weights,
-                "joint": None if joint is None else [[x.hex() for x in part] for part in (joint.seeds, joint.answers)],
+                "joint": None if joint is None else [[x.hex() for x in part] for part in (joint.seeds, joint.evidence)],
             },
             arrays,
         )
@@ -151,7 +151,7 @@ def sample_study(
     elif saved is not None:
         federation.turning = method.dynamics.turns
         if federation.joint is not None:
-            federation.joint.seeds, federation.joint.answers = _unpack_joint(saved)
+            federation.joint.seeds, federation.joint.evidence = _unpack_joint(saved)
         _restore_accounts(connection, saved)
     if federation.joint is not None:
         method = method.replace(seed=joint_seed(federation.joint.seeds))
@@ -311,8 +311,7 @@ def check_state(study: Study, saved: RunState) -> None:
         held = prior.law.start(chains).shape if isinstance(prior, MixturePrior) else ()
         good = good and (() if state.scales is None else state.scales.shape) == held
         if study.sites_plan:
-            seeds, answers = _unpack_joint(saved)
-            good = good and len(seeds) == len(study.sites) + 1 and len(answers) in (0, len(study.sites))
+            good = good and len(_unpack_joint(saved)[0]) == len(study.sites) + 1
         good = good and np.shape(facts["sequence"]) == np.shape(saved.arrays["bytes"]) == (len(study.sites),)
         for name, one in facts["accounts"].items():
             AccountStatus.from_numbers(name, *one)

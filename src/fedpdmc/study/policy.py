@@ -18,9 +18,8 @@ from fedpdmc.validation import check_fingerprint
 
 CHECK = "Agree on another contract, or change the site's policy.toml."
 CHOICE = (
-    "The coordinator would choose this contract's plans. Agree on one whose plans sites can make: a normal prior, no "
-    "effects of groups, no table [coordinates], no linear control; or set coordinator_may_choose = true in the site's "
-    "policy.toml."
+    "The coordinator would choose this contract's plans. Agree on one whose plans sites make: with a normal prior, without "
+    "effects, [coordinates] and linear control; or set coordinator_may_choose = true in the site's policy.toml."
 )
 UNPROTECTED = (
     "Without a privacy budget a coordinator can reconstruct records, few or many. Agree on a contract with [privacy]; or, "

@@ -186,7 +186,7 @@ def _unrepeatable(request: bytes, given: Any, secret: bool) -> str | None:
 def _alike(data: bytes, given: Any) -> bool:
     """Whether two answers are the same, except for what other runs may have spent of the same budget."""
     made: Any = messages.decode(data)
-    if isinstance(made, messages.Opened) and isinstance(given, messages.Opened):
+    if type(made) is type(given) is messages.Opened:
         # Signatures with the key of a certificate are random.
         made = dataclasses.replace(made, certificate=given.certificate, signature=given.signature)
     if type(made) is type(given) and isinstance(made, (messages.Arrivals, messages.Opened)) and given.remaining >= 0:
