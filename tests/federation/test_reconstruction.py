@@ -158,14 +158,13 @@ def constraints(transcript, exact):
     return kept
 
 
-def reconstructed(transcript, exact):
-    """The most likely records that agree with the transcript: how many are right, or None if none was found in time."""
+def reconstructed(transcript, exact, weight=0.0):
+    """The most likely records that agree with the transcript, or None if none was found in time."""
     cost = -np.log(population())
-    if not exact:
+    for a, velocity in transcript.events if weight else ():
         # A velocity that was drawn points against the gradient.
-        for a, velocity in transcript.events:
-            each, _ = transcript.gradients(a)
-            cost = cost + (velocity / np.linalg.norm(velocity)) @ each / np.sqrt(RECORDS)
+        each, _ = transcript.gradients(a)
+        cost = cost + weight * (velocity / np.linalg.norm(velocity)) @ each
     found = milp(
         cost, integrality=np.ones(len(ROWS)), bounds=Bounds(0, RECORDS), constraints=constraints(transcript, exact),
         options={"time_limit": SECONDS},
@@ -174,27 +173,30 @@ def reconstructed(transcript, exact):
 
 
 def agreement(counts, guess):
-    """The share of the records that a guess has right."""
-    return 0.0 if guess is None else float(np.minimum(counts, guess).sum()) / RECORDS
+    """The share of the records whose treatment and age a guess has right. Of outcomes three sums alone are in the answers."""
+    if guess is None:
+        return 0.0
+    one, other = (np.reshape(x, (-1, 2)).sum(1) for x in (counts, guess))
+    return float(np.minimum(one, other).sum()) / RECORDS
 
 
 @pytest.mark.long
-def test_an_integer_programme_finds_all_records_of_reflections_and_few_of_draws(tmp_path, monkeypatch):
+def test_an_integer_programme_finds_all_records_of_reflections_and_no_more_than_a_guess_of_draws(tmp_path, monkeypatch):
     shares, guesses = [], []
     for seed in range(3):
         counts = np.random.default_rng(seed).multinomial(RECORDS, population())
-        guesses.append(agreement(counts, np.random.default_rng(100 + seed).multinomial(RECORDS, population())))
+        guesses += [
+            agreement(counts, np.random.default_rng(100 + k).multinomial(RECORDS, population())) for k in range(20)
+        ]
         (tmp_path / str(seed)).mkdir()
         transcript = Transcript(tmp_path / str(seed), counts)
-        assert len(transcript.events) > 100
-        shares.append(agreement(counts, reconstructed(transcript, exact=False)))
-        # As the account says: no more than the bits that were given away.
-        assert transcript.information.bits > 100
-    print(f"draws and grid: {shares}, a guess: {guesses}")
-    assert np.mean(shares) < 0.85 and max(shares) < 1.0
+        assert len(transcript.events) > 100 and transcript.information.bits > 100
+        shares.append(max(agreement(counts, reconstructed(transcript, False, weight)) for weight in (0.0, 0.01, 0.1)))
+    assert max(shares) < np.quantile(guesses, 0.95) + 0.05, (shares, np.mean(guesses))
 
     monkeypatch.setattr(Study, "dynamics", lambda study: fp.Boomerang())
     monkeypatch.setattr(computation, "release", lambda x, g, h, *_: Release(np.array(x), g, h, 0.0))
-    counts = np.random.default_rng(0).multinomial(RECORDS, population())
-    (tmp_path / "exact").mkdir()
-    assert agreement(counts, reconstructed(Transcript(tmp_path / "exact", counts), exact=True)) == 1.0
+    for seed in range(2):
+        counts = np.random.default_rng(seed).multinomial(RECORDS, population())
+        (tmp_path / f"exact {seed}").mkdir()
+        assert agreement(counts, reconstructed(Transcript(tmp_path / f"exact {seed}", counts), exact=True)) == 1.0
