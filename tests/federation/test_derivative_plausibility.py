@@ -58,6 +58,8 @@ def test_derivatives_that_no_records_have_stop_the_run_by_name(tmp_path, change,
 
 LOOSE = """
 least_records = 2
+most_bits = 1e9
+most_bits_in_all = 1e9
 least_without_budget = 0
 most_parameters_per_record = 0.5
 families = ["logistic"]

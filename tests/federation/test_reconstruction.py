@@ -173,7 +173,7 @@ def reconstructed(transcript, exact, weight=0.0):
 
 
 def agreement(counts, guess):
-    """The share of the records whose treatment and age a guess has right. Of outcomes three sums alone are in the answers."""
+    """The share of the records whose treatment and age a guess has right. Answers have only three sums of outcomes."""
     if guess is None:
         return 0.0
     one, other = (np.reshape(x, (-1, 2)).sum(1) for x in (counts, guess))

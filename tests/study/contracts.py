@@ -82,6 +82,8 @@ derivatives = "own"
 passes = true
 most_rounds = 1000000
 most_observed_time = 1e6
+most_bits = 1e9
+most_bits_in_all = 1e9
 """
 
 
