@@ -13,6 +13,7 @@ from tests.study.contracts import POLICY
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.certificates.keys import read_credentials
+from fedpdmc.clocks.walking import TIME_GRID
 from fedpdmc.errors import NotFinite
 from fedpdmc.federation.dry_run import _of_site
 from fedpdmc.federation.joint_plans import OwnPlans
@@ -128,7 +129,10 @@ def test_sites_answer_in_the_order_of_their_names(federation, folder):
         expected = in_this_process(folder).exchange(plan())
     assert len(found) == len(expected) == 2
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.time, other.time)
+        # What leaves a site is on the grid of times.
+        np.testing.assert_allclose(one.time, other.time, rtol=0, atol=TIME_GRID)
+        if not isinstance(federation, LocalFederation):
+            assert np.all(np.asarray(one.time)[one.rang] % TIME_GRID == 0)
         np.testing.assert_array_equal(one.rang, other.rang)
         np.testing.assert_array_equal(np.asarray(one.mark)[one.rang], np.asarray(other.mark)[other.rang])
 
@@ -160,12 +164,12 @@ def test_a_fault_names_the_site_and_the_chain(kind, tmp_path):
     assert error.value.site in federation.names and 0 <= error.value.chain < 4
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(federation, folder):
+def test_an_interrupted_run_goes_on_as_one_here_up_to_the_grid_of_times(federation, folder):
     chosen = method(folder)
     reference = _run(in_this_process(folder), chosen, None)
     found = _run(federation, chosen, interrupt_at=7)
     for one, other in zip(reference, found, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
 @double_precision
@@ -255,7 +259,7 @@ def test_records_that_the_contract_says_are_not_there_are_refused(wards):
     assert lines[1].startswith("  line 2: a record that depends on 'ward[A]'. By the contract")
 
 
-def test_the_compiled_loop_makes_the_same_bits(folder):
+def test_the_compiled_loop_makes_the_same_draws_up_to_the_grid_of_times(folder):
     """What ``sample`` does with sites in this process, against single rounds over messages."""
     chosen = method(folder)
     assert isinstance(in_this_process(folder), LocalFederation)
@@ -264,6 +268,8 @@ def test_the_compiled_loop_makes_the_same_bits(folder):
         seed=folder.joint_seed, progress=False, reference="identity",
     )  # fmt: skip
     rounds = folder.in_process()
-    assert same_bits(post, rounds)
+    for name in ("offsets", "t", "a", "v"):
+        one, other = (getattr(run.skeleton, name) for run in (post, rounds))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     # On its own a site walks every plan to its end; in the loop it stops where another one has had an event.
     assert np.all(rounds.gradient_evaluations >= post.gradient_evaluations) and np.all(post.gradient_evaluations > 50)

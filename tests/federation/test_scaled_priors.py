@@ -36,7 +36,7 @@ def test_the_contract_is_the_prior_and_says_it(folder):
     assert float(prior.law.global_scale) == 0.2
     np.testing.assert_array_equal(np.diag(prior.normal.precision), [0.0, 1.5**-2.0, 1.5**-2.0])
     words = modelled(folder.study)[2]
-    assert "Student-t" in words and "horseshoe of global scale 0.2" in words and "age" in words
+    assert "student_t(4, 0, 1.5)" in words and "horseshoe(0.2, 1.5)" in words and "age" in words
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_column_that_drops_few_is_refused(site):
         site(DROP, one)
     left = site(DROP, one, "least_difference = 0")
     missing = gradient - exact_gradient(left, 4)[:3]
-    assert round(10 * missing[2] / missing[0] + 50) == PEOPLE[7][2]
+    assert abs(10 * missing[2] / missing[0] + 50 - PEOPLE[7][2]) < 5
     # Thirty records are not known by subtraction.
     site(DROP, many, 'dataset = "other"')
 
@@ -148,7 +148,7 @@ def test_the_same_records_are_used_again(site, policy):
     uses = DataSets(default_path().parent).uses()
     assert [use.study for use in uses] == ["first", "second", "second"]
     assert uses[0].digest == uses[1].digest != uses[2].digest
-    assert {use.count for use in uses} == {150} and all(use.exact and use.bits == 0 for use in uses)
+    assert {use.count for use in uses} == {150} and all(use.exact and use.bits > 0 for use in uses)
 
 
 @pytest.mark.parametrize("policy", ["", 'record_id = ["person"]'])

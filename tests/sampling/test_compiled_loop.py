@@ -192,15 +192,24 @@ def test_a_sites_own_seed_is_its_randomness():
 
 def test_sites_of_one_seed_are_independent():
     one, other = (logistic_site(name, 12) for name in ("north", "south"))
-    keys = [np.asarray(jax.random.key_data(fp.Site(s.potential, name=s.name, seed=5).key(0))) for s in (one, other)]
-    assert not np.array_equal(*keys)
+    keys = [np.asarray(fp.Site(s.potential, name=s.name, seed=5).keys(0, 1, True)) for s in (one, other)]
+    assert not np.array_equal(keys[0][:, :2], keys[1][:, :2]) and not np.array_equal(keys[0][:, 2:], keys[1][:, 2:])
 
 
 def test_sites_without_a_seed_are_keyed_by_run_and_name():
     north, south = logistic_site("north"), logistic_site("south")
-    keys = [jax.random.key_data(site.key(seed)) for site in (north, south) for seed in (0, 1)]
-    assert len({tuple(np.asarray(key).tolist()) for key in keys}) == 4
-    np.testing.assert_array_equal(keys[0], jax.random.key_data(logistic_site("north", 5).key(0)))
+    keys = [np.asarray(site.keys(seed, 1, True))[0] for site in (north, south) for seed in (0, 1)]
+    assert len({tuple(key[:2]) for key in keys}) == len({tuple(key[2:]) for key in keys}) == 4
+    np.testing.assert_array_equal(keys[0], logistic_site("north", 5).keys(0, 1, True)[0])
+
+
+def test_a_long_seed_is_used_whole():
+    """Seeds of the operating system have 256 bits: two that agree in the last 64 give other keys."""
+    model = logistic_site("north").potential
+    keys = [
+        np.asarray(fp.Site(model, name="north", seed=seed).keys(0, 1, True))[0] for seed in (2**200 + 5, 2**201 + 5)
+    ]
+    assert not np.array_equal(keys[0][:2], keys[1][:2]) and not np.array_equal(keys[0][2:], keys[1][2:])
 
 
 def equations(jaxpr):

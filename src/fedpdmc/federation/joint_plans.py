@@ -20,10 +20,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedpdmc.certificates import keys as certified
 from fedpdmc.errors import BadAnswer, WireError
 from fedpdmc.federation import messages
 from fedpdmc.federation.answer_checks import read_arrival
@@ -109,6 +106,8 @@ class OwnPlans:
         self.study, self.name, self.enforced = study, name, enforced
         self.credentials, self._pinned = credentials, pinned or {}
         self._seed, private = (_hash(use, name.encode(), b"/", secret.encode()) for use in ("seed", "key"))
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         self._key = Ed25519PrivateKey.from_private_bytes(private)
         self._own = _hash("commitment", self._seed), self._key.public_key().public_bytes_raw()
         self._opening: messages.Open | None = None
@@ -127,7 +126,9 @@ class OwnPlans:
         made = dataclasses.replace(opened, commitment=self._own[0], public=self._own[1])
         if (own := self.credentials) is None:
             return made
-        signature = certified.sign(own, self._said(message.run, self.name, self._own))
+        from fedpdmc.certificates.keys import sign
+
+        signature = sign(own, self._said(message.run, self.name, self._own))
         return dataclasses.replace(made, certificate=own.certificate, signature=signature)
 
     def _said(self, run: bytes, name: str, announced: tuple[bytes, bytes]) -> bytes:
@@ -148,10 +149,12 @@ class OwnPlans:
             return False
         if self.credentials is None:
             return True
+        from fedpdmc.certificates.keys import fingerprint, signer
+
         said = self._said(self._opening.run, name, announced) if self._opening else b""
-        if certified.signer(self.credentials, opened.certificate, opened.signature, said) != name:
+        if signer(self.credentials, opened.certificate, opened.signature, said) != name:
             return False
-        return name not in self._pinned or certified.fingerprint(opened.certificate) == self._pinned[name]
+        return name not in self._pinned or fingerprint(opened.certificate) == self._pinned[name]
 
     def turn_keys(self, message: Request):
         """The public keys of the turns; None if the coordinator has sent its own in the opening."""
@@ -220,6 +223,9 @@ class OwnPlans:
 
     def _arrivals(self, message: Request, last: _Round):
         """The arrivals of all sites along the last plans, stacked; each has its site's signature."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
         found, plan, flips = [], jax.tree.map(np.asarray, last.itinerary.plan), self.study.dynamics().flips
         try:
             for name, opened, data in zip(self.study.sites, self._opened, message.evidence, strict=True):

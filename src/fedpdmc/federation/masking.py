@@ -59,7 +59,7 @@ def unpacked(values: Sequence[float], dim: int) -> tuple[np.ndarray, np.ndarray]
 
 def size(dim: int) -> int:
     """How many numbers `packed` has."""
-    return 1 + dim + dim * (dim + 1) // 2
+    return dim + dim * (dim + 1) // 2
 
 
 def words(numbers: Sequence[int]) -> np.ndarray:

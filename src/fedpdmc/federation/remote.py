@@ -403,6 +403,9 @@ class RemoteSite(Member):
         self.dim = dim if coordinates is None else len(coordinates)
         self.name = SUM if index is None else federation.names[index]
         self.grid = 0.0 if bounds is not None else 2.0 ** -digits_of(self.dim, False)
+        if index is None:
+            # Independent errors of all sites, each relative to a part of the whole.
+            self.grid /= np.sqrt(len(federation.names))
 
     @property
     def noisy(self) -> bool:

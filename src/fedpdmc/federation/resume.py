@@ -166,7 +166,8 @@ def sample_study(
             sampler.burn_in(progress, duration, ess)
     connection.saved = None
     post = sampler.to_length(duration, ess, progress)
-    if study.epsilon is None:
+    asked = np.asarray(saved.facts["sequence"]) if begun and saved is not None else 0
+    if study.epsilon is None and (federation.sequence > asked).any():
         recorder.information = post.settings["information"] = federation.information()
     if federation.plausible is not None:
         federation.plausible.check_posterior(post.mean(), np.sqrt(np.diag(post.cov())))
@@ -288,12 +289,15 @@ def _mode(federation: RemoteFederation, members: Any, study: Study) -> Reference
     found, x, spread = (
         search_vb(*words, bend=True, points=study.most_derivatives) if study.reference == VB else search_laplace(*words)
     )
+    before = int(federation.sequence.max())
     made = reference_at(members, study.prior(), x, spread, study.names, found)
     if federation.plausible is not None and len(members) > 1:
         for doubt in doubts(federation.plausible.weigh_sites()):
             warnings.warn(doubt, stacklevel=2)
     traffic = {name: size + (made.bytes or {}).get(name, 0) for name, size in (found.bytes or {}).items()}
-    return dataclasses.replace(made, rounds=found.rounds + made.rounds, bytes=traffic)
+    # Sites are not asked again for what they have answered last.
+    again = int(federation.sequence.max()) - before
+    return dataclasses.replace(made, rounds=found.rounds + again, bytes=traffic)
 
 
 def check_state(study: Study, saved: RunState) -> None:

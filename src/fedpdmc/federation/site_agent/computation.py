@@ -180,12 +180,18 @@ class Computation:
             self.party.record(message)
             progress.agreed = True
         elif isinstance(message, messages.Derive) and isinstance(given, messages.SiteAnswer):
-            if self._stored_release(message) is None:
-                self._answers.append((self._place(message), given))
+            place = self._place(message)
+            known = next((k for k, (other, _) in enumerate(self._answers) if other.same(place)), None)
+            if known is None:
+                self._answers.append((place, given))
                 if self.site.budget is None:
                     self._released.append((self._own(message), self._release(message)))
                 progress.points += 1
                 self._points.append(self._own(message))
+            else:
+                # A control variate belongs to the place that was requested last.
+                for told in (self._answers, self._released, self._points):
+                    told[known:] = [*told[known + 1 :], *told[known : known + 1]]
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
             if self.latents is not None:
                 self.latents.answered(message, self._arrays(message), given)
