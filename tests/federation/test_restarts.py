@@ -20,7 +20,7 @@ from fedpdmc.federation.grpc.client import inquire
 from fedpdmc.federation.opening_journal import OpeningJournal
 from fedpdmc.federation.remote import RemoteFederation
 from fedpdmc.federation.site_agent.audit_log import Kind, read_log
-from fedpdmc.federation.site_agent.computation import Computation
+from fedpdmc.federation.site_agent.derivative_disclosure import Place
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.study import read_policy
 
@@ -91,7 +91,7 @@ def test_a_search_that_begins_anew_uses_up_no_limit(tmp_path, monkeypatch, idemp
     folder = Folder(tmp_path / "study", FEW_ROUNDS)
     monkeypatch.setattr(RemoteFederation, "rewind", forget)
     if not idempotent:
-        monkeypatch.setattr(Computation, "_stored_release", lambda self, message: None)
+        monkeypatch.setattr(Place, "same", lambda self, other: False)
     with folder.connected(tmp_path / "run") as connection:
         agents, whole = connection.transport.agents, connection.transport.ask
         for kill in range(20 if idempotent else 4):

@@ -43,13 +43,17 @@ LARGEST = 1e24
 
 
 class Told(NamedTuple):
-    """The derivatives of a site at a point, or their means over a Gaussian about it, with the predictors' deviation."""
+    """The derivatives of a site at a point, or their means over a Gaussian about it.
+
+    With the predictors' deviation, and the error of entries of the Hessian relative to the roots of its diagonal.
+    """
 
     x: np.ndarray
     spread: np.ndarray | None
     deviation: float
     gradient: np.ndarray
     hessian: np.ndarray
+    grid: float
 
 
 class Plausible:
@@ -96,10 +100,13 @@ class Plausible:
             )
         if noisy:
             return
-        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian)
         before = self._told.setdefault(name, [])
+        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian, 0.0)
+        # A site repeats its first release, which is coarse, where it is asked again.
+        first = not before or (np.array_equal(before[0].x, now.x) and _same_spread(before[0], now))
+        now = now._replace(grid=_grid(len(x), first))
         if not (study.unknown_scale or study.family == "student_t" or study.model or study.effects):
-            self._convex(name, hessian)
+            self._convex(name, now)
             for past in before:
                 self._between(name, past, now)
         before.append(now)
@@ -163,10 +170,9 @@ class Plausible:
         return gradient, hessian
 
     @staticmethod
-    def _convex(name: str, hessian: np.ndarray) -> None:
-        size = np.sqrt(np.abs(np.diag(hessian)))
-        scaled = hessian / np.outer(np.where(size > 0, size, 1.0), np.where(size > 0, size, 1.0))
-        if np.diag(hessian).min() < 0 or np.linalg.eigvalsh(scaled)[0] < -2 * len(size) * _grid(size):
+    def _convex(name: str, now: Told) -> None:
+        none = now._replace(hessian=np.zeros_like(now.hessian))
+        if np.diag(now.hessian).min() < 0 or not _below(none, now, 1.0):
             raise BadAnswer(name, "a Hessian with negative curvature, which is impossible for this family")
 
     def _between(self, name: str, past: Told, now: Told) -> None:
@@ -178,8 +184,8 @@ class Plausible:
         growth = reach + (0.0 if same else _log_growth(past, now))
         if growth > LONGEST:
             return
-        factor, one, other = math.exp(growth), past.hessian, now.hessian
-        fits = _below(one, other, factor) and _below(other, one, factor)
+        factor = math.exp(growth)
+        fits = _below(past, now, factor) and _below(now, past, factor)
         if same:
             fits = fits and self._rises(past, now, step, reach)
         if not fits:
@@ -187,16 +193,15 @@ class Plausible:
 
     @staticmethod
     def _rises(past: Told, now: Told, step: np.ndarray, reach: float) -> bool:
-        """Whether the gradient changes along a step as the curvature at its ends allows."""
-        rise, curves, slack = float(step @ (now.gradient - past.gradient)), [], 0.0
+        """Whether the gradient changes along a step as the curvature at its ends allows, up to rounding."""
+        rise, least, most, off = float(step @ (now.gradient - past.gradient)), -math.inf, math.inf, 0.0
         for told in (past, now):
             curve, size = float(step @ told.hessian @ step), np.sqrt(np.abs(np.diag(told.hessian)))
-            slack += 2 * _grid(step) * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
-            slack += 2 * _grid(step) * float(np.sum(np.abs(step) * size)) ** 2
-            curves.append(curve)
+            off += told.grid * math.sqrt(abs(curve) + LEAST * float(np.sum((step * size) ** 2)))
+            error = (told.grid + 1e-9) * float(np.sum(np.abs(step) * size)) ** 2
+            least, most = max(least, curve - error), min(most, curve + error)
         low, high = (-math.expm1(-reach) / reach, math.expm1(reach) / reach) if reach > 0 else (1.0, 1.0)
-        slack = slack * high + 1e-9 * max(curves)
-        return low * max(curves) - slack <= rise <= high * min(curves) + slack
+        return low * least - off <= rise <= high * most + off
 
     def weigh_sites(self) -> dict[str, dict[str, Any]]:
         """What each site does to the posterior, by gradients ``g_m`` and Hessians ``H_m`` of all sites at the last point.
@@ -213,7 +218,7 @@ class Plausible:
             return {}
         covariance, found = np.linalg.inv(total), {}
         shares = {name: float(np.trace(covariance @ told.hessian)) for name, told in last.items()}
-        for name, (x, spread, _, gradient, hessian) in last.items():
+        for name, (x, spread, _, gradient, hessian, _) in last.items():
             slope, curvature = self._of_one_record(x, spread)
             records = max((np.diag(hessian) / np.diag(curvature)).max(), (np.abs(gradient) / slope).max())
             found[name] = {"share": shares[name] / sum(shares.values()), "least_records": int(np.ceil(records))}
@@ -283,14 +288,20 @@ def _log_growth(one: Told, other: Told) -> float:
     return max(mean(one, 1.0) - mean(other, -1.0), mean(other, 1.0) - mean(one, -1.0))
 
 
-def _below(one: np.ndarray, other: np.ndarray, factor: float) -> bool:
-    """Whether a Hessian is, up to rounding, at most ``factor`` times another in every direction."""
-    size = np.sqrt(np.abs(np.diag(one)) + np.abs(np.diag(other)))
+def _below(one: Told, other: Told, factor: float) -> bool:
+    """Whether a Hessian is, up to rounding, at most ``factor`` times another.
+
+    An entry of the difference is off by at most ``w_i w_j``, and ``uᵀDu`` by ``(Σ|u_i| w_i)²``: for all axes and
+    eigenvectors u it may be that much below zero.
+    """
+    parts = one.grid * np.abs(np.diag(one.hessian)), factor * other.grid * np.abs(np.diag(other.hessian))
+    size = np.sqrt(sum(parts))
     size = np.where(size > 0, size, 1.0)
-    least = np.linalg.eigvalsh((factor * other - one) / np.outer(size, size))[0]
-    return bool(least >= -2 * len(size) * _grid(size) * factor)
+    scaled = (factor * other.hessian - one.hessian) / np.outer(size, size)
+    ways = np.hstack([np.eye(len(size)), np.linalg.eigh(scaled)[1]])
+    return bool(np.all(np.sum(ways * (scaled @ ways), 0) >= -(np.sum(np.abs(ways), 0) ** 2)))
 
 
-def _grid(parameters: np.ndarray) -> float:
-    """The grid of the first release, the coarsest: relative to the diagonal, whose scale is a power of two."""
-    return 1.5 * 2.0 ** -digits_of(len(parameters), True)
+def _grid(dim: int, first: bool) -> float:
+    """The error of a release relative to the diagonal, whose scale is a power of two and may be half of it."""
+    return 3 * 2.0 ** -digits_of(dim, first)

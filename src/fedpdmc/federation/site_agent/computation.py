@@ -49,6 +49,7 @@ from fedpdmc.study import Study
 from fedpdmc.whitening import Reference
 
 logger = logging.getLogger("fedpdmc.site")
+SAME_PLACE = 9  # decimal digits of a point that its dither depends on
 
 
 class Computation:
@@ -190,6 +191,7 @@ class Computation:
                 self._points.append(self._own(message))
             else:
                 # A control variate belongs to the place that was requested last.
+                told: list
                 for told in (self._answers, self._released, self._points):
                     told[known:] = [*told[known + 1 :], *told[known : known + 1]]
         elif isinstance(message, messages.Plans) and isinstance(given, messages.Arrivals):
@@ -297,9 +299,10 @@ class Computation:
         return made
 
     def _dither(self, message: messages.Derive) -> bytes:
-        """The secret from which the dither of a release follows."""
+        """The secret from which the dither of a release follows: the same for places that differ by rounding alone."""
         key = f"grid/{self.site.seed}/{self._run_seed}/{self.site.name}".encode()
-        return b"/".join([key, message.x.tobytes(), message.spread.tobytes(), message.bend.tobytes()])
+        place = (np.round(part, SAME_PLACE) + 0.0 for part in (message.x, message.spread, message.bend))
+        return b"/".join([key, *(part.tobytes() for part in place)])
 
     def _derive_shared(self, party: SecureSumParty, message: messages.Derive, asked: bytes) -> messages.Masked:
         """The site's part of the sum, with its share of the noise, masked and charged."""
