@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 from tests.federation.requests import CHAINS, DIM, RUN, ask, joined, opening, plans
-from tests.federation.studies import FEW_ROUNDS, ZIGZAG, Folder
+from tests.federation.studies import FEW_ROUNDS, SITE_SEED, ZIGZAG, Folder
 
 from fedpdmc.errors import InputError, Refused
 from fedpdmc.federation import messages
+from fedpdmc.federation.derivative_rounding import COARSE, FINE
 from fedpdmc.federation.site_agent import computation
 from fedpdmc.federation.site_agent.audit_log import Kind
 from fedpdmc.federation.site_agent.audit_replay import show
@@ -131,27 +132,51 @@ def test_a_reference_without_width_in_some_direction_is_refused(few_rounds, tmp_
     agent.log.close()
 
 
-def test_derivatives_are_rounded_then_exact_and_end_with_the_opening(few_rounds, tmp_path):
+def test_derivatives_are_on_the_grid_and_end_with_the_opening(few_rounds, tmp_path):
     agent = joined(few_rounds, tmp_path)
-    x = np.array([0.1, -0.2, 0.3])
-    with jax.enable_x64(True):
-        value, gradient, hessian = agent.site.derivatives(x)
-    rough = ask(agent, messages.encode(messages.Derive(RUN, 1, x)))
-    off = rough.gradient - gradient
-    assert 0 < off @ np.linalg.solve(hessian, off) < 2.0**-11 and 0 < abs(rough.value - value) <= 2.0**-21
-    assert 0 < np.abs(rough.hessian / hessian - 1).max() < 1e-3
-    found = ask(agent, messages.encode(messages.Derive(RUN, 2, x)))
-    assert found.value == value
-    np.testing.assert_array_equal(found.gradient, gradient)
-    np.testing.assert_array_equal(found.hessian, hessian)
-    assert ask(agent, messages.encode(messages.Derive(RUN, 3, x + 0.1))).code == "TOO_MANY_DERIVATIVES"
-    assert ask(agent, opening(3)).code == "NOT_IN_CONTRACT"
-    control = {"order": 2, "precision": found.hessian, "linear": found.gradient - found.hessian @ x, "point": x}
+    x, told = np.array([0.1, -0.2, 0.3]), []
+    # Few binary digits at first, more later; no value of the potential.
+    for sequence, (point, digits) in enumerate(((x, COARSE), (x + 0.1, FINE)), 1):
+        with jax.enable_x64(True):
+            _, gradient, hessian = agent.site.derivatives(point)
+        found = ask(agent, messages.encode(messages.Derive(RUN, sequence, point)))
+        size = 2.0 ** np.round(np.log2(np.diag(hessian)) / 2)
+        steps = found.hessian / np.outer(size, size) * 2.0**digits
+        np.testing.assert_array_equal(steps, np.round(steps))
+        assert 0 < np.abs(steps - hessian / np.outer(size, size) * 2.0**digits).max() < 1
+        # A Newton step is off by so much, in standard deviations.
+        off = found.gradient - gradient
+        assert 0 < off @ np.linalg.solve(found.hessian, off) < 4.0**-digits
+        assert found.value == 0
+        told.append(found)
+    # The same place again: the same numbers, which are no further release.
+    for sequence, point, before in ((3, x, told[0]), (4, x + 0.1, told[1])):
+        again = ask(agent, messages.encode(messages.Derive(RUN, sequence, point)))
+        np.testing.assert_array_equal(again.gradient, before.gradient)
+        np.testing.assert_array_equal(again.hessian, before.hessian)
+    assert agent.computation.progress.points == 2
+    assert ask(agent, opening(5)).code == "NOT_IN_CONTRACT"
+    control = {"order": 2, "precision": again.hessian, "linear": again.gradient - again.hessian @ point, "point": point}
     for scale in (np.zeros((DIM, DIM)), np.full((DIM, DIM), 1e308)):
-        assert ask(agent, opening(3, scale=scale, **control)).code == "SINGULAR_REFERENCE"
-    assert isinstance(ask(agent, opening(3, scale=np.eye(DIM), **control)), messages.Opened)
-    assert ask(agent, messages.encode(messages.Derive(RUN, 4, x))).code == "ALREADY_OPEN"
+        assert ask(agent, opening(5, scale=scale, **control)).code == "SINGULAR_REFERENCE"
+    assert isinstance(ask(agent, opening(5, scale=np.eye(DIM), **control)), messages.Opened)
+    assert ask(agent, messages.encode(messages.Derive(RUN, 6, x))).code == "ALREADY_OPEN"
     agent.log.close()
+
+
+@pytest.mark.parametrize("seed", [6, 7, 8])
+def test_the_dither_of_a_release_is_the_sites_secret(few_rounds, tmp_path, seed):
+    """Known, it would say where between two points of the grid a number is."""
+    x, told = np.array([0.1, -0.2, 0.3]), []
+    for store, own in (("one", SITE_SEED), ("same", SITE_SEED), ("other", seed)):
+        agent = few_rounds.agent("north", tmp_path / store, seed=own)
+        agent.join(messages.encode(messages.Welcome(RUN, few_rounds.study.digest)))
+        told.append(ask(agent, messages.encode(messages.Derive(RUN, 1, x))))
+        agent.log.close()
+    np.testing.assert_array_equal(told[0].hessian, told[1].hessian)
+    np.testing.assert_array_equal(told[0].gradient, told[1].gradient)
+    assert not np.array_equal(told[0].hessian, told[2].hessian)
+    assert not np.array_equal(told[0].gradient, told[2].gradient)
 
 
 def test_another_contract_run_or_site_is_refused_at_the_door(zigzag, few_rounds, tmp_path):

@@ -10,8 +10,9 @@ from tests.federation.test_derivative_disclosure import OWN, RUN, Guarded, code
 
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.errors import BadAnswer
-from fedpdmc.federation import messages
+from fedpdmc.federation import masking, messages
 from fedpdmc.federation.derivative_plausibility import Plausible
+from fedpdmc.federation.derivative_rounding import COARSE
 from fedpdmc.federation.in_process import DirectTransport
 from fedpdmc.federation.remote import RemoteFederation, RemoteSite
 from fedpdmc.federation.resume import _mode
@@ -55,30 +56,47 @@ def own(agent, x, spread):
 
 
 def quadratic_at(agent, x, spread, kept=1.0):
-    """Reference and control variate of averaged derivatives at a point, of this site alone and a standard normal prior."""
-    _, gradient, hessian = own(agent, x, spread)
+    """Reference and control variate of averaged derivatives at a point, of this site alone and a standard normal prior.
+
+    As the site releases them; a place that was asked before is no further release.
+    """
+    told = derive(agent, x, spread)
+    return quadratic(x, told.gradient, told.hessian, kept)
+
+
+def quadratic(x, gradient, hessian, kept=1.0):
     hessian = kept * hessian
     scale = np.linalg.cholesky(np.linalg.inv(hessian + np.eye(3)))
     return np.array(x), scale, hessian, gradient - hessian @ x
 
 
-def test_averages_are_rounded_once_and_exact_when_asked_again(agent):
-    value, gradient, hessian = own(agent, X, SPREAD)
+def test_averages_are_on_the_grid_and_the_same_when_asked_again(agent):
+    _, gradient, hessian = own(agent, X, SPREAD)
     first, second = derive(agent, X, SPREAD), derive(agent, X, SPREAD)
-    assert not np.array_equal(first.hessian, hessian)
-    np.testing.assert_allclose(first.hessian, hessian, rtol=1e-2)
-    np.testing.assert_array_equal(second.hessian, hessian)
-    np.testing.assert_array_equal(second.gradient, gradient)
-    assert second.value == value
-    # Nothing after the exact ones.
-    assert code(derive(agent, X, 0.9 * SPREAD)) == "TOO_MANY_DERIVATIVES"
+    size = 2.0 ** np.round(np.log2(np.diag(hessian)) / 2)
+    off = np.abs(first.hessian - hessian) / np.outer(size, size)
+    assert 0 < off.max() < 2.0**-COARSE
+    assert not np.isclose(first.gradient, gradient, rtol=1e-6).any()
+    np.testing.assert_array_equal(second.hessian, first.hessian)
+    np.testing.assert_array_equal(second.gradient, first.gradient)
+    assert first.value == second.value == 0
+    # Asking again teaches nothing, and is not counted; another spread is.
+    assert agent.computation.progress.points == 1
+    assert code(derive(agent, X, 0.9 * SPREAD)) is None
+    assert agent.computation.progress.points == 2
 
 
 def test_the_same_point_with_another_spread_is_another_point(agent):
     derive(agent, X)
-    for spread in (SPREAD, 1.1 * SPREAD, None):
-        exact = own(agent, X, spread)[2]
-        assert not np.array_equal(derive(agent, X, spread).hessian, exact)
+    for count, spread in ((2, SPREAD), (3, 1.1 * SPREAD), (3, None)):
+        told, exact = derive(agent, X, spread), own(agent, X, spread)[2]
+        assert agent.computation.progress.points == count
+        # Every place has a dither of its own: no average of answers is exact.
+        assert not np.isclose(told.hessian, exact, rtol=1e-6).any()
+    # As it was told at first, on the coarse grid.
+    size = 2.0 ** np.round(np.log2(np.diag(exact)) / 2)
+    steps = told.hessian / np.outer(size, size) * 2.0**COARSE
+    np.testing.assert_array_equal(steps, np.round(steps))
 
 
 def test_a_contract_without_averages_refuses_them(tmp_path):
@@ -123,15 +141,22 @@ def test_the_contributions_that_are_checked_are_those_of_the_release(guarded, tm
 
 
 def test_only_the_control_variate_of_the_last_average_opens_a_run(guarded, tmp_path):
-    for name, change, found in (
-        ("as released", 1.0, None), ("of another spread", 1.3, "NOT_TOLD"), ("at the point", 0.0, "NOT_TOLD")
+    for name, found in (
+        ("as released", None), ("exact", "NOT_TOLD"), ("of the release before", "NOT_TOLD"),
+        ("of the next spread", "NOT_TOLD"), ("at the point", "NOT_TOLD"), ("a little off", "NOT_TOLD"),
     ):  # fmt: skip
         agent = guarded.agent("north", tmp_path / name)
-        derive(agent, X, SPREAD), derive(agent, X, SPREAD)
-        center, scale, _, _ = quadratic_at(agent, X, SPREAD)
-        _, _, precision, linear = quadratic_at(agent, X, change * SPREAD)
-        answer = opening(agent, center, scale, precision, linear, X)
-        assert code(answer) == found, name
+        before = quadratic_at(agent, X, 0.9 * SPREAD)
+        center, scale, precision, linear = quadratic_at(agent, X, SPREAD)
+        parts = {
+            "as released": (precision, linear),
+            "exact": quadratic(X, *own(agent, X, SPREAD)[1:])[2:],
+            "of the release before": before[2:],
+            "of the next spread": quadratic(X, *own(agent, X, 1.3 * SPREAD)[1:])[2:],
+            "at the point": quadratic(X, *own(agent, X, None)[1:])[2:],
+            "a little off": (precision, linear * (1 + 1e-6)),
+        }[name]
+        assert code(opening(agent, center, scale, *parts, X)) == found, name
         agent.log.close()
 
 
@@ -144,7 +169,6 @@ def test_a_run_may_be_opened_with_most_of_the_released_curvature_and_a_reference
         ("wider than released", 1.0, 1.0, 1.2, "TOO_WIDE"),
     ):  # fmt: skip
         agent = guarded.agent("north", tmp_path / name)
-        derive(agent, X, SPREAD), derive(agent, X, SPREAD)
         center, scale, precision, linear = quadratic_at(agent, X, SPREAD, part)
         assert code(opening(agent, center, wider * scale, precision, linear, X, said)) == found, name
         agent.log.close()
@@ -152,7 +176,6 @@ def test_a_run_may_be_opened_with_most_of_the_released_curvature_and_a_reference
 
 @pytest.mark.parametrize("size", [1e160, 1e300])
 def test_a_reference_so_wide_that_numbers_overflow_is_refused(agent, size):
-    derive(agent, X, SPREAD), derive(agent, X, SPREAD)
     center, _, precision, linear = quadratic_at(agent, X, SPREAD)
     for scale in (size * np.eye(3), np.full(3, size)):
         assert code(opening(agent, center, scale, precision, linear, X)) == "TOO_WIDE"
@@ -160,11 +183,13 @@ def test_a_reference_so_wide_that_numbers_overflow_is_refused(agent, size):
 
 def test_a_restarted_site_and_a_replay_remember_the_spread(guarded, tmp_path):
     agent = guarded.agent("north", tmp_path / "store")
-    derive(agent, X, SPREAD), derive(agent, X, SPREAD)
+    first = derive(agent, X, SPREAD)
     agent.log.close()
     again = guarded.agent("north", tmp_path / "store")
-    assert code(opening(again, *quadratic_at(again, X, SPREAD), X)) is None
-    scale, precision, linear = quadratic_at(again, X, SPREAD)[1:]
+    center, scale, precision, linear = quadratic_at(again, X, SPREAD)
+    np.testing.assert_array_equal(precision, first.hessian)
+    assert again.computation.progress.points == 1
+    assert code(opening(again, center, scale, precision, linear, X)) is None
     message = messages.Open(RUN, 3, again.computation.study.chains, 4, X, scale, 2, precision, linear, X)
     expected = double_precision(again.computation._opening)(message).control
     np.testing.assert_array_equal(expected.spread, SPREAD)
@@ -181,31 +206,37 @@ def test_secure_sums_of_averages_give_each_site_the_part_that_the_sum_has(tmp_pa
     offered = tuple(agent.answer(messages.encode(messages.Offer(RUN, 1))) for agent in agents.values())
     for agent in agents.values():
         agent.answer(messages.encode(messages.Agree(RUN, 2, offered)))
-        for sequence in (3, 4):
-            agent.answer(messages.encode(messages.Derive(RUN, sequence, X, SPREAD)))
+    answers = [agent.answer(messages.encode(messages.Derive(RUN, 3, X, SPREAD))) for agent in agents.values()]
+    gradient, hessian = masking.unpacked(masking.total([messages.decode(data).words for data in answers]), 3)
     empty, kept = (np.zeros((0, 0)), np.zeros(0)), 0.95
-    message = messages.Open(RUN, 5, folder.study.chains, 4, X, SPREAD, 2, *empty, X, kept=kept)
+    message = messages.Open(RUN, 4, folder.study.chains, 4, X, SPREAD, 2, *empty, X, kept=kept)
     parts = [double_precision(agent.computation._opening)(message).control for agent in agents.values()]
-    total = sum(np.asarray(part.quadratic.precision) for part in parts)
+    total, linear = (
+        sum(np.asarray(getattr(part.quadratic, name)) for part in parts) for name in ("precision", "linear")
+    )
+    np.testing.assert_allclose(total, kept * hessian, rtol=1e-12)
+    np.testing.assert_allclose(linear, gradient - kept * hessian @ X, rtol=1e-12)
+    # Nor does the sum have what no site has released.
     exact = sum(own(agent, X, SPREAD)[2] for agent in agents.values())
-    plain = sum(own(agent, X, None)[2] for agent in agents.values())
-    np.testing.assert_allclose(total, kept * exact, rtol=1e-9, atol=1e-9)
-    assert np.max(np.abs(total - kept * plain)) > 1e-3
+    size = np.sqrt(np.diag(exact))
+    assert 1e-3 < np.max(np.abs(hessian - exact) / np.outer(size, size)) < 2 * 2.0**-COARSE
     for agent in agents.values():
         agent.log.close()
 
 
 def test_means_that_contradict_derivatives_at_points_are_named(guarded, agent):
     checks = Plausible(guarded.study)
-    checks.check("north", X, *own(agent, X, None))
-    checks.check("north", X, *own(agent, X, SPREAD), spread=SPREAD)
-    checks.check("north", X + 0.1, *own(agent, X + 0.1, SPREAD), spread=SPREAD)
-    value, gradient, hessian = own(agent, X, 0.8 * SPREAD)
+    for x, spread in ((X, None), (X, SPREAD), (X + 0.1, SPREAD)):
+        told = derive(agent, x, spread)
+        checks.check("north", x, told.gradient, told.hessian, spread=spread)
+    _, gradient, hessian = own(agent, X, 0.8 * SPREAD)
     with pytest.raises(BadAnswer, match="contradict each other"):
-        checks.check("north", X, value, gradient, 200 * hessian, spread=0.8 * SPREAD)
-    value, gradient, hessian = own(agent, X, SPREAD)
-    with pytest.raises(BadAnswer, match="contradict each other"):
-        checks.check("north", X + 0.1, value, gradient + 30, hessian, spread=SPREAD)
+        checks.check("north", X, gradient, 200 * hessian, spread=0.8 * SPREAD)
+    _, gradient, hessian = own(agent, X + 0.2, SPREAD)
+    for lie in (60, -60):
+        with pytest.raises(BadAnswer, match="contradict each other"):
+            checks.check("north", X + 0.2, gradient + lie, hessian, spread=SPREAD)
+    checks.check("north", X + 0.2, gradient, hessian, spread=SPREAD)
 
 
 @double_precision
@@ -240,7 +271,7 @@ def test_a_message_with_a_spread_of_another_size_is_refused():
 
 
 def test_a_run_opens_where_averages_could_not_be_used(tmp_path, monkeypatch):
-    """Sites release exact derivatives where they were asked last: at the mode, after the averages."""
+    """A control variate is that of the last release: the mode, where sites are asked after the averages."""
 
     def useless(search, mode, most):
         search.ask(mode.point.x, SPREAD)
@@ -270,8 +301,6 @@ def widened(agent, ratio, columns=1, share=None):
 
 
 def test_a_reference_as_wide_as_the_tails_is_accepted_and_no_wider(agent):
-    derive(agent, X, SPREAD)
-    derive(agent, X, SPREAD)
     # Sites take an equal share; any other control variate, or one that is not told, is refused.
     parts, wide = widened(agent, 4.0, share=1.0)
     assert code(opening(agent, *parts, wide=wide)) == "NOT_TOLD"

@@ -13,6 +13,7 @@ from fedpdmc._jax.precision import double_precision
 from fedpdmc.bent_coordinates import Bend, steepness
 from fedpdmc.errors import WireError
 from fedpdmc.federation import messages
+from fedpdmc.federation.derivative_rounding import digits_of
 from fedpdmc.federation.site_agent.derivative_disclosure import DisclosureRefused, Place
 from fedpdmc.federation.site_agent.trust_region import _curvature, _widest
 from fedpdmc.members.site import derivatives
@@ -106,13 +107,20 @@ def own(agent, bend):
 def test_a_run_opens_in_the_coordinates_of_the_last_release(agent):
     """A bend belongs to a release like its point; plans are limited in the log spread itself, upwards."""
     derive(agent, changed(b=-0.5))
-    rough, exact = derive(agent, NUMBERS), derive(agent, NUMBERS)
-    _, gradient, hessian = own(agent, NUMBERS)
-    assert not np.array_equal(rough.hessian, hessian)
-    np.testing.assert_array_equal(exact.hessian, hessian)
+    released, again = derive(agent, NUMBERS), derive(agent, NUMBERS)
+    _, exact_gradient, exact = own(agent, NUMBERS)
+    gradient, hessian = released.gradient, released.hessian
+    # On the first grid: the release in other coordinates predicts nothing in these.
+    size = 2.0 ** np.round(np.log2(np.abs(np.diag(exact))) / 2)
+    off = np.abs(hessian - exact) / np.outer(size, size)
+    assert 0 < off.max() < 2.0 ** -digits_of(4, True)
+    np.testing.assert_array_equal(again.hessian, hessian)
     scale = np.diag([0.2, 0.2, 0.2, 1.0])
     parts = (U, scale, 2, hessian, gradient - hessian @ U, U)
     good = messages.Open(RUN, 4, 4, 2, *parts, bend=NUMBERS)
+    # Exact derivatives are not what was released.
+    other = dataclasses.replace(good, precision=exact, linear=exact_gradient - exact @ U)
+    assert code(ask(agent, other)) == "NOT_TOLD"
     for bend in (np.zeros((0, 0)), changed(b=-0.5), changed(c=0.3 + 1e-12)):
         assert code(ask(agent, dataclasses.replace(good, bend=bend))) == "NOT_TOLD"
     # Wide in a coefficient, hidden behind the log spread, whose curvature the bend has made negative.

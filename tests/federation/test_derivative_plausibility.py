@@ -39,7 +39,6 @@ LIES = {
     "a gradient of 1e300": (lambda m, x: {"gradient": np.full(3, 1e300)}, "gradient that 1,000,000 records"),
     "a gradient of 1e8": (lambda m, x: {"gradient": np.array([0.0, 1e8, 0.0])}, "gradient that 1,000,000 records"),
     "negative curvature": (lambda m, x: {"hessian": m.hessian - 30 * np.eye(3)}, "negative curvature"),
-    "a value below zero": (lambda m, x: {"value": -5.0}, "a negative minus log likelihood"),
     "a Hessian a hundred times too large": (lambda m, x: {"hessian": 100 * m.hessian}, "contradict each other"),
     "gradients of another place": (lambda m, x: {"gradient": m.gradient + 30 * np.sin(5 * x)}, "contradict each other"),
     "one Hessian that grows": (lambda m, x: {"hessian": m.hessian * (1 + 50 * bool(x.any()))}, "contradict each other"),
@@ -95,7 +94,7 @@ def test_honest_sites_are_believed(tmp_path, family):
         plausible, x = Plausible(study), np.zeros(3)
         for k in range(11):
             message = messages.decode(agent.answer(messages.encode(messages.Derive(RUN, k + 1, x))))
-            plausible.check("north", x, message.value, message.gradient, message.hessian)
+            plausible.check("north", x, message.gradient, message.hessian)
             x = x if k == 9 else x + 10 ** rng.uniform(-3, 0) * rng.normal(size=3) / [1, 1, 3]
         agent.log.close()
 
@@ -121,9 +120,9 @@ def test_a_posterior_that_records_cannot_make_or_have_not_made_is_said():
 
 def test_a_sum_is_held_to_the_records_of_all_sites():
     plausible, x = Plausible(parse_study(OWN.encode())), np.zeros(3)
-    plausible.check("north, south", x, 1.0, np.ones(3), np.eye(3) * 4e5, sites=2)
+    plausible.check("north, south", x, np.ones(3), np.eye(3) * 4e5, sites=2)
     with pytest.raises(BadAnswer, match="north, south.*a Hessian that"):
-        plausible.check("north, south", x, 1.0, np.ones(3), np.eye(3) * 6e5, sites=2)
+        plausible.check("north, south", x, np.ones(3), np.eye(3) * 6e5, sites=2)
 
 
 def test_a_site_that_tells_nearly_everything_is_named(tmp_path):
@@ -187,7 +186,7 @@ def test_honest_sites_contradict_each_other_no_more_than_by_chance():
         plausible = Plausible(study)
         for name, X, y in zip(study.sites, designs, outcomes, strict=True):
             p = 1 / (1 + np.exp(-X @ x))
-            plausible.check(name, x, 1.0, X.T @ (p - y), X.T @ ((p * (1 - p))[:, None] * X))
+            plausible.check(name, x, X.T @ (p - y), X.T @ ((p * (1 - p))[:, None] * X))
         weights = plausible.weigh_sites()
         assert doubts(weights) == []
         found.append([weights[name]["contradicts"] for name in study.sites])
@@ -214,7 +213,7 @@ def test_they_do_where_effects_are_integrated_out(tmp_path, change, words):
 
 def silent_with_many_records(agent, times):
     """A site that tells derivatives of so many times its records, and then no arrivals."""
-    lying(agent, lambda m, x: {"value": times * m.value, "gradient": times * m.gradient, "hessian": times * m.hessian})
+    lying(agent, lambda m, x: {"gradient": times * m.gradient, "hessian": times * m.hessian})
     told, plain = agent.answer, (messages.Plans, messages.TurnPlans)
 
     def answer(data):
