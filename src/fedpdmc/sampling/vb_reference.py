@@ -59,7 +59,7 @@ FLATTEST = 100.0  # ratio of a tail that hardly falls
 ALIKE = 1.2  # ratio between what two measures of a tail say, above which a third point is asked for
 ONE_SIDE = 0.1  # cosine between a direction and the way to the mode above which only the flat side is measured
 # Along a tail that is widened, the ridge on which U is least across it is followed to the height `RIDGE` of U, where one
-# thousandth of the mass is left, and the Gaussian may be `SLACK` higher there. On a log-normal regression with 4 events of 40
+# thousandth of the mass is left; the Gaussian may be `SLACK` higher there. On a log-normal regression with 4 events of 40
 # the ridge is curved: straight directions alone left a hundredth of the mass where the posterior is e^4 times the reference.
 RIDGE = 7.0  # height of U above the centre, by Laplace's approximation of what is across the ridge
 REACHED = 5.5  # height from which a ridge is not followed further
@@ -443,7 +443,7 @@ class Tails:
         return float(0.5 * away @ self.precision @ away) / (height + SLACK)
 
     def _on_ridge(self, way: np.ndarray, at: Point) -> tuple[np.ndarray, float, np.ndarray, float, float] | None:
-        """The point of a ridge next to one that was asked for, its height, the ridge's direction, slope, and the step's gain."""
+        """The point of a ridge beside the one asked for, its height, direction and slope, and what the Newton step gains."""
         slope, step = self._across(way, at)
         if np.isnan(slope) or not np.isfinite(at.value):
             return None
