@@ -95,7 +95,10 @@ def one(name: str, seeds: range, options: dict) -> dict:
     for seed in seeds:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            post = fp.sample(case.sites, case.prior, seed=seed, progress=False, **case.options, **options)
+            if case.run is not None:
+                post = case.run(seed)
+            else:
+                post = fp.sample(case.sites, case.prior, seed=seed, progress=False, **case.options, **options)
         draws = post.draws(400).reshape(-1, len(post.names))
         found.append(
             {

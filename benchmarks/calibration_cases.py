@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedpdmc as fp
+from fedpdmc.certificates.keys import make_keys
 
+# Arguments of models whose bounds take long: one chain's path between two rounds up to 30 ms.
+FEWER = {"ess": 250}
 # Nodes of the quadratures over effects of groups.
 NODES = 15
 
@@ -30,6 +38,8 @@ class Case(NamedTuple):
         Whether a parameter vector satisfies the constraints.
     modes : int
         Number of separated modes: with more than one, "converged" is wrong.
+    run : callable, optional
+        The posterior of a seed, in place of a call of `fedpdmc.sample` in this process.
     """
 
     sites: Any
@@ -38,6 +48,7 @@ class Case(NamedTuple):
     options: dict[str, Any] = {}
     inside: Callable | None = None
     modes: int = 1
+    run: Callable[[int], fp.Posterior] | None = None
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -205,6 +216,87 @@ def _student_prior() -> Case:
     return _mixture(base, fp.models.student_t_prior(2, 3, scale=2.5), density)
 
 
+CONTRACT = """
+format = 1
+name = "three hospitals"
+sites = ["site0", "site1", "site2"]
+
+[model]
+family = "logistic"
+formula = "ill ~ drug"
+
+[columns]
+ill = { type = "level", levels = ["no", "yes"] }
+drug = { type = "level", levels = ["placebo", "verum"] }
+
+[prior]
+mean = 0.0
+scale = 5.0
+
+[dynamics]
+chains = 256
+
+[releases]
+derivatives = "own"
+
+[limits]
+rounds = 2000
+observed_time = 1e5
+"""
+POLICY = """
+least_records = 2
+least_without_budget = 0
+least_cell = 0
+largest_share = 1.0
+most_parameters_per_record = 0.5
+families = ["logistic"]
+derivatives = "own"
+most_rounds = 2000
+most_observed_time = 1e5
+"""
+
+
+@case("logistic, exposure without events, three processes over TLS")
+def _over_tls() -> Case:
+    X, y = arms((11, 50), (0, 40))
+    order = np.random.default_rng(5).permutation(len(y))
+    home = tempfile.TemporaryDirectory(prefix="fedpdmc-calibration-")
+    folder = Path(home.name)
+    (folder / "study.toml").write_text(CONTRACT)
+    (folder / "policy.toml").write_text(POLICY)
+    names = [f"site{k}" for k in range(3)]
+    for k, name in enumerate(names):
+        lines = [f"{('no', 'yes')[int(y[i])]},{('placebo', 'verum')[int(X[i, 1])]}" for i in order[k::3]]
+        (folder / f"{name}.csv").write_text("\n".join(["ill,drug", *lines, ""]))
+    make_keys(folder / "keys", names)
+    # What one process has compiled the others load.
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+    def run(seed: int) -> fp.Posterior:
+        keys, sites = Path(home.name) / "keys", []
+        with fp.connect(
+            folder / "study.toml", listen="127.0.0.1:0", keys=keys / "coordinator", seed=seed
+        ) as connection:
+            for name in names:
+                words = ["--data", f"{name}.csv", "--policy", "policy.toml", "--coordinator", connection.address]
+                words += ["--keys", str(keys / "sites" / name), "--store", str(folder / f"{seed}-{name}")]
+                command = [sys.executable, "-m", "fedpdmc", "site", "study.toml", "--name", name, *words]
+                sites.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL))
+            try:
+                post = fp.sample(connection, progress=False)
+                connection.finish()
+            finally:
+                for site in sites:
+                    site.terminate()
+                    site.wait()
+        return post
+
+    return Case(cut(fp.models.logistic, 3, X, y), fp.models.normal_prior(2, scale=5.0), run=run)
+
+
 # Variants.
 case("logistic, 0 of 20 against 5 of 20, prior 10")(lambda: _two_by_two(((5, 20), (0, 20)), 10.0))
 case("logistic, all of 25 against 12 of 40, prior 2.5")(lambda: _two_by_two(((12, 40), (25, 25)), 2.5))
@@ -314,7 +406,7 @@ case("beta-binomial, 12 plates")(
         "beta_binomial",
         3,
         lambda rng: (_design(rng, 12), s := rng.binomial(10, rng.beta(2, 3, 12)).astype(float), 10 - s),
-    )
+    )._replace(options=FEWER)
 )
 case("ordered logit, a rare class")(
     lambda: _family(
@@ -325,7 +417,7 @@ case("ordered logit, a rare class")(
             np.digitize(X @ [0.8, 0.0] + rng.logistic(size=40), [-0.5, 4.0]).astype(float),
         ),
         levels=3,
-    )
+    )._replace(options=FEWER)
 )
 case("ordered probit, N = 30")(
     lambda: _family(
@@ -336,7 +428,7 @@ case("ordered probit, N = 30")(
             np.digitize(X @ [0.8, 0.0] + rng.normal(size=30), [-0.5, 1.0]).astype(float),
         ),
         levels=3,
-    )
+    )._replace(options=FEWER)
 )
 case("multinomial logit, a class of two")(
     lambda: _family(

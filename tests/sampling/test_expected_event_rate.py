@@ -9,7 +9,7 @@ import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
 from fedpdmc.sampling.arguments import Settings
 from fedpdmc.sampling.defaults import choose
-from fedpdmc.sampling.expected_event_rate import LEAST_SLOPE, flattest_tail, site_event_rate, suited
+from fedpdmc.sampling.expected_event_rate import LEAST_COVERED, LEAST_SLOPE, flattest_tail, site_event_rate, suited
 from fedpdmc.sampling.reference_warning import LINES_EVENTS
 from fedpdmc.sampling.remaining_cost import remedies
 
@@ -127,10 +127,11 @@ def test_nobody_is_asked_where_it_would_take_long_or_the_dynamics_are_given():
     assert suited(said) is said
 
 
-def groups(x, y):
-    """Effects of eight groups about a common mean: the scale may go to zero, and the density hardly falls."""
+def groups(x, data):
+    """Effects of eight groups about a common mean: the scale may go to zero, and the density falls like its power."""
+    y, power = data[:8], data[8]
     mean, log_scale, effect = x[0], x[1], x[2:]
-    prior_ = 0.5 * jnp.sum(effect**2) + 0.5 * jnp.exp(2 * log_scale) - log_scale + 0.05 * mean**2
+    prior_ = 0.5 * jnp.sum(effect**2) + 0.5 * jnp.exp(2 * log_scale) - power * log_scale + 0.05 * mean**2
     return 0.5 * jnp.sum((y - mean - jnp.exp(log_scale) * effect) ** 2) + prior_
 
 
@@ -139,14 +140,17 @@ def flattest(method):
     return flattest_tail(method.sites, method.prior, method.control, method.reference, method.names)
 
 
-@double_precision
-def test_lines_take_the_place_of_rotations_where_a_tail_is_flat():
+def eight_groups(power):
     y = np.random.default_rng(1).normal(size=8) + 0.6 * np.random.default_rng(2).normal(size=8)
     names = ["mean", "log scale", *(f"effect {k}" for k in range(8))]
-    one = fp.Site(groups, data=y, name="one")
-    method = choose_named(one, names)
+    return choose_named(fp.Site(groups, data=np.append(y, power), name="one"), names)
+
+
+@double_precision
+def test_lines_take_the_place_of_rotations_where_a_tail_is_flat():
+    method = eight_groups(0.2)
     name, slope = flattest(method)
-    assert name == "log scale" and 0 < slope < LEAST_SLOPE
+    assert name == "log scale" and 0 < slope < LEAST_COVERED
     better = suited(method)
     assert isinstance(better.dynamics, fp.ZigZag) and "log scale" in better.chosen
     # A scale with a flat tail may be that of a horseshoe by hand.
@@ -155,10 +159,22 @@ def test_lines_take_the_place_of_rotations_where_a_tail_is_flat():
 
 
 @double_precision
+def test_rotations_stay_where_the_reference_is_as_wide_as_a_flat_tail():
+    method = suited(eight_groups(1.0))
+    assert isinstance(method.dynamics, fp.Boomerang) and (
+        method.reference.narrow is None or method.reference.narrow[1] < 1.5
+    )
+    assert LEAST_COVERED < flattest(method)[1] < LEAST_SLOPE
+    # The standard deviation of the log scale is 1.0: the reference is wider.
+    assert np.sqrt(np.sum(np.asarray(method.reference.matrix)[1] ** 2)) > 1.1
+
+
+@double_precision
 def choose_named(one, names):
     return choose(Settings(sites=[one], prior=None, names=names, seed=1))
 
 
+@double_precision
 def test_rotations_stay_where_tails_fall_as_those_of_the_reference():
     X, y = np.random.default_rng(3).normal(size=(40, 3)), np.random.default_rng(4).normal(size=40)
 

@@ -52,6 +52,7 @@ def test_the_burn_in_decides_for_lines_where_rotations_are_unsuitable(monkeypatc
     # As where rays tell nothing beforehand.
     monkeypatch.setattr("fedpdmc.sampling.expected_event_rate.site_event_rate", lambda *_: None)
     monkeypatch.setattr("fedpdmc.sampling.expected_event_rate.flattest_tail", lambda *_: ("", np.inf))
+    monkeypatch.setattr("fedpdmc.sampling.reference_warning.LINES_EVENTS", 0.45)
     post = fp.sample([separable()], WIDE, seed=1, progress=False)
     assert isinstance(post.dynamics, fp.ZigZag) and "Zig-Zag was chosen in the burn-in" in post.settings["chosen"]
     assert post.settings["chosen"] in post.summary().notes and post.verdict.converged
@@ -114,11 +115,11 @@ def test_a_block_that_costs_too_much_is_noticed_while_it_runs():
 
 def test_as_long_as_there_is_a_choice_less_is_too_much_and_more_with_more_parameters():
     for dim, events, unsuitable in (
-        (1, 20.0, True),
-        (1, 17.0, False),
+        (1, 26.0, True),
+        (1, 22.0, False),
         (3, 20.0, False),
-        (20, 300.0, False),
-        (20, 400.0, True),
+        (20, 400.0, False),
+        (20, 500.0, True),
     ):
         distance = Distance(4, dim)
         distance.deciding = True
@@ -130,9 +131,9 @@ def test_as_long_as_there_is_a_choice_less_is_too_much_and_more_with_more_parame
 
 
 def test_a_burn_in_that_cannot_choose_warns_where_one_that_can_would():
-    with pytest.warns(UserWarning, match="the sites have 0.5 events"):
-        Distance(4).judge_burn_in(20.0, 40.0)
-    Distance(4).judge_burn_in(17.0, 40.0)
+    with pytest.warns(UserWarning, match="the sites have 0.65 events"):
+        Distance(4).judge_burn_in(26.0, 40.0)
+    Distance(4).judge_burn_in(22.0, 40.0)
     # Too few in all to mean anything.
     Distance(4).judge_burn_in(4.0, 1.0)
 

@@ -86,6 +86,36 @@ def test_chains_start_on_the_side_of_the_tail():
     assert np.quantile(-away, 0.9) > 1.5 * np.quantile(away, 0.9)
 
 
+def censored_times():
+    """Forty log-normal times of which four are known: the scale grows with the intercept along a curved ridge."""
+    rng = np.random.default_rng(22)
+    X = np.c_[np.ones(40), rng.integers(0, 2, 40)]
+    time = np.exp(X @ [1.0, 0.5] + 0.6 * np.log(rng.exponential(size=40)))
+    limit = rng.exponential(1.5, 40)
+    model = fp.models.log_normal(X, np.minimum(time, limit), (time <= limit).astype(float))
+    return [fp.Site(model, name="one")]
+
+
+def heights(found):
+    """Of U and of the reference at a point of the ridge beyond the 99.9 % quantile of the intercept, above the centre."""
+    center, scale = np.asarray(found.center), np.asarray(found.matrix)
+    point, prior_ = np.array([5.2, -1.27, 1.01]), 0.5 / 2.5**2
+    value = [censored_times()[0].derivatives(x, None)[0] + prior_ * x @ x for x in (point, center)]
+    away = np.linalg.solve(scale, point - center)
+    return value[0] - value[1], 0.5 * away @ away
+
+
+@double_precision
+def test_the_reference_reaches_as_far_as_a_curved_ridge(monkeypatch):
+    normal = fp.models.normal_prior(3, scale=2.5)
+    rises, falls = heights(vb(censored_times(), normal))
+    assert falls < rises + 2.0
+    # Straight directions do not show it.
+    monkeypatch.setattr(Tails, "_follow_ridges", lambda *_: None)
+    rises, falls = heights(vb(censored_times(), normal))
+    assert falls > rises + 6.0
+
+
 def test_a_prior_that_is_a_site_has_no_share():
     value = lambda x: 0.5 * jnp.sum(x**2) / 25  # noqa: E731
     post = fp.sample(arms(), value, duration=1.0, burn_in=1.0, chains=4, seed=1, progress=False)

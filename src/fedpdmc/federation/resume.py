@@ -109,6 +109,8 @@ class RunRecorder:
         study = self.connection.study
         known = {"study": study.name, "contract": study.digest.hex(), "run": self.connection.run.hex()}
         known |= {"prior": prior_lines(study), "information": self.information}
+        # Regressions of the other families have one mode.
+        known |= {"modes_searched": False} if study.family in ("file", "student_t") else {}
         return known | {"influence": self.weights, "doubts": doubts(self.weights)}
 
 

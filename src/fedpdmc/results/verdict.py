@@ -20,6 +20,9 @@ NARROW = 1.5  # variance of a tail over that of the reference, above which a sho
 NARROW_BURN_IN = 16 * QUARTER  # process time that forgets the start on a reference that is narrower than a tail
 # Drift, and error of the mean due to the beginning, that are small enough: in standard deviations.
 SMALL_DRIFT, SMALL_BIAS = 0.1, 0.01
+NOT_SEARCHED = (
+    "Other modes were not searched for: over a network that would ask sites for more points than contracts allow"
+)
 # Between what speaks against a run and what to do about it.
 TO_DO = " To do: "
 
@@ -47,6 +50,8 @@ class Verdict:
         The quantity with the worst ESS.
     ess_tail : float
         The worst tail effective sample size.
+    note : str
+        What was not looked at, although it could speak against it.
     """
 
     converged: bool
@@ -58,6 +63,7 @@ class Verdict:
     rhat_floor: float
     worst: str
     ess_tail: float = float("inf")
+    note: str = ""
 
     def __bool__(self) -> bool:
         return self.converged
@@ -68,7 +74,7 @@ class Verdict:
         return (
             f"converged: R-hat at most {self.rhat:.3f} (a perfect sampler: {self.rhat_floor:.3f}), ESS at least "
             f"{self.ess:,.0f} ({self.worst}; tails {self.ess_tail:,.0f}), {self.ess_per_chain:.3g} for each chain; no drift "
-            "from the start."
+            f"from the start.{f' {self.note}.' if self.note else ''}"
         )
 
 
@@ -146,7 +152,7 @@ def judge(found: Diagnosis, chains: int, settings: dict[str, Any], distance: flo
         remedies.append("write the model so that it has one mode, such as an order of the components (constraints=)")
     return Verdict(
         not reasons, tuple(reasons), tuple(remedies), ess, each, float(found.rhat.max()), float(found.floor.max()),
-        found.names[worst], float(found.tail[tail]),
+        found.names[worst], float(found.tail[tail]), "" if settings.get("modes_searched", True) else NOT_SEARCHED,
     )  # fmt: skip
 
 
