@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from fedpdmc.errors import BadAnswer
-from fedpdmc.federation.derivative_rounding import LEAST, digits_of
+from fedpdmc.federation.derivative_rounding import LEAST, Release, digits_of
 
 if TYPE_CHECKING:
     from fedpdmc.study.contract import Study
@@ -101,10 +101,7 @@ class Plausible:
         if noisy:
             return
         before = self._told.setdefault(name, [])
-        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian, 0.0)
-        # A site repeats its first release, which is coarse, where it is asked again.
-        first = not before or (np.array_equal(before[0].x, now.x) and _same_spread(before[0], now))
-        now = now._replace(grid=_grid(len(x), first))
+        now = Told(np.array(x), spread, self._deviation(spread), gradient, hessian, _grid(x, hessian, sites))
         if not (study.unknown_scale or study.family == "student_t" or study.model or study.effects):
             self._convex(name, now)
             for past in before:
@@ -302,6 +299,11 @@ def _below(one: Told, other: Told, factor: float) -> bool:
     return bool(np.all(np.sum(ways * (scaled @ ways), 0) >= -(np.sum(np.abs(ways), 0) ** 2)))
 
 
-def _grid(dim: int, first: bool) -> float:
-    """The error of a release relative to the diagonal, whose scale is a power of two and may be half of it."""
-    return 3 * 2.0 ** -digits_of(dim, first)
+def _grid(x: np.ndarray, hessian: np.ndarray, sites: int) -> float:
+    """The error of a release relative to its diagonal, whose scale is a power of two and may be half of it.
+
+    It is that of a fine release if some entry is on no coarser grid. Sums are of several grids, and taken to be coarse.
+    """
+    size = np.ldexp(1.0, Release(x, x, hessian, 0.0).exponents)
+    steps = hessian / np.outer(size, size) * 2.0 ** (digits_of(len(x), False) - 1)
+    return 3 * 2.0 ** -digits_of(len(x), sites > 1 or np.array_equal(steps, np.round(steps)))

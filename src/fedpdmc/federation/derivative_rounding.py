@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Binary digits of the first release, which is far from the reference, and more in all others.
+# Binary digits of a release far from the reference, the first or one where the curvature still changes, and of all others.
 COARSE, FINE = 3, 6
 # The smallest relative curvature of a direction in which a gradient is rounded finer than along the axes.
 LEAST = 1e-3
@@ -67,13 +67,14 @@ def release(
     """
     chance = np.random.Generator(np.random.Philox(key=int.from_bytes(hashlib.sha256(secret).digest()[:16], "little")))
     exponents = _exponents(hessian)
-    digits = digits_of(len(x), before is None) if digits is None else digits
+    if digits is None:
+        digits = digits_of(len(x), before is None or _far_from(before, hessian))
     if before is None:
         bits = EXPONENT_BITS + rice_bits(np.diff(exponents))
     else:
-        # One bit says that none has changed.
+        # One bit says that none has changed, and one how many digits there are.
         change = exponents - before.exponents
-        bits = 1 + (rice_bits(change) if change.any() else 0.0)
+        bits = 2 + (rice_bits(change) if change.any() else 0.0)
     size, upper = np.ldexp(1.0, exponents), np.triu_indices(len(x))
     unit = (np.ldexp(1.0, -digits) * np.outer(size, size))[upper]
     entries = _rounded(hessian[upper] / unit, chance)
@@ -87,6 +88,12 @@ def release(
     expected = np.zeros(len(x)) if before is None else before.gradient + before.hessian @ (x - before.x)
     bits += rice_bits(steps - np.round(np.linalg.solve(factor, expected) / width))
     return Release(np.array(x), factor @ (steps * width), coarse, float(bits))
+
+
+def _far_from(before: Release, hessian: np.ndarray) -> bool:
+    """Whether a diagonal entry has changed twofold, so that the search is still far away."""
+    one, other = np.abs(np.diag(before.hessian)), np.abs(np.diag(hessian))
+    return bool(np.any(np.abs(one - other) > 0.5 * np.maximum(one, other)))
 
 
 def _exponents(hessian: np.ndarray) -> np.ndarray:

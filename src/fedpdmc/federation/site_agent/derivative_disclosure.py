@@ -1,7 +1,8 @@
 """Disclosure control of exact derivatives: how many records contribute to a release, and what is new in it.
 
-A release is a sum over records: of losses, of gradients ``ℓ'_i ξ_i``, of Hessians ``ℓ''_i ξ_i ξ_iᵀ``. Far from the mode most
-terms vanish, and the sum may be that of a few records, or of one. Two measures of the contributions ``w_i ≥ 0`` are limited:
+A release is a sum over records, on a grid (`fedpdmc.federation.derivative_rounding`): of gradients ``ℓ'_i ξ_i``, of Hessians
+``ℓ''_i ξ_i ξ_iᵀ``. Far from the mode most terms vanish, and the sum may be that of a few records, or of one. Two measures of
+the contributions ``w_i ≥ 0`` are limited:
 
 - the *effective number* ``(Σ w)²/Σ w²``, with norms in units of each column's root mean square;
 - the largest *share* of one record in any direction. For curvature that is the leverage,
@@ -22,15 +23,15 @@ import pandas as pd
 
 from fedpdmc.bent_coordinates import Bend
 from fedpdmc.errors import InputError
+from fedpdmc.federation.derivative_rounding import FINE
 from fedpdmc.potentials import LinearPredictor, LinearUnknownScale, Potential, Quadratic
 from fedpdmc.study.contract import Study
 from fedpdmc.study.policy import Policy
 from fedpdmc.study.record_shares import effective_number, largest_leverage, share_of_leverage
 
-# A relative difference of two releases below this is a rounding error.
-NOTHING_NEW = 1e-13
-# Combinations of releases that cancel all but this share of the contributions are not checked.
-CANCELLED = 1e-3
+# Differences and combinations of releases that cancel all but this share of the contributions are not checked: releases are
+# on a grid, and three bits are left of them.
+RESOLVED = 8 * 2.0**-FINE
 
 
 class DisclosureRefused(Exception):
@@ -150,7 +151,7 @@ class DisclosureControl:
             change = Terms(*(a - b for a, b in zip(now, past, strict=True)))
             self._check_release(f"the difference to point {k + 1}, ", _without_rounding(change, now))
         if before:
-            for what, power in (("value", 0), ("slope", 1), ("curvature", 2)):
+            for what, power in (("slope", 1), ("curvature", 2)):
                 told = np.stack([getattr(terms, what) for terms in [*before, now]], 1)
                 self._check_share(
                     f"combinations of {what}s of {len(before) + 1} points", _span(told, self._norm**power)
@@ -196,8 +197,7 @@ class DisclosureControl:
 
     def _check_release(self, which: str, terms: Terms) -> None:
         """Check one release, or one difference of two."""
-        value, slope, curvature = (np.abs(part) for part in terms)
-        self._check_number(f"{which}value", value)
+        slope, curvature = np.abs(terms.slope), np.abs(terms.curvature)
         self._check_number(f"{which}gradient", slope * self._norm)
         self._check_number(f"{which}Hessian", curvature * self._norm**2)
         rows = self._design / self._units
@@ -228,9 +228,9 @@ class DisclosureControl:
 
 
 def _without_rounding(change: Terms, now: Terms) -> Terms:
-    """The differences, with rounding errors replaced by zero."""
+    """The differences, with those below the grid of releases replaced by zero."""
     pairs = zip(change, now, strict=True)
-    return Terms(*(d if np.abs(d).sum() > NOTHING_NEW * np.abs(w).sum() else np.zeros_like(d) for d, w in pairs))
+    return Terms(*(d if np.abs(d).sum() > RESOLVED * np.abs(w).sum() else np.zeros_like(d) for d, w in pairs))
 
 
 def _span(told: np.ndarray, norm: np.ndarray) -> np.ndarray:
@@ -241,4 +241,4 @@ def _span(told: np.ndarray, norm: np.ndarray) -> np.ndarray:
     if not rows.size:
         return np.zeros((len(told), 0))
     left, values, _ = np.linalg.svd(rows, full_matrices=False)
-    return left[:, values > CANCELLED * values[0]]
+    return left[:, values > RESOLVED * values[0]]

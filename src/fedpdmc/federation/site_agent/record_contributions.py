@@ -22,8 +22,7 @@ import pandas as pd
 
 from fedpdmc.errors import InputError
 from fedpdmc.federation.site_agent.derivative_disclosure import (
-    CANCELLED,
-    NOTHING_NEW,
+    RESOLVED,
     DisclosureControl,
     DisclosureRefused,
     Place,
@@ -102,7 +101,7 @@ class ModelDisclosure(DisclosureControl):
         if before:
             for part in Contributions._fields:
                 told = np.stack([getattr(one, part).reshape(len(now.value), -1) for one in [*before, now]], -1)
-                found = block_leverage(told, CANCELLED**2)
+                found = block_leverage(told, RESOLVED**2)
                 self._check_leverage(f"combinations of {part}s of {len(before) + 1} points", found)
 
     def check_start(self) -> None:
@@ -176,7 +175,7 @@ def _in_units(told: Contributions, units: np.ndarray) -> Contributions:
 def _new(now: np.ndarray, past: np.ndarray) -> np.ndarray:
     """The difference, zero where it is a rounding error."""
     change = now - past
-    return change if np.abs(change).sum() > NOTHING_NEW * np.abs(now).sum() else np.zeros_like(change)
+    return change if np.abs(change).sum() > RESOLVED * np.abs(now).sum() else np.zeros_like(change)
 
 
 def block_leverage(rows: np.ndarray, least: float) -> float:
