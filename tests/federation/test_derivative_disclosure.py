@@ -257,16 +257,19 @@ def test_one_record_that_is_alone_in_some_direction_is_found_among_many(tmp_path
 def test_differences_and_combinations_of_releases_are_looked_at(tmp_path, caplog):
     """A step along the drug alone changes only what its few takers contribute."""
     folder = Guarded(tmp_path / "few", policy=CAREFUL.replace("least_records = 20", "least_records = 12"))
-    table = [("yes" if k % 3 else "no", "verum" if k < 8 else "placebo", 30 + k % 45) for k in range(RECORDS)]
+    table = [("yes" if k % 3 else "no", "verum" if k < 10 else "placebo", 30 + k % 45) for k in range(60)]
     write_csv(folder.path / "north.csv", table)
     agent = folder.agent("north", tmp_path / "north")
     assert code(derive(agent, [0.1, 0.2, 0.1])) is None
-    assert code(derive(agent, [0.1, 0.9, 0.1])) == "FEW_RECORDS"
+    assert code(derive(agent, [0.1, -3.0, 0.1])) == "FEW_RECORDS"
     assert "the difference to point 1" in caplog.records[-2].message
     agent.log.close()
+    alone = folder.agent("north", tmp_path / "drug alone")
+    assert code(derive(alone, [0.1, -3.0, 0.1])) is None
+    alone.log.close()
     folder = Guarded(tmp_path / "small", policy=CAREFUL.replace("least_records = 20", "least_records = 3"), records=24)
     agent = folder.agent("north", tmp_path / "small")
-    points = [[-1.5 * t, 0.0, 1.5] for t in np.linspace(-2.5, 3.5, 12)]
+    points = [[t, 0.0, 1.2] for t in np.linspace(3.75, -5.25, 6)]
     told = [code(derive(agent, x)) for x in points]
     assert "FEW_RECORDS" in told
     assert any("combinations of" in record.message for record in caplog.records)

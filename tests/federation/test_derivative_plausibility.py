@@ -13,6 +13,7 @@ import fedpdmc as fp
 from fedpdmc.errors import BadAnswer, InputError
 from fedpdmc.federation import messages
 from fedpdmc.federation.derivative_plausibility import Plausible, doubts
+from fedpdmc.federation.derivative_rounding import release
 from fedpdmc.federation.message_format import digest
 from fedpdmc.federation.site_agent.start import open_agent
 from fedpdmc.results.verdict import ConvergenceWarning
@@ -97,6 +98,32 @@ def test_honest_sites_are_believed(tmp_path, family):
             plausible.check("north", x, message.gradient, message.hessian)
             x = x if k == 9 else x + 10 ** rng.uniform(-3, 0) * rng.normal(size=3) / [1, 1, 3]
         agent.log.close()
+
+
+def test_rounding_of_correlated_columns_is_believed_and_a_hundredfold_hessian_is_not():
+    """On the grid the Hessian of nearly collinear columns has negative eigenvalues; no lie is as small as that."""
+    study, rng, flat, named = parse_study(OWN.encode()), np.random.default_rng(3), 0, 0
+    largest = Plausible(study)._largest
+    for trial in range(60):
+        n = int(rng.choice([20, 200, 5000]))
+        design = np.c_[np.ones(n), rng.integers(0, 2, n), rng.uniform(-3, 5, n)]
+        if trial % 2:
+            design[:, 1] = np.clip(design[:, 0] - 0.01 * rng.random(n), 0, 1)
+        y = rng.random(n) < 0.3
+        honest, liar, before, x, lied = Plausible(study), Plausible(study), None, np.zeros(3), False
+        for _ in range(6):
+            p = 1 / (1 + np.exp(-design @ x))
+            exact = design.T @ (p - y), design.T @ ((p * (1 - p))[:, None] * design)
+            before = release(x, *exact, before, rng.bytes(8))
+            honest.check("north", x, before.gradient, before.hessian)
+            flat += np.linalg.eigvalsh(before.hessian)[0] < 0
+            try:
+                liar.check("north", x, before.gradient, 100 * before.hessian)
+            except BadAnswer:
+                lied = True
+            x = x + rng.normal(size=3) / largest / 3
+        named += lied
+    assert flat > 20 and named > 50
 
 
 def test_a_site_with_more_records_than_the_contract_has_is_refused(tmp_path):

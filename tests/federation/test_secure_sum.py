@@ -221,7 +221,7 @@ def test_few_rounds_with_own_or_summed_derivatives_are_one_run_here_or_on_a_bad_
     np.testing.assert_allclose(post.reference.scale_tril, own.reference.scale_tril, rtol=0, atol=1e-13)
     for chain in range(post.chains):
         assert_same_path(of_chain(post.skeleton, chain), of_chain(own.skeleton, chain), atol=1e-8)
-    assert post.rounds == own.rounds + 2
+    assert post.rounds == own.rounds + 3
     np.testing.assert_array_equal(post.messages, 2 * post.rounds)
     agents = {name: folder.agent(name, tmp_path / name) for name in folder.study.sites}
     with folder.listening() as connection, Proxy(connection.address, cut_after=5000) as proxy:

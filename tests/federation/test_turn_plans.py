@@ -45,7 +45,7 @@ def test_every_plan_is_a_few_numbers_and_whole_plans_have_the_same_bits(run, few
     plans = [message for message in made if isinstance(message, messages.TurnPlans)]
     assert len(plans) > 2 and not any(isinstance(message, messages.Plans) for message in made)
     # A round is an exchange: all that is sent but the opening and the seeds.
-    assert post.rounds == len(sent) - 2
+    assert post.rounds == len(sent) - 3
     (opening,) = (message for message in made if isinstance(message, messages.Open))
     assert not len(opening.turns)
     # A row: the state, five numbers, of which three have four bytes; and the arrivals of two sites along the last plans.
@@ -65,7 +65,7 @@ def test_every_plan_is_a_few_numbers_and_whole_plans_have_the_same_bits(run, few
 def test_a_run_that_stopped_in_the_middle_goes_on_with_the_same_bytes(run, few_rounds, tmp_path):
     post, sent, _ = run
     before, after = [], []
-    with connected(few_rounds, tmp_path, before, fails_at=len(sent) - 2) as connection:
+    with connected(few_rounds, tmp_path, before, fails_at=len(sent) - 3) as connection:
         with pytest.raises(KeyboardInterrupt):
             fp.sample(connection, progress=False)
     with connected(few_rounds, tmp_path, after) as connection:

@@ -30,7 +30,8 @@ LEAST_WITHOUT_BUDGET = 50
 # The chance of a breach for each record must be far below one over the number of records.
 LARGEST_DELTA = 1e-5
 NEIGHBOURS = ("replace", "add-remove")
-# A record of treatment, outcome and age in whole years has about eight bits: half of it, and all of it.
+# A record of treatment, outcome and age in whole years has about eight bits: half of it, and all of it. A table of many such
+# records has fewer for each, because their order is not in the answers: docs/information.md.
 MOST_BITS = 4.0
 MOST_BITS_IN_ALL = 8.0
 DIGEST = re.compile("[0-9a-f]{64}")
