@@ -11,6 +11,7 @@ import numpy as np
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.members.run_coordinates import Opening, local_columns, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.sampling.engines.compiled_loop import LocalFederation
@@ -101,7 +102,11 @@ class Heard(NamedTuple):
 def listen(site: fp.Site, opening: Opening, journey: Journey, seed: int, number: int = 3) -> Heard:
     """One round with one site; every chain sends its plan of this number."""
     federation = LocalFederation(
-        [site.name], [open_site(site, opening)], [local_columns(site, opening)], [jax.random.key(seed)], CHAINS
+        [site.name],
+        [open_site(site, opening)],
+        [local_columns(site, opening)],
+        [chain_keys(jax.random.key(seed), CHAINS)],
+        CHAINS,
     )
     plan = Plan(
         jnp.full(CHAINS, number), *(jnp.asarray(x) for x in (journey.start, journey.duration, journey.velocity))

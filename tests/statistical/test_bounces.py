@@ -55,17 +55,12 @@ def wrong_sign(keys, number, normal, which):
     return draw_bounce(keys, number, -normal, which)
 
 
-def forgetful(keys, number, normal, which):
-    """Either way along the normal, as if the rate did not matter."""
-    return jnp.where((keys[:, :1] + number[:, None]) % 2 == 0, 1.0, -1.0) * draw_bounce(keys, number, normal, which)
-
-
 def traced_anew():
     """Dynamics of a kind of their own, for which everything is compiled once more."""
     return type("Boomerang", (fp.Boomerang,), {})()
 
 
-@pytest.mark.parametrize("wrong", [wrong_radius, wrong_sign, forgetful])
+@pytest.mark.parametrize("wrong", [wrong_radius, wrong_sign])
 def test_wrong_kernels_are_caught(monkeypatch, wrong):
     monkeypatch.setattr(walking, "draw_bounce", wrong)
     assert np.min(compare(sampled(dynamics=traced_anew()), truth(MODEL, SITES)).p) < ALPHA

@@ -13,6 +13,7 @@ from tests.statistical.test_posteriors import DURATION, DYNAMICS
 
 import fedpdmc as fp
 from fedpdmc._jax.precision import double_precision
+from fedpdmc._jax.random_streams import chain_keys
 from fedpdmc.members.run_coordinates import Opening, open_site
 from fedpdmc.plan import Plan
 from fedpdmc.sampling import factory
@@ -65,7 +66,9 @@ def test_weights_that_look_at_the_state_are_caught(monkeypatch):
 def listen(site, journey, prior, dynamics, share):
     """One round with one site that holds a part of the prior on each chain."""
     clock = open_site(site, Opening(IDENTITY, dynamics, None, prior, True))
-    federation = LocalFederation([site.name], [clock], [None], [jax.random.key(63)], journeys.CHAINS)
+    federation = LocalFederation(
+        [site.name], [clock], [None], [chain_keys(jax.random.key(63), journeys.CHAINS)], journeys.CHAINS
+    )
     path = (jnp.asarray(x) for x in (journey.start, journey.duration, journey.velocity))
     (arrival,) = federation.exchange(Plan(jnp.full(journeys.CHAINS, 3), *path, jnp.asarray(share)[:, None]))
     return journeys.Heard(*(np.asarray(x) for x in (arrival.time, arrival.rang, arrival.mark)))
