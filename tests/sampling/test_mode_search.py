@@ -107,7 +107,7 @@ def test_a_search_without_an_end_tells_the_parameters_by_their_names(monkeypatch
 
 
 def test_a_study_tells_parameters_by_the_names_of_its_contract(tmp_path):
-    contract = CONTRACT.replace("mean = 0.1\nscale = 1.5", "flat = true")
+    contract = CONTRACT.replace("mean = 0.1\nscale = 1.5", "flat = true") + "derivatives = 20\n"
     study = parse_study(contract.encode())
     data = {name: tmp_path / f"{name}.csv" for name in study.sites}
     for path in data.values():
