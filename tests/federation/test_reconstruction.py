@@ -22,7 +22,7 @@ from fedpdmc.federation.site_agent import computation
 from fedpdmc.plan import Plan
 from fedpdmc.study import Study, parse_study
 
-RECORDS, SECONDS = 60, 60.0
+RECORDS, SECONDS = 60, 15.0
 AGES = np.arange(30, 95, 5)
 ROWS = np.array(list(itertools.product([0.0, 1.0], (AGES - 50) / 10, [0.0, 1.0])))
 DESIGN, OUTCOME = np.c_[np.ones(len(ROWS)), ROWS[:, :2]], ROWS[:, 2]
