@@ -60,7 +60,7 @@ class RemoteFederation(Federation):
     plausible : Plausible or None
         Checks derivatives against the contract; None: no check.
     flips : bool or None
-        Whether marks are coordinates, not normals; None: either is accepted.
+        Whether marks are coordinates, not velocities; None: either is accepted.
     private : bool or None
         Whether sites must have privacy budgets; None: not checked.
     journal : OpeningJournal

@@ -64,7 +64,7 @@ class Computation:
     party : SecureSumParty, optional
         The site's part in secure sums, if the contract requires them.
     control : DisclosureControl, optional
-        Decides at which points exact derivatives are released; None: at any, as in the coordinator's own process.
+        Decides at which points derivatives are released without noise; None: at any, as in the coordinator's own process.
     region : TrustRegion, optional
         Decides in which coordinates plans are answered, and how far out; None: no limits.
     most_seconds : float
